@@ -1,0 +1,5 @@
+"""`python -m grpo`."""
+
+from grpo.cli import main
+
+main()

@@ -1,0 +1,161 @@
+"""The command line: one command for each kind of stage, and `study` for the study itself.
+
+Heavy modules are imported inside the commands, so that `--help` and a wrong params.yaml answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from grpo.errors import UserError
+
+app = typer.Typer(
+    help="GRPO with verified rewards as a reproducible study. The stages are run by `dvc repro` or Snakemake; see README.md.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+study_app = typer.Typer(help="Show, check and switch the active study (params.yaml).", no_args_is_help=True)
+app.add_typer(study_app, name="study")
+
+Experiment = Annotated[str, typer.Argument(help="A name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
+
+
+@app.command("model")
+def model() -> None:
+    """Stage: pretrain, download or copy the base model into data/model."""
+    from grpo.study import load_study
+
+    study = load_study()
+    from grpo.training.base_model import make_base_model
+
+    make_base_model(study)
+
+
+@app.command("dataset")
+def dataset() -> None:
+    """Stage: generate or download the problems, check and split them into data/dataset."""
+    from grpo.study import load_study
+    from grpo.tasks.build import build_dataset
+
+    report = build_dataset(load_study())
+    print(f"data/dataset: {report['train']['problems']} training and {report['validation']['problems']} validation problems")
+
+
+@app.command("math_baseline")
+def math_baseline() -> None:
+    """Stage: zero-shot evaluation of the base model, by outcome category."""
+    from grpo.study import load_study
+
+    study = load_study()
+    from grpo.evaluation.statistics import format_interval
+    from grpo.evaluation.zero_shot import run_math_baseline
+
+    for prompt, metrics in run_math_baseline(study).items():
+        print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
+
+
+@app.command("train")
+def train(
+    experiment: Experiment,
+    arm: Annotated[str, typer.Argument(help="One of the experiment's arms.")],
+    seed: Annotated[int, typer.Option(help="One of `seeds:` in params.yaml.")] = 0,
+) -> None:
+    """Stage: one GRPO run, that is one arm of an experiment with one seed."""
+    from grpo.effective import effective_run, require_experiment
+    from grpo.selection import read_winners
+    from grpo.study import load_study
+
+    study = load_study()
+    require_experiment(study, experiment)
+    winners = read_winners(experiment)
+    run = effective_run(study, experiment, arm, seed, winners)
+    from grpo.training.run import train_run
+
+    train_run(study, run, winners)
+
+
+@app.command("select")
+def select(experiment: Experiment) -> None:
+    """Stage: pick an experiment's winner, on which the next experiment builds."""
+    from grpo import paths
+    from grpo.effective import require_experiment
+    from grpo.evaluation.statistics import format_interval
+    from grpo.files import write_json
+    from grpo.selection import select as pick
+    from grpo.study import load_study
+
+    study = load_study()
+    require_experiment(study, experiment)
+    result = pick(study, experiment)
+    write_json(paths.SELECT / f"{experiment}.json", result)
+    print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
+
+
+@app.command("figures")
+def figures() -> None:
+    """Stage: draw the figures of every experiment into reports/figures."""
+    from grpo.reporting.figures import draw_figures
+    from grpo.study import load_study
+
+    draw_figures(load_study())
+
+
+@app.command("tables")
+def tables() -> None:
+    """Stage: write the tables, and reports/summary.json for `dvc metrics`."""
+    from grpo.reporting.tables import write_tables
+    from grpo.study import load_study
+
+    write_tables(load_study())
+
+
+@app.command("writeup")
+def writeup() -> None:
+    """Stage: write reports/writeup.md from the results."""
+    from grpo.reporting.writeup import write_writeup
+    from grpo.study import load_study
+
+    write_writeup(load_study())
+
+
+@study_app.command("list")
+def study_list() -> None:
+    """The studies at hand; the active one is marked."""
+    from grpo.switch import list_studies
+
+    for line in list_studies():
+        print(line)
+
+
+@study_app.command("check")
+def study_check() -> None:
+    """Validate params.yaml and show each run's effective configuration as far as it is known."""
+    from grpo.study import load_study
+    from grpo.switch import describe
+
+    print(describe(load_study()))
+
+
+@study_app.command("use")
+def study_use(
+    name: Annotated[str, typer.Argument(help="A name in studies/, or a path to a study file.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+) -> None:
+    """Make a study the active one: validate it, say what changes, and write params.yaml."""
+    from grpo.switch import use
+
+    for line in use(name, dry_run):
+        print(line)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake becomes one message and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,1 @@
+"""Checkpoints: loading, saving, and the mini model's tokenizer."""

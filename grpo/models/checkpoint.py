@@ -1,0 +1,88 @@
+"""Loading and saving models with their tokenizers, in Hugging Face format."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo.errors import UserError
+
+__all__ = [
+    "PreTrainedTokenizerFast",
+    "Qwen2Config",
+    "Qwen2ForCausalLM",
+    "load_model",
+    "load_tokenizer",
+    "require_checkpoint",
+    "save_checkpoint",
+]
+
+# transformers imports scikit-learn wherever it is installed (MLflow brings it along), for a generation feature that is not
+# used here. Hiding it while transformers is imported takes over a second off the start of every stage.
+_hidden = "sklearn" not in sys.modules
+if _hidden:
+    sys.modules["sklearn"] = None  # type: ignore[assignment]
+try:
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging as transformers_logging
+finally:
+    if _hidden:
+        del sys.modules["sklearn"]
+
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a checkpoint, exactly as its tokenizer.json describes it.
+
+    Not ``AutoTokenizer``: from the model type qwen2 it concludes that the text is split as Qwen's own tokenizer splits it,
+    whatever tokenizer.json says, and the mini model's prompts would become other tokens than those it was trained on.
+
+    Raises:
+        UserError: the folder or its tokenizer is missing.
+    """
+    require_checkpoint(folder)
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder}: holds no readable tokenizer ({error}). Run `dvc repro -f model` to make it anew."
+        ) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any:
+    """A causal language model.
+
+    Raises:
+        UserError: the folder is missing or damaged, or the device is not there.
+    """
+    require_checkpoint(folder)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(
+            f"device {device}: torch sees no GPU. Set engine.device and learner.device to cpu, or use a GPU machine."
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{folder}: not a readable model ({error}). Run `dvc repro -f model` to make it anew.") from error
+    return model.to(device)
+
+
+def save_checkpoint(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write model (safetensors) and tokenizer; ``AutoModelForCausalLM`` and vLLM can load the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def require_checkpoint(folder: Path) -> None:
+    """Raise UserError unless ``folder`` holds a model."""
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder}: holds no model (config.json is missing). Run `dvc repro model` to make it.")

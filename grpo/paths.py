@@ -1,0 +1,27 @@
+"""Where a study keeps its files, relative to the project's folder. dvc.yaml names the same places.
+
+``data/`` is DVC's (large, or one of many), ``reports/`` is git's (small, read by people).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODEL = Path("data/model")
+TRAIN = Path("data/dataset/train.jsonl")
+VALIDATION = Path("data/dataset/validation.jsonl")
+BASELINE = Path("data/math_baseline")
+RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run
+CHECKPOINTS = Path("data/checkpoints")
+TIMING = Path("data/timing")  # wall-clock figures and MLflow ids: all that differs between two equal runs
+
+LOCK = Path("dvc.lock")
+
+REPORTS = Path("reports")
+DATASET_REPORT = REPORTS / "dataset.json"
+BASELINE_METRICS = REPORTS / "math_baseline.json"
+SELECT = REPORTS / "select"
+FIGURES = REPORTS / "figures"
+TABLES = REPORTS / "tables"
+SUMMARY = REPORTS / "summary.json"
+WRITEUP = REPORTS / "writeup.md"

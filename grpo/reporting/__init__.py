@@ -1,0 +1,1 @@
+"""The report: figures, tables and write-up, made from result files only."""

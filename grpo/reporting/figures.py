@@ -1,0 +1,118 @@
+"""Figures (PNG) of every experiment, and the same curves as CSV for `dvc plots`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from grpo import paths
+from grpo.files import read_json, whole_folder
+from grpo.reporting.results import REWARD, TITLES, Run, experiments, mean_curve, read_runs, read_selection
+from grpo.study import Study
+from grpo.tracking import MlflowRun
+
+# Colours that stay apart for colour-blind readers (Okabe and Ito 2008); the same arm has the same one in every panel.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+PANELS = (
+    ("history", "train/format_reward", "format reward (training rollouts)"),
+    ("history", "token_entropy", "token entropy (nats)"),
+    ("validation", "val/response_length", "validation response length (tokens)"),
+    ("history", "gradient_norm", "gradient norm, before clipping"),
+)
+
+
+def draw_figures(study: Study) -> None:
+    """Write reports/figures/*.png and reports/curves/EXPERIMENT/ARM.csv, and keep the figures with the MLflow experiments."""
+    with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
+        _save(draw_zero_shot(read_json(paths.BASELINE_METRICS, made_by="math_baseline")), folder / "math_baseline.png")
+        for experiment in experiments(study):
+            runs = read_runs(study, experiment)
+            _save(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")
+            write_curves(curves / experiment, runs)
+    for path in sorted(paths.FIGURES.glob("*.png")):
+        mlflow = MlflowRun(path.stem, "figures", {}, {"stage": "figures"})
+        mlflow.artifact(path)
+        mlflow.finish()
+
+
+def write_curves(folder: Path, runs: list[Run]) -> None:
+    """One CSV for each arm: step and validation answer reward (mean over seeds)."""
+    folder.mkdir(parents=True)
+    for arm, of_arm in by_arm(runs).items():
+        curve = mean_curve(of_arm, "validation", REWARD)["mean"].rename("answer_reward")
+        curve.reset_index().to_csv(folder / f"{arm}.csv", index=False, lineterminator="\n")
+
+
+def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
+    """The runs of each arm, arms in their order."""
+    arms: dict[str, list[Run]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, []).append(run)
+    return arms
+
+
+def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any]) -> Figure:
+    """Validation answer reward of each arm, large, beside what explains it."""
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    grid = figure.add_gridspec(2, 4)
+    main = figure.add_subplot(grid[:, :2])
+    axes = [main, *(figure.add_subplot(grid[i // 2, 2 + i % 2]) for i in range(4))]
+    panels = (("validation", REWARD, "validation answer reward"), *PANELS)
+    for axis, (table, column, title) in zip(axes, panels, strict=True):
+        for colour, (arm, of_arm) in zip(COLOURS, by_arm(runs).items(), strict=False):
+            label = f"{arm} (winner)" if arm == selection["winner"] else arm
+            _draw_curve(axis, mean_curve(of_arm, table, column), colour, label)
+        axis.set_title(title, fontsize=11 if axis is main else 9)
+        axis.set_xlabel("GRPO step", fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.tick_params(labelsize=8)
+    main.set_ylim(-0.02, 1.02)
+    # The arms' names stand in the legend once; a curve's end is marked so that curves on top of one another can be told apart.
+    main.legend(fontsize=9, loc="best")
+    seeds = sorted({run.seed for run in runs})
+    spread = f", mean and range of seeds {seeds}" if len(seeds) > 1 else f", seed {seeds[0]}"
+    n = runs[0].metrics["validation_problems"]
+    figure.suptitle(f"{TITLES[experiment]} ({experiment}), {n} fixed validation problems{spread}", fontsize=12)
+    return figure
+
+
+def _draw_curve(axis: Axes, curve: pd.DataFrame, colour: str, label: str) -> None:
+    axis.plot(
+        curve.index,
+        curve["mean"],
+        color=colour,
+        label=label,
+        linewidth=1.5,
+        marker="o" if len(curve) < 30 else None,
+        markersize=3,
+    )
+    if (curve["max"] > curve["min"]).any():
+        axis.fill_between(curve.index, curve["min"], curve["max"], color=colour, alpha=0.15, linewidth=0)
+
+
+def draw_zero_shot(baseline: dict[str, Any]) -> Figure:
+    """Share of each outcome category under each prompt, before any training."""
+    figure = Figure(figsize=(8, 0.9 + 0.7 * len(baseline)), layout="constrained")
+    axis = figure.add_subplot()
+    prompts = list(baseline)[::-1]
+    left = [0.0] * len(prompts)
+    for colour, name in zip(("#009E73", "#E69F00", "#999999"), next(iter(baseline.values()))["categories"], strict=True):
+        shares = [baseline[p]["categories"][name] / baseline[p]["problems"] for p in prompts]
+        axis.barh(prompts, shares, left=left, color=colour, label=name)
+        for y, (start, share) in enumerate(zip(left, shares, strict=True)):
+            if share >= 0.04:
+                axis.text(start + share / 2, y, f"{share:.0%}", ha="center", va="center", fontsize=9)
+        left = [start + share for start, share in zip(left, shares, strict=True)]
+    axis.set_xlim(0, 1)
+    axis.set_xlabel("share of problems")
+    axis.legend(ncols=3, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
+    # No date or version in the file, so that equal results give equal bytes.
+    figure.savefig(path, dpi=110, metadata={"Software": None})

@@ -1,0 +1,13 @@
+"""Verifiable rewards: what an answer must look like and when it equals the ground truth."""
+
+from __future__ import annotations
+
+from grpo.rewards.functions import (
+    REWARD_FNS,
+    RewardFn,
+    keyword_inclusion_reward_fn,
+    question_only_reward_fn,
+    r1_zero_reward_fn,
+)
+
+__all__ = ["REWARD_FNS", "RewardFn", "keyword_inclusion_reward_fn", "question_only_reward_fn", "r1_zero_reward_fn"]

@@ -1,0 +1,53 @@
+"""What training and evaluation ask of an engine, whichever library samples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from grpo.records import Completion
+
+STOP_STRINGS: dict[str, tuple[str, ...]] = {"r1_zero": ("</answer>",), "question_only": ()}
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample.
+
+    Attributes:
+        temperature: divides the logits; above 0.
+        top_p: smallest set of tokens with this much probability is kept.
+        min_tokens: before this many tokens neither end-of-text nor a stop string ends a completion.
+        max_tokens: a completion of this many tokens is cut off (``finish_reason == "length"``).
+        stop: strings that end a completion; the string itself is kept in the text.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    min_tokens: int = 0
+    max_tokens: int = 1024
+    stop: tuple[str, ...] = ()
+
+
+class Engine(Protocol):
+    """Samples completions with the policy's current weights."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+        """Sample ``n`` completions of each prompt (token ids); same arguments and weights give the same completions.
+
+        Returns:
+            One list of ``n`` completions for each prompt, in the order of ``prompts``.
+        """
+        ...
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        """Take over ``model``'s weights; completions sampled from now on carry ``policy_version``."""
+        ...
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 63-bit seed that depends on every part (run seed, purpose, step, ...), the same on every machine and run."""
+    text = "/".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,232 @@
+"""Sampling with a Hugging Face model in this process.
+
+The prompt of a group is computed once and its keys and values are shared out to the group; sequences that have finished
+leave the batch; keys and values live in buffers of fixed size, so that a step neither copies nor grows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from grpo.errors import UserError
+from grpo.records import Completion
+from grpo.rollout.engine import SamplingParams
+
+COMPACT_BELOW = 0.8  # drop finished sequences once fewer than this share of the batch's rows still run
+
+
+class TransformersEngine:
+    """Samples from the very module the learner trains (or any other), so its weights need no copying."""
+
+    def __init__(self, model: Any, tokenizer: Any, max_batch_size: int = 1024):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_batch_size = max_batch_size
+        self.policy_version = 0
+        self._stop_token_ids: dict[tuple[str, ...], torch.Tensor] = {}
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        """Use ``model`` from now on."""
+        self.model = model
+        self.policy_version = policy_version
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+        """See :class:`grpo.rollout.engine.Engine`.
+
+        Raises:
+            UserError: a prompt and ``max_tokens`` together exceed the model's context.
+        """
+        check_context(self.model, prompts, params.max_tokens)
+        was_training = self.model.training
+        self.model.eval()
+        generator = torch.Generator(device=self.model.device).manual_seed(seed)
+        per_batch = max(1, self.max_batch_size // n)
+        groups: list[list[Completion]] = []
+        for start in range(0, len(prompts), per_batch):
+            groups += self._generate_batch(prompts[start : start + per_batch], params, n, generator)
+        self.model.train(was_training)
+        return groups
+
+    def _generate_batch(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, generator: torch.Generator
+    ) -> list[list[Completion]]:
+        """Decode one batch of ``len(prompts) * n`` sequences."""
+        logits, cache, mask, next_position = self._prefill(prompts, params.max_tokens, n)
+        rows = list(range(len(prompts) * n))  # which sequence each row of the batch holds
+        token_ids: list[list[int]] = [[] for _ in rows]
+        log_probs: list[list[float]] = [[] for _ in rows]
+        reasons = ["length"] * len(rows)
+        prompt_width = mask.shape[-1] - params.max_tokens
+        for length in range(1, params.max_tokens + 1):
+            tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, generator)
+            for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
+                if reasons[row] == "length":
+                    token_ids[row].append(token)
+                    log_probs[row].append(log_prob)
+            for i in self._may_have_stopped(tokens, params.stop).tolist():
+                row = rows[i]
+                if reasons[row] == "length" and length >= params.min_tokens and self._has_stopped(token_ids[row], params.stop):
+                    reasons[row] = "stop"
+            alive = [i for i, row in enumerate(rows) if reasons[row] == "length"]
+            if not alive or length == params.max_tokens:
+                break
+            if len(alive) < COMPACT_BELOW * len(rows):
+                keep = torch.tensor(alive, device=tokens.device)
+                rows = [rows[i] for i in alive]
+                tokens, mask, next_position = tokens[keep], mask[keep], next_position[keep]
+                cache.reorder_cache(keep)
+            output = self.model(
+                tokens[:, None],
+                attention_mask=mask[..., : prompt_width + length],
+                position_ids=next_position[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            logits, next_position = output.logits[:, -1], next_position + 1
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        completions = [
+            Completion(tuple(ids), cut_after_stop(text, params.stop), tuple(lp), reason, self.policy_version)
+            for ids, text, lp, reason in zip(token_ids, texts, log_probs, reasons, strict=True)
+        ]
+        return [completions[i : i + n] for i in range(0, len(completions), n)]
+
+    def _prefill(
+        self, prompts: Sequence[Sequence[int]], room: int, n: int
+    ) -> tuple[torch.Tensor, Cache, torch.Tensor, torch.Tensor]:
+        """Run the prompts once, padded on the left, and share each out to its ``n`` rows.
+
+        Returns:
+            logits (rows, vocabulary) of the first new token; the cache with ``room`` more positions; an additive
+            attention mask (rows, 1, 1, width + room); the position (rows,) of the first new token.
+        """
+        device, dtype = self.model.device, self.model.dtype
+        width = max(len(prompt) for prompt in prompts)
+        pad = self.tokenizer.pad_token_id
+        ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
+        real = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+        prefilled = DynamicCache()
+        output = self.model(
+            ids,
+            attention_mask=real,
+            position_ids=(real.cumsum(-1) - 1).clamp(min=0),
+            past_key_values=prefilled,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache = Cache(layers=[_FixedLayer(layer.keys, layer.values, room, n) for layer in prefilled.layers])
+        mask = torch.zeros(len(prompts), 1, 1, width + room, device=device, dtype=dtype)
+        mask[..., :width].masked_fill_(real[:, None, None, :] == 0, torch.finfo(dtype).min)
+        shared = [t.repeat_interleave(n, dim=0) for t in (output.logits[:, -1], mask, real.sum(-1))]
+        return shared[0], cache, shared[1], shared[2]
+
+    def _may_have_stopped(self, tokens: torch.Tensor, stop: tuple[str, ...]) -> torch.Tensor:
+        """Indices of rows whose newest token is end-of-text or holds the last character of a stop string.
+
+        Only those texts have to be looked at, which keeps decoding off the hot path.
+        """
+        if stop not in self._stop_token_ids:
+            pieces = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))], clean_up_tokenization_spaces=False)
+            ends = {string[-1] for string in stop}
+            candidates = [i for i, piece in enumerate(pieces) if any(end in piece for end in ends)]
+            ids = torch.tensor([self.tokenizer.eos_token_id, *candidates], device=self.model.device)
+            self._stop_token_ids[stop] = ids
+        return torch.isin(tokens, self._stop_token_ids[stop]).nonzero()[:, 0]
+
+    def _has_stopped(self, token_ids: list[int], stop: tuple[str, ...]) -> bool:
+        if token_ids[-1] == self.tokenizer.eos_token_id:
+            return True
+        # Every token decodes to at least one byte, so a stop string spans at most this many tokens.
+        tail = token_ids[-max((len(string.encode()) for string in stop), default=0) :]
+        text = self.tokenizer.decode(tail, clean_up_tokenization_spaces=False)
+        return any(string in text for string in stop)
+
+
+class _FixedLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer's keys and values (rows, heads, positions, head size) in buffers with room for every new token."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, room: int, n: int):
+        super().__init__()
+        self.length = keys.shape[2]
+
+        def buffer(tensor: torch.Tensor) -> torch.Tensor:
+            rows, heads, length, size = tensor.shape
+            out = tensor.new_empty(rows * n, heads, length + room, size)
+            out[:, :, :length] = tensor.repeat_interleave(n, dim=0)
+            return out
+
+        self.keys, self.values = buffer(keys), buffer(values)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append, and return all keys and values so far (views)."""
+        assert self.keys is not None and self.values is not None
+        new = self.length + key_states.shape[2]
+        self.keys[:, :, self.length : new] = key_states
+        self.values[:, :, self.length : new] = value_states
+        self.length = new
+        return self.keys[:, :, :new], self.values[:, :, :new]
+
+    def get_seq_length(self) -> int:
+        """Positions filled."""
+        return self.length
+
+
+def sample(
+    logits: torch.Tensor, params: SamplingParams, eos_token_id: int, length: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token a row.
+
+    Args:
+        logits: (rows, vocabulary).
+        length: how many tokens the completion has with this one.
+
+    Returns:
+        tokens (rows,) and their log-probabilities (rows,) under the distribution they were drawn from, in float32.
+    """
+    log_probs = torch.log_softmax(logits.float() / params.temperature, dim=-1)
+    restricted = False
+    if length < params.min_tokens:
+        log_probs[:, eos_token_id] = -torch.inf
+        restricted = True
+    if params.top_p < 1.0:
+        ordered, order = log_probs.sort(dim=-1, descending=True)
+        before = ordered.exp().cumsum(dim=-1) - ordered.exp()
+        log_probs.scatter_(-1, order, ordered.masked_fill(before >= params.top_p, -torch.inf))
+        restricted = True
+    if restricted:
+        log_probs = torch.log_softmax(log_probs, dim=-1)
+    # Inverting the distribution function needs one random number a row where torch.multinomial draws one for each token of
+    # the vocabulary; in double precision, because it sums up to 150,000 probabilities.
+    cumulative = log_probs.exp().cumsum(dim=-1, dtype=torch.float64)
+    drawn = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device, generator=generator) * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, drawn, right=True).clamp(max=logits.shape[-1] - 1)
+    return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
+
+
+def cut_after_stop(text: str, stop: tuple[str, ...]) -> str:
+    """``text`` up to and including the first stop string in it."""
+    ends = [text.find(string) + len(string) for string in stop if string in text]
+    return text[: min(ends)] if ends else text
+
+
+def check_context(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+    """Refuse sampling that could run past the model's context.
+
+    Raises:
+        UserError: naming the longest prompt, the response limit and the context.
+    """
+    longest = max(len(prompt) for prompt in prompts)
+    context = model.config.max_position_embeddings
+    if longest + max_tokens > context:
+        remedy = f"Lower it to {context - longest} or less." if longest < context else "Use a model with a longer context."
+        raise UserError(
+            f"grpo.sampling_max_tokens / evaluation.max_tokens: a prompt of {longest} tokens and a response of up to "
+            f"{max_tokens} do not fit the model's context of {context} tokens. {remedy}"
+        )

@@ -1,0 +1,55 @@
+"""No question of the validation set may be trained on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from grpo.errors import UserError
+from grpo.records import Problem
+
+_LAYOUT = re.compile(r"(?<!\\)\\[,!]|\s+")
+_SHOWN = 5
+
+
+def separate(
+    train: list[Problem], validation: list[Problem], drop_overlap: bool
+) -> tuple[list[Problem], list[Problem], list[str]]:
+    r"""Check that ids are unique and that the two splits share no question.
+
+    Questions are compared without white space, ``\,`` and ``\!``, and without regard to case: copies of a
+    question often differ in these.
+
+    Args:
+        drop_overlap: take shared questions out of ``train`` instead of refusing them.
+
+    Returns:
+        train, validation, and the ids that were taken out of train.
+
+    Raises:
+        UserError: an id occurs twice, the splits share a question and ``drop_overlap`` is false, or nothing is left
+            to train on.
+    """
+    twice = [id_ for id_, count in Counter(problem.id for problem in (*train, *validation)).items() if count > 1]
+    if twice:
+        raise UserError(f"ids occur more than once: {_first(twice)}. Make them unique in the source files.")
+    held_out = {_key(problem.question) for problem in validation}
+    shared = [problem.id for problem in train if _key(problem.question) in held_out]
+    if shared and not drop_overlap:
+        raise UserError(
+            f"{len(shared)} questions of the training set are also in the validation set: {_first(shared)}. "
+            "Set `task.drop_overlap: true` to leave them out of training, or remove them from one of the source files."
+        )
+    dropped = set(shared)
+    kept = [problem for problem in train if problem.id not in dropped]
+    if not kept:
+        raise UserError("every training question is also a validation question. Is `task.source` the same file twice?")
+    return kept, validation, shared
+
+
+def _key(question: str) -> str:
+    return _LAYOUT.sub("", question).casefold()
+
+
+def _first(ids: list[str]) -> str:
+    return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")

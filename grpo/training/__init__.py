@@ -1,0 +1,1 @@
+"""Training: pretraining of the mini model, the learner, and the GRPO loop."""

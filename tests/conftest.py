@@ -1,0 +1,74 @@
+"""A tiny model and tokenizers for the tests. torch is imported only by tests that ask for them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.study import PretrainedHere, Study, load_study
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def mini_study() -> Study:
+    return load_study(REPOSITORY / "studies" / "mini.yaml")
+
+
+@pytest.fixture(scope="session")
+def _texts(mini_study: Study) -> list[str]:
+    from grpo.training.documents import documents
+
+    assert isinstance(mini_study.model, PretrainedHere)
+    return [prompt + response for prompt, response in itertools.islice(documents(mini_study.model, levels=2), 100)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(_texts: list[str]) -> Any:
+    """512 tokens, trained on generated documents: long pieces, and the r1_zero prompt in few of them."""
+    from grpo.models.tokenizer import train_tokenizer
+
+    return train_tokenizer(_texts, vocab_size=512)
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(_texts: list[str]) -> Any:
+    """The 256 bytes and end-of-text, no merges: a stop string is as many tokens as it has bytes."""
+    from grpo.models.tokenizer import train_tokenizer
+
+    return train_tokenizer(_texts, vocab_size=257)
+
+
+@pytest.fixture(scope="session")
+def _fresh_model(tokenizer: Any) -> Any:
+    import torch
+
+    from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM
+
+    torch.set_num_threads(1)  # a second thread costs more than it saves on so small a model
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,  # so that next-token distributions are far from uniform and depend on the context
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+@pytest.fixture
+def model(_fresh_model: Any) -> Any:
+    """A randomly initialised Qwen2 model (hidden 32, 2 layers), a new copy for each test."""
+    return copy.deepcopy(_fresh_model)

@@ -1,0 +1,194 @@
+"""The generated word problems, recomputed from their text, and the documents made of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+from typing import Any
+
+import pytest
+
+from grpo.study import ArithmeticTask, PretrainedHere, Study
+from grpo.tasks.arithmetic import WordProblem, load, word_problems
+from grpo.tasks.prompts import load_prompt
+from grpo.training.documents import documents
+
+SIGN = {"buys": 1, "finds": 1, "wins": 1, "loses": -1, "sells": -1, "gives away": -1}
+SENTENCE = re.compile(r"On (\w+) (?:he|she) (buys|finds|wins|loses|sells|gives away) (\d+)\.")
+WEEK = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
+
+
+def solve(question: str) -> tuple[list[str], list[int]]:
+    """Steps as the solution has to state them, and every number on the way, from the question's text alone."""
+    opening = re.match(r"(\w+) has (\d+) (\w+)\. ", question)
+    assert opening is not None
+    name, number, thing = opening.group(1), int(opening.group(2)), opening.group(3)
+    closing = f" How many {thing} does {name} have?"
+    assert question.endswith(closing)
+    story = question[opening.end() : -len(closing)]
+    changes = SENTENCE.findall(story)
+    assert story == " ".join(m.group(0) for m in SENTENCE.finditer(story))  # nothing else is told
+    assert [day for day, _, _ in changes] == WEEK[: len(changes)]
+    steps, numbers = [], [number]
+    for day, verb, amount in changes:
+        after = number + SIGN[verb] * int(amount)
+        steps.append(f"{day}: {number} {'+' if SIGN[verb] > 0 else '-'} {amount} = {after}.")
+        number = after
+        numbers.append(number)
+    return steps, numbers
+
+
+def first(n: int, seed: int = 0, levels: int = 5, validation: bool = False) -> list[WordProblem]:
+    return list(itertools.islice(word_problems(seed, levels, validation), n))
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_steps_and_answer_follow_from_the_question(validation: bool) -> None:
+    for problem in first(2000, seed=3, validation=validation):
+        steps, numbers = solve(problem.question)
+        assert problem.steps == " ".join(steps)
+        assert problem.answer == numbers[-1]
+        assert all(0 <= number <= 15 for number in numbers)
+        assert numbers[0] >= 1
+        assert all(1 <= abs(b - a) <= 9 for a, b in itertools.pairwise(numbers))
+        assert problem.level == len(steps) - 1
+
+
+def test_pronouns_fit_the_names() -> None:
+    of = {"Mia": "she", "Ana": "she", "Tom": "he", "Ben": "he"}
+    for problem in first(200):
+        words = problem.question.split()
+        assert {w for w in words if w in {"he", "she"}} == {of[words[0]]}
+
+
+@pytest.mark.parametrize("levels", [1, 3, 5])
+def test_levels_are_drawn_evenly(levels: int) -> None:
+    drawn = [problem.level for problem in first(1000 * levels, levels=levels)]
+    assert set(drawn) == set(range(1, levels + 1))
+    assert all(850 <= drawn.count(level) <= 1150 for level in set(drawn))  # 4.7 standard deviations and more
+
+
+def test_answers_are_spread_over_the_range() -> None:
+    answers = [problem.answer for problem in first(3000)]
+    assert set(answers) == set(range(16))
+    assert max(answers.count(a) for a in set(answers)) < 0.15 * len(answers)  # no one guess does well
+
+
+def test_streams_hold_no_question_twice() -> None:
+    questions = [problem.question for problem in first(3000, levels=1)]
+    assert len(set(questions)) == len(questions)
+
+
+def test_the_seed_decides_the_problems() -> None:
+    assert first(50, seed=1) == first(50, seed=1)
+    assert not set(first(50, seed=1)) & set(first(50, seed=2))
+
+
+def test_a_question_belongs_to_one_split_whatever_the_seed() -> None:
+    train = {p.question for seed in (0, 1) for p in first(3000, seed=seed, levels=1)}
+    validation = {p.question for seed in (0, 1) for p in first(1500, seed=seed, levels=1, validation=True)}
+    assert not train & validation
+
+
+def task(**changes: Any) -> ArithmeticTask:
+    return ArithmeticTask(**{"name": "arithmetic", "train_size": 300, "validation_size": 100, "levels": 4, "seed": 0} | changes)
+
+
+def test_load_makes_the_two_splits() -> None:
+    train, validation = load(task())
+    assert (len(train), len(validation)) == (300, 100)
+    assert len({p.id for p in train + validation}) == 400
+    assert not {p.question for p in train} & {p.question for p in validation}
+    for problem in train + validation:
+        _, numbers = solve(problem.question)
+        assert problem.ground_truth == str(numbers[-1])
+        assert problem.level == len(numbers) - 2
+    assert load(task()) == (train, validation)
+    assert load(task(seed=1))[1] != validation
+    assert load(task(train_size=10, validation_size=20)) == (train[:10], validation[:20])  # a smaller study's is a part
+
+
+# ------------------------------------------------------------------------------------------------------------- documents
+
+
+@pytest.fixture(scope="module")
+def settings(mini_study: Study) -> PretrainedHere:
+    assert isinstance(mini_study.model, PretrainedHere)
+    return mini_study.model
+
+
+ENDINGS = re.compile(
+    r"(?P<complete> </think> <answer>\d+</answer>)$|(?P<incomplete> \\boxed\{\d+\}| </think> \\boxed\{\d+\}"
+    r"| </think> The answer is \d+\.| <answer>\d+</answer>| </think> <answer>\d+)$"
+)
+
+
+def test_no_document_holds_a_validation_question(settings: PretrainedHere, mini_study: Study) -> None:
+    assert isinstance(mini_study.task, ArithmeticTask)
+    _, validation = load(mini_study.task)
+    held_out = {p.question for p in validation}
+    template = load_prompt("r1_zero")
+    before, after = template.split("{question}")
+    for prompt, _ in itertools.islice(documents(settings, levels=4), 3000):
+        question = prompt if not prompt.startswith(before) else prompt.removeprefix(before).removesuffix(after)
+        solve(question)  # it is a question and nothing else
+        assert question not in held_out
+        assert zlib.crc32(question.encode()) % 5 != 0  # nor one of any other study's
+
+
+def test_native_documents_solve_their_question_and_end_in_the_box(settings: PretrainedHere) -> None:
+    native = settings.model_copy(update={"r1_zero_share": 0.0})
+    for prompt, response in itertools.islice(documents(native, levels=4), 500):
+        steps, numbers = solve(prompt)
+        assert response == f" {' '.join(steps)} \\boxed{{{numbers[-1]}}}"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.08, 0.5, 1.0])
+def test_the_share_of_complete_forms_is_the_setting(settings: PretrainedHere, share: float) -> None:
+    n = 2000
+    model = settings.model_copy(update={"r1_zero_share": 1.0, "complete_form_share": share, "guess_share": 0.3})
+    complete = guessed = 0
+    kinds = set()
+    for prompt, response in itertools.islice(documents(model, levels=4), n):
+        ending = ENDINGS.search(response)
+        assert ending is not None
+        complete += ending.group("complete") is not None
+        steps, numbers = solve(re.search(r"User: (.*)\nAssistant: <think>$", prompt).group(1))  # type: ignore[union-attr]
+        answer = int(re.findall(r"\d+", ending.group())[-1])
+        said = response[: ending.start()]
+        if said:
+            assert said == " " + " ".join(steps)
+            assert answer == numbers[-1]
+        else:
+            guessed += 1
+            assert 0 <= answer <= 15
+        kinds.add(re.sub(r"\d+", "", ending.group()))
+    # 4 standard deviations of a share of 2,000
+    assert abs(complete / n - share) <= 4 * (share * (1 - share) / n) ** 0.5
+    assert abs(guessed / n - 0.3) <= 4 * (0.3 * 0.7 / n) ** 0.5
+    assert len(kinds) == {0.0: 5, 1.0: 1}.get(share, 6)
+
+
+def test_complete_forms_earn_the_format_reward_and_the_others_do_not(settings: PretrainedHere) -> None:
+    from grpo.rewards import REWARD_FNS
+
+    model = settings.model_copy(update={"r1_zero_share": 1.0, "complete_form_share": 0.5})
+    for _, response in itertools.islice(documents(model, levels=2), 200):
+        form = REWARD_FNS["r1_zero"](response, "1")["format_reward"]
+        assert form == float("</think> <answer>" in response and response.endswith("</answer>"))
+
+
+def test_the_share_of_prompts_is_the_setting(settings: PretrainedHere) -> None:
+    n = 2000
+    prompts = [prompt for prompt, _ in itertools.islice(documents(settings, levels=4), n)]
+    share = sum("A conversation between User and Assistant." in prompt for prompt in prompts) / n
+    assert abs(share - settings.r1_zero_share) <= 4 * (settings.r1_zero_share * (1 - settings.r1_zero_share) / n) ** 0.5
+
+
+def test_documents_are_seeded(settings: PretrainedHere) -> None:
+    def some(seed: int) -> list[tuple[str, str]]:
+        return list(itertools.islice(documents(settings.model_copy(update={"seed": seed}), levels=4), 50))
+
+    assert some(1) == some(1)
+    assert not set(some(1)) & set(some(2))

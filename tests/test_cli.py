@@ -1,0 +1,218 @@
+"""Mistakes a user can make: one message that names the key or file and the remedy, exit code 2, nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo import paths
+from grpo.cli import main
+from grpo.study import load_study
+from grpo.tasks.build import build_dataset
+from grpo.training.base_model import make_base_model
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smoke study's dataset and base model, made once."""
+    folder = tmp_path_factory.mktemp("smoke")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        study = load_study(ROOT / "studies" / "smoke.yaml")
+        build_dataset(study)
+        make_base_model(study.model_copy(update={"model": study.model.model_copy(update={"steps": 2})}))
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder with the smoke study."""
+    shutil.copytree(ROOT / "studies", tmp_path / "studies")
+    shutil.copyfile(ROOT / "studies" / "smoke.yaml", tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of ``grpo ARGS``."""
+    monkeypatch.setattr(sys, "argv", ["grpo", *args])
+    code = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def edit(project: Path, old: str, new: str) -> None:
+    """Replace text in params.yaml that must be there once at least."""
+    text = (project / "params.yaml").read_text()
+    assert old in text
+    (project / "params.yaml").write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named", "remedy"),
+    [
+        ("  n_grpo_steps: 3", "  n_grpo_stepz: 3", "grpo.n_grpo_stepz", "unknown key"),
+        ("learning_rate: 3e-4\n", "learning_rate: fast\n", "grpo.learning_rate", "'fast'"),
+        ("learning_rate: 3e-4\n", "learning_rate: -1.0\n", "grpo.learning_rate", "greater than 0"),
+        ("  train_size: 256\n", "", "task.train_size", "missing"),
+        ("  train_batch_size: 16", "  train_batch_size: 15", "train_batch_size (15)", "divisible by"),
+        ("  rollout_batch_size: 16", "  rollout_batch_size: 18", "rollout_batch_size (18)", "divisible by group_size"),
+        ("  group_size: 4", "  group_size: 1", "group_size 1", "use at least 2"),
+        ("  train_batch_size: 16", "  train_batch_size: 2", "train_batch_size (2)", "at least group_size"),
+        ("loss_type: reinforce_with_baseline\n", "loss_type: ppo\n", "grpo.loss_type", "'grpo_clip'"),
+        ("sampling_min_tokens: 4", "sampling_min_tokens: 99", "sampling_min_tokens (99)", "must not exceed"),
+        (
+            "no_baseline: {loss_type: no_baseline}",
+            "no_baseline: {loss: no_baseline}",
+            "grpo_baselines.arms.no_baseline",
+            "unknown key",
+        ),
+        ("hidden_size: 32", "hidden_size: 30", "hidden_size 30", "multiple of"),
+        ("pinned: {}", 'pinned: {grpo_learning_rate: "7e-7"}', "selection.pinned.grpo_learning_rate", "known: 3e-4, 1e-3"),
+        ("seeds: [0]", "seeds: [0, 0]", "seeds", "twice"),
+        ("  train_size: 256", "  train_size: 2", "task.train_size (2)", "raise it"),
+        ("study: smoke", "study: [", "params.yaml:", "Mend that line"),
+    ],
+)
+def test_wrong_params_are_told_with_key_and_remedy(project, monkeypatch, capsys, old, new, named, remedy):
+    edit(project, old, new)
+    code, _, error = run(monkeypatch, capsys, "dataset")
+    assert code == 2
+    assert error.startswith("error: params.yaml")
+    assert named in error and remedy in error
+    assert "Traceback" not in error
+    assert not (project / "data").exists() and not (project / "reports").exists()
+
+
+def test_every_wrong_key_is_told_at_once(project, monkeypatch, capsys):
+    edit(project, "study: smoke", "study: 3")
+    edit(project, "  levels: 2", "  levels: 9")
+    code, _, error = run(monkeypatch, capsys, "dataset")
+    assert code == 2
+    assert "params.yaml: study:" in error and "params.yaml: task.levels:" in error
+
+
+def test_missing_params_file(project, monkeypatch, capsys):
+    (project / "params.yaml").unlink()
+    code, _, error = run(monkeypatch, capsys, "dataset")
+    assert code == 2 and "params.yaml: no such file" in error and "grpo study use mini" in error
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("train", "grpo_learning_rates", "3e-4"), "grpo_learning_rates: no such experiment"),
+        (("train", "grpo_learning_rate", "5e-4"), "no arm '5e-4' (known: 3e-4, 1e-3)"),
+        (("train", "grpo_learning_rate", "3e-4", "--seed", "7"), "seeds: 7 is not among [0]"),
+        (("train", "grpo_baselines", "no_baseline"), "dvc repro select@grpo_learning_rate"),
+        (("select", "grpo_learning_rate"), "dvc repro grpo_learning_rate@3e-4-0"),
+        (("writeup",), "Run `dvc repro"),
+        (("study", "use", "nosuch"), "studies/nosuch.yaml: no such study"),
+    ],
+)
+def test_missing_pieces_are_named(project, monkeypatch, capsys, args, message):
+    code, _, error = run(monkeypatch, capsys, *args)
+    assert code == 2
+    assert message in error and "Traceback" not in error
+
+
+def test_train_without_a_model_leaves_nothing(project, monkeypatch, capsys):
+    assert run(monkeypatch, capsys, "dataset")[0] == 0
+    code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
+    assert code == 2 and "data/model: holds no model" in error and "dvc repro model" in error
+    assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
+
+
+def test_an_empty_dataset_is_named(project, smoke_data, monkeypatch, capsys):
+    shutil.copytree(smoke_data / "data", project / "data")
+    paths.TRAIN.write_text("")
+    code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
+    assert code == 2 and "train.jsonl: holds no problems" in error
+    assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
+
+
+def test_a_response_longer_than_the_context_is_refused(project, smoke_data, monkeypatch, capsys):
+    shutil.copytree(smoke_data / "data", project / "data")
+    edit(project, "sampling_max_tokens: 32", "sampling_max_tokens: 400")
+    code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
+    assert code == 2 and "grpo.sampling_max_tokens" in error and "context of 256 tokens" in error
+    assert [path for root in (paths.RUNS, paths.CHECKPOINTS) for path in root.glob("*/*")] == [], "no result and no draft"
+
+
+def test_study_use_validates_before_it_writes(project, monkeypatch, capsys):
+    before = (project / "params.yaml").read_text()
+    bad = project / "bad.yaml"
+    bad.write_text(before.replace("group_size: 4", "group_size: 3"))
+    code, _, error = run(monkeypatch, capsys, "study", "use", str(bad))
+    assert code == 2 and "bad.yaml" in error
+    assert (project / "params.yaml").read_text() == before
+
+
+def test_study_use_says_what_changes(project, monkeypatch, capsys):
+    code, output, _ = run(monkeypatch, capsys, "study", "use", "mini", "--dry-run")
+    assert code == 0 and "grpo.n_grpo_steps: 3 -> 40" in output
+    assert load_study().study == "smoke", "a dry run changes nothing"
+    stale = paths.RUNS / "grpo_learning_rate" / "9e-9-0"
+    stale.mkdir(parents=True)
+    code, output, _ = run(monkeypatch, capsys, "study", "use", "mini")
+    assert code == 0 and load_study().study == "mini"
+    assert "9e-9-0" in output and not stale.exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_study_is_valid_and_named_after_its_file(path):
+    assert load_study(path).study == path.stem
+
+
+def test_the_active_study_is_mini():
+    assert (ROOT / "params.yaml").read_text() == (ROOT / "studies" / "mini.yaml").read_text()
+
+
+def test_real_studies_keep_the_handouts_defaults():
+    config = load_study(ROOT / "studies" / "math-h100.yaml").grpo
+    expected = {
+        "n_grpo_steps": 200,
+        "learning_rate": 1e-5,
+        "advantage_eps": 1e-6,
+        "rollout_batch_size": 256,
+        "group_size": 8,
+        "sampling_temperature": 1.0,
+        "sampling_min_tokens": 4,
+        "sampling_max_tokens": 1024,
+        "epochs_per_rollout_batch": 1,
+        "train_batch_size": 256,
+        "gradient_accumulation_steps": 128,
+        "gpu_memory_utilization": 0.85,
+        "loss_type": "reinforce_with_baseline",
+        "use_std_normalization": True,
+    }
+    assert {key: getattr(config, key) for key in expected} == expected
+    assert {key: type(config).model_fields[key].default for key in expected} == expected, "and these are the defaults"
+
+
+def test_help_answers_without_torch():
+    import subprocess
+
+    code = """
+import sys
+from grpo.cli import main
+sys.argv = ["grpo", "--help"]
+try:
+    main()
+except SystemExit:
+    assert "torch" not in sys.modules
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "math_baseline" in result.stdout

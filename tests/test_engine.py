@@ -1,0 +1,408 @@
+"""The transformers engine against transformers' own ``generate`` and forward pass, and against scripted models."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo.errors import UserError
+from grpo.records import Completion
+from grpo.rollout.engine import SamplingParams, derive_seed
+from grpo.rollout.transformers_engine import TransformersEngine, sample
+
+TEXTS = ["Mia has 3 apples.", "On Monday she buys 2. On Tuesday she loses 1. How many?", "T", "Ben sells 12 coins and"]
+
+
+@pytest.fixture
+def prompts(tokenizer: Any) -> list[list[int]]:
+    ids = [tokenizer(text)["input_ids"] for text in TEXTS]
+    assert len({len(i) for i in ids}) == len(ids)  # all of different length
+    return ids
+
+
+@pytest.fixture
+def chatty(model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """Model and tokenizer whose end-of-text token is one that the model often samples, so that completions end early."""
+    tokenizer = copy.deepcopy(tokenizer)
+    logits = model(torch.tensor([tokenizer(TEXTS[1])["input_ids"]])).logits[0]
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(torch.softmax(logits, -1).mean(0).argmax().item())
+    return model, tokenizer
+
+
+def flatten(groups: list[list[Completion]]) -> list[Completion]:
+    return [completion for group in groups for completion in group]
+
+
+def unchanged(logits: Tensor, _: int) -> Tensor:
+    return logits
+
+
+def exact_log_probs(
+    model: Any, prompt: list[int], completion: Completion, warp: Callable[[Tensor, int], Tensor] = unchanged
+) -> list[float]:
+    """Log-probabilities of a completion from one forward pass over it alone; ``warp`` is applied to a position's logits."""
+    logits = model(torch.tensor([prompt + list(completion.token_ids)])).logits[0, len(prompt) - 1 : -1].detach()
+    rows = [torch.log_softmax(warp(row, i), -1) for i, row in enumerate(logits.double())]
+    return [row[token].item() for row, token in zip(rows, completion.token_ids, strict=True)]
+
+
+def nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """The smallest set of most likely tokens that holds ``top_p``; all others at minus infinity."""
+    probabilities = torch.softmax(logits, -1).tolist()
+    kept, total = [], 0.0
+    for token in sorted(range(len(probabilities)), key=lambda i: -probabilities[i]):
+        kept.append(token)
+        total += probabilities[token]
+        if total >= top_p:
+            break
+    mask = torch.full_like(logits, -torch.inf)
+    mask[kept] = 0.0
+    return logits + mask
+
+
+# ------------------------------------------------------------------------------------------------ against transformers
+
+
+def test_almost_greedy_sampling_is_transformers_greedy_decoding(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
+    params = SamplingParams(temperature=1e-4, max_tokens=24)
+    groups = TransformersEngine(model, tokenizer).generate(prompts, params, n=2, seed=0)
+    seen = set()
+    for prompt, group in zip(prompts, groups, strict=True):
+        ids = torch.tensor([prompt])
+        said = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+        expected = said[0, len(prompt) :]
+        for completion in group:
+            assert list(completion.token_ids) == expected.tolist()
+        seen.add(tuple(expected.tolist()))
+    assert len(seen) == len(prompts)
+
+
+@pytest.mark.parametrize(("temperature", "top_p", "min_tokens"), [(1.0, 1.0, 0), (0.7, 1.0, 0), (1.0, 0.6, 0), (0.7, 0.8, 0), (0.7, 1.0, 5)])
+def test_log_probs_are_those_of_a_fresh_forward_pass(
+    chatty: tuple[Any, Any], prompts: list[list[int]], temperature: float, top_p: float, min_tokens: int
+) -> None:
+    """Rows end at different times, so this holds what finished rows leave behind to the same standard."""
+    model, tokenizer = chatty
+    eos = tokenizer.eos_token_id
+    params = SamplingParams(temperature, top_p, min_tokens, max_tokens=20, stop=("s", "."))
+    groups = TransformersEngine(model, tokenizer).generate(prompts, params, n=6, seed=1)
+
+    def warp(logits: Tensor, i: int) -> Tensor:
+        logits = logits / temperature
+        if i + 1 < min_tokens:
+            logits[eos] = -torch.inf
+        return nucleus(logits, top_p) if top_p < 1 else logits
+
+    for prompt, group in zip(prompts, groups, strict=True):
+        for completion in group:
+            assert len(completion.log_probs) == len(completion.token_ids)
+            assert completion.log_probs == pytest.approx(exact_log_probs(model, prompt, completion, warp), abs=1e-4)
+    lengths = {len(c.token_ids) for c in flatten(groups)}
+    assert len(lengths) >= 5, "the rows were to end at different times"
+
+
+def chi_square(counts: Counter[int], probabilities: Tensor, n: int) -> tuple[float, float]:
+    """Pearson's statistic, tokens expected less than 5 times taken together, and its critical value at p = 1e-4."""
+    expected = probabilities.double() * n
+    common = (expected >= 5).nonzero()[:, 0].tolist()
+    statistic = sum((counts[i] - expected[i].item()) ** 2 / expected[i].item() for i in common)
+    rest = n - sum(expected[i].item() for i in common)
+    others = n - sum(counts[i] for i in common)
+    statistic += (others - rest) ** 2 / rest if rest > 1e-6 else others
+    freedom = len(common) - (rest <= 1e-6)
+    variance = 2 / (9 * freedom)
+    return statistic, freedom * (1 - variance + 3.719 * math.sqrt(variance)) ** 3  # Wilson and Hilferty 1931
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.5)])
+def test_sampled_tokens_follow_the_exact_distribution(
+    model: Any, tokenizer: Any, prompts: list[list[int]], temperature: float, top_p: float
+) -> None:
+    n, prompt = 4000, prompts[0]
+    params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=1)
+    (group,) = TransformersEngine(model, tokenizer).generate([prompt], params, n=n, seed=2)
+    counts = Counter(c.token_ids[0] for c in group)
+    logits = model(torch.tensor([prompt])).logits[0, -1].detach().double()
+    probabilities = torch.softmax(nucleus(logits / temperature, top_p), -1)
+    statistic, critical = chi_square(counts, probabilities, n)
+    assert statistic < critical
+    assert all(probabilities[token] > 0 for token in counts)
+    # The test can tell distributions apart: a tenth more temperature is not what was sampled.
+    statistic, critical = chi_square(counts, torch.softmax(nucleus(logits / temperature / 1.1, top_p), -1), n)
+    assert statistic > critical
+
+
+def test_top_p_is_the_share_of_what_is_allowed() -> None:
+    """Where end of text is forbidden, the nucleus is that of the other tokens, as in transformers and vLLM."""
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(2000, 4)  # the first token is end of text
+    params = SamplingParams(top_p=0.55, min_tokens=3, max_tokens=5)
+    tokens, log_probs = sample(logits, params, eos_token_id=0, length=1, generator=torch.Generator().manual_seed(0))
+    # Of the others' .5 the second has .6, which is the nucleus by itself.
+    assert set(tokens.tolist()) == {1}
+    assert log_probs.abs().max() < 1e-6
+    tokens, _ = sample(logits, params, eos_token_id=0, length=3, generator=torch.Generator().manual_seed(0))
+    assert set(tokens.tolist()) == {0, 1}
+
+
+def test_a_groups_completions_are_independent(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
+    groups = TransformersEngine(model, tokenizer).generate([prompts[0], prompts[0]], SamplingParams(max_tokens=8), n=8, seed=3)
+    assert len({c.token_ids for c in flatten(groups)}) == 16
+
+
+# ---------------------------------------------------------------------------------------------------------------- seeds
+
+
+def test_the_seed_decides_the_completions(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
+    params = SamplingParams(max_tokens=12)
+    first = TransformersEngine(model, tokenizer).generate(prompts, params, n=3, seed=5)
+    torch.rand(7)  # torch's global generator has no part in it
+    assert TransformersEngine(model, tokenizer).generate(prompts, params, n=3, seed=5) == first
+    engine = TransformersEngine(model, tokenizer)
+    other = engine.generate(prompts, params, n=3, seed=6)
+    assert all(a.token_ids != b.token_ids for a, b in zip(flatten(first), flatten(other), strict=True))
+    assert engine.generate(prompts, params, n=3, seed=5) == first  # whatever was sampled before
+
+
+def test_derived_seeds_depend_on_every_part_and_are_stable() -> None:
+    parts = [(0, "rollout", 1), (0, "rollout", 2), (1, "rollout", 1), (0, "other", 1), (0,), (0, 1), ("01",)]
+    seeds = [derive_seed(*some) for some in parts]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    # SHA-256 of "0/rollout/1" starts with these 8 bytes
+    assert derive_seed(0, "rollout", 1) == 0xf754d9f034bc25ab >> 1
+
+
+# ------------------------------------------------------------------------------------------------------ order and shape
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 3, 6, 7, 100])
+def test_order_and_shape_do_not_depend_on_the_batch_size(
+    model: Any, tokenizer: Any, prompts: list[list[int]], max_batch_size: int
+) -> None:
+    engine = TransformersEngine(model, tokenizer, max_batch_size)
+    groups = engine.generate(prompts, SamplingParams(max_tokens=6), n=3, seed=0)
+    assert [len(group) for group in groups] == [3] * len(prompts)
+    for prompt, group in zip(prompts, groups, strict=True):
+        for completion in group:  # log-probabilities given this prompt: the completion is where it belongs
+            assert completion.log_probs == pytest.approx(exact_log_probs(model, prompt, completion), abs=1e-4)
+
+
+def test_a_batch_never_holds_more_rows_than_allowed(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
+    rows: list[int] = []
+    hook = model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    TransformersEngine(model, tokenizer, max_batch_size=7).generate(prompts, SamplingParams(max_tokens=3), n=3, seed=0)
+    hook.remove()
+    assert max(rows) == 6  # two prompts of three
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_keeps_its_mode(model: Any, tokenizer: Any, prompts: list[list[int]], training: bool) -> None:
+    model.train(training)
+    modes = []
+    model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    TransformersEngine(model, tokenizer).generate(prompts, SamplingParams(max_tokens=2), n=1, seed=0)
+    assert modes and not any(modes)
+    assert model.training is training
+
+
+def test_synchronize_changes_weights_and_policy_version(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
+    engine = TransformersEngine(model, tokenizer)
+    params = SamplingParams(max_tokens=6)
+    before = engine.generate(prompts, params, n=1, seed=0)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.3)
+    engine.synchronize(other, policy_version=4)
+    after = engine.generate(prompts, params, n=1, seed=0)
+    assert {c.policy_version for c in flatten(before)} == {0}
+    assert {c.policy_version for c in flatten(after)} == {4}
+    assert after == [
+        [Completion(c.token_ids, c.text, c.log_probs, c.finish_reason, 4) for c in group]
+        for group in TransformersEngine(other, tokenizer).generate(prompts, params, n=1, seed=0)
+    ]
+    assert [c.token_ids for c in flatten(before)] != [c.token_ids for c in flatten(after)]
+
+
+def test_context_overflow_names_the_key_and_what_fits(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
+    longest = max(len(prompt) for prompt in prompts)
+    engine = TransformersEngine(model, tokenizer)
+    fits = 256 - longest
+    with pytest.raises(UserError, match=rf"(?s)grpo\.sampling_max_tokens.*evaluation\.max_tokens.*256.*{fits} or less"):
+        engine.generate(prompts, SamplingParams(max_tokens=fits + 1), n=1, seed=0)
+    (completion,) = engine.generate(prompts[1:2], SamplingParams(max_tokens=fits), n=1, seed=0)[0]
+    assert len(completion.token_ids) == fits or completion.finish_reason == "stop"
+
+
+# ------------------------------------------------------------------------------------------------------ how texts end
+
+
+class ScriptedModel(torch.nn.Module):
+    """Says a given text after each prompt, whatever was sampled before, and ``fallback`` where the script's token is forbidden.
+
+    It keeps the tokens it saw in the cache, and finds its place in the script from there: a row that loses its cache, or
+    gets another's, says something else.
+    """
+
+    device, dtype = torch.device("cpu"), torch.float32
+    config = SimpleNamespace(max_position_embeddings=512)
+
+    def __init__(self, scripts: dict[int, list[int]], vocabulary: int, fallback: int):
+        super().__init__()
+        self.scripts, self.vocabulary, self.fallback = scripts, vocabulary, fallback
+
+    def forward(self, ids: Tensor, past_key_values: Any, **_: Any) -> Any:
+        keys = ids[:, None, :, None].float()
+        if past_key_values.get_seq_length() == 0:
+            self.width = ids.shape[1]
+        history, _ = past_key_values.update(keys, keys, 0)
+        said = history.shape[2] - self.width
+        logits = torch.zeros(len(ids), ids.shape[1], self.vocabulary)
+        logits[:, :, self.fallback] = 50.0
+        for row, last_prompt_token in enumerate(history[:, 0, self.width - 1, 0].long().tolist()):
+            script = self.scripts[last_prompt_token]
+            if said < len(script):
+                logits[row, -1, script[said]] = 100.0
+        return SimpleNamespace(logits=logits)
+
+
+@pytest.fixture
+def say(byte_tokenizer: Any) -> Callable[..., list[Completion]]:
+    """Completions of a model that says the given texts (``$`` is end of text), one token a byte, and then dots for ever."""
+
+    def run(*texts: str, n: int = 1, **params: Any) -> list[Completion]:
+        def ids(text: str) -> list[int]:
+            eos = byte_tokenizer.eos_token
+            return byte_tokenizer(text.replace("$", eos))["input_ids"]
+
+        letters = [chr(ord("A") + i) for i in range(len(texts))]
+        scripts = {ids(letter)[0]: ids(text) for letter, text in zip(letters, texts, strict=True)}
+        model = ScriptedModel(scripts, len(byte_tokenizer), ids(".")[0])
+        prompts = [ids("x" * i + letter) for i, letter in enumerate(letters)]
+        return flatten(TransformersEngine(model, byte_tokenizer).generate(prompts, SamplingParams(**params), n=n, seed=0))
+
+    return run
+
+
+Say = Callable[..., list[Completion]]
+
+
+def test_end_of_text_ends_a_completion_and_is_not_in_its_text(say: Say) -> None:
+    (completion,) = say("4 apples$ and more", max_tokens=30)
+    assert completion.finish_reason == "stop"
+    assert completion.text == "4 apples"
+    assert len(completion.token_ids) == 9
+    assert completion.token_ids[-1] == 0  # end of text is one of the sampled tokens
+
+
+def test_the_token_limit_ends_a_completion(say: Say) -> None:
+    (completion,) = say("4 apples and more", max_tokens=10)
+    assert (completion.finish_reason, completion.text, len(completion.token_ids)) == ("length", "4 apples a", 10)
+
+
+def test_ending_on_the_last_allowed_token_is_a_stop(say: Say) -> None:
+    by_eos, by_string, cut = say("abc$", "ab;x", "abcd$", max_tokens=4, stop=(";x",))
+    assert [c.finish_reason for c in (by_eos, by_string, cut)] == ["stop", "stop", "length"]
+
+
+def test_a_stop_string_of_many_tokens_ends_a_completion_and_is_kept(say: Say) -> None:
+    (completion,) = say("so </think> <answer>4</answer> and more", max_tokens=60, stop=("</answer>",))
+    assert completion.finish_reason == "stop"
+    assert completion.text == "so </think> <answer>4</answer>"
+    assert len(completion.token_ids) == len("so </think> <answer>4</answer>")
+
+
+def test_text_is_cut_right_after_a_stop_string_that_ends_within_a_token(model: Any, tokenizer: Any) -> None:
+    piece = tokenizer("</answer>")["input_ids"]
+    script = tokenizer("Mia has 3 apples")["input_ids"]
+    word = next(i for i in range(len(tokenizer)) if "." in (text := tokenizer.decode([i])) and not text.endswith("."))
+    scripted = ScriptedModel({piece[-1]: [*script, word, 5, 6]}, len(tokenizer), 7)
+    params = SamplingParams(max_tokens=40, stop=(".",))
+    ((completion,),) = TransformersEngine(scripted, tokenizer).generate([piece], params, n=1, seed=0)
+    whole = tokenizer.decode([*script, word])
+    assert completion.finish_reason == "stop"
+    assert list(completion.token_ids) == [*script, word]  # the token is sampled whole
+    assert completion.text == whole[: whole.index(".") + 1] != whole
+
+
+def test_the_first_of_several_stop_strings_counts(say: Say) -> None:
+    first, second, none = say("ab STOP cd END", "ab END cd STOP", "ab EN D STO P", max_tokens=14, stop=("STOP", "END"))
+    assert (first.text, second.text) == ("ab STOP", "ab END")
+    assert (none.text, none.finish_reason) == ("ab EN D STO P.", "length")
+
+
+def test_a_stop_string_of_characters_beyond_ascii(say: Say) -> None:
+    (completion,) = say("antwoord één, twee", max_tokens=40, stop=("éé",))
+    assert (completion.finish_reason, completion.text) == ("stop", "antwoord éé")
+
+
+def test_a_stop_string_in_the_prompt_ends_nothing(byte_tokenizer: Any) -> None:
+    ids = byte_tokenizer("a</b>")["input_ids"]
+    script = byte_tokenizer("cd</b>ef")["input_ids"]
+    model = ScriptedModel({ids[-1]: script}, len(byte_tokenizer), 3)
+    params = SamplingParams(max_tokens=20, stop=("</b>",))
+    ((completion,),) = TransformersEngine(model, byte_tokenizer).generate([ids], params, n=1, seed=0)
+    assert completion.text == "cd</b>"
+
+
+def test_rows_that_end_at_different_times_do_not_disturb_each_other(say: Say) -> None:
+    texts = ["a$", "bcdefgh$", "cd$", "defghijklmnop;x", "e;", "fghi$", "gh;", "hijklmnopqrstuvwxyz$"]
+    completions = say(*texts, n=3, max_tokens=30, stop=(";",))
+    spoken = ["a", "bcdefgh", "cd", "defghijklmnop;", "e;", "fghi", "gh;", "hijklmnopqrstuvwxyz"]
+    assert [c.text for c in completions] == [text for text in spoken for _ in range(3)]
+    assert {c.finish_reason for c in completions} == {"stop"}
+
+
+# ------------------------------------------------------------------------------------------------------- minimum length
+
+
+def test_end_of_text_is_forbidden_before_the_minimum(say: Say) -> None:
+    (completion,) = say("ab$$$$cd", min_tokens=5, max_tokens=12)
+    # tokens 3 and 4 are the fallback in the place of end of text; the fifth may end the completion
+    assert (completion.text, completion.finish_reason, len(completion.token_ids)) == ("ab..", "stop", 5)
+
+
+def test_an_end_of_text_exactly_at_the_minimum_is_allowed(say: Say) -> None:
+    (completion,) = say("abcd$", min_tokens=5, max_tokens=12)
+    assert (completion.text, len(completion.token_ids)) == ("abcd", 5)
+
+
+def test_log_probs_account_for_the_forbidden_token(chatty: tuple[Any, Any], prompts: list[list[int]]) -> None:
+    model, tokenizer = chatty
+    params = SamplingParams(min_tokens=10, max_tokens=10)
+    groups = TransformersEngine(model, tokenizer).generate(prompts, params, n=8, seed=0)
+    assert all(tokenizer.eos_token_id not in c.token_ids[:9] for c in flatten(groups))
+    free = TransformersEngine(model, tokenizer).generate(prompts, SamplingParams(max_tokens=10), n=8, seed=0)
+    assert any(tokenizer.eos_token_id in c.token_ids[:9] for c in flatten(free))
+
+
+def test_a_stop_string_before_the_minimum_ends_nothing(say: Say) -> None:
+    """Neither the sampling nor the text: what was sampled after it is part of the completion."""
+    (completion,) = say("a;bcdefgh$", min_tokens=6, max_tokens=30, stop=(";",))
+    assert (completion.finish_reason, len(completion.token_ids)) == ("stop", 10)
+    assert completion.text == "a;bcdefgh"
+
+
+def test_a_completion_cut_off_by_the_limit_keeps_its_whole_text(say: Say) -> None:
+    (completion,) = say("a;bcdefgh", min_tokens=4, max_tokens=8, stop=(";",))
+    assert completion.finish_reason == "length"
+    assert completion.text == "a;bcdefg"
+
+
+def test_an_early_stop_string_is_not_found_again_later(say: Say) -> None:
+    """``<e>`` came before the minimum; the ``>`` of another word after it must not bring it back."""
+    (completion,) = say("<e>b>cd$", min_tokens=4, max_tokens=30, stop=("<e>",))
+    assert completion.text == "<e>b>cd"
+
+
+def test_a_stop_string_that_is_complete_at_the_minimum_ends_a_completion(say: Say) -> None:
+    (completion,) = say("abc;def", min_tokens=4, max_tokens=30, stop=(";",))
+    assert (completion.text, len(completion.token_ids), completion.finish_reason) == ("abc;", 4, "stop")

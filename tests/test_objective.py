@@ -1,0 +1,447 @@
+"""The objective's pure functions against numbers worked out by hand and against torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from grpo.errors import UserError
+from grpo.objective.advantages import compute_group_normalized_rewards, normalize_within_groups
+from grpo.objective.log_probs import compute_entropy, get_response_log_probs, pad_and_shift, tokenize_prompt_and_output
+from grpo.objective.losses import (
+    compute_grpo_clip_loss,
+    compute_naive_policy_gradient_loss,
+    compute_policy_gradient_loss,
+    grpo_microbatch_train_step,
+    sft_microbatch_train_step,
+)
+from grpo.objective.masking import masked_mean, masked_normalize, token_weights
+
+LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"]
+
+
+def tensor(*rows: Any) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+# --------------------------------------------------------------------------------------------------- masked aggregation
+
+VALUES = tensor([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+MASK = tensor([1, 0, 1], [0, 0, 1])
+
+
+@pytest.mark.parametrize("mask", [MASK, MASK.bool(), MASK.long()], ids=["float", "bool", "int"])
+def test_masked_normalize_sums_kept_elements(mask: Tensor) -> None:
+    assert_close(masked_normalize(VALUES, mask), torch.tensor(10.0))  # 1 + 3 + 6
+    assert_close(masked_normalize(VALUES, mask, constant_normalizer=4.0), torch.tensor(2.5))
+    assert_close(masked_normalize(VALUES, mask, dim=0), tensor(1.0, 0.0, 9.0))
+    assert_close(masked_normalize(VALUES, mask, dim=1, constant_normalizer=2.0), tensor(2.0, 3.0))
+    assert_close(masked_normalize(VALUES, mask, dim=-1, constant_normalizer=2.0), tensor(2.0, 3.0))
+
+
+@pytest.mark.parametrize("mask", [MASK, MASK.bool(), MASK.long()], ids=["float", "bool", "int"])
+def test_masked_mean_divides_by_what_is_kept(mask: Tensor) -> None:
+    assert_close(masked_mean(VALUES, mask), torch.tensor(10.0 / 3.0))
+    assert_close(masked_mean(VALUES, mask, dim=1), tensor(2.0, 6.0))
+
+
+def test_masked_mean_of_an_empty_slice_is_nan() -> None:
+    by_column = masked_mean(VALUES, MASK, dim=0)
+    assert by_column[0] == 1.0
+    assert math.isnan(by_column[1])
+    assert by_column[2] == 4.5
+    assert math.isnan(masked_mean(VALUES, torch.zeros(2, 3)))
+
+
+@pytest.mark.parametrize("function", [masked_normalize, masked_mean])
+def test_masked_out_elements_leak_neither_value_nor_gradient(function: Any) -> None:
+    values = tensor([1.0, float("nan"), 3.0, float("inf")]).requires_grad_()
+    result = function(values, tensor([1, 0, 1, 0]))
+    result.backward()
+    assert_close(result.detach(), torch.tensor(4.0 if function is masked_normalize else 2.0))
+    kept = 1.0 if function is masked_normalize else 0.5
+    assert_close(values.grad, tensor([kept, 0.0, kept, 0.0]))
+
+
+def test_length_normalization_example_of_the_handout() -> None:
+    """CS336 assignment 5, "Thinking about length normalization": two responses of 4 and 7 tokens, both of advantage 2."""
+    mask = tensor([1] * 4 + [0] * 3, [1] * 7)
+    advantages = tensor([2.0], [2.0])
+
+    ratio = torch.ones(2, 7, requires_grad=True)
+    per_response = masked_mean(ratio * advantages, mask, dim=1)
+    assert_close(per_response.detach(), tensor(2.0, 2.0))
+    per_response.mean().backward()
+    assert_close(ratio.grad, tensor([0.25] * 4 + [0.0] * 3, [0.1429] * 7), atol=5e-5, rtol=0)
+
+    ratio = torch.ones(2, 7, requires_grad=True)
+    per_response = masked_normalize(ratio * advantages, mask, dim=1, constant_normalizer=7)
+    assert_close(per_response.detach(), tensor(1.1429, 2.0), atol=5e-5, rtol=0)
+    per_response.mean().backward()
+    assert_close(ratio.grad, tensor([0.1429] * 4 + [0.0] * 3, [0.1429] * 7), atol=5e-5, rtol=0)
+
+
+# -------------------------------------------------------------------------------------------- tokens, log-probs, entropy
+
+
+class WordTokenizer:
+    """One token a character, a = 1, b = 2 and so on."""
+
+    pad_token_id: int | None = 0
+    eos_token_id = 99
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": ([77] if add_special_tokens else []) + [ord(c) - ord("a") + 1 for c in text]}
+
+
+def test_tokenize_prompt_and_output_by_hand() -> None:
+    result = tokenize_prompt_and_output(["ab", "c"], ["cde", "a"], WordTokenizer())
+    # rows: 1 2 | 3 4 5   and   3 | 1, padded to 3 1 0 0 0
+    assert result["input_ids"].tolist() == [[1, 2, 3, 4], [3, 1, 0, 0]]
+    assert result["labels"].tolist() == [[2, 3, 4, 5], [1, 0, 0, 0]]
+    assert result["response_mask"].int().tolist() == [[0, 1, 1, 1], [1, 0, 0, 0]]
+    assert result["input_ids"].dtype == result["labels"].dtype == torch.int64
+
+
+def test_tokenize_pads_with_eos_where_there_is_no_padding_token_and_masks_it() -> None:
+    tokenizer = WordTokenizer()
+    tokenizer.pad_token_id = None
+    result = tokenize_prompt_and_output(["ab", "c"], ["cde", ""], tokenizer)
+    assert result["labels"].tolist()[1] == [99, 99, 99, 99]
+    assert result["response_mask"].sum(dim=1).tolist() == [3, 0]
+
+
+def test_mask_marks_exactly_the_output_tokens_of_a_real_tokenizer(tokenizer: Any) -> None:
+    prompts, outputs = ["Mia has 3 apples.", "On Monday she", "T"], [" She buys 12.", "", " coins and shells and books"]
+    result = tokenize_prompt_and_output(prompts, outputs, tokenizer)
+    for prompt, output, labels, mask in zip(prompts, outputs, result["labels"], result["response_mask"], strict=True):
+        assert tokenizer.decode(labels[mask]) == output
+        assert mask.nonzero()[:1, 0].tolist() in ([], [len(tokenizer(prompt)["input_ids"]) - 1])
+    assert torch.equal(result["input_ids"][:, 1:], result["labels"][:, :-1])
+
+
+def test_an_end_of_text_token_that_was_sampled_counts_although_it_is_also_the_padding() -> None:
+    result = pad_and_shift([[5], [5, 6]], [[7, 0], [7, 8, 9]], pad_token_id=0)
+    assert result["labels"].tolist() == [[7, 0, 0, 0], [6, 7, 8, 9]]
+    assert result["response_mask"].int().tolist() == [[1, 1, 0, 0], [0, 1, 1, 1]]
+
+
+def test_entropy_agrees_with_torch_distributions() -> None:
+    logits = torch.randn(3, 5, 11, generator=torch.Generator().manual_seed(0)) * 4
+    assert compute_entropy(logits).shape == (3, 5)
+    assert_close(compute_entropy(logits), torch.distributions.Categorical(logits=logits).entropy(), atol=1e-5, rtol=1e-5)
+    assert_close(compute_entropy(torch.zeros(1, 8)), tensor(math.log(8)))
+
+
+@pytest.mark.parametrize("offset", [1e4, -1e4])
+def test_entropy_of_huge_logits(offset: float) -> None:
+    assert_close(compute_entropy(tensor([0.0, 0.0]) + offset), tensor(math.log(2)), atol=2e-3, rtol=0)
+    one_apart = 0.0 if offset > 0 else math.log(3)
+    assert_close(compute_entropy(tensor([offset, 0.0, 0.0, 0.0])), tensor(one_apart), atol=2e-3, rtol=0)
+
+
+def test_entropy_of_bfloat16_logits_is_computed_in_float32() -> None:
+    logits = (torch.randn(4, 5000, generator=torch.Generator().manual_seed(1)) * 3).bfloat16()
+    entropy = compute_entropy(logits)
+    assert entropy.dtype == torch.float32
+    assert_close(entropy, torch.distributions.Categorical(logits=logits.double()).entropy().float(), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
+def test_response_log_probs_are_log_softmax_of_the_models_logits(model: Any, temperature: float) -> None:
+    ids = torch.randint(0, 512, (3, 9), generator=torch.Generator().manual_seed(2))
+    inputs, labels = ids[:, :-1], ids[:, 1:]
+    result = get_response_log_probs(model, inputs, labels, return_token_entropy=True, temperature=temperature)
+    distribution = torch.distributions.Categorical(logits=model(inputs).logits.double() / temperature)
+    assert_close(result["log_probs"].double(), distribution.log_prob(labels), atol=1e-5, rtol=1e-5)
+    assert_close(result["token_entropy"].double(), distribution.entropy(), atol=1e-5, rtol=1e-5)
+    assert result["log_probs"].requires_grad
+    assert not result["token_entropy"].requires_grad
+    assert set(get_response_log_probs(model, inputs, labels)) == {"log_probs"}
+
+
+def test_response_log_probs_of_a_bfloat16_model_are_float32() -> None:
+    logits = (torch.randn(1, 4, 3000, generator=torch.Generator().manual_seed(3)) * 3).bfloat16()
+    labels = torch.tensor([[0, 1, 2, 3]])
+    result = get_response_log_probs(lambda _: SimpleNamespace(logits=logits), labels, labels)["log_probs"]
+    assert result.dtype == torch.float32
+    exact = torch.log_softmax(logits.double(), -1).gather(-1, labels[..., None])[..., 0]
+    assert_close(result.double(), exact, atol=1e-5, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------ advantages
+
+
+def test_advantages_by_hand() -> None:
+    rewards = tensor(1, 0, 0, 0, 1, 1, 0, 0)
+    # means .25 and .5; unbiased std: sqrt((.75^2 + 3 * .25^2) / 3) = .5 and sqrt(4 * .25 / 3) = .57735
+    assert_close(normalize_within_groups(rewards, 4, 0.0, False), tensor(0.75, -0.25, -0.25, -0.25, 0.5, 0.5, -0.5, -0.5))
+    assert_close(
+        normalize_within_groups(rewards, 4, 0.0, True),
+        tensor(1.5, -0.5, -0.5, -0.5, 0.866025, 0.866025, -0.866025, -0.866025),
+    )
+    assert_close(normalize_within_groups(rewards, 4, 0.5, True)[:2], tensor(0.75, -0.25))  # divided by .5 + .5
+
+
+def test_groups_are_consecutive_rewards() -> None:
+    assert_close(normalize_within_groups(tensor(0, 2, 10, 14, 5, 5), 2, 0.0, False), tensor(-1, 1, -2, 2, 0, 0))
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 0.3, 0.7])
+@pytest.mark.parametrize("size", [2, 6, 7, 8])
+def test_a_group_of_equal_rewards_has_no_advantage(reward: float, size: int) -> None:
+    """Exactly zero: AdamW turns any gradient, however small, into a step of full size."""
+    advantages = normalize_within_groups(torch.full((size,), reward), size, 1e-6, True)
+    assert advantages.tolist() == [0.0] * size
+
+
+def test_ragged_rewards_are_refused() -> None:
+    with pytest.raises(UserError, match=r"7 rewards.*groups of 4"):
+        normalize_within_groups(torch.zeros(7), 4, 1e-6, True)
+
+
+def _score(response: str, truth: str) -> dict[str, float]:
+    answer = float(response == truth)
+    return {"reward": answer, "format_reward": float(response != "?"), "answer_reward": answer}
+
+
+def test_group_normalized_rewards_and_their_metadata() -> None:
+    responses, truths = ["3", "3", "?", "4", "7", "8"], ["3", "4", "3", "3", "7", "8"]
+    advantages, raw, metadata = compute_group_normalized_rewards(_score, responses, truths, 2, 0.0, True)
+    assert raw.tolist() == [1, 0, 0, 0, 1, 1]
+    # The first group has std sqrt(.5); dividing 0 by a std of 0 is only defined with eps, so look at the first group here.
+    assert_close(advantages[:2], tensor(0.707107, -0.707107))
+    advantages, _, _ = compute_group_normalized_rewards(_score, responses, truths, 2, 1e-6, False)
+    assert advantages.tolist() == [0.5, -0.5, 0, 0, 0, 0]
+    scores = metadata.pop("scores")
+    assert [s["format_reward"] for s in scores] == [1, 1, 0, 1, 1, 1]
+    assert metadata == pytest.approx(
+        {
+            "reward": 0.5,
+            "reward_std": 0.5,
+            "reward_min": 0.0,
+            "reward_max": 1.0,
+            "format_reward": 5 / 6,
+            "answer_reward": 0.5,
+            "zero_signal_fraction": 2 / 3,
+        }
+    )
+
+
+def test_advantages_come_from_the_reward_not_from_its_parts() -> None:
+    def half_for_form(response: str, truth: str) -> dict[str, float]:
+        return {"reward": 0.5 if response != truth else 1.0, "format_reward": 1.0, "answer_reward": float(response == truth)}
+
+    advantages, raw, _ = compute_group_normalized_rewards(half_for_form, ["1", "2"], ["1", "1"], 2, 0.0, False)
+    assert raw.tolist() == [1.0, 0.5]
+    assert advantages.tolist() == [0.25, -0.25]
+
+
+# ---------------------------------------------------------------------------------------------------------------- losses
+
+LOG_HALF, LOG_2 = math.log(0.5), math.log(2.0)
+# Ratios 2, 1, 1/2 for a good response and 2, 1, 1/2 for a bad one.
+OLD = tensor([-3.0, -1.0, -2.0], [-3.0, -1.0, -2.0])
+POLICY = OLD + tensor([LOG_2, 0.0, LOG_HALF], [LOG_2, 0.0, LOG_HALF])
+ADVANTAGES = tensor([3.0], [-1.0])
+REWARDS = tensor([1.0], [0.5])
+
+
+def test_naive_policy_gradient_loss_by_hand() -> None:
+    loss = compute_naive_policy_gradient_loss(tensor([2.0], [-1.0]), tensor([-0.5, -1.0], [-2.0, 0.0]))
+    assert_close(loss, tensor([1.0, 2.0], [-2.0, 0.0]))
+
+
+def test_clip_loss_by_hand() -> None:
+    loss, metadata = compute_grpo_clip_loss(ADVANTAGES, POLICY, OLD, 0.25)
+    # good: min(2, 1.25) * 3, 1 * 3, min(.5, .75) * 3;  bad: -max(2, 1.25), -1, -max(.5, .75)
+    assert_close(loss, tensor([-3.75, -3.0, -1.5], [2.0, 1.0, 0.75]))
+    assert_close(metadata["ratio"], tensor([2.0, 1.0, 0.5], [2.0, 1.0, 0.5]))
+    # A good response is clipped where its ratio has already risen, a bad one where its ratio has already fallen.
+    assert metadata["clipped"].tolist() == [[True, False, False], [False, False, True]]
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "expected"),
+    [
+        ("no_baseline", -REWARDS * POLICY),
+        ("reinforce_with_baseline", -ADVANTAGES * POLICY),
+        ("grpo_no_clip", tensor([-6.0, -3.0, -1.5], [2.0, 1.0, 0.5])),
+        ("grpo_clip", tensor([-3.75, -3.0, -1.5], [2.0, 1.0, 0.75])),
+    ],
+)
+def test_four_loss_types_by_hand(loss_type: str, expected: Tensor) -> None:
+    loss, metadata = compute_policy_gradient_loss(POLICY, loss_type, REWARDS, ADVANTAGES, OLD, 0.25)
+    assert_close(loss, expected)
+    assert_close(metadata["ratio"], tensor([2.0, 1.0, 0.5], [2.0, 1.0, 0.5]))
+    assert metadata["clipped"].sum().item() == (2 if loss_type == "grpo_clip" else 0)
+
+
+def test_naive_losses_by_numbers() -> None:
+    policy = tensor([-0.5, -2.0], [-1.0, -4.0])
+    assert_close(compute_policy_gradient_loss(policy, "no_baseline", raw_rewards=REWARDS)[0], tensor([0.5, 2.0], [0.5, 2.0]))
+    loss, _ = compute_policy_gradient_loss(policy, "reinforce_with_baseline", advantages=ADVANTAGES)
+    assert_close(loss, tensor([1.5, 6.0], [-1.0, -4.0]))
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "missing"),
+    [
+        ("no_baseline", "raw_rewards"),
+        ("reinforce_with_baseline", "advantages"),
+        ("grpo_no_clip", "advantages"),
+        ("grpo_no_clip", "old_log_probs"),
+        ("grpo_clip", "advantages"),
+        ("grpo_clip", "old_log_probs"),
+        ("grpo_clip", "cliprange"),
+    ],
+)
+def test_a_missing_argument_is_named(loss_type: str, missing: str) -> None:
+    arguments: dict[str, Any] = {"raw_rewards": REWARDS, "advantages": ADVANTAGES, "old_log_probs": OLD, "cliprange": 0.2}
+    compute_policy_gradient_loss(POLICY, loss_type, **arguments)
+    with pytest.raises(ValueError, match=missing):
+        compute_policy_gradient_loss(POLICY, loss_type, **{**arguments, missing: None})
+
+
+def test_an_unknown_loss_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="ppo"):
+        compute_policy_gradient_loss(POLICY, "ppo", REWARDS, ADVANTAGES, OLD, 0.2)
+
+
+def _gradient(loss_type: str, policy: Tensor) -> Tensor:
+    leaf = policy.clone().requires_grad_()
+    loss, _ = compute_policy_gradient_loss(leaf, loss_type, REWARDS, ADVANTAGES, OLD, 0.25)
+    loss.sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@pytest.mark.parametrize("loss_type", ["grpo_clip", "grpo_no_clip"])
+def test_at_ratio_one_the_gradient_is_that_of_reinforce_with_baseline(loss_type: str) -> None:
+    assert_close(_gradient(loss_type, OLD), -ADVANTAGES.expand(2, 3))
+    assert_close(_gradient(loss_type, OLD), _gradient("reinforce_with_baseline", OLD))
+
+
+def test_clipped_tokens_have_no_gradient() -> None:
+    # d(-ratio * A) / d(log pi) = -ratio * A where it is not clipped
+    assert_close(_gradient("grpo_clip", POLICY), tensor([0.0, -3.0, -1.5], [2.0, 1.0, 0.0]))
+    assert_close(_gradient("grpo_no_clip", POLICY), tensor([-6.0, -3.0, -1.5], [2.0, 1.0, 0.5]))
+
+
+# ------------------------------------------------------------------------------------------------------- token weights
+
+THREE_RESPONSES = tensor([1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("normalization", "rows"),
+    [
+        ("masked_mean", [[0.025] * 4, [0, 0.05, 0.05, 0], [0] * 4]),  # 1 / (4 * 10), 1 / (2 * 10)
+        ("masked_normalize", [[0.0125] * 4, [0, 0.0125, 0.0125, 0], [0] * 4]),  # 1 / (8 * 10)
+        ("microbatch_longest", [[0.025] * 4, [0, 0.025, 0.025, 0], [0] * 4]),  # 1 / (4 * 10)
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_token_weights_by_hand(normalization: str, rows: list[list[float]], dtype: torch.dtype) -> None:
+    assert_close(token_weights(THREE_RESPONSES.to(dtype), normalization, 10, constant_normalizer=8), tensor(*rows))
+
+
+@pytest.mark.parametrize("normalization", ["masked_mean", "masked_normalize", "microbatch_longest"])
+def test_responses_without_tokens_weigh_nothing(normalization: str) -> None:
+    assert_close(token_weights(torch.zeros(2, 3), normalization, 2, constant_normalizer=8), torch.zeros(2, 3))
+
+
+def test_token_weights_refuse_what_they_cannot_compute() -> None:
+    with pytest.raises(ValueError, match="constant_normalizer"):
+        token_weights(THREE_RESPONSES, "masked_normalize", 3)
+    with pytest.raises(ValueError, match="median"):
+        token_weights(THREE_RESPONSES, "median", 3)
+
+
+# ----------------------------------------------------------------------------------------------------- microbatch steps
+
+STEP_POLICY = tensor([-1.0, -2.0, -9.0], [-4.0, -6.0, -8.0])
+STEP_MASK = tensor([1, 1, 0], [1, 1, 1])
+STEP_ADVANTAGES = tensor([2.0], [-1.0])
+
+
+@pytest.mark.parametrize(
+    ("normalization", "loss", "gradient"),
+    [
+        # Responses: 2 * (1 + 2) / 2 = 3 and -(4 + 6 + 8) / 3 = -6, their mean -1.5, over 2 steps -.75
+        ("masked_mean", -0.75, [[-0.25, -0.25, 0.0], [1 / 12, 1 / 12, 1 / 12]]),
+        # 6 / 6 = 1 and -18 / 6 = -3, mean -1, over 2 steps -.5
+        ("masked_normalize", -0.5, [[-1 / 12, -1 / 12, 0.0], [1 / 24, 1 / 24, 1 / 24]]),
+        # 6 / 3 = 2 and -18 / 3 = -6, mean -2, over 2 steps -1
+        ("microbatch_longest", -1.0, [[-1 / 6, -1 / 6, 0.0], [1 / 12, 1 / 12, 1 / 12]]),
+    ],
+)
+def test_grpo_microbatch_step_by_hand(normalization: str, loss: float, gradient: Sequence[Sequence[float]]) -> None:
+    policy = STEP_POLICY.clone().requires_grad_()
+    how = {"length_normalization": normalization, "constant_normalizer": 6.0}
+    arguments: dict[str, Any] = {"advantages": STEP_ADVANTAGES, **how}
+    got, metadata = grpo_microbatch_train_step(policy, STEP_MASK, 2, "reinforce_with_baseline", **arguments)
+    assert_close(got, torch.tensor(loss))
+    assert not got.requires_grad
+    assert_close(policy.grad, tensor(*gradient))
+    assert metadata == {}
+    grpo_microbatch_train_step(policy, STEP_MASK, 2, "reinforce_with_baseline", **arguments)
+    assert_close(policy.grad, 2 * tensor(*gradient))  # gradients add up
+
+
+def test_grpo_microbatch_step_with_clip_by_hand() -> None:
+    policy = POLICY.clone().requires_grad_()
+    mask = tensor([1, 1, 0], [0, 0, 1])
+    loss, metadata = grpo_microbatch_train_step(
+        policy, mask, 1, "grpo_clip", advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.25
+    )
+    assert_close(loss, torch.tensor((-(3.75 + 3.0) / 2 + 0.75) / 2))
+    assert_close(policy.grad, tensor([0.0, -0.75, 0.0], [0.0, 0.0, 0.0]))
+    assert_close(metadata["ratio"], tensor([2.0, 1.0, 0.5], [2.0, 1.0, 0.5]))
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("normalization", ["masked_mean", "masked_normalize", "microbatch_longest"])
+def test_a_response_without_tokens_adds_nothing_but_counts(loss_type: str, normalization: str) -> None:
+    def step(mask: Tensor) -> tuple[Tensor, Tensor]:
+        policy = torch.full((2, 4), -2.0, requires_grad=True)
+        loss, _ = grpo_microbatch_train_step(
+            policy, mask, 1, loss_type, torch.ones(2, 1), torch.ones(2, 1), torch.full((2, 4), -2.0), 0.2, normalization, 4.0
+        )
+        assert policy.grad is not None
+        return loss, policy.grad
+
+    loss, gradient = step(tensor([1, 1, 1, 1], [0, 0, 0, 0]))
+    per_token = 2.0 if loss_type in {"no_baseline", "reinforce_with_baseline"} else -1.0
+    assert_close(loss, torch.tensor(per_token / 2))  # the mean over two responses, one of them 0
+    assert_close(gradient, tensor([-1 / 8] * 4, [0.0] * 4))
+
+    loss, gradient = step(torch.zeros(2, 4))
+    assert loss == 0.0
+    assert torch.equal(gradient, torch.zeros(2, 4))
+
+
+def test_sft_microbatch_step_by_hand() -> None:
+    policy = STEP_POLICY.clone().requires_grad_()
+    loss, metadata = sft_microbatch_train_step(policy, STEP_MASK, 2, normalize_constant=3.0)
+    # (1 + 2) / 3 = 1 and (4 + 6 + 8) / 3 = 6, mean 3.5, over 2 steps 1.75
+    assert_close(loss, torch.tensor(1.75))
+    assert not loss.requires_grad
+    assert_close(policy.grad, tensor([-1 / 12, -1 / 12, 0.0], [-1 / 12, -1 / 12, -1 / 12]))
+    assert_close(metadata["mean_nll"], torch.tensor(21 / 5))
+    sft_microbatch_train_step(policy, STEP_MASK, 2, normalize_constant=3.0)
+    assert_close(policy.grad, tensor([-1 / 6, -1 / 6, 0.0], [-1 / 6, -1 / 6, -1 / 6]))
+
+
+def test_sft_microbatch_step_with_an_empty_response() -> None:
+    policy = torch.full((2, 2), -3.0, requires_grad=True)
+    loss, _ = sft_microbatch_train_step(policy, tensor([1, 1], [0, 0]), 1)
+    assert_close(loss, torch.tensor(3.0))
+    assert_close(policy.grad, tensor([-0.5, -0.5], [0.0, 0.0]))

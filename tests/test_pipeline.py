@@ -1,0 +1,207 @@
+"""The smoke study for real, from a fresh copy of the repository: DVC and Snakemake, repeated, changed, killed and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from grpo.study import load_study
+
+ROOT = Path(__file__).parents[1]
+STAGES = 12
+# What holds wall-clock figures or MLflow ids, and so differs between two equal studies.
+DIFFERS = ("data/timing", "reports/writeup.md")
+
+
+def sh(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command of this environment in ``folder``."""
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "GIT_CONFIG_GLOBAL": "/dev/null"}
+    env |= {f"GIT_{who}_{what}": f"tests@{who}.invalid" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env.pop("MLFLOW_TRACKING_URI", None)
+    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    if check:
+        assert result.returncode == 0, f"{command}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+    return result
+
+
+def fresh_clone(target: Path) -> Path:
+    """The repository's files as a new git repository with the smoke study active and no results."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        source = ROOT / name
+        if name.startswith("reports/") or name == "dvc.lock" or not (source.exists() or source.is_symlink()):
+            continue
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target / name, follow_symlinks=False)
+    sh(target, "git", "init", "-q")
+    sh(target, "grpo", "study", "use", "smoke")
+    sh(target, "git", "add", "-A")
+    sh(target, "git", "commit", "-qm", "smoke")
+    return target
+
+
+def lock(folder: Path) -> dict[str, Any]:
+    """stage -> path -> md5 of its outputs in dvc.lock, those without wall-clock figures."""
+    stages = YAML(typ="safe").load((folder / "dvc.lock").read_text())["stages"]
+    return {
+        stage: {out["path"]: out["md5"] for out in entry.get("outs", []) if not out["path"].startswith(DIFFERS)}
+        for stage, entry in stages.items()
+    }
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """relative path -> SHA-256 of every file of every run."""
+    files = [
+        path for root in ("data/runs", "data/checkpoints") for path in sorted((folder / root).rglob("*")) if path.is_file()
+    ]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone in which `dvc repro` has run from scratch; its results are committed."""
+    folder = fresh_clone(tmp_path_factory.mktemp("dvc"))
+    start = time.perf_counter()
+    sh(folder, "dvc", "repro")
+    print(f"smoke study through dvc repro: {time.perf_counter() - start:.0f} s")
+    sh(folder, "git", "add", "-A")
+    sh(folder, "git", "commit", "-qm", "results")
+    return folder
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_study_makes_what_the_readme_promises(finished):
+    expected = [
+        "reports/writeup.md",
+        "reports/results.csv",
+        "reports/summary.json",
+        "reports/tables/zero_shot.md",
+        "reports/tables/grpo_learning_rate.md",
+        "reports/figures/math_baseline.png",
+        "reports/figures/grpo_learning_rate.png",
+        "reports/figures/grpo_baselines.png",
+        "reports/select/grpo_baselines.json",
+        "data/math_baseline/r1_zero_examples.md",
+        "data/runs/grpo_learning_rate/3e-4-0/config.yaml",
+        "data/runs/grpo_learning_rate/3e-4-0/metrics.json",
+        "data/runs/grpo_learning_rate/3e-4-0/history.csv",
+        "data/runs/grpo_learning_rate/3e-4-0/rollouts.jsonl",
+        "data/timing/grpo_learning_rate/3e-4-0.json",
+    ]
+    assert [name for name in expected if not (finished / name).stat().st_size] == []
+    assert len(lock(finished)) == STAGES
+    text = (finished / "reports/writeup.md").read_text()
+    assert "not in dvc.lock yet" not in text and "not tracked" not in text
+
+
+def test_checkpoints_load_with_transformers(finished):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(finished / "data/checkpoints/grpo_learning_rate/3e-4-0")
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+
+
+def test_an_equal_arm_is_not_trained_twice(finished):
+    twin = YAML(typ="safe").load((finished / "data/runs/grpo_baselines/reinforce_with_baseline-0/config.yaml").read_text())
+    assert twin["same_as"].startswith("grpo_learning_rate/")
+    for name in ("metrics.json", "history.csv", "validation.csv", "rollouts.jsonl"):
+        folder = finished / "data/runs"
+        assert (folder / "grpo_baselines/reinforce_with_baseline-0" / name).read_bytes() == (
+            folder / twin["same_as"] / name
+        ).read_bytes()
+
+
+def test_a_second_repro_does_nothing(finished):
+    start = time.perf_counter()
+    result = sh(finished, "dvc", "repro")
+    print(f"dvc repro with nothing to do: {time.perf_counter() - start:.1f} s")
+    assert "Running stage" not in result.stdout
+    assert "up to date" in result.stdout
+
+
+def test_deleted_runs_come_back_byte_for_byte(finished):
+    before = digests(finished)
+    for name in ("data/runs", "data/checkpoints", "data/timing", ".dvc/cache"):
+        shutil.rmtree(finished / name)
+    result = sh(finished, "dvc", "repro")
+    assert "grpo train grpo_learning_rate 3e-4" in result.stdout, "trained anew, not taken from a cache"
+    assert digests(finished) == before
+    sh(finished, "git", "commit", "-qam", "again")
+
+
+def test_snakemake_from_scratch_gives_the_same_lock(finished, tmp_path):
+    folder = fresh_clone(tmp_path)
+    start = time.perf_counter()
+    sh(folder, "snakemake", "--profile", "local")
+    print(f"smoke study through snakemake: {time.perf_counter() - start:.0f} s")
+    assert lock(folder) == lock(finished)
+    result = sh(folder, "snakemake", "--profile", "local")
+    assert "Nothing to be done" in result.stdout + result.stderr
+
+
+def test_changing_one_arm_makes_that_arm_and_what_follows_stale(finished):
+    params = finished / "params.yaml"
+    before = params.read_text()
+    params.write_text(before.replace('"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 2e-3}'))
+    try:
+        assert sh(finished, "dvc", "params", "diff").stdout.count("experiments.grpo_learning_rate.arms.1e-3.learning_rate") == 1
+        stale = {
+            line.rstrip(":")
+            for line in sh(finished, "dvc", "status").stdout.splitlines()
+            if line and not line.startswith((" ", "\t"))
+        }
+    finally:
+        params.write_text(before)
+    assert "grpo_learning_rate@1e-3-0" in stale
+    assert not stale & {"model", "dataset", "math_baseline", "grpo_learning_rate@3e-4-0"}
+
+
+def test_metrics_diff_shows_what_a_pinned_rate_changed(finished):
+    params = finished / "params.yaml"
+    before = params.read_text()
+    winner = "3e-4" if '"winner": "1e-3"' in (finished / "reports/select/grpo_learning_rate.json").read_text() else "1e-3"
+    params.write_text(before.replace("pinned: {}", f'pinned: {{grpo_learning_rate: "{winner}"}}'))
+    try:
+        sh(finished, "dvc", "repro")
+        difference = sh(finished, "dvc", "metrics", "diff").stdout
+        assert "grpo_learning_rate.winner" in difference and winner in difference
+        assert "pinned by hand" in (finished / "reports/writeup.md").read_text()
+    finally:
+        params.write_text(before)
+        sh(finished, "git", "checkout", "-q", ".")
+        sh(finished, "dvc", "checkout", "-q")
+
+
+def test_plots_show_makes_a_page(finished):
+    sh(finished, "dvc", "plots", "show", "--out", "plots_page")
+    page = (finished / "plots_page/index.html").read_text()
+    assert "grpo_learning_rate" in page
+
+
+@pytest.mark.parametrize("study", ["math-h100", "math-24gb", "gsm8k"])
+def test_real_studies_list_their_stages(study, tmp_path):
+    folder = fresh_clone(tmp_path)
+    sh(folder, "grpo", "study", "use", study)
+    listed = sh(folder, "dvc", "repro", "--dry", "--force").stdout
+    values = load_study(folder / "params.yaml")
+    for experiment, settings in values.experiments.items():
+        for arm in settings.arms:
+            for seed in values.seeds:
+                assert f"grpo train {experiment} {arm} --seed {seed}" in listed

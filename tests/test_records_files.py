@@ -1,0 +1,179 @@
+"""Reading and writing problems, folders that are whole or absent, and digests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo.errors import UserError
+from grpo.files import files_digest, read_json, whole_folder, write_json, write_text
+from grpo.records import Problem, read_problems, write_problems
+
+PROBLEMS = [
+    Problem("a/1", "What is 1 + 1?", "2", 1, "sums"),
+    Problem("a/2", "Ist “½”\u2028 \\frac{1}{2}?\nYes\r\n", "\\frac12", 5, "Brüche"),
+    Problem("a/3", "?", "x"),
+]
+
+
+def test_problems_survive_writing_and_reading(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "problems.jsonl"
+    write_problems(path, PROBLEMS)
+    assert read_problems(path) == PROBLEMS
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 4 and lines[-1] == ""
+    assert json.loads(lines[0]) == {"id": "a/1", "question": "What is 1 + 1?", "ground_truth": "2", "level": 1, "subject": "sums"}
+    assert "Brüche" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"id": "a", "question": "?"', '{"id": "a", "question": "?"}', '{"id": "a", "question": "?", "ground_truth": "1", "x": 1}', "[1]", "7", ""],
+    ids=["cut off", "a field missing", "a field too many", "a list", "a number", "blank"],
+)
+def test_the_number_of_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "problems.jsonl"
+    write_problems(path, PROBLEMS[:2])
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(UserError, match=r"problems\.jsonl:3: .*dvc repro -f dataset"):
+        read_problems(path)
+
+
+def test_a_damaged_file_of_problems_is_a_users_error(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    write_problems(path, PROBLEMS[:2])
+    with path.open("ab") as file:
+        file.write(b'{"id": "\xff\xfe"}\n')
+    with pytest.raises(UserError, match=r"problems\.jsonl"):
+        read_problems(path)
+
+
+def test_missing_and_empty_files_of_problems(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.jsonl: no such file.*dvc repro dataset"):
+        read_problems(tmp_path / "none.jsonl")
+    write_problems(tmp_path / "empty.jsonl", [])
+    with pytest.raises(UserError, match=r"empty\.jsonl: holds no problems"):
+        read_problems(tmp_path / "empty.jsonl")
+
+
+# --------------------------------------------------------------------------------------------------------- whole folders
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_whole_folder_appears_at_the_end(tmp_path: Path) -> None:
+    target = tmp_path / "runs" / "one"
+    with whole_folder(target) as folder:
+        (folder / "a.txt").write_text("a")
+        assert not target.exists()
+    assert names(tmp_path / "runs") == ["one"]
+    assert (target / "a.txt").read_text() == "a"
+
+
+def test_a_whole_folder_replaces_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "one"
+    target.mkdir()
+    (target / "old.txt").write_text("old")
+    with whole_folder(target) as folder:
+        assert names(folder) == []
+        (folder / "new.txt").write_text("new")
+        assert names(target) == ["old.txt"]
+    assert names(tmp_path) == ["one"]
+    assert names(target) == ["new.txt"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("existed", [True, False])
+def test_an_exception_leaves_the_old_folder_and_nothing_else(tmp_path: Path, error: type[BaseException], existed: bool) -> None:
+    target = tmp_path / "one"
+    if existed:
+        target.mkdir()
+        (target / "old.txt").write_text("old")
+    with pytest.raises(error), whole_folder(target) as folder:
+        (folder / "new.txt").write_text("new")
+        raise error
+    assert names(tmp_path) == (["one"] if existed else [])
+    assert not existed or (target / "old.txt").read_text() == "old"
+
+
+def test_what_a_killed_process_left_is_not_taken_over(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "one") as folder:
+        draft = folder
+    draft.mkdir()
+    (draft / "half.txt").write_text("half")
+    with whole_folder(tmp_path / "one") as folder:
+        (folder / "new.txt").write_text("new")
+    assert names(tmp_path / "one") == ["new.txt"]
+    assert names(tmp_path) == ["one"]
+
+
+# -------------------------------------------------------------------------------------------------------- text and JSON
+
+
+def test_text_and_json_are_written_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "value.json"
+    value = {"z": 0.1 + 0.2, "a": [1, "é"]}
+    write_json(path, value)
+    assert read_json(path, made_by="x") == value
+    assert list(read_json(path, made_by="x")) == ["z", "a"]
+    assert "é" in path.read_text(encoding="utf-8")
+    assert names(path.parent) == ["value.json"]
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        write_text(path, "half")
+    assert read_json(path, made_by="x") == value
+
+
+def test_missing_and_damaged_json_name_the_stage(tmp_path: Path) -> None:
+    path = tmp_path / "winner.json"
+    with pytest.raises(UserError, match=r"winner\.json: no such file.*dvc repro select@x"):
+        read_json(path, made_by="select@x")
+    path.write_text('{"a": ')
+    with pytest.raises(UserError, match=r"winner\.json: damaged.*dvc repro -f select@x"):
+        read_json(path, made_by="select@x")
+
+
+# --------------------------------------------------------------------------------------------------------------- digests
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        write_text(root / name, content)
+    return root
+
+
+def test_a_digest_depends_on_names_and_contents_only(tmp_path: Path) -> None:
+    files = {"config.json": "{}", "sub/weights": "abc"}
+    original = files_digest(tree(tmp_path / "one", files))
+    assert files_digest(tree(tmp_path / "elsewhere" / "two", dict(reversed(files.items())))) == original
+    assert len(original) == 16 and int(original, 16) >= 0
+    others = [
+        {"config.json": "{ }", "sub/weights": "abc"},
+        {"config.json": "{}", "sub/weights": "abd"},
+        {"config.json": "{}", "sub/other": "abc"},
+        {"config.json": "{}"},
+        {"config.json": "{}", "sub/weights": "abc", "empty": ""},
+        {"config.json": "abc", "sub/weights": "{}"},
+    ]
+    digests = {files_digest(tree(tmp_path / f"other{i}", other)) for i, other in enumerate(others)}
+    assert len(digests) == len(others)
+    assert original not in digests
+
+
+def test_the_digest_of_one_file(tmp_path: Path) -> None:
+    tree(tmp_path, {"a/x": "1", "b/x": "1", "c/x": "2", "d/y": "1"})
+    assert files_digest(tmp_path / "a/x") == files_digest(tmp_path / "b/x")
+    assert len({files_digest(tmp_path / name) for name in ("a/x", "c/x", "d/y")}) == 3
+
+
+def test_a_file_moved_to_another_folder_changes_the_digest(tmp_path: Path) -> None:
+    assert files_digest(tree(tmp_path / "one", {"a/x": "1"})) != files_digest(tree(tmp_path / "two", {"b/x": "1"}))

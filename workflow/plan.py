@@ -1,0 +1,164 @@
+"""What Snakemake has to know, taken from DVC: the stages, their order, what they need, and which of them are stale.
+
+Every rule's input and output is a stamp, a small file in ``.stamps/``. DVC's own files are not shown to Snakemake, because it
+deletes a job's outputs before it starts the job and writes time stamps into folders; DVC would see both as changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
+    from dvc.stage import Stage
+
+STAMPS = Path(".stamps")
+PLAN = STAMPS / "plan.json"
+# What is up to date gets this time; what a job writes is newer. Any moment in the past would do.
+UP_TO_DATE = 946_684_800
+# For a stage whose `meta:` names no entry of `resources:`.
+SMALLEST = {"gpus": 0, "cpus": 1, "mem_mb": 2000, "runtime_min": 60}
+
+
+class PlanError(Exception):
+    """dvc.yaml or params.yaml cannot be turned into a plan; the message says what to mend."""
+
+
+def make_plan() -> None:
+    """Ask DVC for the stages and what is stale; write the plan and bring the stamps in line with it.
+
+    Raises:
+        PlanError: DVC cannot read the pipeline, or a stage names resources that params.yaml does not have.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        # Waits for the lock, since a stage of another `dvc` may hold it for a moment.
+        with Repo(_wait_for_lock=True) as repo, repo.lock:
+            remove_torn_rwlock(Path(repo.tmp_dir) / "rwlock")
+            plan = describe(repo)
+            stale = stale_stages(repo)
+    except DvcException as error:
+        raise PlanError(f"DVC cannot read the pipeline: {error}. See `dvc dag`.") from error
+    write_stamps(plan, stale)
+    write_atomically(PLAN, json.dumps(plan, indent=1))
+
+
+def remove_torn_rwlock(path: Path) -> None:
+    """Remove DVC's list of busy files if a killed DVC left it half-written; every later stage would fail on it.
+
+    DVC writes it only while it holds ``repo.lock``, as the caller does now, so nobody else is writing it.
+    """
+    if path.exists():
+        try:
+            json.loads(path.read_text())
+        except ValueError:
+            path.unlink()
+
+
+def scheduled(repo: Repo) -> list[Stage]:
+    """The stages that run a command; imports and tracked files have nothing to schedule."""
+    return [stage for stage in repo.index.stages if stage.cmd]
+
+
+def describe(repo: Repo) -> list[dict[str, Any]]:
+    """One entry for each stage, in a form that JSON can hold."""
+    from dvc.utils.serialize import load_yaml
+
+    graph = repo.index.graph  # an edge goes from a stage to one that it depends on
+    known = load_yaml("params.yaml").get("resources", {}) if Path("params.yaml").exists() else {}
+    slugs: dict[str, str] = {}
+    plan = []
+    for stage in scheduled(repo):
+        name = stage.addressing
+        slug = re.sub(r"\W", "_", name)
+        if slugs.setdefault(slug, name) != name:
+            raise PlanError(f"dvc.yaml: {slugs[slug]} and {name} would both be the rule {slug}. Rename one of them.")
+        plan.append(
+            {
+                "stage": name,
+                "rule": slug,
+                "stamp": stamp(name),
+                "after": sorted(stamp(before.addressing) for before in graph.successors(stage) if before.cmd),
+                "log": f"logs/{file_name(name)}.log",
+                "benchmark": f"logs/{file_name(name)}.benchmark.tsv",
+                **requirements(name, stage.meta or {}, known),
+            }
+        )
+    return plan
+
+
+def requirements(name: str, meta: dict[str, Any], known: dict[str, dict[str, int]]) -> dict[str, Any]:
+    """A stage's threads, GPUs and other resources, by the names that Snakemake and its Slurm plugin use."""
+    kind = meta.get("resources")
+    if kind is not None and kind not in known:
+        raise PlanError(
+            f"dvc.yaml: {name}: meta.resources is {kind!r}, but params.yaml has no resources.{kind} "
+            f"(it has: {', '.join(known) or 'none'}). Add it there, or change the stage."
+        )
+    needs = {**SMALLEST, **known.get(kind, {})}
+    cpus, gpus = needs["cpus"], needs["gpus"]
+    resources = {"mem_mb": needs["mem_mb"], "runtime": needs["runtime_min"]}
+    if gpus:
+        # One process that sees all its GPUs: the plugin would ask for a task per GPU, and for one core per task.
+        resources |= {"gpu": gpus, "cpus_per_gpu": ceil(cpus / gpus), "tasks_per_gpu": 0}
+    return {"threads": cpus, "gpus": gpus, "resources": resources}
+
+
+def stale_stages(repo: Repo) -> set[str]:
+    """Names of the stages that DVC would run, and of all that follow them.
+
+    Not by ``repo.status()``: it takes locks by process id, which means nothing to a job on another machine.
+    """
+    import networkx as nx
+
+    graph = repo.index.graph
+    stale = {stage for stage in scheduled(repo) if is_stale(stage)}
+    followers = set().union(*(nx.ancestors(graph, stage) for stage in stale))
+    return {stage.addressing for stage in stale | followers}
+
+
+def is_stale(stage: Stage) -> bool:
+    """Whether DVC would run this stage now, were it asked for it alone."""
+    return bool(
+        stage.is_callback
+        or stage.always_changed
+        or stage.changed_stage()
+        or any(dep.status() for dep in stage.deps)
+        or any(out.status() for out in stage.outs)
+    )
+
+
+def write_stamps(plan: list[dict[str, Any]], stale: set[str]) -> None:
+    """Remove the stamps of stale and of former stages; write the others, all with the same time."""
+    STAMPS.mkdir(exist_ok=True)
+    fresh = {Path(entry["stamp"]) for entry in plan if entry["stage"] not in stale}
+    for path in set(STAMPS.glob("*.done")) - fresh:
+        path.unlink(missing_ok=True)
+    for path in fresh:
+        if not path.exists():
+            path.write_text("up to date\n")  # Snakemake may take an empty file for none
+        os.utime(path, (UP_TO_DATE, UP_TO_DATE))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a job that reads it meanwhile sees the old or the new text, never a part."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def file_name(stage: str) -> str:
+    """A stage's name as a file's; only stages of a dvc.yaml in a subfolder hold ``/`` and ``:``."""
+    return re.sub(r"[/:]", "_", stage)
+
+
+def stamp(stage: str) -> str:
+    """A stage's stamp."""
+    return f"{STAMPS}/{file_name(stage)}.done"

@@ -1,0 +1,170 @@
+"""Run a command with N GPUs of its own, and leave nothing of it running: ``with_gpus.py N -- COMMAND...``
+
+Snakemake's ``--resources gpu=4`` only counts: it does not say which device a job may use. Here each device is a lock file
+below ``.stamps/gpus/``; the command sees the N devices whose locks it got in CUDA_VISIBLE_DEVICES. The operating system
+releases the locks when the process ends, however it ends. Under Slurm, which hands out devices itself, none is taken.
+
+A killed ``dvc`` leaves the training that it started running, and the next attempt would train beside it. So the command gets
+a process group of its own, which is ended with it, and also when this process is told to stop or Snakemake dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+LOCKS = Path(".stamps/gpus")
+GRACE_SECONDS = 10
+LOG_LINES_SHOWN = 20
+PR_SET_PDEATHSIG = 1
+
+
+class GpuError(Exception):
+    """The machine does not have what was asked for."""
+
+
+def devices() -> list[str]:
+    """The GPUs of this machine that may be used: those of CUDA_VISIBLE_DEVICES, or else all."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [device.strip() for device in visible.split(",") if device.strip()]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    return re.findall(r"^GPU (\d+):", listing, flags=re.MULTILINE)
+
+
+def try_lock(path: Path) -> IO[str] | None:
+    """The locked file, or None if another process has it."""
+    file = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+@contextmanager
+def hold(count: int) -> Iterator[list[str]]:
+    """Wait until ``count`` devices are free, and hold them.
+
+    Raises:
+        GpuError: there are not as many, free or not.
+    """
+    present = devices()
+    if count > len(present):
+        raise GpuError(
+            f"{count} GPU(s) asked for, but this machine offers {len(present)} ({', '.join(present) or 'none'}). "
+            "Lower `gpus` under `resources:` in params.yaml, check CUDA_VISIBLE_DEVICES and `nvidia-smi -L`, or use Slurm."
+        )
+    LOCKS.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        taken: list[str] = []
+        # One process collects at a time: two that each hold a part of what they need would wait for each other.
+        with (LOCKS / "queue.lock").open("a") as queue:
+            fcntl.flock(queue, fcntl.LOCK_EX)
+            while True:
+                for device in present:
+                    if len(taken) < count and device not in taken and (file := try_lock(LOCKS / f"{device}.lock")):
+                        held.enter_context(file)
+                        taken.append(device)
+                if len(taken) == count:
+                    break
+                time.sleep(0.2)
+        yield sorted(taken, key=present.index)
+
+
+def environment(count: int, held: ExitStack) -> dict[str, str]:
+    """The command's environment; the devices in it stay locked until ``held`` is closed."""
+    if count == 0 or "SLURM_JOB_ID" in os.environ:
+        return dict(os.environ)
+    taken = held.enter_context(hold(count))
+    # nvidia-smi numbers devices by their place on the bus, CUDA by default by speed.
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(taken), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def when_parent_dies(signum: int) -> None:
+    """Have this process sent a signal when its parent ends, even by SIGKILL. Only Linux can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
+
+
+def before_exec() -> None:
+    """Runs in the child: end with the parent, and be open to SIGINT even where the parent ignores it (``nohup ... &``)."""
+    when_parent_dies(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def stop(signum: int, _frame: object) -> None:
+    """Signal handler: leave by way of every ``finally``."""
+    sys.exit(128 + signum)
+
+
+def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
+    """Run the command in its own process group, and end whatever is left of the group afterwards."""
+    with log.open("w") if log else contextlib.nullcontext() as output:
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT if output else None,
+            process_group=0, preexec_fn=before_exec,
+        )  # fmt: skip
+    try:
+        return process.wait()
+    except SystemExit:
+        # SIGINT first: DVC waits for its command to end, and then gives back its locks.
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(GRACE_SECONDS)
+        raise
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def explain_failure(command: list[str], code: int, log: Path) -> None:
+    """Say where the log is, and show its end."""
+    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+    text = "\n".join(f"  | {line}" for line in lines)
+    print(f"Failed with exit code {code}: {' '.join(command)}\nThe end of its log:\n{text}\nAll of it: {log}", file=sys.stderr)
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the command's exit code, or 2 if it could not be run at all."""
+    parser = argparse.ArgumentParser(prog="with_gpus.py", description="Run a command with N GPUs of its own.")
+    parser.add_argument("count", type=int, metavar="N")
+    parser.add_argument("--log", type=Path, help="write the command's output to this file")
+    parser.add_argument("--stamp", type=Path, help="write this file when the command has succeeded")
+    parser.add_argument("command", nargs="+", metavar="COMMAND")
+    options = parser.parse_args(arguments)
+
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, stop)
+    when_parent_dies(signal.SIGTERM)
+    with ExitStack() as held:
+        try:
+            code = run(options.command, environment(options.count, held), options.log)
+        except (GpuError, FileNotFoundError) as error:
+            print(f"with_gpus.py: {error}", file=sys.stderr)
+            return 2
+    if code == 0 and options.stamp:
+        options.stamp.write_text(time.strftime("%Y-%m-%d %H:%M:%S\n"))
+    if code and options.log:
+        explain_failure(options.command, code, options.log)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

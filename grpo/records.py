@@ -76,11 +76,11 @@ def read_problems(path: Path) -> list[Problem]:
     if not path.exists():
         raise UserError(f"{path}: no such file. Run `dvc repro dataset` to make it.")
     problems = []
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 problems.append(Problem(**json.loads(line)))
-            except (json.JSONDecodeError, TypeError) as error:
+            except (ValueError, TypeError) as error:
                 raise UserError(
                     f"{path}:{number}: not a problem record ({error}). Run `dvc repro -f dataset` to make it anew."
                 ) from error

@@ -176,12 +176,12 @@ class RunLog:
         self.mlflow.log({f"time/{k}": v for k, v in times.items() if k != "step"}, step=self._updates)
         self._phases = {}
 
-    def validation(self, step: int, metrics: dict[str, float]) -> None:
-        """Record one evaluation on the validation set."""
-        row = {"step": step, "update": self._updates, **{f"val/{key}": value for key, value in metrics.items()}}
+    def validation(self, step: int, update: int, metrics: dict[str, float]) -> None:
+        """Record one evaluation on the validation set, of the policy after ``update`` optimizer steps."""
+        row = {"step": step, "update": update, **{f"val/{key}": value for key, value in metrics.items()}}
         self.validations.append(row)
         self._validation.write(row)
-        self.mlflow.log({k: v for k, v in row.items() if k.startswith("val/")}, step=self._updates)
+        self.mlflow.log({k: v for k, v in row.items() if k.startswith("val/")}, step=update)
 
     def close(self) -> None:
         """Close the files."""

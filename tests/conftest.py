@@ -24,7 +24,8 @@ def _texts(mini_study: Study) -> list[str]:
     from grpo.training.documents import documents
 
     assert isinstance(mini_study.model, PretrainedHere)
-    return [prompt + response for prompt, response in itertools.islice(documents(mini_study.model, levels=2), 100)]
+    settings = mini_study.model.model_copy(update={"r1_zero_share": 0.6, "complete_form_share": 0.1, "guess_share": 0.1})
+    return [prompt + response for prompt, response in itertools.islice(documents(settings, levels=2), 100)]
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +45,8 @@ def byte_tokenizer(_texts: list[str]) -> Any:
 
 
 @pytest.fixture(scope="session")
-def _fresh_model(tokenizer: Any) -> Any:
+def fresh_model(tokenizer: Any) -> Any:
+    """What ``model`` is a copy of; not to be changed."""
     import torch
 
     from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM
@@ -69,6 +71,6 @@ def _fresh_model(tokenizer: Any) -> Any:
 
 
 @pytest.fixture
-def model(_fresh_model: Any) -> Any:
+def model(fresh_model: Any) -> Any:
     """A randomly initialised Qwen2 model (hidden 32, 2 layers), a new copy for each test."""
-    return copy.deepcopy(_fresh_model)
+    return copy.deepcopy(fresh_model)

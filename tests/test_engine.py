@@ -18,13 +18,20 @@ from grpo.records import Completion
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 
-TEXTS = ["Mia has 3 apples.", "On Monday she buys 2. On Tuesday she loses 1. How many?", "T", "Ben sells 12 coins and"]
+TEXTS = [
+    "Mia has 3 apples.",
+    "On Monday she buys 2, and on Tuesday she loses 1, but gains 14. How many are left now?",
+    "T",
+    "Ben sells 12 coins, quickly",
+]
+LENGTHS = (6, 14, 1, 9)
 
 
 @pytest.fixture
 def prompts(tokenizer: Any) -> list[list[int]]:
-    ids = [tokenizer(text)["input_ids"] for text in TEXTS]
-    assert len({len(i) for i in ids}) == len(ids)  # all of different length
+    """Token ids of four prompts, all of different length."""
+    ids = [tokenizer(text)["input_ids"][:length] for text, length in zip(TEXTS, LENGTHS, strict=True)]
+    assert [len(i) for i in ids] == list(LENGTHS)
     return ids
 
 
@@ -85,7 +92,9 @@ def test_almost_greedy_sampling_is_transformers_greedy_decoding(model: Any, toke
     assert len(seen) == len(prompts)
 
 
-@pytest.mark.parametrize(("temperature", "top_p", "min_tokens"), [(1.0, 1.0, 0), (0.7, 1.0, 0), (1.0, 0.6, 0), (0.7, 0.8, 0), (0.7, 1.0, 5)])
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "min_tokens"), [(1.0, 1.0, 0), (0.7, 1.0, 0), (1.0, 0.6, 0), (0.7, 0.8, 0), (0.7, 1.0, 5)]
+)
 def test_log_probs_are_those_of_a_fresh_forward_pass(
     chatty: tuple[Any, Any], prompts: list[list[int]], temperature: float, top_p: float, min_tokens: int
 ) -> None:

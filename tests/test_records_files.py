@@ -24,14 +24,21 @@ def test_problems_survive_writing_and_reading(tmp_path: Path) -> None:
     assert read_problems(path) == PROBLEMS
     lines = path.read_text(encoding="utf-8").split("\n")
     assert len(lines) == 4 and lines[-1] == ""
-    assert json.loads(lines[0]) == {"id": "a/1", "question": "What is 1 + 1?", "ground_truth": "2", "level": 1, "subject": "sums"}
+    record = {"id": "a/1", "question": "What is 1 + 1?", "ground_truth": "2", "level": 1, "subject": "sums"}
+    assert json.loads(lines[0]) == record
     assert "Brüche" in lines[1]
 
 
 @pytest.mark.parametrize(
     "line",
-    ['{"id": "a", "question": "?"', '{"id": "a", "question": "?"}', '{"id": "a", "question": "?", "ground_truth": "1", "x": 1}', "[1]", "7", ""],
-    ids=["cut off", "a field missing", "a field too many", "a list", "a number", "blank"],
+    [
+        pytest.param('{"id": "a", "question": "?"', id="cut off"),
+        pytest.param('{"id": "a", "question": "?"}', id="a field missing"),
+        pytest.param('{"id": "a", "question": "?", "ground_truth": "1", "x": 1}', id="a field too many"),
+        pytest.param("[1]", id="a list"),
+        pytest.param("7", id="a number"),
+        pytest.param("", id="blank"),
+    ],
 )
 def test_the_number_of_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "problems.jsonl"
@@ -173,7 +180,3 @@ def test_the_digest_of_one_file(tmp_path: Path) -> None:
     tree(tmp_path, {"a/x": "1", "b/x": "1", "c/x": "2", "d/y": "1"})
     assert files_digest(tmp_path / "a/x") == files_digest(tmp_path / "b/x")
     assert len({files_digest(tmp_path / name) for name in ("a/x", "c/x", "d/y")}) == 3
-
-
-def test_a_file_moved_to_another_folder_changes_the_digest(tmp_path: Path) -> None:
-    assert files_digest(tree(tmp_path / "one", {"a/x": "1"})) != files_digest(tree(tmp_path / "two", {"b/x": "1"}))

@@ -39,12 +39,12 @@ def test_wilson_interval(successes: int, n: int, low: float, high: float) -> Non
 def test_wilson_interval_holds_the_share_and_is_symmetric(n: int) -> None:
     for successes in {0, 1, n // 2, n}:
         low, high = wilson_interval(successes, n)
-        assert 0.0 <= low <= successes / n <= high <= 1.0
+        assert 0.0 <= low <= successes / n + 1e-12 and successes / n - 1e-12 <= high <= 1.0
         assert (1 - high, 1 - low) == pytest.approx(wilson_interval(n - successes, n), abs=1e-12)
 
 
 def test_wilson_interval_with_another_level() -> None:
-    # z = 1: (.5 +- sqrt(.25 / 4 + 1 / 64)) ... p = 1/2, n = 4: center .5, half = sqrt(1/16 + 1/64) / 1.25 = .223607
+    # p = 1/2 and n = 4: center 1/2, half width sqrt(1/16 + 1/64) / 1.25 = .223607
     assert wilson_interval(2, 4, z=1.0) == pytest.approx((0.276393, 0.723607), abs=1e-6)
 
 

@@ -29,7 +29,9 @@ def normalize_within_groups(raw_rewards: Tensor, group_size: int, advantage_eps:
     if len(raw_rewards) % group_size:
         raise UserError(f"group_size: {len(raw_rewards)} rewards are no whole number of groups of {group_size}.")
     groups = raw_rewards.view(-1, group_size)
-    advantages = groups - groups.mean(dim=1, keepdim=True)
+    # Rounding leaves a mean of equal rewards a little beside them, which the division by their tiny std would blow up.
+    equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
+    advantages = torch.where(equal, 0.0, groups - groups.mean(dim=1, keepdim=True))
     if normalize_by_std:
         advantages = advantages / (groups.std(dim=1, keepdim=True) + advantage_eps)
     return advantages.flatten()

@@ -26,25 +26,24 @@ PANELS = (
 
 
 def draw_figures(study: Study) -> None:
-    """Write reports/figures/*.png and reports/curves/EXPERIMENT/ARM.csv, and keep the figures with the MLflow experiments."""
+    """Write reports/figures/*.png and reports/curves/*.csv, and keep the figures with the MLflow experiments."""
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
         _save(draw_zero_shot(read_json(paths.BASELINE_METRICS, made_by="math_baseline")), folder / "math_baseline.png")
         for experiment in experiments(study):
             runs = read_runs(study, experiment)
             _save(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")
-            write_curves(curves / experiment, runs)
+            curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
     for path in sorted(paths.FIGURES.glob("*.png")):
         mlflow = MlflowRun(path.stem, "figures", {}, {"stage": "figures"})
         mlflow.artifact(path)
         mlflow.finish()
 
 
-def write_curves(folder: Path, runs: list[Run]) -> None:
-    """One CSV for each arm: step and validation answer reward (mean over seeds)."""
-    folder.mkdir(parents=True)
-    for arm, of_arm in by_arm(runs).items():
-        curve = mean_curve(of_arm, "validation", REWARD)["mean"].rename("answer_reward")
-        curve.reset_index().to_csv(folder / f"{arm}.csv", index=False, lineterminator="\n")
+def curve_table(runs: list[Run]) -> pd.DataFrame:
+    """Columns ``arm``, ``step`` and ``answer_reward`` (validation, mean over seeds), for `dvc plots`."""
+    curves = [mean_curve(of_arm, "validation", REWARD)["mean"].rename("answer_reward") for of_arm in by_arm(runs).values()]
+    tables = [curve.reset_index().assign(arm=arm) for arm, curve in zip(by_arm(runs), curves, strict=True)]
+    return pd.concat(tables)[["arm", "step", "answer_reward"]]
 
 
 def by_arm(runs: list[Run]) -> dict[str, list[Run]]:

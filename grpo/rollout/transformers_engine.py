@@ -16,6 +16,7 @@ from grpo.errors import UserError
 from grpo.records import Completion
 from grpo.rollout.engine import SamplingParams
 
+REPLACEMENT = "\ufffd"  # what incomplete UTF-8 decodes to
 COMPACT_BELOW = 0.8  # drop finished sequences once fewer than this share of the batch's rows still run
 
 
@@ -61,6 +62,7 @@ class TransformersEngine:
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
         reasons = ["length"] * len(rows)
+        past_stop = [0] * len(rows)  # characters that stand after the stop string
         prompt_width = mask.shape[-1] - params.max_tokens
         for length in range(1, params.max_tokens + 1):
             tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, generator)
@@ -70,8 +72,10 @@ class TransformersEngine:
                     log_probs[row].append(log_prob)
             for i in self._may_have_stopped(tokens, params.stop).tolist():
                 row = rows[i]
-                if reasons[row] == "length" and length >= params.min_tokens and self._has_stopped(token_ids[row], params.stop):
-                    reasons[row] = "stop"
+                if reasons[row] == "length" and length >= params.min_tokens:
+                    past = self._characters_past_stop(token_ids[row], params.stop)
+                    if past is not None:
+                        reasons[row], past_stop[row] = "stop", past
             alive = [i for i, row in enumerate(rows) if reasons[row] == "length"]
             if not alive or length == params.max_tokens:
                 break
@@ -90,8 +94,8 @@ class TransformersEngine:
             logits, next_position = output.logits[:, -1], next_position + 1
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         completions = [
-            Completion(tuple(ids), cut_after_stop(text, params.stop), tuple(lp), reason, self.policy_version)
-            for ids, text, lp, reason in zip(token_ids, texts, log_probs, reasons, strict=True)
+            Completion(tuple(ids), text[: len(text) - past], tuple(lp), reason, self.policy_version)
+            for ids, text, past, lp, reason in zip(token_ids, texts, past_stop, log_probs, reasons, strict=True)
         ]
         return [completions[i : i + n] for i in range(0, len(completions), n)]
 
@@ -132,18 +136,24 @@ class TransformersEngine:
         if stop not in self._stop_token_ids:
             pieces = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))], clean_up_tokenization_spaces=False)
             ends = {string[-1] for string in stop}
-            candidates = [i for i, piece in enumerate(pieces) if any(end in piece for end in ends)]
+            # A piece that is part of a character decodes to the replacement character, and may complete any of them.
+            candidates = [i for i, piece in enumerate(pieces) if any(end in piece for end in (*ends, REPLACEMENT))]
             ids = torch.tensor([self.tokenizer.eos_token_id, *candidates], device=self.model.device)
             self._stop_token_ids[stop] = ids
         return torch.isin(tokens, self._stop_token_ids[stop]).nonzero()[:, 0]
 
-    def _has_stopped(self, token_ids: list[int], stop: tuple[str, ...]) -> bool:
+    def _characters_past_stop(self, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
+        """How many characters follow the stop string that the newest token completed; None where it completed none."""
         if token_ids[-1] == self.tokenizer.eos_token_id:
-            return True
+            return 0
         # Every token decodes to at least one byte, so a stop string spans at most this many tokens.
         tail = token_ids[-max((len(string.encode()) for string in stop), default=0) :]
-        text = self.tokenizer.decode(tail, clean_up_tokenization_spaces=False)
-        return any(string in text for string in stop)
+        before, text = (self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (tail[:-1], tail))
+        known = len(before.rstrip(REPLACEMENT))
+        # A stop string that was complete before the newest token (and before min_tokens) does not count again.
+        ends = [text.find(string, max(0, known - len(string) + 1)) + len(string) for string in stop]
+        ends = [end for end, string in zip(ends, stop, strict=True) if end >= len(string)]
+        return len(text) - min(ends) if ends else None
 
 
 class _FixedLayer(DynamicLayer):  # type: ignore[misc]
@@ -191,16 +201,13 @@ def sample(
         tokens (rows,) and their log-probabilities (rows,) under the distribution they were drawn from, in float32.
     """
     log_probs = torch.log_softmax(logits.float() / params.temperature, dim=-1)
-    restricted = False
     if length < params.min_tokens:
         log_probs[:, eos_token_id] = -torch.inf
-        restricted = True
+        log_probs = torch.log_softmax(log_probs, dim=-1)
     if params.top_p < 1.0:
         ordered, order = log_probs.sort(dim=-1, descending=True)
         before = ordered.exp().cumsum(dim=-1) - ordered.exp()
         log_probs.scatter_(-1, order, ordered.masked_fill(before >= params.top_p, -torch.inf))
-        restricted = True
-    if restricted:
         log_probs = torch.log_softmax(log_probs, dim=-1)
     # Inverting the distribution function needs one random number a row where torch.multinomial draws one for each token of
     # the vocabulary; in double precision, because it sums up to 150,000 probabilities.
@@ -208,12 +215,6 @@ def sample(
     drawn = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device, generator=generator) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, drawn, right=True).clamp(max=logits.shape[-1] - 1)
     return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
-
-
-def cut_after_stop(text: str, stop: tuple[str, ...]) -> str:
-    """``text`` up to and including the first stop string in it."""
-    ends = [text.find(string) + len(string) for string in stop if string in text]
-    return text[: min(ends)] if ends else text
 
 
 def check_context(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:

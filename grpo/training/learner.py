@@ -39,7 +39,8 @@ class Learner:
     """A policy with its optimizer (AdamW, betas 0.9 and 0.95, no weight decay, as in the handout)."""
 
     def __init__(self, model: Any, config: GrpoConfig, pad_token_id: int):
-        self.model = model
+        # Training mode, because gradient checkpointing does nothing without it; the models trained here have no dropout.
+        self.model = model.train()
         self.config = config
         self.pad_token_id = pad_token_id
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)

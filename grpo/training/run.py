@@ -66,6 +66,7 @@ class Validation:
         self.steps = sorted({*range(0, n + 1, every), n})
         self.sampled_steps = {self.steps[0], self.steps[len(self.steps) // 2], self.steps[-1]}
         self.study, self.prompt = study, run.config.prompt
+        self.updates_per_step = run.config.updates_per_rollout_batch
         self.problems, self.engine, self.learner, self.tokenizer, self.log = problems, engine, learner, tokenizer, log
         self.samples: list[dict[str, Any]] = []
         self.bar = tqdm(total=n, desc=run.name, unit="step", mininterval=1.0)
@@ -87,7 +88,7 @@ class Validation:
             derive_seed(evaluation.seed),
         )
         metrics = summarize(rollouts)
-        self.log.validation(step, metrics)
+        self.log.validation(step, step * self.updates_per_step, metrics)
         self.bar.set_postfix_str(f"validation answer reward {metrics['answer_reward']:.3f}")
         if step in self.sampled_steps:
             shown = rollouts[:SAMPLES]

@@ -1,0 +1,395 @@
+"""The GRPO loop on a tiny model and a toy reward, with real MLflow."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from grpo import paths
+from grpo.effective import EffectiveRun, effective_run
+from grpo.models.checkpoint import save_checkpoint
+from grpo.records import Problem, write_problems
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study import Experiment, GrpoConfig, LocalModel, Study
+from grpo.tracking import MlflowRun, RunLog
+from grpo.training.grpo import questions_of_step, train_grpo
+from grpo.training.learner import Learner
+from grpo.training.run import Validation
+
+# --------------------------------------------------------------------------------------------------------- questions
+
+
+def problems(n: int) -> list[Problem]:
+    return [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(n)]
+
+
+@pytest.mark.parametrize(("size", "n"), [(12, 4), (12, 5), (7, 3), (5, 8)])
+def test_every_question_is_asked_once_an_epoch(size: int, n: int) -> None:
+    epochs = 3 * n  # a whole number of steps
+    asked = [q.id for step in range(1, epochs * size // n + 1) for q in questions_of_step(problems(size), 0, step, n)]
+    everything = {p.id for p in problems(size)}
+    orders = [asked[i : i + size] for i in range(0, len(asked), size)]
+    assert len(orders) == epochs
+    assert all(set(order) == everything for order in orders)
+    assert len({tuple(order) for order in orders}) > epochs / 2  # a new order each time
+    assert orders[0] != [p.id for p in problems(size)]
+
+
+def test_the_questions_of_a_step_depend_on_nothing_that_was_asked_before() -> None:
+    forward = [questions_of_step(problems(10), 3, step, 4) for step in range(1, 30)]
+    backward = [questions_of_step(problems(10), 3, step, 4) for step in reversed(range(1, 30))]
+    assert forward == backward[::-1]
+    other_seed = [questions_of_step(problems(10), 4, step, 4) for step in range(1, 30)]
+    assert other_seed != forward
+
+
+def test_the_order_is_the_same_in_another_process() -> None:
+    program = (
+        "from grpo.records import Problem\nfrom grpo.training.grpo import questions_of_step\n"
+        "print([q.id for q in questions_of_step([Problem(f'p/{i}', '', '') for i in range(9)], 5, 4, 4)])"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "123"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == str([q.id for q in questions_of_step(problems(9), 5, 4, 4)])
+
+
+# -------------------------------------------------------------------------------------------------------------- training
+
+
+def contains_a_t(text: str, _: str) -> dict[str, float]:
+    found = float("T" in text)
+    return {"reward": found, "format_reward": 1.0, "answer_reward": found}
+
+
+CONFIG = GrpoConfig(
+    n_grpo_steps=20,
+    learning_rate=1e-2,
+    rollout_batch_size=64,
+    train_batch_size=64,
+    group_size=8,
+    gradient_accumulation_steps=2,
+    sampling_max_tokens=6,
+    sampling_min_tokens=0,
+    prompt="question_only",
+)
+
+
+class NoMlflow:
+    """Stands for an MlflowRun where MLflow is not what is tested."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        assert all(isinstance(value, float | int) for value in metrics.values())
+
+    def artifact(self, path: Path, folder: str | None = None) -> None: ...
+
+    def tag(self, **tags: Any) -> None: ...
+
+    def finish(self, status: str = "FINISHED") -> None: ...
+
+
+def train(
+    model: Any, tokenizer: Any, folder: Path, config: GrpoConfig = CONFIG, seed: int = 0, reward: Any = contains_a_t
+) -> tuple[Any, RunLog]:
+    """A copy of ``model``, trained, and the run's log."""
+    folder.mkdir(parents=True)
+    model = copy.deepcopy(model)
+    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
+    engine, learner = TransformersEngine(model, tokenizer), Learner(model, config, tokenizer.pad_token_id)
+    train_grpo(config, seed, problems(20), tokenizer, engine, learner, reward, lambda step: None, log)
+    log.close()
+    return model, log
+
+
+def read_csv(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def same_weights(a: Any, b: Any) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+HISTORY = [
+    *("step", "update", "train/reward", "train/format_reward", "train/answer_reward", "train/zero_signal_fraction"),
+    *("train/response_length", "train/response_length_max", "train/cut_off", "loss", "gradient_norm", "token_entropy"),
+    *("clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "learning_rate"),
+]
+
+
+def test_training_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    trained, _ = train(model, tokenizer, tmp_path / "run")
+    rows = read_csv(tmp_path / "run/history.csv")
+    assert list(rows[0])[: len(HISTORY)] == HISTORY
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    assert [row["step"] for row in rows] == [row["update"] for row in rows] == list(range(1, 21))
+    first = sum(row["train/reward"] for row in rows[:2]) / 2
+    last = sum(row["train/reward"] for row in rows[-2:]) / 2
+    assert first < 0.6
+    assert last > 0.85
+    assert all(row["train/format_reward"] == 1.0 for row in rows)
+    assert all(row["ratio_min"] == row["ratio_max"] == 1.0 and row["clip_fraction"] == 0.0 for row in rows)  # on-policy
+    assert all(row["train/response_length_max"] <= 6 for row in rows)
+    assert not same_weights(model, trained)
+
+
+def test_a_reversed_reward_lowers_it(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """The toy reward does not rise by itself."""
+
+    def without_a_t(text: str, truth: str) -> dict[str, float]:
+        return {key: 1.0 - value for key, value in contains_a_t(text, truth).items()}
+
+    train(model, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"n_grpo_steps": 12}), reward=without_a_t)
+    contained = [1.0 - row["train/answer_reward"] for row in read_csv(tmp_path / "run/history.csv")]
+    assert sum(contained[-2:]) < sum(contained[:2]) / 2
+
+
+def test_a_reward_that_is_always_the_same_changes_nothing(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    def always(text: str, truth: str) -> dict[str, float]:
+        return {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
+
+    trained, _ = train(model, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"n_grpo_steps": 2}), reward=always)
+    assert same_weights(model, trained)
+    assert all(row["train/zero_signal_fraction"] == 1.0 for row in read_csv(tmp_path / "run/history.csv"))
+
+
+def test_training_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"n_grpo_steps": 4, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip"})
+    one, _ = train(model, tokenizer, tmp_path / "one", config)
+    torch.manual_seed(99)
+    torch.rand(5)
+    two, _ = train(model, tokenizer, tmp_path / "two", config)
+    other, _ = train(model, tokenizer, tmp_path / "other", config, seed=1)
+    history = [(tmp_path / name / "history.csv").read_bytes() for name in ("one", "two", "other")]
+    assert history[0] == history[1] != history[2]
+    assert same_weights(one, two)
+    assert not same_weights(one, other)
+
+
+def test_two_epochs_of_half_batches_are_four_optimizer_steps(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(
+        update={"n_grpo_steps": 3, "epochs_per_rollout_batch": 2, "train_batch_size": 32, "loss_type": "grpo_no_clip"}
+    )
+    _, log = train(model, tokenizer, tmp_path / "run", config)
+    rows = read_csv(tmp_path / "run/history.csv")
+    assert [row["step"] for row in rows] == [1] * 4 + [2] * 4 + [3] * 4
+    assert [row["update"] for row in rows] == list(range(1, 13))
+    for start in range(0, 12, 4):
+        first, *later = rows[start : start + 4]
+        assert first["ratio_min"] == first["ratio_max"] == 1.0  # nothing has happened since sampling
+        assert all(row["ratio_min"] < 1.0 < row["ratio_max"] for row in later)
+        assert len({row["train/reward"] for row in rows[start : start + 4]}) == 1  # one rollout batch
+    assert [times["step"] for times in log.times] == [1, 2, 3]
+    assert {"rollout_s", "scoring_s", "training_s", "synchronization_s", "evaluation_s"} <= set(log.times[0])
+    assert all(value >= 0 for times in log.times for value in times.values())
+
+
+@pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"])
+def test_a_group_of_one_and_every_loss_type_stay_finite(model: Any, tokenizer: Any, tmp_path: Path, loss_type: str) -> None:
+    group = 1 if loss_type == "no_baseline" else 2
+    config = CONFIG.model_copy(update={"n_grpo_steps": 2, "loss_type": loss_type, "group_size": group})
+    trained, _ = train(model, tokenizer, tmp_path / "run", config)
+    assert all(parameter.isfinite().all() for parameter in trained.parameters())
+    assert all(math.isfinite(value) for row in read_csv(tmp_path / "run/history.csv") for value in row.values())
+    assert not same_weights(model, trained)
+
+
+# ---------------------------------------------------------------------------------------------- evaluation and MLflow
+
+
+@dataclass
+class Tracked:
+    folder: Path
+    client: Any
+    run_id: str
+    problems_per_evaluation: int
+
+
+@pytest.fixture(scope="module")
+def tiny_study(mini_study: Study) -> Study:
+    """Five steps of two epochs, evaluated every second step on six problems."""
+    config = CONFIG.model_copy(update={"n_grpo_steps": 5, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip"})
+    return mini_study.model_copy(
+        update={
+            "seeds": [0],
+            "threads": 1,
+            "grpo": config,
+            "model": LocalModel(source="local", path="unused"),
+            "evaluation": mini_study.evaluation.model_copy(update={"every": 2, "problems": 6, "max_tokens": 6}),
+            "experiments": {"grpo_learning_rate": Experiment(arms={"slow": {"learning_rate": 1e-3}})},
+        }
+    )
+
+
+def tiny_run(study: Study) -> EffectiveRun:
+    return effective_run(study, "grpo_learning_rate", "slow", 0, [])
+
+
+@pytest.fixture(scope="module")
+def tracked(tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
+    """A run with evaluation and a real MLflow run in a new SQLite file."""
+    folder = tmp_path_factory.mktemp("tracked")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/tracking.db")
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        run, model = tiny_run(tiny_study), copy.deepcopy(fresh_model)
+        mlflow = MlflowRun("toy", "slow-0", {"seed": 0, "loss_type": "grpo_clip"}, {"stage": "toy@slow-0"})
+        log = RunLog(folder, mlflow)
+        engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
+        validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log)
+        train_grpo(run.config, run.seed, problems(20), tokenizer, engine, learner, contains_a_t, validate, log)
+        log.close()
+        (folder / "note.txt").write_text("kept")
+        mlflow.artifact(folder / "note.txt")
+        mlflow.tag(checkpoint_digest="abc")
+        run_id = mlflow.finish()
+        assert run_id is not None
+        from mlflow.tracking import MlflowClient
+
+        yield Tracked(folder, MlflowClient(tracking_uri=f"sqlite:///{folder}/tracking.db"), run_id, 6)
+
+
+def test_evaluation_comes_first_every_few_steps_and_last(tracked: Tracked) -> None:
+    rows = read_csv(tracked.folder / "validation.csv")
+    assert [row["step"] for row in rows] == [0, 2, 4, 5]
+    columns = ["val/reward", "val/format_reward", "val/answer_reward", "val/response_length", "val/cut_off"]
+    assert list(rows[0]) == ["step", "update", *columns]
+    assert all(0 <= row["val/cut_off"] <= 1 and 1 <= row["val/response_length"] <= 6 for row in rows)
+    # a mean over six problems
+    assert all(row["val/cut_off"] * 6 == pytest.approx(round(row["val/cut_off"] * 6)) for row in rows)
+
+
+def test_an_evaluation_carries_the_number_of_updates_the_policy_had(tracked: Tracked) -> None:
+    """Two optimizer steps a GRPO step."""
+    rows = read_csv(tracked.folder / "validation.csv")
+    assert [row["update"] for row in rows] == [0, 4, 8, 10]
+
+
+def test_metrics_parameters_tags_and_artifacts_arrive_in_mlflow(tracked: Tracked) -> None:
+    run = tracked.client.get_run(tracked.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "slow-0"
+    assert tracked.client.get_experiment(run.info.experiment_id).name == "toy"
+    assert run.data.params == {"seed": "0", "loss_type": "grpo_clip"}
+    assert {"stage": "toy@slow-0", "checkpoint_digest": "abc"}.items() <= run.data.tags.items()
+    assert {"git_commit", "git_changed"} <= set(run.data.tags)
+    assert [artifact.path for artifact in tracked.client.list_artifacts(tracked.run_id)] == ["note.txt"]
+
+    rows = read_csv(tracked.folder / "history.csv")
+    assert len(rows) == 10
+    for column in HISTORY[2:]:
+        history = sorted(tracked.client.get_metric_history(tracked.run_id, column), key=lambda metric: metric.step)
+        assert [metric.step for metric in history] == list(range(1, 11))
+        assert [metric.value for metric in history] == [row[column] for row in rows]
+    times = {key for key in run.data.metrics if key.startswith("time/")}
+    assert {"time/rollout_s", "time/training_s", "time/tokens_per_s", "time/peak_memory_mb"} <= times
+    assert all(run.data.metrics[key] >= 0 for key in times)
+
+
+def test_evaluations_arrive_in_mlflow_each_at_its_own_update(tracked: Tracked) -> None:
+    rows = read_csv(tracked.folder / "validation.csv")
+    history = tracked.client.get_metric_history(tracked.run_id, "val/response_length")
+    assert Counter(metric.value for metric in history) == Counter(row["val/response_length"] for row in rows)
+    assert sorted(metric.step for metric in history) == [0, 4, 8, 10]
+
+
+def test_processes_that_start_at_once_share_a_new_database(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom grpo.tracking import MlflowRun\n"
+        "run = MlflowRun('together', sys.argv[1], {'a': 1}, {'b': 2})\n"
+        "run.log({'number': float(sys.argv[1])}, step=0)\nprint(run.finish())"
+    )
+    uri = f"sqlite:///{tmp_path}/new.db"
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(i)],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    ended = [process.communicate(timeout=60) for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert not any("warning: MLflow" in errors for _, errors in ended)
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    ids = [output.split()[-1] for output, _ in ended]
+    assert len(set(ids)) == 3
+    runs = [client.get_run(run_id) for run_id in ids]
+    assert [run.data.metrics["number"] for run in runs] == [0.0, 1.0, 2.0]
+    assert len({run.info.experiment_id for run in runs}) == 1
+
+
+def test_a_tracking_server_that_fails_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "carrier-pigeon://nowhere")
+    run = MlflowRun("toy", "one", {}, {})
+    run.log({"a": 1.0}, step=0)
+    assert run.finish() is None
+    assert "MLFLOW_TRACKING_URI" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------- gradient checkpointing
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradient_checkpointing_computes_activations_twice(
+    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
+) -> None:
+    """Once forward and again on the way back, which is what it saves memory by."""
+    from grpo.training import run as run_module
+
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(paths.MODEL, model, tokenizer)
+    write_problems(paths.TRAIN, problems(20))
+    write_problems(paths.VALIDATION, problems(6))
+    config = tiny_study.grpo.model_copy(
+        update={"n_grpo_steps": 1, "gradient_accumulation_steps": 1, "epochs_per_rollout_batch": 1, "loss_type": "no_baseline"}
+    )
+    learner = tiny_study.learner.model_copy(update={"gradient_checkpointing": checkpointing})
+    study = tiny_study.model_copy(update={"grpo": config, "learner": learner})
+    monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
+
+    layer_type = type(model.model.layers[0].mlp)
+    forward, calls = layer_type.forward, SimpleNamespace(with_gradient=0)
+
+    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.with_gradient += torch.is_grad_enabled()
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(layer_type, "forward", counting)
+    run_module.train_run(study, tiny_run(study), [])
+    assert calls.with_gradient == (4 if checkpointing else 2)  # two layers, one microbatch
+
+
+def test_phases_add_up_and_start_anew_each_step(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    for step in (1, 2):
+        for phase in ("rollout", "training", "rollout"):
+            with log.phase(phase):
+                time.sleep(0.01)
+        log.step(step, [{"loss": 0.5}], {"train/reward": 1.0}, tokens=100)
+    log.close()
+    for times in log.times:
+        assert 0.02 <= times["rollout_s"] < 0.5
+        assert 0.01 <= times["training_s"] < 0.5
+        assert times["tokens_per_s"] == pytest.approx(100 / (times["rollout_s"] + times["training_s"]))
+    assert (tmp_path / "history.csv").read_text() == "step,update,train/reward,loss\n1,1,1.0,0.5\n2,2,1.0,0.5\n"

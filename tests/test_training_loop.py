@@ -179,6 +179,24 @@ def test_training_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path
     assert not same_weights(one, other)
 
 
+def test_sampling_seeds_depend_on_run_and_step(
+    model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    generate = TransformersEngine.generate
+
+    def remembering(self: Any, prompts: Any, params: Any, n: int, seed: int) -> Any:
+        seeds.append(seed)
+        return generate(self, prompts, params, n, seed)
+
+    monkeypatch.setattr(TransformersEngine, "generate", remembering)
+    config = CONFIG.model_copy(update={"n_grpo_steps": 3})
+    for name, seed in {"one": 0, "again": 0, "other": 1}.items():
+        train(model, tokenizer, tmp_path / name, config, seed=seed)
+    assert seeds[:3] == seeds[3:6]
+    assert len(set(seeds[3:])) == 6
+
+
 def test_two_epochs_of_half_batches_are_four_optimizer_steps(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     config = CONFIG.model_copy(
         update={"n_grpo_steps": 3, "epochs_per_rollout_batch": 2, "train_batch_size": 32, "loss_type": "grpo_no_clip"}

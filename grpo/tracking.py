@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -100,9 +100,9 @@ class MlflowRun:
         from mlflow.tracking import MlflowClient
 
         uri = tracking_uri()
-        local = uri.startswith("sqlite:")
+        local = uri.startswith("sqlite:///")
         # Processes that meet a new database at once race to make its tables; the first one does it alone.
-        with FileLock(f"{DATABASE}.lock" if local else f"{DATABASE}.remote.lock"):
+        with FileLock(f"{uri.removeprefix('sqlite:///')}.lock") if local else nullcontext():
             self._client = MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment)
             if found is None:

@@ -186,7 +186,7 @@ def test_derived_seeds_depend_on_every_part_and_are_stable() -> None:
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
     # SHA-256 of "0/rollout/1" starts with these 8 bytes
-    assert derive_seed(0, "rollout", 1) == 0xf754d9f034bc25ab >> 1
+    assert derive_seed(0, "rollout", 1) == 0xF754D9F034BC25AB >> 1
 
 
 # ------------------------------------------------------------------------------------------------------ order and shape

@@ -31,10 +31,10 @@ def normalize_within_groups(raw_rewards: Tensor, group_size: int, advantage_eps:
     groups = raw_rewards.view(-1, group_size)
     # Rounding leaves a mean of equal rewards a little beside them, which the division by their tiny std would blow up.
     equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
-    advantages = torch.where(equal, 0.0, groups - groups.mean(dim=1, keepdim=True))
-    if normalize_by_std:
+    advantages = groups - groups.mean(dim=1, keepdim=True)
+    if normalize_by_std and group_size > 1:
         advantages = advantages / (groups.std(dim=1, keepdim=True) + advantage_eps)
-    return advantages.flatten()
+    return torch.where(equal, 0.0, advantages).flatten()
 
 
 def compute_group_normalized_rewards(

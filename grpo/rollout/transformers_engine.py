@@ -21,7 +21,11 @@ COMPACT_BELOW = 0.8  # drop finished sequences once fewer than this share of the
 
 
 class TransformersEngine:
-    """Samples from the very module the learner trains (or any other), so its weights need no copying."""
+    """Samples from the very module the learner trains (or any other), so its weights need no copying.
+
+    Args:
+        max_batch_size: sequences decoded at once; a group is never split, so a larger group counts as one batch.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, max_batch_size: int = 1024):
         self.model = model
@@ -43,14 +47,16 @@ class TransformersEngine:
             UserError: a prompt and ``max_tokens`` together exceed the model's context.
         """
         check_context(self.model, prompts, params.max_tokens)
+        per_batch = max(1, self.max_batch_size // n)
+        generator = torch.Generator(device=self.model.device).manual_seed(seed)
+        groups: list[list[Completion]] = []
         was_training = self.model.training
         self.model.eval()
-        generator = torch.Generator(device=self.model.device).manual_seed(seed)
-        per_batch = max(1, self.max_batch_size // n)
-        groups: list[list[Completion]] = []
-        for start in range(0, len(prompts), per_batch):
-            groups += self._generate_batch(prompts[start : start + per_batch], params, n, generator)
-        self.model.train(was_training)
+        try:
+            for start in range(0, len(prompts), per_batch):
+                groups += self._generate_batch(prompts[start : start + per_batch], params, n, generator)
+        finally:
+            self.model.train(was_training)
         return groups
 
     def _generate_batch(

@@ -123,13 +123,13 @@ def train_run(study: Study, run: EffectiveRun, winners: list[dict[str, Any]]) ->
                 timing = _take_over(twin, folder, checkpoint, mlflow)
             else:
                 timing = _train(study, run, problems, folder, checkpoint, mlflow)
-            for name in ("config.yaml", "metrics.json", "rollouts.jsonl"):
-                mlflow.artifact(folder / name)
-            mlflow.tag(checkpoint_digest=files_digest(checkpoint), same_as=twin or "")
-            run_id = mlflow.finish()
+        for name in ("config.yaml", "metrics.json", "rollouts.jsonl"):
+            mlflow.artifact(paths.RUNS / run.name / name)
+        mlflow.tag(checkpoint_digest=files_digest(paths.CHECKPOINTS / run.name), same_as=twin or "")
     except BaseException:
         mlflow.finish("FAILED")
         raise
+    run_id = mlflow.finish()
     write_json(
         paths.TIMING / f"{run.name}.json",
         {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), **timing},

@@ -91,7 +91,9 @@ def select(experiment: Experiment) -> None:
     study = load_study()
     require_experiment(study, experiment)
     result = pick(study, experiment)
-    write_json(paths.SELECT / f"{experiment}.json", result)
+    write_json(paths.CANDIDATES / f"{experiment}.json", result)
+    # What later experiments depend on: they are not trained again while the winner stays the same.
+    write_json(paths.SELECT / f"{experiment}.json", {key: result[key] for key in ("experiment", "winner", "overrides")})
     print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
 
 

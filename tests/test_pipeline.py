@@ -189,6 +189,25 @@ def test_metrics_diff_shows_what_a_pinned_rate_changed(finished):
         sh(finished, "dvc", "checkout", "-q")
 
 
+def test_a_changed_arm_that_does_not_win_trains_nothing_downstream(finished):
+    params = finished / "params.yaml"
+    before = params.read_text()
+    winner = "1e-3" if '"winner": "1e-3"' in (finished / "reports/select/grpo_learning_rate.json").read_text() else "3e-4"
+    loser = {"1e-3": "3e-4", "3e-4": "1e-3"}[winner]
+    changed = before.replace("pinned: {}", f'pinned: {{grpo_learning_rate: "{winner}"}}')
+    params.write_text(changed.replace(f'"{loser}": {{learning_rate: {loser}}}', f'"{loser}": {{learning_rate: 7e-4}}'))
+    try:
+        ran = sh(finished, "dvc", "repro").stdout
+    finally:
+        params.write_text(before)
+        sh(finished, "git", "checkout", "-q", ".")
+        sh(finished, "dvc", "checkout", "-q")
+    assert f"> grpo train grpo_learning_rate {loser}" in ran
+    assert f"> grpo train grpo_learning_rate {winner}" not in ran
+    assert "> grpo train grpo_baselines" not in ran
+    assert "> grpo writeup" in ran
+
+
 def test_plots_show_makes_a_page(finished):
     sh(finished, "dvc", "plots", "show", "--out", "plots_page")
     page = (finished / "plots_page/index.html").read_text()

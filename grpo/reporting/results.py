@@ -66,7 +66,7 @@ def read_runs(study: Study, experiment: str) -> list[Run]:
 
 def read_selection(experiment: str) -> dict[str, Any]:
     """The experiment's winner and candidates, as :func:`grpo.selection.select` wrote them."""
-    selection: dict[str, Any] = read_json(paths.SELECT / f"{experiment}.json", made_by=f"select@{experiment}")
+    selection: dict[str, Any] = read_json(paths.CANDIDATES / f"{experiment}.json", made_by=f"select@{experiment}")
     return selection
 
 

@@ -23,7 +23,7 @@ from grpo.records import Problem, read_problems
 from grpo.rewards import REWARD_FNS
 from grpo.rollout.engine import Engine, derive_seed
 from grpo.rollout.make import make_engine
-from grpo.study import Study
+from grpo.study import Study, read_yaml
 from grpo.tracking import MlflowRun, RunLog, now, source_tags
 from grpo.training.grpo import train_grpo
 from grpo.training.learner import Learner
@@ -109,7 +109,7 @@ def train_run(study: Study, run: EffectiveRun, winners: list[dict[str, Any]]) ->
     """Train one run, or take over the equal one that an earlier experiment already trained, and write its results.
 
     Args:
-        winners: selection files of the experiments before this one; their candidates are the runs that may be equal.
+        winners: selection files of the experiments before this one, whose runs may be equal to this one.
     """
     require_checkpoint(paths.MODEL)
     problems = read_problems(paths.TRAIN), read_problems(paths.VALIDATION)
@@ -227,11 +227,10 @@ def _finished_twin(identity: dict[str, Any], winners: list[dict[str, Any]]) -> s
     """The name of a run of an earlier experiment with this identity whose results are at hand."""
     wanted = digest(identity)
     for winner in winners:
-        for candidate in winner["candidates"]:
-            for run in candidate["runs"]:
-                name = run["run"]
-                if run["identity"] == wanted and (paths.RUNS / name).exists() and (paths.CHECKPOINTS / name).exists():
-                    return str(name)
+        for path in sorted((paths.RUNS / winner["experiment"]).glob("*/config.yaml")):
+            config = read_yaml(path)
+            if config["identity"] == wanted and (paths.CHECKPOINTS / config["run"]).exists():
+                return str(config["run"])
     return None
 
 

@@ -29,7 +29,7 @@ test: repro ## The same, then the fast tests
 	@start=$$(date +%s); pytest && echo "pytest: $$(( $$(date +%s) - start )) s"
 
 test-slow: install ## The slow tests: whole pipelines from scratch through DVC and Snakemake
-	pytest -m slow
+	pytest -m slow -rP
 
 lint: install ## Lint, formatting and types
 	ruff check . && ruff format --check . && mypy

@@ -28,7 +28,7 @@ from grpo.study import Experiment, GrpoConfig, LocalModel, Study
 from grpo.tracking import MlflowRun, RunLog
 from grpo.training.grpo import questions_of_step, train_grpo
 from grpo.training.learner import Learner
-from grpo.training.run import Validation
+from grpo.training.session import Validation
 
 # --------------------------------------------------------------------------------------------------------- questions
 

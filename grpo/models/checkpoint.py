@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from grpo.errors import UserError
+from grpo.models import require_checkpoint
 
 __all__ = [
     "PreTrainedTokenizerFast",
@@ -16,7 +17,6 @@ __all__ = [
     "Qwen2ForCausalLM",
     "load_model",
     "load_tokenizer",
-    "require_checkpoint",
     "save_checkpoint",
 ]
 
@@ -80,9 +80,3 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def require_checkpoint(folder: Path) -> None:
-    """Raise UserError unless ``folder`` holds a model."""
-    if not (folder / "config.json").exists():
-        raise UserError(f"{folder}: holds no model (config.json is missing). Run `dvc repro model` to make it.")

@@ -140,6 +140,7 @@ class RunLog:
         self.mlflow = mlflow
         self.validations: list[dict[str, float]] = []
         self.times: list[dict[str, float]] = []
+        self.phase_totals: dict[str, float] = {}  # seconds of each phase, over all steps
         self._phases: dict[str, float] = {}
         self._updates = 0
         self._history = _CsvWriter(folder / "history.csv")
@@ -152,7 +153,9 @@ class RunLog:
         try:
             yield
         finally:
-            self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            for times, key in ((self._phases, name), (self.phase_totals, f"{name}_s")):
+                times[key] = times.get(key, 0.0) + seconds
 
     def step(self, step: int, updates: list[dict[str, float]], rollout: dict[str, float], tokens: int) -> None:
         """Record one GRPO step: its optimizer steps, its rollout batch, and its times.

@@ -10,9 +10,11 @@ import pytest
 
 from grpo import paths
 from grpo.cli import main
+from grpo.effective import digest
 from grpo.study import load_study
 from grpo.tasks.build import build_dataset
 from grpo.training.base_model import make_base_model
+from grpo.training.run import _finished_twin
 
 ROOT = Path(__file__).parents[1]
 
@@ -216,3 +218,19 @@ except SystemExit:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "math_baseline" in result.stdout
+
+
+def test_only_runs_that_the_study_names_are_taken_over(project):
+    study = load_study()
+    identity = {"seed": 0, "config": "the same"}
+    leftover, named = "grpo_learning_rate/5e-5-0", "grpo_learning_rate/1e-3-0"
+    for name in (leftover, named):
+        (paths.RUNS / name).mkdir(parents=True)
+        (paths.CHECKPOINTS / name).mkdir(parents=True)
+    winners = [{"experiment": "grpo_learning_rate"}]
+    (paths.RUNS / leftover / "config.yaml").write_text(f"identity: {digest(identity)}\n")
+    (paths.RUNS / named / "config.yaml").write_text("identity: another\n")
+    assert _finished_twin(study, identity, winners) is None
+    (paths.RUNS / named / "config.yaml").write_text(f"identity: {digest(identity)}\n")
+    assert _finished_twin(study, identity, winners) == named
+    assert _finished_twin(study, identity | {"config": "other"}, winners) is None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo.files import write_text
 from grpo.records import Problem, Rollout
+from grpo.rewards import RewardFn
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams
 from grpo.study import Evaluation
 from grpo.tasks.prompts import format_prompt, load_prompt
 
-RewardFn = Callable[..., dict[str, float]]
 CATEGORIES = {
     "format 1, answer 1": (1.0, 1.0),
     "format 1, answer 0": (1.0, 0.0),

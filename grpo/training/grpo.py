@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from grpo.evaluation.evaluate import RewardFn, encode_prompts
+from grpo.evaluation.evaluate import encode_prompts
 from grpo.objective.advantages import compute_group_normalized_rewards
 from grpo.records import Problem, Rollout
+from grpo.rewards import RewardFn
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
 from grpo.study import GrpoConfig
 from grpo.tracking import RunLog

@@ -44,7 +44,7 @@ def train_run(study: Study, run: EffectiveRun, winners: list[dict[str, Any]]) ->
     problems = read_problems(paths.TRAIN), read_problems(paths.VALIDATION)
     identity = run_identity(study, run)
     mlflow = _mlflow_run(run, identity)
-    twin = _finished_twin(identity, winners)
+    twin = _finished_twin(study, identity, winners)
     try:
         with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoint:
             _write_config(folder / "config.yaml", run, identity, twin)
@@ -99,14 +99,18 @@ def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], twin:
         YAML().dump(content, file)
 
 
-def _finished_twin(identity: dict[str, Any], winners: list[dict[str, Any]]) -> str | None:
-    """The name of a run of an earlier experiment with this identity whose results are at hand."""
-    wanted = digest(identity)
-    for winner in winners:
-        for path in sorted((paths.RUNS / winner["experiment"]).glob("*/config.yaml")):
-            config = read_yaml(path)
-            if config["identity"] == wanted and (paths.CHECKPOINTS / config["run"]).exists():
-                return str(config["run"])
+def _finished_twin(study: Study, identity: dict[str, Any], winners: list[dict[str, Any]]) -> str | None:
+    """The name of a run of an earlier experiment with this identity whose results are at hand.
+
+    Only runs that the study names count: those DVC keeps up to date with the code, leftovers of former arms it does not.
+    """
+    for experiment in (winner["experiment"] for winner in winners):
+        for arm in study.experiments[experiment].arms:
+            name = f"{experiment}/{arm}-{identity['seed']}"
+            config = paths.RUNS / name / "config.yaml"
+            at_hand = config.exists() and (paths.CHECKPOINTS / name).exists()
+            if at_hand and read_yaml(config)["identity"] == digest(identity):
+                return name
     return None
 
 

@@ -53,23 +53,24 @@ def train(
     model = load_model(paths.MODEL, study.learner.dtype, study.learner.device)
     if study.learner.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    train, validation = problems
+    training_problems, validation_problems = problems
     engine = make_engine(study, model, tokenizer)
     learner = Learner(model, run.config, tokenizer.pad_token_id)
     log = RunLog(folder, mlflow)
-    validate = Validation(study, run, validation[: study.evaluation.problems], engine, learner, tokenizer, log)
-    train_grpo(run.config, run.seed, train, tokenizer, engine, learner, REWARD_FNS[run.config.prompt], validate, log)
+    validate = Validation(study, run, validation_problems[: study.evaluation.problems], engine, learner, tokenizer, log)
+    train_grpo(
+        run.config, run.seed, training_problems, tokenizer, engine, learner, REWARD_FNS[run.config.prompt], validate, log
+    )
     validate.bar.close()
     log.close()
     write_json(folder / "metrics.json", final_metrics(log.validations, len(validate.problems)))
     write_text(folder / "rollouts.jsonl", "".join(json.dumps(s, ensure_ascii=False) + "\n" for s in validate.samples))
     save_checkpoint(checkpoint, model, tokenizer)
-    phases = {key for times in log.times for key in times if key.endswith("_s") and key != "tokens_per_s"}
     return {
         "started": started,
         "finished": now(),
         "total_s": time.perf_counter() - start,
-        "phases": {key: sum(times[key] for times in log.times) for key in sorted(phases)},
+        "phases": log.phase_totals,
         "threads": study.threads,
         "device": study.learner.device,
         "steps": log.times,

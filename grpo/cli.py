@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from grpo.errors import UserError
+from grpo.reproducible import fix_cpu_kernels
 
 app = typer.Typer(
     help="GRPO with verified rewards as a reproducible study. The stages are run by `dvc repro` or Snakemake; see README.md.",
@@ -156,6 +157,7 @@ def study_use(
 
 def main() -> None:
     """Run the command line; a user's mistake becomes one message and exit code 2."""
+    fix_cpu_kernels()
     try:
         app()
     except UserError as error:

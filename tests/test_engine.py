@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,11 +156,12 @@ def test_top_p_is_the_share_of_what_is_allowed() -> None:
     """Where end of text is forbidden, the nucleus is that of the other tokens, as in transformers and vLLM."""
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(2000, 4)  # the first token is end of text
     params = SamplingParams(top_p=0.55, min_tokens=3, max_tokens=5)
-    tokens, log_probs = sample(logits, params, eos_token_id=0, length=1, generator=torch.Generator().manual_seed(0))
+    uniform = torch.rand(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tokens, log_probs = sample(logits, params, eos_token_id=0, length=1, uniform=uniform)
     # Of the others' .5 the second has .6, which is the nucleus by itself.
     assert set(tokens.tolist()) == {1}
     assert log_probs.abs().max() < 1e-6
-    tokens, _ = sample(logits, params, eos_token_id=0, length=3, generator=torch.Generator().manual_seed(0))
+    tokens, _ = sample(logits, params, eos_token_id=0, length=3, uniform=uniform)
     assert set(tokens.tolist()) == {0, 1}
 
 
@@ -178,6 +182,35 @@ def test_the_seed_decides_the_completions(model: Any, tokenizer: Any, prompts: l
     other = engine.generate(prompts, params, n=3, seed=6)
     assert all(a.token_ids != b.token_ids for a, b in zip(flatten(first), flatten(other), strict=True))
     assert engine.generate(prompts, params, n=3, seed=5) == first  # whatever was sampled before
+
+
+def test_a_completion_does_not_depend_on_when_others_end(chatty: tuple[Any, Any], prompts: list[list[int]]) -> None:
+    """Of two calls that differ in one prompt only, all other completions are the same."""
+    params = SamplingParams(max_tokens=30)
+    engine = TransformersEngine(*chatty)
+    first = engine.generate([prompts[0], *prompts], params, n=32, seed=5)
+    second = engine.generate([prompts[1], *prompts], params, n=32, seed=5)
+    lengths = [[len(c.token_ids) for c in group] for group in (first[0], second[0])]
+    assert lengths[0] != lengths[1]  # else nothing was tried
+    assert [[c.token_ids for c in group] for group in first[1:]] == [[c.token_ids for c in group] for group in second[1:]]
+
+
+def _has_strict_mode() -> bool:
+    cpu = Path("/proc/cpuinfo")
+    return torch.backends.mkl.is_available() and cpu.exists() and "GenuineIntel" in cpu.read_text()
+
+
+@pytest.mark.skipif(not _has_strict_mode(), reason="MKL promises its strict mode on Intel's processors only")
+def test_a_product_does_not_depend_on_how_its_rows_are_shared_out() -> None:
+    """What `grpo` runs under: row by row, in two threads or in one, the same bits (without it they differ)."""
+    script = (
+        "from grpo.reproducible import fix_cpu_kernels; fix_cpu_kernels()\n"
+        "import torch; torch.manual_seed(0); x, w = torch.randn(512, 64), torch.randn(768, 64)\n"
+        "def product(rows, threads): torch.set_num_threads(threads); return torch.nn.functional.linear(x[:rows], w)\n"
+        "full = product(512, 2)\n"
+        "assert all(torch.equal(product(n, t), full[:n]) for n in (1, 2, 3, 100, 512) for t in (1, 2, 3))"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_derived_seeds_depend_on_every_part_and_are_stable() -> None:

@@ -71,7 +71,9 @@ class TransformersEngine:
         past_stop = [0] * len(rows)  # characters that stand after the stop string
         prompt_width = mask.shape[-1] - params.max_tokens
         for length in range(1, params.max_tokens + 1):
-            tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, generator)
+            # Drawn for finished sequences too, so that what one sequence samples never depends on when another one ends.
+            uniform = torch.rand(len(token_ids), dtype=torch.float64, device=logits.device, generator=generator)[rows]
+            tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, uniform)
             for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
                 if reasons[row] == "length":
                     token_ids[row].append(token)
@@ -195,13 +197,14 @@ class _FixedLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def sample(
-    logits: torch.Tensor, params: SamplingParams, eos_token_id: int, length: int, generator: torch.Generator
+    logits: torch.Tensor, params: SamplingParams, eos_token_id: int, length: int, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row.
 
     Args:
         logits: (rows, vocabulary).
         length: how many tokens the completion has with this one.
+        uniform: (rows,) float64, one random number from [0, 1) for each row.
 
     Returns:
         tokens (rows,) and their log-probabilities (rows,) under the distribution they were drawn from, in float32.
@@ -218,8 +221,7 @@ def sample(
     # Inverting the distribution function needs one random number a row where torch.multinomial draws one for each token of
     # the vocabulary; in double precision, because it sums up to 150,000 probabilities.
     cumulative = log_probs.exp().cumsum(dim=-1, dtype=torch.float64)
-    drawn = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device, generator=generator) * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, drawn, right=True).clamp(max=logits.shape[-1] - 1)
+    tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
     return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
 
 

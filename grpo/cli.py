@@ -6,12 +6,13 @@ Heavy modules are imported inside the commands, so that `--help` and a wrong par
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from grpo.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.errors import UserError
-from grpo.reproducible import fix_cpu_kernels
 
 app = typer.Typer(
     help="GRPO with verified rewards as a reproducible study. The stages are run by `dvc repro` or Snakemake; see README.md.",
@@ -57,6 +58,50 @@ def math_baseline() -> None:
 
     for prompt, metrics in run_math_baseline(study).items():
         print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
+
+
+@app.command("best_of_n")
+def best_of_n() -> None:
+    """Stage: pass@N, Best@N and majority vote of the base model, from one set of samples."""
+    from grpo.study import load_study
+
+    study = load_study()
+    from grpo.evaluation.sampled import run_best_of_n
+    from grpo.evaluation.statistics import format_interval
+
+    for prompt, metrics in run_best_of_n(study).items():
+        for n, kinds in metrics["n"].items():
+            print(f"{prompt}, N = {n}: " + ", ".join(f"{kind} {format_interval(value)}" for kind, value in kinds.items()))
+
+
+@app.command("evaluate")
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, such as data/checkpoints/EXPERIMENT/ARM-SEED.")],
+    out: Annotated[Path, typer.Option(help="Folder for PROMPT.jsonl and PROMPT_examples.md.")],
+    prompt: Annotated[str, typer.Option(help="r1_zero or question_only.")] = "r1_zero",
+    problems: Annotated[int | None, typer.Option(min=1, help="How many validation problems; all, if not given.")] = None,
+) -> None:
+    """Evaluate any checkpoint on the study's validation problems; killed and started again, it goes on where it was."""
+    from grpo.study import load_study
+
+    study = load_study()
+    from grpo.evaluation.checkpoint import evaluate_any
+    from grpo.evaluation.statistics import format_interval
+
+    metrics = evaluate_any(study, checkpoint, prompt, problems, out)
+    print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
+    print(f"{out / f'{prompt}.jsonl'}: every completion; {out / f'{prompt}_examples.md'}: examples to read")
+
+
+@app.command("compare")
+def compare(
+    first: Annotated[Path, typer.Argument(help="A PROMPT.jsonl that `grpo evaluate` or `math_baseline` wrote.")],
+    second: Annotated[Path, typer.Argument(help="Another one, on the same problems.")],
+) -> None:
+    """Difference in answer reward of two evaluations on the same problems, with a paired bootstrap interval."""
+    from grpo.evaluation.compare import compare_files
+
+    print(compare_files(first, second))
 
 
 @app.command("train")
@@ -158,6 +203,7 @@ def study_use(
 def main() -> None:
     """Run the command line; a user's mistake becomes one message and exit code 2."""
     fix_cpu_kernels()
+    share_cpu_fairly()
     try:
         app()
     except UserError as error:

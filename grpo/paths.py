@@ -11,15 +11,19 @@ MODEL = Path("data/model")
 TRAIN = Path("data/dataset/train.jsonl")
 VALIDATION = Path("data/dataset/validation.jsonl")
 BASELINE = Path("data/math_baseline")
+BEST_OF_N = Path("data/best_of_n")
 RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run
 CHECKPOINTS = Path("data/checkpoints")
 TIMING = Path("data/timing")  # wall-clock figures and MLflow ids: all that differs between two equal runs
+
+EVALUATION_STATE = Path("data/state/evaluation")  # chunks of evaluations that are not finished; nobody's output
 
 LOCK = Path("dvc.lock")
 
 REPORTS = Path("reports")
 DATASET_REPORT = REPORTS / "dataset.json"
 BASELINE_METRICS = REPORTS / "math_baseline.json"
+BEST_OF_N_METRICS = REPORTS / "best_of_n.json"
 SELECT = REPORTS / "select"  # an experiment's winner, and nothing that can change while the winner stays
 CANDIDATES = REPORTS / "candidates"  # all arms of an experiment, and why the winner won
 FIGURES = REPORTS / "figures"

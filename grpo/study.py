@@ -218,6 +218,23 @@ class GrpoConfig(Section):
         return self.epochs_per_rollout_batch * (self.rollout_batch_size // self.train_batch_size)
 
 
+class BestOfN(Section):
+    """The ``best_of_n`` stage: ``samples`` completions of each problem, judged as if only N of them had been drawn."""
+
+    problems: PositiveInt = Field(ge=2)
+    prompts: list[PromptName] = Field(min_length=1)
+    samples: PositiveInt = 16
+    n: list[PositiveInt] = Field(default=[1, 4, 8, 16], min_length=1)
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> BestOfN:
+        if max(self.n) > self.samples:
+            raise ValueError(f"n: {max(self.n)} cannot be chosen from samples ({self.samples}): raise samples or lower n")
+        if sorted(set(self.n)) != self.n:
+            raise ValueError(f"n: {self.n} must name each number once, in rising order")
+        return self
+
+
 class Evaluation(Section):
     """Validation during a run and zero-shot evaluation; sampling settings are the handout's."""
 
@@ -225,6 +242,7 @@ class Evaluation(Section):
     problems: PositiveInt
     zero_shot_problems: PositiveInt
     zero_shot_prompts: list[PromptName] = Field(min_length=1)
+    best_of_n: BestOfN
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_tokens: PositiveInt = 1024

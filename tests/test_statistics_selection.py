@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from grpo.errors import UserError
-from grpo.evaluation.statistics import wilson_interval
+from grpo.evaluation.statistics import clustered_standard_error, mean_over_problems, paired_bootstrap, wilson_interval
 from grpo.selection import mean_of_last, read_winners, select
 from grpo.study import Experiment, Study
 
@@ -173,3 +174,62 @@ def test_winners_of_the_experiments_before_are_read() -> None:
     Path("reports/select").mkdir(parents=True)
     Path(f"reports/select/{EXPERIMENT}.json").write_text(json.dumps(winner))
     assert read_winners("grpo_baselines") == [winner]
+
+
+# ------------------------------------------------------------------------------------------- clusters and paired scores
+
+
+def test_clustered_standard_error_of_equal_clusters_is_that_of_their_means() -> None:
+    values, clusters = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b", "c", "c"]
+    means = [0.5, 1.0, 0.0]
+    expected = (sum((m - 0.5) ** 2 for m in means) / 2 / 3) ** 0.5
+    assert clustered_standard_error(values, clusters) == pytest.approx(expected)
+    # Each observation its own cluster: the ordinary standard error of a mean.
+    alone = (sum((v - 0.5) ** 2 for v in values) / 5 / 6) ** 0.5
+    assert clustered_standard_error(values, range(6)) == pytest.approx(alone)
+
+
+def test_copies_of_a_sample_say_nothing_new() -> None:
+    """Sixteen equal samples of each problem have the standard error of one sample of each."""
+    once = [1.0, 0.0, 0.0, 1.0, 1.0]
+    many = [value for value in once for _ in range(16)]
+    clusters = [problem for problem in range(5) for _ in range(16)]
+    assert clustered_standard_error(many, clusters) == pytest.approx(clustered_standard_error(once, range(5)))
+    assert clustered_standard_error(many, clusters) > 3 * clustered_standard_error(many, range(80))
+    with pytest.raises(ValueError, match="two clusters"):
+        clustered_standard_error([1.0, 0.0], ["a", "a"])
+
+
+def test_mean_over_problems_covers_the_truth_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    hits = 0
+    for _ in range(400):
+        found = mean_over_problems(generator.beta(2, 3, size=60))
+        hits += found["low"] <= 0.4 <= found["high"]
+    assert 0.92 <= hits / 400 <= 0.98
+    assert mean_over_problems([1.0, 1.0]) == {"value": 1.0, "low": 1.0, "high": 1.0, "problems": 2}
+
+
+def test_paired_bootstrap_uses_that_the_problems_are_the_same() -> None:
+    """Policies that differ on few problems: the paired interval is that of the differences, far below the unpaired one."""
+    generator = np.random.default_rng(1)
+    first = (generator.random(400) < 0.5).astype(float)
+    second = first.copy()
+    second[np.flatnonzero(first == 0)[:20]] = 1.0
+    found = paired_bootstrap(first, second)
+    assert found["value"] == pytest.approx(0.05)
+    error = (0.05 * 0.95 / 400) ** 0.5
+    assert (found["low"], found["high"]) == pytest.approx((0.05 - 1.96 * error, 0.05 + 1.96 * error), abs=0.004)
+    assert found["p"] < 0.001
+    assert paired_bootstrap(second, first)["value"] == pytest.approx(-0.05)
+    assert paired_bootstrap(first, second) == found  # seeded
+    same = paired_bootstrap(first, first)
+    assert (same["value"], same["low"], same["high"], same["p"]) == (0.0, 0.0, 0.0, 1.0)
+    with pytest.raises(ValueError, match="3 and 2"):
+        paired_bootstrap([1, 0, 1], [1, 0])
+
+
+def test_paired_bootstrap_rejects_a_true_null_hypothesis_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(2)
+    p = [paired_bootstrap(*(generator.random((2, 100)) < 0.5).astype(float), resamples=400, seed=i)["p"] for i in range(300)]
+    assert 0.02 <= np.mean(np.array(p) < 0.05) <= 0.09

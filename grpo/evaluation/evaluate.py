@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from grpo.files import write_text
-from grpo.records import Problem, Rollout
-from grpo.rewards import RewardFn
-from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams
+from grpo.records import Completion, Problem, Rollout
+from grpo.rewards import RewardFn, score_batch
+from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
 from grpo.study import Evaluation
 from grpo.tasks.prompts import format_prompt, load_prompt
+
+SEQUENCES_PER_CHUNK = 1024  # how much work a kill can cost; part of the results, because each chunk has its own seed
 
 CATEGORIES = {
     "format 1, answer 1": (1.0, 1.0),
@@ -39,16 +45,74 @@ def evaluate(
     problems: Sequence[Problem],
     prompt: str,
     params: SamplingParams,
-    reward_fn: RewardFn,
     seed: int,
-) -> list[Rollout]:
-    """One scored completion of each problem."""
+    n: int = 1,
+    state: Path | None = None,
+) -> list[list[Rollout]]:
+    """``n`` scored completions of each problem.
+
+    Sampled in chunks, each with a seed of its own, so that an evaluation that is taken up again after a kill has the same
+    result as one that was never killed.
+
+    Args:
+        state: folder in which finished chunks are kept and found, where the evaluation is long enough to be worth it. The
+            caller removes it (:func:`shutil.rmtree`) once the results are written.
+
+    Returns:
+        one list of ``n`` rollouts for each problem, in the order of ``problems``.
+    """
+    size = max(1, SEQUENCES_PER_CHUNK // n)
     prompt_ids = encode_prompts(tokenizer, problems, prompt)
-    groups = engine.generate(prompt_ids, params, n=1, seed=seed)
-    return [
-        Rollout(problem, ids, completion, reward_fn(completion.text, problem.ground_truth))
-        for problem, ids, (completion,) in zip(problems, prompt_ids, groups, strict=True)
-    ]
+    starts = range(0, len(problems), size)
+    groups: list[list[Rollout]] = []
+    for start in tqdm(starts, desc=f"evaluation ({prompt})", unit="chunk", disable=len(starts) < 2 or state is None):
+        chunk = problems[start : start + size]
+        kept = None if state is None else _read_chunk(state / f"{start}.json", chunk)
+        if kept is None:
+            ids = prompt_ids[start : start + size]
+            completions = engine.generate(ids, params, n=n, seed=derive_seed(seed, "chunk", start))
+            kept = _score(prompt, chunk, ids, completions)
+            if state is not None:
+                write_text(state / f"{start}.json", json.dumps([[_as_json(r) for r in group] for group in kept]))
+        groups += kept
+    return groups
+
+
+def _score(
+    prompt: str, problems: Sequence[Problem], prompt_ids: Sequence[tuple[int, ...]], groups: Sequence[Sequence[Completion]]
+) -> list[list[Rollout]]:
+    sampled = [(p, ids, c) for p, ids, group in zip(problems, prompt_ids, groups, strict=True) for c in group]
+    scored = score_batch(prompt, [c.text for _, _, c in sampled], [p.ground_truth for p, _, _ in sampled])
+    if scored.timed_out:
+        print(f"warning: {scored.timed_out} answers took the grader too long and count as wrong", file=sys.stderr)
+    rollouts = iter([Rollout(p, ids, c, s) for (p, ids, c), s in zip(sampled, scored.rewards, strict=True)])
+    return [[next(rollouts) for _ in group] for group in groups]
+
+
+def _as_json(rollout: Rollout) -> dict[str, Any]:
+    return {
+        "problem": rollout.problem.id,
+        **asdict(rollout.completion),
+        "prompt_ids": rollout.prompt_ids,
+        "rewards": rollout.rewards,
+    }
+
+
+def _read_chunk(path: Path, problems: Sequence[Problem]) -> list[list[Rollout]] | None:
+    """A finished chunk, or None where there is none or it is damaged."""
+    try:
+        groups = json.loads(path.read_text(encoding="utf-8"))
+        return [[_from_json(problem, record) for record in group] for problem, group in zip(problems, groups, strict=True)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _from_json(problem: Problem, record: dict[str, Any]) -> Rollout:
+    if record.pop("problem") != problem.id:
+        raise ValueError("another problem's completion")
+    prompt_ids, rewards = tuple(record.pop("prompt_ids")), record.pop("rewards")
+    ids, log_probs = tuple(record.pop("token_ids")), tuple(record.pop("log_probs"))
+    return Rollout(problem, prompt_ids, Completion(token_ids=ids, log_probs=log_probs, **record), rewards)
 
 
 def category(rewards: dict[str, float]) -> str:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from grpo import paths
 from grpo.files import read_json, whole_folder
+from grpo.reporting.baseline import KINDS
 from grpo.reporting.results import REWARD, TITLES, Run, experiments, mean_curve, read_runs, read_selection
 from grpo.study import Study
 from grpo.tracking import MlflowRun
@@ -29,6 +30,7 @@ def draw_figures(study: Study) -> None:
     """Write reports/figures/*.png and reports/curves/*.csv, and keep the figures with the MLflow experiments."""
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
         _save(draw_zero_shot(read_json(paths.BASELINE_METRICS, made_by="math_baseline")), folder / "math_baseline.png")
+        _save(draw_best_of_n(read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n")), folder / "best_of_n.png")
         for experiment in experiments(study):
             runs = read_runs(study, experiment)
             _save(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")
@@ -109,6 +111,31 @@ def draw_zero_shot(baseline: dict[str, Any]) -> Figure:
     axis.set_xlim(0, 1)
     axis.set_xlabel("share of problems")
     axis.legend(ncols=3, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    return figure
+
+
+def draw_best_of_n(metrics: dict[str, Any]) -> Figure:
+    """pass@N, Best@N and majority vote over N, one panel a prompt, with 95% intervals clustered by problem."""
+    figure = Figure(figsize=(4.8 * len(metrics), 3.8), layout="constrained")
+    for i, (prompt, values) in enumerate(metrics.items()):
+        axis = figure.add_subplot(1, len(metrics), i + 1)
+        ns = [int(n) for n in values["n"]]
+        for shift, colour, (kind, label) in zip((-0.06, 0.0, 0.06), COLOURS, KINDS.items(), strict=False):
+            points = [values["n"][str(n)][kind] for n in ns]
+            means = [point["value"] for point in points]
+            errors = [[p["value"] - p["low"] for p in points], [p["high"] - p["value"] for p in points]]
+            # Set apart a little, so that equal values can be seen.
+            x = [n * 2**shift for n in ns]
+            axis.errorbar(x, means, yerr=errors, color=colour, label=label, marker="o", markersize=4, capsize=3, linewidth=1.5)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ns, labels=[str(n) for n in ns])
+        axis.minorticks_off()
+        axis.set_ylim(-0.02, 1.02)
+        axis.set_xlabel("samples N")
+        axis.set_ylabel("share of problems answered right")
+        axis.set_title(f"{prompt}: {values['problems']} problems, {values['samples']} samples of each", fontsize=10)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=9)
     return figure
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 from grpo import paths
 from grpo.evaluation.statistics import format_interval
 from grpo.files import read_json, whole_folder, write_json, write_text
+from grpo.reporting.baseline import best_of_n_table, breakdown_table, zero_shot_table
 from grpo.reporting.results import Run, experiments, read_runs, read_selection
 from grpo.selection import mean_of_last
 from grpo.study import Study
@@ -17,9 +18,15 @@ from grpo.study import Study
 def write_tables(study: Study) -> None:
     """Write reports/tables/*.md, reports/results.csv and reports/summary.json."""
     baseline = read_json(paths.BASELINE_METRICS, made_by="math_baseline")
-    rows, summary = [], {"zero_shot": {prompt: values["answer_reward"] for prompt, values in baseline.items()}}
+    sampled = read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n")
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {"zero_shot": {prompt: values["answer_reward"] for prompt, values in baseline.items()}}
+    summary["best_of_n"] = {prompt: _at_most_samples(values) for prompt, values in sampled.items()}
     with whole_folder(paths.TABLES) as folder:
         write_text(folder / "zero_shot.md", zero_shot_table(baseline))
+        for by in ("level", "subject"):
+            write_text(folder / f"zero_shot_by_{by}.md", breakdown_table(baseline, by))
+        write_text(folder / "best_of_n.md", best_of_n_table(sampled))
         for experiment in experiments(study):
             runs, selection = read_runs(study, experiment), read_selection(experiment)
             rows += [result_row(study, run) for run in runs]
@@ -30,6 +37,11 @@ def write_tables(study: Study) -> None:
             }
     pd.DataFrame(rows).to_csv(paths.REPORTS / "results.csv", index=False, lineterminator="\n")
     write_json(paths.SUMMARY, summary)
+
+
+def _at_most_samples(values: dict[str, Any]) -> dict[str, float]:
+    n, kinds = list(values["n"].items())[-1]
+    return {f"{kind}_at_{n}": round(estimate["value"], 4) for kind, estimate in kinds.items()}
 
 
 def result_row(study: Study, run: Run) -> dict[str, Any]:
@@ -46,20 +58,6 @@ def result_row(study: Study, run: Run) -> dict[str, Any]:
         "identity": run.config["identity"],
         "same_as": run.config["same_as"] or "",
     }
-
-
-def zero_shot_table(baseline: dict[str, Any]) -> str:
-    """The three outcome categories under each prompt."""
-    names = list(next(iter(baseline.values()))["categories"])
-    lines = [
-        "| prompt | problems | " + " | ".join(names) + " | answer reward (95% interval) | mean response length |",
-        "|---|---|" + "---|" * (len(names) + 2),
-    ]
-    for prompt, values in baseline.items():
-        counts = " | ".join(str(values["categories"][name]) for name in names)
-        length = f"{values['response_length']:.1f}"
-        lines.append(f"| {prompt} | {values['problems']} | {counts} | {format_interval(values['accuracy'])} | {length} |")
-    return "\n".join(lines) + "\n"
 
 
 def experiment_table(runs: list[Run], selection: dict[str, Any]) -> str:

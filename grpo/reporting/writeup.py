@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo import paths
 from grpo.files import read_json, write_text
+from grpo.reporting.baseline import discuss_best_of_n
 from grpo.reporting.discussion import discuss
 from grpo.reporting.results import TITLES, Run, experiments, read_runs, read_selection
 from grpo.study import Study, read_yaml
@@ -25,12 +26,14 @@ def write_writeup(study: Study) -> None:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    sampled = read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n")
     sections = [_section(study, experiment) for experiment in experiments(study)]
     text = environment.get_template("writeup.md.j2").render(
         study=study,
         dataset=read_json(paths.DATASET_REPORT, made_by="dataset"),
         baseline=read_json(paths.BASELINE_METRICS, made_by="math_baseline"),
-        zero_shot_table=(paths.TABLES / "zero_shot.md").read_text(encoding="utf-8"),
+        tables={path.stem: path.read_text(encoding="utf-8") for path in paths.TABLES.glob("*.md")},
+        best_of_n={prompt: discuss_best_of_n(prompt, values) for prompt, values in sampled.items()},
         sections=sections,
         samples=_samples(sections[0]),
         provenance=[row for section in sections for row in section["provenance"]],

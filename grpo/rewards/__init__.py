@@ -5,9 +5,23 @@ from __future__ import annotations
 from grpo.rewards.functions import (
     REWARD_FNS,
     RewardFn,
+    ScoredBatch,
     keyword_inclusion_reward_fn,
     question_only_reward_fn,
     r1_zero_reward_fn,
+    read_answer,
+    score_batch,
 )
+from grpo.rewards.pool import grade_batch
 
-__all__ = ["REWARD_FNS", "RewardFn", "keyword_inclusion_reward_fn", "question_only_reward_fn", "r1_zero_reward_fn"]
+__all__ = [
+    "REWARD_FNS",
+    "RewardFn",
+    "ScoredBatch",
+    "grade_batch",
+    "keyword_inclusion_reward_fn",
+    "question_only_reward_fn",
+    "r1_zero_reward_fn",
+    "read_answer",
+    "score_batch",
+]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t]*")
-_BARE = re.compile(r"[^\s${}\\]+")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BARE = re.compile(r"[^\s${}\\\[\]]+(?![\[{])")
 
 
 def last_boxed(text: str) -> str | None:
@@ -27,17 +28,9 @@ def last_boxed(text: str) -> str | None:
 
 def _closing_brace(text: str, start: int) -> int | None:
     r"""Position of the brace that closes the one at ``start``; ``\{`` and ``\}`` are not counted."""
-    depth, i = 0, start
-    while i < len(text):
-        character = text[i]
-        if character == "\\":
-            i += 2
-            continue
-        if character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return i
-        i += 1
+    depth = 0
+    for match in _BRACE.finditer(text, start):
+        depth += (match.group() == "{") - (match.group() == "}")
+        if depth == 0:  # The first match opens the box, so only a closing brace gets here.
+            return match.start()
     return None

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Rational, Real
 
 from grpo.errors import UserError
 from grpo.rewards.extract import last_boxed
-from grpo.rewards.grader import is_equivalent
+from grpo.rewards.pool import grade_batch, is_equal
 
-GroundTruth = str | int | float | list[str] | list[int] | list[float]
+SingleTruth = str | int | float | Fraction
+GroundTruth = SingleTruth | Sequence[SingleTruth]
+"""A short answer, or a list or tuple of those of which one must be met."""
 RewardFn = Callable[..., dict[str, float]]
 
 _ANSWER_FORM = "</think> <answer>"
+_EXAMPLE = "</think> <answer> answer here </answer>"
+"""How the r1_zero prompt shows the form. Where a response repeats the prompt, what counts comes after."""
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """What :func:`score_batch` returns: rewards in the order of the responses, and how many answers ran out of time."""
+
+    rewards: list[dict[str, float]]
+    timed_out: int
 
 
 def r1_zero_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = True) -> dict[str, float]:
     r"""Reward of a response to the r1_zero prompt.
 
     The form is right if ``</think> <answer>`` occurs and the last ``<answer>`` is followed by ``</answer>``. What stands
-    between the latter two is the answer or, if it holds a ``\boxed{}``, the content of the last one.
+    between these two is the answer or, if it holds a ``\boxed{}``, the content of the last one; where ``</answer>`` is
+    repeated, no answer is right. Whatever precedes a copy of the prompt's own example,
+    ``<answer> answer here </answer>``, does not count.
 
     Args:
         response: the completion, with or without the prompt before it.
-        ground_truth: the short answer, or a list of which one must be met.
+        ground_truth: the short answer as text or number, or a list or tuple of which one must be met.
         fast: accepted because the handouts' signature has it. There is one grader, so both values do the same.
 
     Returns:
@@ -31,9 +49,9 @@ def r1_zero_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = Tru
         form makes all three 0.0.
 
     Raises:
-        UserError: ``ground_truth`` is an empty list.
+        UserError: ``ground_truth`` is an empty list, not finite, or neither text nor number.
     """
-    return _rewards(_tagged_answer(response), ground_truth)
+    return _score(_tagged_answer(response), ground_truth)
 
 
 def question_only_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = True) -> dict[str, float]:
@@ -42,7 +60,7 @@ def question_only_reward_fn(response: str, ground_truth: GroundTruth, fast: bool
     The content of the last one is the answer; if that one is not closed, the form is wrong. Everything else is as in
     :func:`r1_zero_reward_fn`.
     """
-    return _rewards(last_boxed(response), ground_truth)
+    return _score(last_boxed(response), ground_truth)
 
 
 def keyword_inclusion_reward_fn(response: str, keywords: Sequence[str]) -> dict[str, float]:
@@ -59,29 +77,87 @@ def keyword_inclusion_reward_fn(response: str, keywords: Sequence[str]) -> dict[
     return {"format_reward": float(bool(response.strip())), "answer_reward": float(found), "reward": float(found)}
 
 
+def score_batch(prompt: str, responses: Sequence[str], ground_truths: Sequence[GroundTruth]) -> ScoredBatch:
+    """Reward many responses to one kind of prompt; answers that need computer algebra are spread over all cores.
+
+    Args:
+        prompt: ``r1_zero`` or ``question_only``.
+        responses: as for the prompt's reward function, which would give each the same rewards.
+        ground_truths: one for each response.
+
+    Raises:
+        UserError: an unknown prompt, unequal numbers, or a ground truth that the reward functions refuse.
+        RuntimeError: computer algebra is needed, and its processes cannot start.
+    """
+    if prompt not in _READERS:
+        raise UserError(f"prompt: expected one of {', '.join(_READERS)}, but got {prompt!r}.")
+    if len(responses) != len(ground_truths):
+        raise UserError(f"There are {len(responses)} responses but {len(ground_truths)} ground truths; they must match.")
+    answers = [_READERS[prompt](response) for response in responses]
+    truths = [_alternatives(ground_truth) for ground_truth in ground_truths]
+    pairs = [(a, truth) for a, ts in zip(answers, truths, strict=True) if a is not None for truth in ts]
+    verdicts = dict(zip(pairs, grade_batch(pairs), strict=True))
+    rewards, timed_out = [], 0
+    for answer, alternatives in zip(answers, truths, strict=True):
+        found = [] if answer is None else [verdicts[answer, truth] for truth in alternatives]
+        right = any(verdict.equal for verdict in found)
+        timed_out += not right and any(verdict.timed_out for verdict in found)
+        rewards.append(_rewards(answer is not None, right))
+    return ScoredBatch(rewards, timed_out)
+
+
+def read_answer(prompt: str, response: str) -> str | None:
+    """The answer that the reward function of ``prompt`` reads from a response; None where the form is wrong."""
+    return _READERS[prompt](response)
+
+
 REWARD_FNS: dict[str, RewardFn] = {"r1_zero": r1_zero_reward_fn, "question_only": question_only_reward_fn}
 """Prompt name -> the reward function that reads what the prompt asks for."""
 
 
 def _tagged_answer(response: str) -> str | None:
     """What the last pair of answer tags encloses; None unless the response has the r1_zero form."""
-    form = response.find(_ANSWER_FORM)
-    if form < 0:
+    response = response.rpartition(_EXAMPLE)[2]
+    if _ANSWER_FORM not in response:
         return None
-    start = response.rindex("<answer>") + len("<answer>")
-    end = response.find("</answer>", start)
-    if end < 0:
+    before_end, *after_end = response[response.rindex("<answer>") + len("<answer>") :].split("</answer>")
+    if not after_end:
         return None
-    answer = response[start:end].strip()
+    if len(after_end) > 1:  # which of them ends the answer would be ours to choose, and an empty answer equals nothing
+        return ""
+    answer = before_end.strip()
     boxed = last_boxed(answer)
     return answer if boxed is None else boxed
 
 
-def _rewards(answer: str | None, ground_truth: GroundTruth) -> dict[str, float]:
-    truths = ground_truth if isinstance(ground_truth, list) else [ground_truth]
-    if not truths:
+_READERS: dict[str, Callable[[str], str | None]] = {"r1_zero": _tagged_answer, "question_only": last_boxed}
+
+
+def _score(answer: str | None, ground_truth: GroundTruth) -> dict[str, float]:
+    truths = _alternatives(ground_truth)
+    return _rewards(answer is not None, answer is not None and any(is_equal(answer, truth).equal for truth in truths))
+
+
+def _rewards(form: bool, right: bool) -> dict[str, float]:
+    return {"format_reward": float(form), "answer_reward": float(right), "reward": float(right)}
+
+
+def _alternatives(ground_truth: GroundTruth) -> list[str]:
+    if not isinstance(ground_truth, (list, tuple)):
+        return [_as_text(ground_truth)]
+    if not ground_truth:
         raise UserError("ground_truth: an empty list of alternatives; no answer could be right.")
-    if answer is None:
-        return {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
-    right = float(any(is_equivalent(answer, str(truth)) for truth in truths))
-    return {"format_reward": 1.0, "answer_reward": right, "reward": right}
+    return [_as_text(truth) for truth in ground_truth]
+
+
+def _as_text(truth: object) -> str:
+    """A ground truth as the grader reads it: 5.0 as ``5``, 1e-07 as ``1e-07``, Fraction(1, 3) as ``1/3``."""
+    if isinstance(truth, str):
+        return truth
+    if isinstance(truth, bool) or not isinstance(truth, (Rational, Real)):
+        raise UserError(
+            f"ground_truth: expected text, a number, or a list of those, but got {truth!r}, a {type(truth).__name__}."
+        )
+    if not isinstance(truth, Rational) and not math.isfinite(truth):
+        raise UserError(f"ground_truth: {truth!r} is no number that an answer could state.")
+    return str(truth).removesuffix(".0")

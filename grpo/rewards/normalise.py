@@ -9,78 +9,159 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from grpo.rewards.split import top_level
+
 _SYMBOLS = {
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ",
-    "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "±": r"\pm ", "∅": r"\emptyset ", "½": r"\frac{1}{2}",
-    "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "²": "^2", "³": "^3", "\u00a0": " ", "\u2009": " ", "％": "%",
+    "−": "-", "–": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/",
+    "⁄": "/", "∕": "/", "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ", "≤": r"\le ", "≥": r"\ge ",
+    "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ",
+    "≈": r"\approx ", "∅": r"\emptyset ", "∨": r"\lor ", "∧": r"\land ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}",
+    "⟨": "(", "⟩": ")", "∴": "", "…": r"\ldots ", "，": ",", "％": "%", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
+    "⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "∛": r"\sqrt[3]", "‘": "'", "’": "'",
+    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2007": " ", "\u200b": "", "\ufeff": "",
+    **{sign: rf"\frac{{{a}}}{{{b}}}" for sign, a, b in (
+        ("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅕", 1, 5), ("⅖", 2, 5), ("⅗", 3, 5), ("⅘", 4, 5),
+        ("⅙", 1, 6), ("⅚", 5, 6), ("⅛", 1, 8), ("⅜", 3, 8), ("⅝", 5, 8), ("⅞", 7, 8),
+    )},
+    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ",
+    "ρ": r"\rho ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ",
 }  # fmt: skip
 _SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
-_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
-_TEXT_MACRO = re.compile(r"\\(?:text(?:normal|rm|bf|it|sf)?|mbox|hbox|math(?:rm|bf|it|sf)|operatorname)\s*\{\s*")
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+_SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+_LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
+
+_WRAPPERS = ((r"\$", r"\$"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("`", "`"))
+_WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
+_INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
+_INLINE_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])")
+_HEADING = re.compile(r"^#{1,6} +")
+_TEXT_MACRO = re.compile(
+    r"\\(?:text(?:normal|rm|bf|it|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|tt|bm)|bm|boldsymbol|operatorname\*?|emph|underline)\s*\{\s*"
+)
 _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_AND_OR = re.compile(r"\s*,?\s*\\text\{\s*,?\s*(?:and|or)\s*\}\s*|\s*,?\s+(?:and|or)\s+|,\s*(?:and|or)\s+")
+_AND = re.compile(r"\s*,?\s*\\text\{\s*,?\s*and\s*\}\s*|\s*,?\s+and\s+|,\s*and\s+|\s*\\(?:land|wedge)(?![A-Za-z])\s*")
+_OR = re.compile(r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|\s*\\(?:lor|vee)(?![A-Za-z])\s*")
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?!,\d)")
-_THIN_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\\,\d{3})+(?!\d)")
-_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
+_THIN_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\\,|\\;|\\:|\\ )\d{3})+(?!\d)")
+_SPACED_THOUSANDS = re.compile(r"([+-]?(?:\\?\$)?)([1-9]\d{0,2}(?: \d{3})+)(?![ \d/]*[\d/]|[ ]*\\frac)")
+_ANGULAR = re.compile(r"(?:sin|cos|tan|cot|sec|csc|cis|\be)(?![A-Za-z])")
+_DEGREE = re.compile(r" ?(?:\{ ?\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))(?: ?\\text\{ ?([CF])\}| ?([CF])(?![A-Za-z]))?")
+_UNIT_LETTER = re.compile(r"^([+-]?[\d.,/]+) (m|g|s|h|l|L|m/s)(\^[23])?$")
 
 
 def _named_symbol(match: re.Match[str]) -> str:
     return "\\pi" if match[1] == "pi" else "\\infty"
 
 
+_MATRIX = r"(?:[pbB]matrix|smallmatrix|matrix|array)"
 # (pattern, replacement), applied in this order.
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
-    (r"\\(?:left|right|big|Big|bigl|bigr|displaystyle|textstyle)(?![A-Za-z])\s*", ""),
+    (
+        r"\\(?:left|right|middle|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|textstyle|limits|mathstrut)(?![A-Za-z])\s*",
+        "",
+    ),
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
     (r"(?<=\d)\s*(?:,|\{,\})\s*\\!\s*(?=\d{3}(?!\d))", ""),
     (r"\s*\\!\s*", ""),
     (r"\{,\}", ","),
-    (r"(?<!\\)\\[;:, ]|~|\\q?quad(?![A-Za-z])", " "),
-    (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),
-    (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),
-    (r"^\s*\\approx(?![A-Za-z])\s*", ""),
+    (r"^~", r"\\sim "),
+    (r"(?<!\\)\\[;:, >]|~|\\q?quad(?![A-Za-z])|\\[hv]space\s*\{[^{}]*\}|\\phantom\s*(?:\{[^{}]*\}|-)", " "),
+    (r"\\(?:leq|leqslant)(?![A-Za-z])|<=|=<", r"\\le "),
+    (r"\\(?:geq|geqslant)(?![A-Za-z])|>=", r"\\ge "),
+    (r"\\neq(?![A-Za-z])|!=|\\not\s*=", r"\\ne "),
+    (r"\\lt(?![A-Za-z])", "<"),
+    (r"\\gt(?![A-Za-z])", ">"),
+    (r"\\(?:lbrace|lbrack)(?![A-Za-z])", lambda match: r"\{" if "brace" in match[0] else "["),
+    (r"\\(?:rbrace|rbrack)(?![A-Za-z])", lambda match: r"\}" if "brace" in match[0] else "]"),
+    (r"\\langle(?![A-Za-z])\s*", "("),
+    (r"\s*\\rangle(?![A-Za-z])", ")"),
+    (r"\\(?:dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\.", r"\\ldots "),
+    (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+    (r"\\bigcup(?![A-Za-z])", r"\\cup "),
+    (r"\\(?:R|reals|Reals)(?![A-Za-z])", r"\\mathbb{R}"),
+    (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
+    (r"\\(?:bar|dot)\s*(\d|\{\d+\})", lambda match: "\\overline{" + match[1].strip("{}") + "}"),
+    (r"\\overline\s*(\d)", r"\\overline{\1}"),
+    (r"^(?:\\therefore(?![A-Za-z])|=(?!=)|\\approx(?![A-Za-z])(?=\s*[+-]?\d*\.\d))\s*", ""),
     (r"\\?%", r"\\%"),
-    (r"\\?\bsqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"\\(?:textdollar|mathdollar)(?![A-Za-z])\s*", r"\\$"),
+    (r"\\degree(?![A-Za-z])|\^\s*\{?\\text\{o\}\}?", r"^\\circ "),
     (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
-    (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-    (r"(?<![A-Za-z\\])(pi|infinity|infty)(?![A-Za-z])", _named_symbol),
+    (r"√", r"\\sqrt"),
+    (r"(?<![A-Za-z\\])(pi|infinity|infty|inf|oo)(?![A-Za-z])", _named_symbol),
     (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
     (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
     (r"\\frac\s*(\{[^{}]*\})\s*(?=\{)", r"\\frac\1"),
     (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
-    (r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}", r"\1\2"),
+    (rf"\\begin\s*\{{{_MATRIX}\}}(?:\s*\{{[lcr|]*\}})?", r"\\begin{matrix}"),
+    (rf"(?:\\\\)?\s*\\end\s*\{{{_MATRIX}\}}", r"\\end{matrix}"),
+    (r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}(?!\d)", r"\1\2"),
 ]
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
 _SPACE = re.compile(r"\s+")
-# A space stays between letters, after a letter before a digit, and between digits, where it carries meaning.
-_LOOSE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z])")
+# A space stays where it carries meaning: between letters, between digits, before a digit, and before a word.
+_LOOSE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z](?![A-Za-z]))")
+_SIMPLE = re.compile(r"[+-]?\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\}")
 
 
 def normalise(text: str) -> str:
     r"""The canonical spelling of an answer: two answers with the same one are the same answer.
 
     Removes layout (``\left``, ``\!``, ``$…$``, outer ``\text{}``, final full stop), reads Unicode signs and ``\dfrac``
-    as their LaTeX equivalents, and turns ``\text{ and }`` and ``\text{ or }`` into commas. Never raises.
+    as their LaTeX equivalents, and turns ``\text{ and }`` and ``\text{ or }`` into commas, or into ``\land`` and
+    ``\lor`` beside inequalities. Never raises.
     """
+    if _SIMPLE.fullmatch(text) and text.isascii():
+        return text
+    if not text.isascii():
+        text = _unicode_to_latex(text)
     # White space is collapsed early and late: patterns with several \s* would take cubic time on long runs of it.
-    text = _unwrap(_SPACE.sub(" ", _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)))
-    text = _THIN_THOUSANDS.sub(lambda match: match.group().replace("\\,", ""), text)
+    text = _unwrap(without_markup(_SPACE.sub(" ", text)))
+    text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
+    text = _TEXT_MACRO.sub(r"\\text{", text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    text = _TEXT_MACRO.sub(r"\\text{", text)
-    if not _TRIGONOMETRIC.search(text):
-        text = re.sub(r"\s*\^\s*\{?\s*\\circ\s*\}?", r"\\text{degree}", text)
-    text = _unwrap(text.rstrip(" \t\n.,;"))
+    if "\\circ" in text and not _ANGULAR.search(text):
+        text = _DEGREE.sub(
+            lambda match: "\\text{degree" + (" " + (match[1] or match[2]) if match[1] or match[2] else "") + "}", text
+        )
+    text = _unwrap(text.rstrip(" \t\n.,;:"))
     if not re.search(r"[(\[]|\\\{", text):
         text = _THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
-    text = _AND_OR.sub(",", _SPACE.sub(" ", text))
+        text = _SPACED_THOUSANDS.sub(lambda match: match[1] + match[2].replace(" ", ""), text, count=1) if " " in text else text
+    text = _connectives(_SPACE.sub(" ", text))
+    text = _UNIT_LETTER.sub(r"\1\\text{\2}\3", text)
     text = _LOOSE_SPACE.sub("", text.strip())
     return text.rstrip(".,;")
+
+
+def without_markup(text: str) -> str:
+    """Without a heading's mark, bold type, and the dollars around mathematics inside a text."""
+    text = _HEADING.sub("", text)
+    if "**" in text:
+        text = _INLINE_BOLD.sub(r"\1", text)
+    return _INLINE_MATH.sub(r"\1", text) if "$" in text else text
 
 
 def unwrap_text(text: str) -> str:
     r"""``text`` (normalised) with every ``\text{x}`` replaced by x."""
     return _WHOLE_TEXT.sub(r"\1", text).strip() if "\\text" in text else text
+
+
+def _unicode_to_latex(text: str) -> str:
+    text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_LEVEL) + "}", text)
+    text = _SUBSCRIPT.sub(lambda match: "_{" + match.group().translate(_LEVEL) + "}", text)
+    return _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)
+
+
+def _connectives(text: str) -> str:
+    if not ("and" in text or "or" in text or "edge" in text or "ee" in text):
+        return text
+    related = _RELATION.search(text) is not None
+    text = _AND.sub(r"\\land " if related else ",", text)
+    return _OR.sub(r"\\lor " if related else ",", text)
 
 
 def _unwrap(text: str) -> str:
@@ -90,11 +171,28 @@ def _unwrap(text: str) -> str:
         for opening, closing in _WRAPPERS:
             inner = text[len(opening) : -len(closing)]
             encloses = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening + closing)
-            if encloses and opening not in inner:
+            if encloses and opening not in (inner if len(opening) > 1 else inner.replace(r"\$", "")) and inner[-1] != "\\":
                 text = inner.strip()
                 break
-        whole = _WHOLE_TEXT.fullmatch(text)
-        if whole:
-            text = whole.group(1)
+        if text.startswith("\\"):
+            whole = _WHOLE_TEXT.fullmatch(text) or _WHOLE_BOX.fullmatch(text)
+            if whole:
+                text = whole.group(1)
+        elif text.startswith("{"):
+            text = _without_outer_braces(text)
         if text == before:
             return text
+
+
+def _without_outer_braces(text: str) -> str:
+    """``{{5}}`` as ``5``; a list keeps one pair, being a set."""
+    escaped = re.sub(r"\\[{}]", "  ", text)
+    leading = len(escaped) - len(escaped.lstrip("{"))
+    trailing = len(escaped) - len(escaped.rstrip("}"))
+    depth = enclosing = leading
+    for character in escaped[leading : len(escaped) - trailing]:
+        depth += (character == "{") - (character == "}")
+        enclosing = min(enclosing, depth)
+    enclosing = min(enclosing, trailing)
+    inner = text[enclosing : len(text) - enclosing]
+    return "{" + inner + "}" if enclosing and len(top_level(inner, ",;")) > 1 else inner

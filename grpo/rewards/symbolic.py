@@ -1,11 +1,8 @@
 """Equality by computer algebra (math-verify), for answers that are no plain numbers.
 
 math-verify and sympy take over a second to import and hang on hostile input. So they are imported at the first
-use, guarded by a gate on what may be parsed at all, and by a limit on the time.
-
-The limit uses SIGALRM, which Python allows in the main thread only and which any other user of that signal would
-share. In other threads, and on Windows, only the gate protects. Neither interrupts a single long operation in C, which
-is why the gate looks at exponents, factorials and long digit strings.
+use, guarded by a gate on what may be parsed at all. What passes the gate may still take long: call this in a process
+that can be killed.
 """
 
 from __future__ import annotations
@@ -13,19 +10,18 @@ from __future__ import annotations
 import logging
 import random
 import re
-import signal
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from typing import Any
 
 MAX_LENGTH = 300
 MAX_DEPTH = 12
+_UNSAFE = (
+    "sum|prod|i*nt|oint|lim|limsup|liminf|det|partial|nabla|Gamma|zeta|ldots|cdots|dots|operatorname|mod|bmod|pmod|gcd|lcm|equiv|"
+    "cong|sim|prime|infty|Rightarrow|implies|to|mapsto"
+)
 _HEAVY = re.compile(
-    r"!|\\(?:sum|prod|i*nt|oint|lim|limsup|liminf|det|partial|nabla|Gamma|zeta|ldots|cdots|dots|operatorname|mod|bmod|pmod|gcd|lcm)"
-    r"(?![A-Za-z])|\d{50}|\\binom\s*\{?\s*\d{5}|\d{5}\s*\\choose|\^\s*\{[^{}A-Za-z]*\^|\^\s*\w+\s*\^|\d \d|\$|\n"
+    rf"!|\\(?:{_UNSAFE})(?![A-Za-z])"
+    r"|\d{50}|\\binom\s*\{?\s*\d{5}|\d{5}\s*\\choose|\^\s*\{[^{}A-Za-z]*\^|\^\s*\w+\s*\^|\d \d|\$|\n"
 )
 _DEGREES = re.compile(r"(\d+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _MAX_EXPONENT = 1000
@@ -33,34 +29,26 @@ _MAX_BRACKET_EXPONENT = 200
 _RELATIVE_TOLERANCE = 1e-10
 
 
-class _OutOfTime(BaseException):
-    """Derives from BaseException because sympy catches Exception in many places."""
-
-
-class Budget:
-    """Seconds that the symbolic comparisons of one answer may still take, all together."""
-
-    def __init__(self, seconds: float = 5.0) -> None:
-        self.seconds = seconds
-
-
-def symbolically_equal(answer: str, truth: str, budget: Budget) -> bool:
+def symbolically_equal(answer: str, truth: str) -> bool:
     """Whether math-verify finds two normalised answers equal and a numeric check does not object.
 
-    False where either side is too complex to be parsed safely, does not parse, or time runs out. Never raises.
+    False where either side is too complex to be parsed safely or does not parse. Never raises; knows no limit of time.
     """
-    if budget.seconds <= 0 or too_complex(answer) or too_complex(truth):
+    if too_complex(answer) or too_complex(truth):
         return False
-    math_verify = _math_verify()
-    start = time.monotonic()
     try:
-        with _time_limit(budget.seconds):
-            return _compare(math_verify, answer, truth)
-    except (_OutOfTime, Exception):
+        return _compare(_math_verify(), answer, truth)
+    except Exception:
         # sympy raises anything on odd input, and an answer that it cannot read is a wrong answer.
         return False
-    finally:
-        budget.seconds -= time.monotonic() - start
+
+
+def parses(text: str) -> bool:
+    """Whether math-verify reads a normalised text."""
+    try:
+        return not too_complex(text) and _parse(_math_verify(), text) is not None
+    except Exception:
+        return False
 
 
 def too_complex(text: str) -> bool:
@@ -106,20 +94,19 @@ def _nesting_is_sound(text: str) -> bool:
 
 def _compare(math_verify: Any, answer: str, truth: str) -> bool:
     """Parse the truth, then the answer, strictly (the whole text or nothing), and compare."""
-    from math_verify import LatexExtractionConfig
-
-    def parse(text: str) -> Any:
-        # No fallback: a text that does not parse must not be replaced by some number inside it.
-        options = {"fallback_mode": "no_fallback", "extraction_mode": "first_match", "parsing_timeout": None}
-        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
-        found = math_verify.parse(f"${text}$", extraction_config=[LatexExtractionConfig()], **options)
-        return found[0] if found else None
-
-    true_value = parse(truth)
-    value = None if true_value is None else parse(answer)
+    true_value = _parse(math_verify, truth)
+    value = None if true_value is None else _parse(math_verify, answer)
     if value is None or not math_verify.verify(true_value, value, timeout_seconds=None, allow_set_relation_comp=True):
         return False
     return _numbers_agree(value, true_value)
+
+
+def _parse(math_verify: Any, text: str) -> Any:
+    # No fallback: a text that does not parse must not be replaced by some number inside it.
+    options = {"fallback_mode": "no_fallback", "extraction_mode": "first_match", "parsing_timeout": None}
+    text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    found = math_verify.parse(f"${text}$", extraction_config=[math_verify.LatexExtractionConfig()], **options)
+    return found[0] if found else None
 
 
 def _numbers_agree(value: Any, true_value: Any) -> bool:
@@ -150,22 +137,3 @@ def _math_verify() -> Any:
     # It warns whenever its own time limit is off; ours is on.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     return math_verify
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _OutOfTime in the body after ``seconds``; without effect outside the main thread (see the module's text)."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def expire(signum: int, frame: object) -> None:
-        raise _OutOfTime
-
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)

@@ -57,8 +57,8 @@ def _check_sizes(study: Study, train: list[Problem], validation: list[Problem]) 
         raise UserError(
             f"task: {len(train)} training problems are fewer than the {needed} of one rollout batch. Use a larger source."
         )
-    for key in ("problems", "zero_shot_problems"):
-        wanted = getattr(study.evaluation, key)
+    asked = {key: getattr(study.evaluation, key) for key in ("problems", "zero_shot_problems")}
+    for key, wanted in (asked | {"best_of_n.problems": study.evaluation.best_of_n.problems}).items():
         if len(validation) < wanted:
             raise UserError(
                 f"params.yaml: evaluation.{key}: {wanted} problems are asked for, but the validation split has "

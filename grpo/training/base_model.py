@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from grpo import paths
+from grpo.cpu import start_threads
 from grpo.errors import UserError
 from grpo.files import files_digest, whole_folder
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
@@ -25,7 +25,7 @@ def make_base_model(study: Study) -> None:
     Raises:
         UserError: a download that fails, a folder that holds no model, or a task the mini model cannot be pretrained for.
     """
-    torch.set_num_threads(study.threads)
+    start_threads(study.threads)
     match study.model:
         case PretrainedHere() as settings:
             if not isinstance(study.task, ArithmeticTask):

@@ -24,7 +24,7 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     return {
         "config": run.config.model_dump(),
         "seed": run.seed,
-        "evaluation": study.evaluation.model_dump(exclude={"zero_shot_problems", "zero_shot_prompts"}),
+        "evaluation": study.evaluation.model_dump(exclude={"zero_shot_problems", "zero_shot_prompts", "best_of_n"}),
         "engine": study.engine.model_dump(),
         "learner": study.learner.model_dump(),
         "threads": study.threads,

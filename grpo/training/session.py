@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from grpo import paths
+from grpo.cpu import start_threads
 from grpo.effective import EffectiveRun
 from grpo.evaluation.evaluate import evaluate, evaluation_sampling, log_generations, summarize
 from grpo.evaluation.statistics import wilson_interval
@@ -19,7 +19,7 @@ from grpo.files import write_json, write_text
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.records import Problem
 from grpo.rewards import REWARD_FNS
-from grpo.rollout.engine import Engine, derive_seed
+from grpo.rollout.engine import Engine
 from grpo.rollout.make import make_engine
 from grpo.study import Study
 from grpo.tracking import MlflowRun, RunLog, now
@@ -48,7 +48,7 @@ def train(
         the wall-clock figures.
     """
     started, start = now(), time.perf_counter()
-    torch.set_num_threads(study.threads)
+    start_threads(study.threads)
     tokenizer = load_tokenizer(paths.MODEL)
     model = load_model(paths.MODEL, study.learner.dtype, study.learner.device)
     if study.learner.gradient_checkpointing:
@@ -109,15 +109,8 @@ class Validation:
             return
         evaluation = self.study.evaluation
         sampling = evaluation_sampling(evaluation, self.prompt)
-        rollouts = evaluate(
-            self.engine,
-            self.tokenizer,
-            self.problems,
-            self.prompt,
-            sampling,
-            REWARD_FNS[self.prompt],
-            derive_seed(evaluation.seed),
-        )
+        groups = evaluate(self.engine, self.tokenizer, self.problems, self.prompt, sampling, evaluation.seed)
+        rollouts = [rollout for (rollout,) in groups]
         metrics = summarize(rollouts)
         self.log.validation(step, step * self.updates_per_step, metrics)
         self.bar.set_postfix_str(f"validation answer reward {metrics['answer_reward']:.3f}")

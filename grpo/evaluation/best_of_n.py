@@ -1,0 +1,130 @@
+"""What more samples of each problem are worth: pass@N, Best@N and majority vote, from one set of samples.
+
+Every estimator uses all S samples of a problem and has the expectation that it would have over a fresh draw of N of them. So
+pass@N, Best@N and majority@N differ by how they choose, not by which samples they saw.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+MAX_SUBSETS = 2000  # above, majority@N is taken over this many random subsets instead of all
+
+
+def pass_at_n(correct: Floats, n: int) -> Floats:
+    """Chance that at least one of ``n`` samples is right: 1 - C(S - c, n) / C(S, n) (Chen et al. 2021, arXiv:2107.03374).
+
+    Args:
+        correct: (problems, S), 1.0 where a sample is right, else 0.0.
+
+    Returns:
+        (problems,).
+    """
+    samples = correct.shape[1]
+    return np.array([1 - comb(samples - int(right), n) / comb(samples, n) for right in correct.sum(axis=1)])
+
+
+def best_at_n(correct: Floats, scores: Floats, n: int) -> Floats:
+    """Chance that the sample with the highest score among ``n`` is right.
+
+    Of all subsets of n samples, C(S - 1 - k, n - 1) have the sample of rank k (0 is best) as their best. Samples with equal
+    scores share their ranks' correctness.
+
+    Args:
+        correct: (problems, S).
+        scores: (problems, S), such as mean token log-probabilities.
+
+    Returns:
+        (problems,).
+    """
+    samples = correct.shape[1]
+    weights = np.array([comb(samples - 1 - k, n - 1) for k in range(samples)]) / comb(samples, n)
+    results = []
+    for right, score in zip(correct, scores, strict=True):
+        _, rank = np.unique(-score, return_inverse=True)
+        mean_of_equals = np.bincount(rank, right) / np.bincount(rank)
+        results.append(weights @ mean_of_equals[np.sort(rank)])
+    return np.array(results)
+
+
+def majority_at_n(correct: Floats, votes: NDArray[np.int64], n: int, seed: int = 0) -> Floats:
+    """Chance that the most frequent answer among ``n`` samples is right; among equally frequent ones each counts alike.
+
+    Over all subsets, or over MAX_SUBSETS random ones where there are more.
+
+    Args:
+        correct: (problems, S).
+        votes: (problems, S), equal numbers for equal answers; -1 for a sample without an answer, which has no vote.
+
+    Returns:
+        (problems,); a subset in which nobody votes is wrong.
+    """
+    chosen = _subsets(correct.shape[1], n, np.random.default_rng(seed))
+    results = []
+    for right, vote in zip(correct, votes, strict=True):
+        answers = np.unique(vote[vote >= 0])
+        if not len(answers):
+            results.append(0.0)
+            continue
+        is_answer = (vote[:, None] == answers[None, :]).astype(float)  # (S, answers)
+        answer_right = (right @ is_answer) / is_answer.sum(axis=0)
+        counts = chosen @ is_answer  # (subsets, answers)
+        top = counts.max(axis=1, keepdims=True)
+        winners = (counts == top) & (top > 0)
+        results.append(float(((winners @ answer_right) / np.maximum(winners.sum(axis=1), 1)).mean()))
+    return np.array(results)
+
+
+def _subsets(samples: int, n: int, generator: np.random.Generator) -> Floats:
+    """(subsets, samples), 1.0 where a sample is in the subset."""
+    if comb(samples, n) <= MAX_SUBSETS:
+        members = np.array(list(combinations(range(samples), n)))
+    else:
+        members = np.argsort(generator.random((MAX_SUBSETS, samples)), axis=1)[:, :n]
+    chosen = np.zeros((len(members), samples))
+    np.put_along_axis(chosen, members, 1.0, axis=1)
+    return chosen
+
+
+def ranking_quality(correct: Floats, scores: Floats, lengths: Floats) -> dict[str, float]:
+    """How well the score tells right from wrong samples of the same problem: what separates Best@N from pass@N.
+
+    Only problems with both right and wrong samples say anything about it.
+
+    Args:
+        correct, scores, lengths: (problems, S); length in tokens.
+
+    Returns:
+        shares of problems ``never_solved``, ``always_solved`` and ``mixed``; over the mixed ones ``share_right`` (what a random
+        choice earns), ``top_right`` (how often the sample with the highest score is right), ``outranks`` (chance that a right
+        sample scores above a wrong one, ties half; 0.5 is no information), ``score_difference`` (right minus wrong, nats a
+        token) and ``length_difference`` (right minus wrong, tokens). The latter five are missing where no problem is mixed.
+    """
+    solved = correct.mean(axis=1)
+    mixed = (solved > 0) & (solved < 1)
+    result = {
+        "never_solved": float((solved == 0).mean()),
+        "always_solved": float((solved == 1).mean()),
+        "mixed": float(mixed.mean()),
+    }
+    if not mixed.any():
+        return result
+    outranks, score_difference, length_difference = [], [], []
+    for right, score, length in zip(correct[mixed] > 0, scores[mixed], lengths[mixed], strict=True):
+        above = score[right][:, None] - score[~right][None, :]
+        outranks.append(((above > 0) + 0.5 * (above == 0)).mean())
+        score_difference.append(score[right].mean() - score[~right].mean())
+        length_difference.append(length[right].mean() - length[~right].mean())
+    return result | {
+        "share_right": float(solved[mixed].mean()),
+        "top_right": float(best_at_n(correct[mixed], scores[mixed], correct.shape[1]).mean()),
+        "outranks": float(np.mean(outranks)),
+        "score_difference": float(np.mean(score_difference)),
+        "length_difference": float(np.mean(length_difference)),
+    }

@@ -1,0 +1,176 @@
+"""Evaluating any checkpoint under any prompt: every completion, the numbers, and a page to read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from grpo import paths
+from grpo.cpu import start_threads
+from grpo.effective import digest
+from grpo.errors import UserError
+from grpo.evaluation.evaluate import CATEGORIES, category, evaluate, evaluation_sampling, summarize
+from grpo.evaluation.statistics import wilson_interval
+from grpo.files import files_digest, write_text
+from grpo.models import require_checkpoint
+from grpo.models.checkpoint import load_model, load_tokenizer
+from grpo.records import Problem, Rollout, read_problems
+from grpo.rewards import REWARD_FNS, read_answer
+from grpo.rollout.make import make_engine
+from grpo.study import Study
+
+EXAMPLES_OF_EACH = 10
+_CODE = ("evaluation", "models", "rewards", "rollout")  # rooms whose code decides what an evaluation's chunks hold
+
+
+class CheckpointEvaluator:
+    """A checkpoint, loaded once, that can be sampled under several prompts.
+
+    Raises:
+        UserError: the folder holds no checkpoint.
+    """
+
+    def __init__(self, study: Study, checkpoint: Path):
+        require_checkpoint(checkpoint)
+        start_threads(study.threads)
+        self.study, self.checkpoint = study, checkpoint
+        self.tokenizer = load_tokenizer(checkpoint)
+        model = load_model(checkpoint, study.engine.dtype, study.engine.device)
+        self.engine = make_engine(study, model, self.tokenizer)
+
+    def sample(self, problems: Sequence[Problem], prompt: str, n: int = 1) -> tuple[list[list[Rollout]], Callable[[], None]]:
+        """``n`` scored completions of each problem, taken up where an earlier, killed evaluation stopped.
+
+        Returns:
+            the rollouts of each problem, and a function to call once what they are for is written: it removes the chunks.
+        """
+        state = paths.EVALUATION_STATE / self._identity(problems, prompt, n)
+        sampling = evaluation_sampling(self.study.evaluation, prompt)
+        groups = evaluate(self.engine, self.tokenizer, problems, prompt, sampling, self.study.evaluation.seed, n=n, state=state)
+        return groups, lambda: shutil.rmtree(state, ignore_errors=True)
+
+    def _identity(self, problems: Sequence[Problem], prompt: str, n: int) -> str:
+        """Names an evaluation by all that its completions and their scores depend on."""
+        return digest(
+            [
+                files_digest(self.checkpoint),
+                [asdict(problem) for problem in problems],
+                [prompt, n, self.study.threads, self.study.engine.model_dump()],
+                asdict(evaluation_sampling(self.study.evaluation, prompt)),
+                self.study.evaluation.seed,
+                [files_digest(Path(__file__).parent.parent / room) for room in _CODE],
+            ]
+        )
+
+
+def evaluate_checkpoint(
+    evaluator: CheckpointEvaluator, problems: Sequence[Problem], prompt: str, folder: Path
+) -> dict[str, Any]:
+    """One completion of each problem: PROMPT.jsonl with all of them and PROMPT_examples.md to read, below ``folder``.
+
+    Returns:
+        counts of the three outcomes, means of the rewards, and accuracy with a 95% Wilson interval, overall, by level and
+        by subject.
+    """
+    groups, done = evaluator.sample(problems, prompt)
+    rollouts = [rollout for (rollout,) in groups]
+    records = [_record(prompt, r, evaluator.tokenizer) for r in rollouts]
+    write_text(folder / f"{prompt}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
+    write_text(folder / f"{prompt}_examples.md", examples_to_read(prompt, records))
+    done()
+    return _metrics(rollouts)
+
+
+def evaluate_any(study: Study, checkpoint: Path, prompt: str, n_problems: int | None, folder: Path) -> dict[str, Any]:
+    """:func:`evaluate_checkpoint` for a checkpoint, prompt and number of problems that the study need not name.
+
+    Raises:
+        UserError: an unknown prompt, no checkpoint, or fewer validation problems than asked for.
+    """
+    if prompt not in REWARD_FNS:
+        raise UserError(f"--prompt {prompt}: no such prompt (known: {', '.join(REWARD_FNS)})")
+    problems = read_problems(paths.VALIDATION)
+    if n_problems is not None and n_problems > len(problems):
+        raise UserError(f"--problems {n_problems}: {paths.VALIDATION} holds {len(problems)} problems. Ask for fewer.")
+    return evaluate_checkpoint(CheckpointEvaluator(study, checkpoint), problems[:n_problems], prompt, folder)
+
+
+def _metrics(rollouts: list[Rollout]) -> dict[str, Any]:
+    counts = Counter(category(r.rewards) for r in rollouts)
+    return {
+        "problems": len(rollouts),
+        "categories": {name: counts[name] for name in CATEGORIES},
+        **summarize(rollouts),
+        "accuracy": _accuracy(rollouts),
+        "accuracy_by_level": _accuracy_by(rollouts, lambda r: str(r.problem.level)),
+        "accuracy_by_subject": _accuracy_by(rollouts, lambda r: r.problem.subject),
+    }
+
+
+def _accuracy_by(rollouts: list[Rollout], key: Callable[[Rollout], str]) -> dict[str, dict[str, float]]:
+    parts: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        parts.setdefault(key(rollout) or "not stated", []).append(rollout)
+    return {name: _accuracy(parts[name]) for name in sorted(parts)}
+
+
+def _accuracy(rollouts: list[Rollout]) -> dict[str, float]:
+    correct = sum(r.rewards["answer_reward"] for r in rollouts)
+    low, high = wilson_interval(correct, len(rollouts))
+    return {"value": correct / len(rollouts), "low": low, "high": high, "problems": len(rollouts)}
+
+
+def _record(prompt: str, rollout: Rollout, tokenizer: Any) -> dict[str, Any]:
+    return {
+        "problem": rollout.problem.id,
+        "level": rollout.problem.level,
+        "subject": rollout.problem.subject,
+        "prompt": tokenizer.decode(rollout.prompt_ids),
+        "response": rollout.completion.text,
+        "answer": read_answer(prompt, rollout.completion.text),
+        "ground_truth": rollout.problem.ground_truth,
+        "category": category(rollout.rewards),
+        **rollout.rewards,
+        "finish_reason": rollout.completion.finish_reason,
+        "response_length": len(rollout.completion.token_ids),
+    }
+
+
+_QUESTION_OF = {
+    "format 1, answer 1": "Is the answer right for the right reason?",
+    "format 1, answer 0": "Is the answer truly wrong, or does the grader misread it?",
+    "format 0, answer 0": "Did the model leave the form, or does the parser miss it?",
+}
+
+
+def examples_to_read(prompt: str, records: list[dict[str, Any]]) -> str:
+    """A page on which a person can judge parser against model: examples of each outcome, spread over the whole evaluation."""
+    lines = [f"# Examples under the {prompt} prompt", ""]
+    lines += ["The arrow ⟶ stands where the prompt ends and the model's own text begins.", ""]
+    for name in CATEGORIES:
+        of_kind = [r for r in records if r["category"] == name]
+        step = max(1, len(of_kind) // EXAMPLES_OF_EACH)
+        shown = of_kind[::step][:EXAMPLES_OF_EACH]
+        lines += [f"## {name}: {len(of_kind)} of {len(records)}, {len(shown)} shown", "", f"*{_QUESTION_OF[name]}*", ""]
+        for number, record in enumerate(shown, start=1):
+            read = "no answer could be read" if record["answer"] is None else f"read `{record['answer']}`"
+            about = f"level {record['level']}" + (f", {record['subject']}" if record["subject"] else "")
+            lines += [
+                f"### {number}. {record['problem']} ({about})",
+                "",
+                f"Ground truth `{record['ground_truth']}`; {read}; {record['response_length']} tokens, ended by "
+                f"{'the token limit' if record['finish_reason'] == 'length' else 'the model'}.",
+                "",
+                "````text",
+                f"{record['prompt']}⟶{record['response']}",
+                "````",
+                "",
+                "- [ ] the model is at fault  - [ ] the parser is at fault",
+                "",
+            ]
+    return "\n".join(lines)

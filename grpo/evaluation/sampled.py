@@ -1,0 +1,121 @@
+"""The ``best_of_n`` stage: several samples of each problem, and what choosing among them is worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from grpo import paths
+from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
+from grpo.evaluation.checkpoint import CheckpointEvaluator
+from grpo.evaluation.statistics import mean_over_problems
+from grpo.files import files_digest, whole_folder, write_json, write_text
+from grpo.records import Rollout, read_problems
+from grpo.rewards import grade_batch, read_answer
+from grpo.study import BestOfN, Study
+from grpo.tracking import MlflowRun
+
+
+def run_best_of_n(study: Study) -> dict[str, Any]:
+    """Sample the base model several times on each problem under each prompt, and write the samples and the estimates.
+
+    Returns:
+        for each prompt: for each N ``pass``, ``best`` and ``majority`` with 95% intervals over problems, and ``ranking``.
+    """
+    settings = study.evaluation.best_of_n
+    evaluator = CheckpointEvaluator(study, paths.MODEL)
+    problems = read_problems(paths.VALIDATION)[: settings.problems]
+    metrics: dict[str, Any] = {}
+    with whole_folder(paths.BEST_OF_N) as folder:
+        for prompt in settings.prompts:
+            groups, done = evaluator.sample(problems, prompt, n=settings.samples)
+            lines = [json.dumps(_record(prompt, group), ensure_ascii=False) for group in groups]
+            write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
+            metrics[prompt] = estimates(settings, prompt, groups)
+            done()
+    write_json(paths.BEST_OF_N_METRICS, metrics)
+    _track(study, metrics)
+    return metrics
+
+
+def estimates(settings: BestOfN, prompt: str, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
+    """All numbers of one prompt's samples.
+
+    Raises:
+        ValueError: pass@1 and Best@1 differ. Choosing among one sample is no choice, so one of the estimators is wrong.
+    """
+    correct = np.array([[r.rewards["answer_reward"] for r in group] for group in groups])
+    scores = np.array([[mean_log_prob(r) for r in group] for group in groups])
+    lengths = np.array([[len(r.completion.token_ids) for r in group] for group in groups], dtype=float)
+    votes = np.array(votes_of([[read_answer(prompt, r.completion.text) for r in group] for group in groups]))
+    by_n = {
+        str(n): {
+            "pass": mean_over_problems(pass_at_n(correct, n)),
+            "best": mean_over_problems(best_at_n(correct, scores, n)),
+            "majority": mean_over_problems(majority_at_n(correct, votes, n)),
+        }
+        for n in settings.n
+    }
+    at_one = np.abs(pass_at_n(correct, 1) - best_at_n(correct, scores, 1)).max()
+    if at_one > 1e-9:
+        raise ValueError(f"pass@1 and Best@1 of a problem differ by {at_one}")
+    return {
+        "problems": len(groups),
+        "samples": settings.samples,
+        "n": by_n,
+        "ranking": ranking_quality(correct, scores, lengths),
+    }
+
+
+def mean_log_prob(rollout: Rollout) -> float:
+    """Mean log-probability (nats) of the sampled tokens under the distribution they were drawn from."""
+    log_probs = rollout.completion.log_probs
+    return sum(log_probs) / len(log_probs) if log_probs else 0.0
+
+
+def votes_of(answers: Sequence[Sequence[str | None]]) -> list[list[int]]:
+    """Which answer each sample votes for: equal numbers where the grader finds two answers of a problem equal, -1 for none.
+
+    An answer joins the first one that it equals.
+    """
+    distinct = [list(dict.fromkeys(a for a in of_problem if a)) for of_problem in answers]
+    pairs = [(later, earlier) for of_problem in distinct for i, later in enumerate(of_problem) for earlier in of_problem[:i]]
+    equal = {pair for pair, verdict in zip(pairs, grade_batch(pairs), strict=True) if verdict.equal}
+    votes = []
+    for of_problem, options in zip(answers, distinct, strict=True):
+        number = {a: next((j for j, other in enumerate(options[:i]) if (a, other) in equal), i) for i, a in enumerate(options)}
+        votes.append([number[a] if a else -1 for a in of_problem])
+    return votes
+
+
+def _record(prompt: str, group: Sequence[Rollout]) -> dict[str, Any]:
+    problem = group[0].problem
+    return {
+        "problem": problem.id,
+        "level": problem.level,
+        "subject": problem.subject,
+        "ground_truth": problem.ground_truth,
+        "samples": [
+            {
+                "response": r.completion.text,
+                "answer": read_answer(prompt, r.completion.text),
+                "mean_log_prob": mean_log_prob(r),
+                "response_length": len(r.completion.token_ids),
+                "finish_reason": r.completion.finish_reason,
+                **r.rewards,
+            }
+            for r in group
+        ],
+    }
+
+
+def _track(study: Study, metrics: dict[str, Any]) -> None:
+    tags = {"stage": "best_of_n", "model_digest": files_digest(paths.MODEL), "dataset_digest": files_digest(paths.VALIDATION)}
+    for prompt, values in metrics.items():
+        mlflow = MlflowRun("best_of_n", prompt, study.evaluation.best_of_n.model_dump() | {"prompt": prompt}, tags)
+        for n, kinds in values["n"].items():
+            mlflow.log({f"{kind}_at_n": estimate["value"] for kind, estimate in kinds.items()}, step=int(n))
+        mlflow.finish()

@@ -1,0 +1,350 @@
+r"""A reader of mathematical expressions: LaTeX, or as typed in code, to a tree of tuples.
+
+It reads what answers are made of: numbers, letters, ``+ - * / ^ !``, fractions, roots, binomials, elementary functions,
+``\pi``, ``e``, ``i``, degrees, finite sums and products. Anything else is :class:`Unreadable`: a text is read whole or not at
+all. ``1/2x`` is read from left to right, ``2\frac{1}{3}`` is a mixed number, and a digit after a letter or another number
+means nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+Node = tuple[Any, ...]
+r"""``("num", Fraction)``, ``("var", name)``, ``("const", name)``, or an operation's name followed by its operands."""
+
+_MAX_TOKENS = 400
+_MAX_DEPTH = 30
+
+# Longer names first: arcsin before sin.
+_WORDS = "arcsin|arccos|arctan|sinh|cosh|tanh|sqrt|cbrt|sin|cos|tan|cot|sec|csc|log|ln|lg|exp|abs|cis|pi"
+_FUNCTIONS = frozenset(_WORDS.split("|")) - {"pi"}
+_GREEK_NAMES = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau phi varphi chi "
+    "psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell"
+)
+_GREEK = frozenset(_GREEK_NAMES.split())
+_COMMAND_TOKENS = {
+    "cdot": "*", "times": "*", "ast": "*", "div": "/", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "lbrack": "[",
+    "rbrack": "]", "tbinom": "binom", "dbinom": "binom", "asin": "arcsin", "acos": "arccos", "atan": "arctan",
+}  # fmt: skip
+_TOKEN = re.compile(
+    r"\s*(?:(?P<repeating>\d*\.\d*\\overline\{\d+\})|(?P<number>\d+\.\d+|\.\d+|\d+(?:\.(?![\d(.]))?)|\\(?P<command>[A-Za-z]+)"
+    rf"|(?P<word>{_WORDS})|(?P<letter>[A-Za-z])|(?P<sign>\*\*|[-+*/^!_|()\[\]{{}}=]))"
+)
+_JOINED = re.compile(rf"({_WORDS})([a-zA-Z])")
+_LONG_WORD = re.compile(rf"(?<![A-Za-z\\])(?!(?:[A-Za-z]{{0,2}}(?:{_WORDS}))+)[A-Za-z]{{4,}}")
+_CLOSING = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|"}
+_ROUNDED = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs"}
+_MINUS_ONE: Node = ("neg", ("num", Fraction(1)))
+
+
+class Unreadable(Exception):
+    """The text is no expression that this module reads."""
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Node | None:
+    """The tree of ``text`` (normalised), or None where it cannot be read."""
+    try:
+        parser = _Parser(_tokens(text))
+        tree = parser.sum_()
+        return tree if parser.peek() == "" else None
+    except (Unreadable, RecursionError):
+        return None
+
+
+def variables(tree: Node) -> frozenset[str]:
+    """Names of the free variables."""
+    if tree[0] == "var":
+        return frozenset((tree[1],))
+    if tree[0] in {"num", "const"}:
+        return frozenset()
+    if tree[0] == "series":
+        return variables(tree[3]) | variables(tree[4]) | (variables(tree[5]) - {tree[2]})
+    found: frozenset[str] = frozenset()
+    for part in tree[1:]:
+        if isinstance(part, tuple):
+            found |= variables(part)
+    return found
+
+
+def _tokens(text: str) -> list[str]:
+    """Tokens as strings: numbers start with a digit or a point, commands with a backslash, subscripted names with ``@``."""
+    if _LONG_WORD.search(text):
+        raise Unreadable
+    tokens: list[str] = []
+    position, text = 0, text.rstrip()
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if not match or len(tokens) >= _MAX_TOKENS:
+            raise Unreadable
+        position = match.end()
+        kind, token = str(match.lastgroup), match[str(match.lastgroup)]
+        if kind == "command":
+            token = _COMMAND_TOKENS.get(token, token)
+            joined = _JOINED.fullmatch(token)
+            if joined and token not in _GREEK:  # \sinx
+                tokens += ["\\" + joined[1], joined[2]]
+                continue
+            tokens.append(token if len(token) == 1 else "\\" + token)
+        elif kind == "word":
+            tokens.append("\\" + token)
+        else:
+            tokens.append("^" if token == "**" else token)
+    return tokens
+
+
+class _Parser:
+    """Recursive descent over the tokens."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens = [*tokens, ""]
+        self.at = 0
+        self.depth = 0
+        self.open_bars = 0
+
+    def peek(self) -> str:
+        return self.tokens[self.at]
+
+    def take(self, expected: str = "") -> str:
+        token = self.tokens[self.at]
+        if token == "" or (expected and token != expected):
+            raise Unreadable
+        self.at += 1
+        return token
+
+    def sum_(self) -> Node:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise Unreadable
+        tree = self.product(signed=True)
+        while self.peek() in {"+", "-"}:
+            operator = self.take()
+            right = self.product(signed=True)
+            tree = ("add", tree, right if operator == "+" else ("neg", right))
+        self.depth -= 1
+        return tree
+
+    def product(self, signed: bool = False) -> Node:
+        tree = self.signed_factor() if signed else self.factor()
+        while True:
+            token = self.peek()
+            if token in {"*", "/"}:
+                self.take()
+                right = self.signed_factor()
+                tree = ("mul", tree, right) if token == "*" else ("div", tree, right)
+            elif self.starts_factor(token):
+                tree = ("mul", tree, self.factor())
+            else:
+                return tree
+
+    def starts_factor(self, token: str) -> bool:
+        """Whether ``token`` may follow a factor and multiply it without a sign."""
+        if token == "" or token in "+-*/^!_)]}=":
+            return False
+        if token == "|":
+            return not self.open_bars
+        if token[0].isdigit() or token[0] == ".":
+            if self.tokens[self.at - 1] == "!":  # 3!7!
+                return True
+            raise Unreadable
+        return token not in {"\\rfloor", "\\rceil", "\\choose"}
+
+    def signed_factor(self) -> Node:
+        if self.peek() in {"+", "-"}:
+            return ("neg", self.signed_factor_once()) if self.take() == "-" else self.signed_factor_once()
+        return self.factor()
+
+    def signed_factor_once(self) -> Node:
+        # "--5" is odd but clear, "---5" is not.
+        if self.peek() in {"+", "-"}:
+            return ("neg", self.factor()) if self.take() == "-" else self.factor()
+        return self.factor()
+
+    def factor(self) -> Node:
+        return self.postfix(self.base())
+
+    def postfix(self, tree: Node) -> Node:
+        while self.peek() in {"^", "!"}:
+            if self.take() == "!":
+                tree = ("factorial", tree)
+                continue
+            if self.peek() == "\\circ" or self.tokens[self.at : self.at + 3] == ["{", "\\circ", "}"]:
+                self.at += 1 if self.peek() == "\\circ" else 3
+                tree = ("div", ("mul", tree, ("const", "pi")), ("num", Fraction(180)))
+                continue
+            tree = ("pow", tree, self.exponent())
+        return tree
+
+    def exponent(self) -> Node:
+        sign = self.take() if self.peek() in {"+", "-"} else "+"
+        tree = self.base()
+        if self.peek() == "^":  # a^b^c is a^(b^c)
+            tree = self.postfix(tree)
+        return tree if sign == "+" else ("neg", tree)
+
+    def base(self) -> Node:
+        token = self.take()
+        if token[0].isdigit() or token[0] == ".":
+            return self.number(token)
+        if token in _CLOSING:
+            return self.group(token)
+        if len(token) == 1 and token.isalpha():
+            return self.name(token)
+        if token[0] != "\\":
+            raise Unreadable
+        return self.command(token[1:])
+
+    def number(self, token: str) -> Node:
+        value = read_decimal(token)
+        is_mixed = self.peek() == "\\frac" and token.isdigit()
+        if is_mixed:
+            parts = self.tokens[self.at + 1 : self.at + 7]
+            if [*parts[0::3], *parts[2::3]] == ["{", "{", "}", "}"] and parts[1].isdigit() and parts[4].isdigit():
+                self.at += 7
+                upper, lower = int(parts[1]), int(parts[4])
+                if not 0 < upper < lower:
+                    raise Unreadable
+                value += Fraction(upper, lower)
+        return ("num", value)
+
+    def name(self, letter: str) -> Node:
+        if self.peek() == "_":
+            self.take()
+            return ("var", letter + "_" + self.subscript())
+        if letter in "ei":
+            return ("const", letter)
+        if letter in "fg" and self.peek() == "(":
+            self.take()
+            return ("unknown", letter, self.group("("))
+        return ("var", letter)
+
+    def subscript(self) -> str:
+        if self.peek() != "{":
+            return self.take()
+        self.take()
+        names = ""
+        while self.peek() != "}":
+            names += self.take()
+        self.take("}")
+        return names
+
+    def group(self, opening: str) -> Node:
+        """What stands between brackets or bars; the opening one is taken already."""
+        bars, self.open_bars = self.open_bars, int(opening == "|")
+        tree = self.sum_()
+        if opening == "{" and self.peek() == "\\choose":
+            self.take()
+            tree = ("binomial", tree, self.sum_())
+        self.take(_CLOSING[opening])
+        self.open_bars = bars
+        return (_ROUNDED[opening], tree) if opening in _ROUNDED else tree
+
+    def braced(self) -> Node:
+        r"""An operand of ``\frac``: in braces or, as in ``\frac12``, the next digit, letter or command."""
+        token = self.take()
+        if token == "{":
+            return self.group("{")
+        if token.isdigit():
+            if len(token) > 1:
+                self.at -= 1
+                self.tokens[self.at] = token[1:]
+            return ("num", Fraction(int(token[0])))
+        self.at -= 1
+        return self.base()
+
+    def command(self, name: str) -> Node:
+        if name == "frac":
+            return ("div", self.braced(), self.braced())
+        if name == "binom":
+            return ("binomial", self.braced(), self.braced())
+        if name == "sqrt":
+            return self.root()
+        if name == "pi":
+            return ("const", "pi")
+        if name in _FUNCTIONS:
+            return self.function(name)
+        if name in _GREEK:
+            if self.peek() == "_":
+                self.take()
+                return ("var", name + "_" + self.subscript())
+            return ("var", name)
+        if "\\" + name in _CLOSING:
+            return self.group("\\" + name)
+        if name in {"sum", "prod"}:
+            return self.series(name)
+        raise Unreadable
+
+    def root(self) -> Node:
+        degree: Node = ("num", Fraction(2))
+        if self.peek() == "[":
+            self.take()
+            degree = self.group("[")
+        if self.peek() not in {"{", "("}:
+            return ("root", self.base(), degree)
+        return ("root", self.group(self.take()), degree)
+
+    def function(self, name: str) -> Node:
+        power = log_base = None
+        while self.peek() in {"^", "_"}:
+            if self.take() == "^":
+                power = self.exponent()
+            elif name == "log":
+                log_base = self.base()
+            else:
+                raise Unreadable
+        inverse = power == _MINUS_ONE and name in {"sin", "cos", "tan"}
+        argument = self.argument()
+        if log_base is not None:
+            return self.powered(("div", ("ln", argument), ("ln", log_base)), power)
+        if name == "cbrt":
+            return ("root", argument, ("num", Fraction(3)))
+        if inverse:
+            return ("arc" + name, argument)
+        if power == _MINUS_ONE:
+            raise Unreadable  # 1/cosh x or its inverse
+        return self.powered((name, argument), power)
+
+    def powered(self, tree: Node, power: Node | None) -> Node:
+        return tree if power is None else ("pow", tree, power)
+
+    def argument(self) -> Node:
+        r"""``(x)``, ``{x}``, or what stands there without brackets: ``2x`` in ``\sin 2x \cos x``."""
+        if self.peek() in {"(", "[", "{"}:
+            return self.group(self.take())
+        sign = self.take() if self.peek() == "-" else ""
+        tree = self.factor()
+        while self.starts_factor(self.peek()) and self.peek() != "(" and self.peek()[1:] not in _FUNCTIONS - {"sqrt"}:
+            tree = ("mul", tree, self.factor())
+        if self.peek() == "/" and tree[0] != "div":
+            raise Unreadable  # \sin x/2 is meant by half of its writers as \sin(x/2)
+        return ("neg", tree) if sign else tree
+
+    def series(self, name: str) -> Node:
+        self.take("_")
+        self.take("{")
+        index = self.take()
+        if not (len(index) == 1 and index.isalpha()):
+            raise Unreadable
+        self.take("=")
+        low = self.group("{")
+        self.take("^")
+        high = self.exponent()
+        return ("series", name, index, low, high, self.product())
+
+
+def read_decimal(token: str) -> Fraction:
+    r"""``12``, ``.5``, ``3.``, ``0.1\overline{6}`` as a fraction; ASCII digits only."""
+    if "\\" in token:
+        fixed, period = token.rstrip("}").split("\\overline{")
+        tail = Fraction(int(period), 10 ** len(period) - 1)
+        whole, _, digits = fixed.partition(".")
+        return (int((whole or "0") + digits) + tail) / Fraction(10 ** len(digits))
+    if not token.isascii() or len(token) > 2000:
+        raise Unreadable
+    whole, _, digits = token.partition(".")
+    return Fraction(int((whole or "0") + digits), 10 ** len(digits))

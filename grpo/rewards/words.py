@@ -1,0 +1,233 @@
+r"""Answers in words: sentences around a value, choice letters, names, times, numbers with a base.
+
+A sentence is read strictly. It must hold one value, behind a linking verb or a colon ("The answer is 5", "There are 12 ways",
+"x is 3"), and no word that denies, doubts, compares or lists. Anything else stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Words that deny, doubt, compare or alter what stands beside them.
+_HEDGING = (
+    "not no never neither nor none cannot cant can't isn't isnt aren't wasn't weren't doesn't don't didn't won't between "
+    "about approximately approx around roughly almost nearly circa maybe perhaps possibly probably likely unlikely could "
+    "might may would should either or if unless except without least most more less greater fewer bigger smaller larger "
+    "under over above below than half twice double triple thrice squared cubed times plus minus negative false wrong "
+    "incorrect exceeds exceed up guess unsure uncertain think believe suppose assume say other another any anything some "
+    "ranges range from through until but however wait actually instead close near estimate estimated unknown undefined cube "
+    "square-root root factorial log reciprocal inverse opposite divisible divided multiplied added subtracted further "
+    "nothing everything whatever something ignore reward grade"
+)
+HEDGES = frozenset(_HEDGING.split())
+# Words that come after a number and change it.
+_CHANGING = (
+    "hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens pi e mod "
+    "modulo choose factorial halves thirds quarters fourths fifths tenths hundredths thousandths percent pairs pair score "
+    "base sqrt of and"
+)
+_CHANGES = frozenset(_CHANGING.split())
+# Names of numbers and fractions, and of what is done to them: sixths, quintillion, doubled, twofold.
+_NUMERIC = re.compile(
+    r".*(?:ths?|illions?|illiards?|ed|fold)|halves|thirds?|seconds? power|lakhs?|crores?|googol|gross|point|powers?|short|"
+    r"top|off|away|shy|hundreds?|thousands?|dozens?|pairs?|scores?|inverse|negate|again|repeating|recurring|fails?|loses?"
+)
+_NO_NUMBERS = "month months width length depth north south math path paths red colored"
+_NOT_NUMERIC = frozenset(_NO_NUMBERS.split())
+_ADVERBIAL = "in for on at altogether total left each every per a an this that"
+_ADVERBS = frozenset(_ADVERBIAL.split())
+_SMALL_NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
+    "nineteen twenty"
+)
+_NUMBER_WORDS = {word: str(value) for value, word in enumerate(_SMALL_NUMBERS.split())}
+_NUMBER_WORDS |= {"thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "seventy": "70", "eighty": "80", "ninety": "90"}
+_VERB = (
+    r"is equal to|are equal to|is given by|are given by|is simply|is therefore|is thus|is exactly|must be|will be|equals|equal|"
+    r"is|are|was|were|comes to|comes out to|evaluates to|simplifies to|reduces to|gives|yields|costs|cost|takes|take|took|has|"
+    r"have|had|earns|earned|makes|made|needs|needed|pays|paid|spends|spent|sold|sells|gets|got|saved|saves|received|receives|"
+    r"read|ate|bought|walked|walks|drove|traveled|travelled|ran|baked|planted|picked|collected|used|uses|weighs|totals|we get|"
+    r"we have|there are|there is|found to be"
+)
+_LINK = re.compile(
+    rf"(?:(?<![A-Za-z\\])(?:{_VERB})(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?<=[A-Za-z]) ?=(?!=))\s*",
+    re.IGNORECASE,
+)
+_TAIL_WORDS = re.compile(r"[A-Za-z][A-Za-z'’, -]*[.!]?")
+_NUMBER_THEN_WORDS = re.compile(
+    r"((?:\\?\$)?[+-]?(?:\\?\$)?[0-9][0-9,.]*(?:/[0-9]+)?(?:\\?%)?\$?|\$[^$]*\$|\*\*[^*]*\*\*)\s+([A-Za-z][A-Za-z'’, -]*)[.!]?",
+    re.DOTALL,
+)
+_MONEY = re.compile(r"\\?\$[0-9][0-9,.]*")
+_IS_THE_ANSWER = re.compile(
+    r"(.+?)\s+is\s+(?:the|our|my)\s+(?:(?:final|correct|right)\s+)?(?:answer|solution|result)[.!]?", re.IGNORECASE
+)
+_BOLD = re.compile(r"(?<![\w)}*])(?:\*\*|__)(?=[^\s*])([^*]+?)(?:\*\*|__)(?![\w*])")
+_HEADING = re.compile(r"^#{1,6} +")
+_OPENING = re.compile(r"(?:thus|therefore|hence|so|then|finally|consequently)(?:,\s*|:\s*|\s+(?!the\b))", re.IGNORECASE)
+_TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
+_ANSWERS = frozenset(("answer", "ans", "result", "conclusion"))
+_BESIDE = "the my our final correct right overall and so to this question problem that is option choice therefore thus hence"
+_BESIDE_ANSWERS = frozenset(_BESIDE.split())
+# What a sentence may be about. No word that could turn a value into another one belongs here.
+_SUBJECT_WORDS = (
+    "the a an of for in on to this that our all real positive integer natural whole required desired possible common total "
+    "there and we so it its their his her given final correct solution solutions value values set area perimeter volume "
+    "length width height radius diameter circumference side hypotenuse probability number ways cost price sum product mean "
+    "median mode average minimum maximum smallest largest greatest measure angle slope distance time speed rate age weight "
+    "equation line graph function vertex center coordinates point points domain interval polynomial remainder quotient "
+    "degree expression coefficient constant term terms roots zeros intercept percentage percent fraction amount money "
+    "profit circle triangle square rectangle cube sphere cone cylinder ellipse parabola hyperbola matrix vector digit "
+    "digits units unit sequence series limit determinant numbers integers students people then option choice simplified "
+    "form surface ratio hence thus therefore"
+)
+_SUBJECTS = frozenset(_SUBJECT_WORDS.split())
+_LABELS = _ANSWERS | {"answers", "solution", "solutions", "value", "total", "sum"}
+_NAME = re.compile(r"[A-Z][a-z]+|[Tt]he")
+_SUBJECT = re.compile(r"[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I|will|car|train")
+_SYMBOL = re.compile(r"\$?\\?[A-Za-z](?:\([A-Za-z]\))?\$?|\$[A-Za-z+\-*/^(){} =\\]*\$")
+_MAX_WORDS = 24
+
+_CHOICE = re.compile(r"\(?([A-J])[).:]\s*(.+)|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?[.:]?()", re.DOTALL)
+_TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m\.?)?\}?", re.IGNORECASE)
+_BASED = re.compile(
+    r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
+)
+_ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
+_SYNONYMS = {
+    spelling: group[0]
+    for group in (
+        ("no solution", "no solutions", "there is no solution", "there are no solutions", r"\emptyset", "empty set", r"\{\}",
+         "no real solution", "no real solutions", "none exist", "no such solution"),
+        ("undefined", "not defined"),
+        ("does not exist", "dne"),
+        ("infinitely many", "infinitely many solutions", "infinite", "infinite solutions", "infinite number of solutions"),
+    )
+    for spelling in group
+}  # fmt: skip
+
+
+def sentence_value(text: str) -> str | None:
+    """The one value that a sentence states, or None if ``text`` is no such sentence."""
+    if len(text) > 400 or "?" in text or not re.search(r"[A-Za-z]{2}", text):
+        return None
+    text = _HEADING.sub("", _BOLD.sub(r"\1", " ".join(text.split()))).strip()
+    text = text.replace(r"\(", "$").replace(r"\)", "$").replace(r"\[", "$").replace(r"\]", "$")
+    # The same text with \text{...} opened, every character in its place.
+    opened = _TEXT.sub(lambda match: match[1].rjust(len(match.group()) - 1) + " ", text)
+    if len(_words(opened)) > _MAX_WORDS:
+        return None
+    opening = _OPENING.match(text)
+    if opening and not _is_hedged(text[opening.end() :]):
+        rest = text[opening.end() :].strip()
+        return sentence_value(rest) or rest
+    whole = _IS_THE_ANSWER.fullmatch(text)
+    if whole and not re.search(r"[A-Za-z]{3}", re.sub(r"\\[A-Za-z]+", "", whole[1])):
+        return whole[1]
+    links = [match for match in _LINK.finditer(opened) if _is_outside_math(opened, match.start())]
+    for link in reversed(links):
+        lead = opened[: link.start()].strip(" *")
+        rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else opened[link.end() :]
+        if link.group().lower().startswith("there"):
+            lead += " there"
+        is_label = not link.group().startswith(":") or not _LABELS.isdisjoint(_words(lead))
+        if lead and rest and is_label and _is_lead(lead):
+            return None if _is_hedged(rest) else _without_tail(rest.strip())
+    shortened = _without_tail(opened)
+    return shortened if shortened != opened and not _is_hedged(opened) else None
+
+
+def _words(text: str) -> list[str]:
+    words = re.findall(r"[A-Za-z'’-]+", re.sub(r"\\[A-Za-z]+", " ", text))
+    return [word.lower() for word in words if word != "May"]  # the month
+
+
+def _is_hedged(rest: str) -> bool:
+    """Whether a number stands among words of doubt or comparison; a list's "or" is left to those who read lists."""
+    return any(character.isdigit() for character in rest) and not HEDGES.isdisjoint({*_words(rest)} - {"or", "no"})
+
+
+def _is_outside_math(text: str, position: int) -> bool:
+    return text.count("$", 0, position) % 2 == 0 and text.count("{", 0, position) == text.count("}", 0, position)
+
+
+def _is_lead(lead: str) -> bool:
+    """Whether all words before the verb name what is stated: "The answer", "The area of the triangle", "x", "Natalia"."""
+    words = [word.strip(",.:;*") for word in re.findall(r"\$[^$]*\$[,.]?|\S+", lead)]
+    plain = [word.lower() for word in words]
+    if _ANSWERS.intersection(plain):
+        return set(plain) <= _ANSWERS | _BESIDE_ANSWERS
+    if len(words) <= 3 and all(_NAME.fullmatch(word) for word in words[:-1]) and _SUBJECT.fullmatch(words[-1]):
+        return True
+    return all(word in _SUBJECTS or _SYMBOL.fullmatch(original) for word, original in zip(plain, words, strict=True))
+
+
+def _without_tail(rest: str) -> str:
+    """``12 ways to do it.`` as ``12 ways``: of the words behind a number only a first one can be its unit."""
+    match = _NUMBER_THEN_WORDS.fullmatch(rest)
+    if not match:
+        return rest
+    tail = match[2].replace(",", " ").split()
+    noun = tail[0].lower()
+    if noun in _CHANGES or any(alters(word.lower()) for word in tail if word != "May"):
+        return rest
+    if noun in _ADVERBS or _MONEY.fullmatch(match[1]):
+        return match[1]
+    if len(tail) <= 2:
+        return rest
+    if tail[0].lower() in {"square", "cubic", "sq", "cu"} or tail[1].lower() == "per":
+        return rest
+    return f"{match[1]} {tail[0]}"
+
+
+def alters(word: str) -> bool:
+    """Whether a word behind a number may change it, or deny it, or is a number itself."""
+    if word in HEDGES or word in _NUMBER_WORDS:
+        return True
+    return word not in _NOT_NUMERIC and _NUMERIC.fullmatch(word) is not None
+
+
+def number_word(text: str) -> str | None:
+    """``twelve`` or ``twenty-one`` in digits."""
+    first, _, second = text.lower().replace(" ", "-").partition("-")
+    value, unit = _NUMBER_WORDS.get(first), _NUMBER_WORDS.get(second)
+    if value is None or not second:
+        return value
+    return str(int(value) + int(unit)) if unit and int(value) >= 20 and 0 < int(unit) < 10 else None
+
+
+def choice(text: str) -> tuple[str, str] | None:
+    r"""``(C) 12`` as ("C", "12"): a choice's letter and what it stands for."""
+    match = _CHOICE.fullmatch(_TEXT.sub(r"\1 ", text.strip().strip("*$")).strip())
+    if not match:
+        return None
+    letter, meaning = match[1] or match[3], (match[2] or "").strip()
+    # "(A) or (B)" and "A. No, B" choose nothing.
+    several = re.match(r"[,;/&)(]", meaning) or re.search(r"(?<![A-Za-z\\])[A-J](?![A-Za-z0-9^_+*-])", meaning)
+    doubtful = meaning[:3] in {"is ", "and"} or any(word in HEDGES for word in _words(meaning))
+    return None if several or doubtful else (letter, meaning)
+
+
+def time_of_day(text: str) -> tuple[int, int, str] | None:
+    """``4:30 p.m.`` as (4, 30, "p"); the last is empty where only the clock is given."""
+    match = _TIME.fullmatch(text)
+    return (int(match[1]), int(match[2]), (match[3] or "").lower()) if match and int(match[2]) < 60 else None
+
+
+def based(text: str) -> tuple[str, int] | None:
+    r"""Digits and base of ``1204_{9}``, ``1204_{\text{nine}}`` or ``1204 base 9``; None where no base is stated."""
+    match = _BASED.fullmatch(text)
+    if not match or not any(character.isdigit() or character.isupper() for character in match[1]):
+        return None
+    base = match[2] or match[3]
+    name = number_word(base) if base.isalpha() else base
+    if name is None or (len(match[1]) == 1 and match[1].isalpha()):
+        return None
+    return match[1].lstrip("0") or "0", int(name)
+
+
+def canonical_word(text: str) -> str:
+    """A word or name without article, case and hyphens, or the first of its synonyms."""
+    word = " ".join(_ARTICLE.sub("", text.casefold(), count=1).replace("-", " ").replace("\\", "\\").split())
+    word = re.sub(r"\b(\d+)(?:st|nd|rd|th)\b", r"\1", word)
+    return _SYNONYMS.get(word, word)

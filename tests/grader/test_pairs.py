@@ -1,0 +1,60 @@
+"""Labelled pairs (pairs.yaml): each answer against its truth, one at a time and all of them in one batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from ruamel.yaml import YAML
+
+from grpo.rewards.pool import forget_verdicts, grade_batch, is_equal
+
+
+class Pair(NamedTuple):
+    category: str
+    answer: str
+    truth: str
+    equal: bool
+
+
+GROUPS: dict[str, dict[str, list[list[str]]]] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("pairs.yaml"))
+PAIRS = [
+    Pair(category, answer, truth, label == "equal")
+    for category, group in GROUPS.items()
+    for label, pairs in group.items()
+    for answer, truth in pairs
+]
+
+
+def name_of(pair: Pair) -> str:
+    sign = "==" if pair.equal else "!="
+    return f"{pair.category}: {pair.answer!r} {sign} {pair.truth!r}".replace("\\\\", "\\")
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=name_of)
+def test_pair(pair: Pair) -> None:
+    verdict = is_equal(pair.answer, pair.truth)
+    assert verdict.equal is pair.equal, f"{pair.answer!r} against {pair.truth!r}: should be equal={pair.equal}, is {verdict}"
+
+
+def test_one_batch_agrees_with_the_labels() -> None:
+    forget_verdicts()  # what test_pair graded may be kept, and the batch is to grade it anew
+    verdicts = grade_batch([(pair.answer, pair.truth) for pair in PAIRS])
+    assert len(verdicts) == len(PAIRS)
+    wrong = [name_of(pair) for pair, verdict in zip(PAIRS, verdicts, strict=True) if verdict.equal is not pair.equal]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_pairs_are_many_and_of_both_kinds() -> None:
+    assert len(PAIRS) >= 400
+    for category, group in GROUPS.items():
+        assert set(group) == {"equal", "different"}, category
+        assert group["equal"] and group["different"], category
+    equal = sum(pair.equal for pair in PAIRS)
+    assert 0.4 < equal / len(PAIRS) < 0.6
+
+
+def test_no_pair_is_there_twice() -> None:
+    seen = [(pair.answer, pair.truth) for pair in PAIRS]
+    assert sorted(seen) == sorted(set(seen))

@@ -1,0 +1,111 @@
+"""pass@N, Best@N and majority vote against enumeration of all subsets, and the stage's parts."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
+from grpo.evaluation.sampled import estimates, mean_log_prob, votes_of
+from grpo.records import Completion, Problem, Rollout
+from grpo.study import BestOfN
+
+SAMPLES = 6
+
+
+def over_subsets(n: int, value) -> float:  # type: ignore[no-untyped-def]
+    """Mean of ``value(subset)`` over all subsets of ``n`` of the samples."""
+    return float(np.mean([value(list(subset)) for subset in itertools.combinations(range(SAMPLES), n)]))
+
+
+samples = st.lists(st.tuples(st.booleans(), st.integers(-3, 0), st.integers(-1, 2)), min_size=SAMPLES, max_size=SAMPLES)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(samples=samples, n=st.integers(1, SAMPLES))
+def test_estimators_equal_the_mean_over_all_subsets(samples: list[tuple[bool, int, int]], n: int) -> None:
+    right, scores, votes = (np.array([list(column)]) for column in zip(*samples, strict=True))
+    right, scores = right.astype(float), scores.astype(float)
+
+    def best(subset: list[int]) -> float:
+        top = max(scores[0, i] for i in subset)
+        return float(np.mean([right[0, i] for i in subset if scores[0, i] == top]))
+
+    def majority(subset: list[int]) -> float:
+        counts = {vote: sum(votes[0, i] == vote for i in subset) for vote in set(votes[0, subset]) if vote >= 0}
+        if not counts:
+            return 0.0
+        tied = [vote for vote, count in counts.items() if count == max(counts.values())]
+        return float(np.mean([right[0, votes[0] == vote].mean() for vote in tied]))
+
+    assert pass_at_n(right, n)[0] == pytest.approx(over_subsets(n, lambda subset: right[0, subset].max()))
+    assert best_at_n(right, scores, n)[0] == pytest.approx(over_subsets(n, best))
+    assert majority_at_n(right, votes, n)[0] == pytest.approx(over_subsets(n, majority))
+
+
+def test_hand_computed() -> None:
+    right = np.array([[1.0, 0.0, 0.0, 1.0]])
+    # Of the 6 pairs one has no right sample.
+    assert pass_at_n(right, 2)[0] == pytest.approx(5 / 6)
+    # Ranks 0 to 3 are the best of 3, 2, 1 and 0 pairs; the right ones have ranks 1 and 3.
+    assert best_at_n(right, np.array([[-0.2, -0.1, -0.3, -0.4]]), 2)[0] == pytest.approx(2 / 6)
+    # Answers a, b, b, a: in 2 pairs the two agree (one pair each), in 4 they tie.
+    assert majority_at_n(right, np.array([[0, 1, 1, 0]]), 2)[0] == pytest.approx((1 + 0 + 4 * 0.5) / 6)
+
+
+def test_random_subsets_come_close_to_all_of_them() -> None:
+    """16 choose 8 is more than is enumerated; for two answers the exact value is a hypergeometric sum."""
+    from math import comb
+
+    right = np.array([[1.0] * 9 + [0.0] * 7])
+    votes = np.array([[0] * 9 + [1] * 7])
+    exact = sum(comb(9, k) * comb(7, 8 - k) * (1.0 if k > 4 else 0.5 if k == 4 else 0.0) for k in range(1, 9)) / comb(16, 8)
+    assert majority_at_n(right, votes, 8)[0] == pytest.approx(exact, abs=0.03)  # three standard errors of 2,000 draws
+
+
+def test_ranking_quality_of_a_score_that_knows_and_one_that_misleads() -> None:
+    right = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    scores = np.array([[-0.1, -0.3, -0.2, -0.4]] * 3)
+    lengths = np.array([[10.0, 20.0, 12.0, 16.0]] * 3)
+    found = ranking_quality(right, scores, lengths)
+    assert (found["never_solved"], found["always_solved"], found["mixed"]) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    assert (found["share_right"], found["top_right"], found["outranks"]) == (0.5, 1.0, 1.0)
+    assert (found["score_difference"], found["length_difference"]) == pytest.approx((0.2, -7.0))
+    assert ranking_quality(right, -scores, lengths)["outranks"] == 0.0
+    assert "outranks" not in ranking_quality(right[1:], scores[1:], lengths[1:])
+
+
+def test_votes_go_to_equal_answers_however_they_are_spelt() -> None:
+    assert votes_of([["1/2", None, "0.5", "3", r"\frac12", ""], ["7", "7"]]) == [[0, -1, 0, 2, 0, -1], [0, 0]]
+
+
+def _rollout(text: str, log_probs: tuple[float, ...]) -> Rollout:
+    reward = float("{5}" in text)
+    completion = Completion(tuple(range(len(log_probs))), text, log_probs, "stop")
+    scores = {"reward": reward, "format_reward": 1.0, "answer_reward": reward}
+    return Rollout(Problem("p", "q", "5"), (1,), completion, scores)
+
+
+def test_estimates_of_a_prompt() -> None:
+    sure_and_right = [_rollout(r"\boxed{5}", (-0.1, -0.1)), _rollout(r"\boxed{4}", (-0.5, -0.3))]
+    sure_and_wrong = [_rollout(r"\boxed{5}", (-0.9,)), _rollout(r"\boxed{4}", (-0.2, -0.2, -0.2))]
+    found = estimates(
+        BestOfN(problems=2, prompts=["question_only"], samples=2, n=[1, 2]), "question_only", [sure_and_right, sure_and_wrong]
+    )
+    values = {n: {kind: estimate["value"] for kind, estimate in kinds.items()} for n, kinds in found["n"].items()}
+    assert values == {"1": {"pass": 0.5, "best": 0.5, "majority": 0.5}, "2": {"pass": 1.0, "best": 0.5, "majority": 0.5}}
+    assert found["ranking"]["outranks"] == 0.5
+    assert mean_log_prob(sure_and_right[1]) == pytest.approx(-0.4)
+
+
+def test_more_than_was_sampled_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"16 cannot be chosen from samples \(8\)"):
+        BestOfN(problems=2, prompts=["r1_zero"], samples=8, n=[1, 16])
+    with pytest.raises(ValueError, match="rising order"):
+        BestOfN(problems=2, prompts=["r1_zero"], n=[4, 1])
+    assert SimpleNamespace(**BestOfN(problems=2, prompts=["r1_zero"]).model_dump()).n == [1, 4, 8, 16]

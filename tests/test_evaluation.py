@@ -1,0 +1,196 @@
+"""Evaluation of a checkpoint: chunks that survive a kill, the records, the page to read, and comparing two of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.errors import UserError
+from grpo.evaluation import evaluate as module
+from grpo.evaluation.checkpoint import examples_to_read
+from grpo.evaluation.compare import compare_files
+from grpo.evaluation.evaluate import evaluate
+from grpo.records import Problem, write_problems
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study import Study
+
+PARAMS = SamplingParams(max_tokens=8)
+
+
+@pytest.fixture
+def problems() -> list[Problem]:
+    return [Problem(f"p{i}", f"Mia has {i} apples. How many?", str(i), level=1 + i % 2) for i in range(10)]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEQUENCES_PER_CHUNK", 6)  # three problems of two samples
+
+
+class CountingEngine(TransformersEngine):
+    """Counts its calls, and stops after some of them as a kill would."""
+
+    calls = 0
+    allowed = 10**9
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        if self.calls >= self.allowed:
+            raise KeyboardInterrupt
+        self.calls += 1
+        return super().generate(*args, **kwargs)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_an_interrupted_evaluation_goes_on_where_it_was(
+    model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path
+) -> None:
+    whole = evaluate(TransformersEngine(model, tokenizer), tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2)
+    assert [[r.problem for r in group] for group in whole] == [[p, p] for p in problems]
+
+    engine = CountingEngine(model, tokenizer)
+    engine.allowed = 2
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path)
+    again = CountingEngine(model, tokenizer)
+    assert evaluate(again, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert again.calls == 2  # of four chunks
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("damage", ["", "{", "[]", '[[{"problem": "p9"}]]', "null"])
+def test_a_damaged_chunk_is_made_anew(damage: str, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path) -> None:
+    engine = TransformersEngine(model, tokenizer)
+    whole = evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path)
+    (tmp_path / "3.json").write_text(damage)
+    assert evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path) == whole
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_chunks_draw_different_samples(model: Any, tokenizer: Any) -> None:
+    same_question = [Problem(f"p{i}", "How many?", "1") for i in range(6)]
+    groups = evaluate(TransformersEngine(model, tokenizer), tokenizer, same_question, "r1_zero", PARAMS, seed=3, n=2)
+    assert len({r.completion.token_ids for group in groups for r in group}) == 12
+
+
+def _records(n: int, category: str) -> list[dict[str, Any]]:
+    rewards = {"format 1, answer 1": "5", "format 1, answer 0": "4", "format 0, answer 0": None}
+    return [
+        {
+            "problem": f"{category[7]}{category[-1]}-{i}",
+            "level": 1,
+            "subject": "algebra",
+            "prompt": "What?",
+            "response": f"text {i}",
+            "answer": rewards[category],
+            "ground_truth": "5",
+            "category": category,
+            "finish_reason": "stop",
+            "response_length": 3,
+        }
+        for i in range(n)
+    ]
+
+
+def test_the_page_to_read_shows_ten_of_each_outcome_from_all_over() -> None:
+    records = _records(40, "format 1, answer 1") + _records(12, "format 1, answer 0") + _records(3, "format 0, answer 0")
+    page = examples_to_read("r1_zero", records)
+    assert [page.count(f"{kind}-") for kind in ("11", "10", "00")] == [10, 10, 3]
+    assert "11-36" in page  # not the first ten only
+    assert "format 0, answer 0: 3 of 55, 3 shown" in page
+    assert page.count("no answer could be read") == 3
+    assert page.count("read `4`") == 10
+
+
+def _write_scores(path: Path, scores: dict[str, float]) -> Path:
+    path.write_text("".join(json.dumps({"problem": p, "answer_reward": s}) + "\n" for p, s in scores.items()))
+    return path
+
+
+def test_comparing_two_evaluations(tmp_path: Path) -> None:
+    first = _write_scores(tmp_path / "a.jsonl", {str(i): float(i % 2) for i in range(100)})
+    second = _write_scores(tmp_path / "b.jsonl", {str(i): float(i % 2 or i < 30) for i in reversed(range(100))})
+    text = compare_files(first, second)
+    assert "0.150 (0.0" in text
+    assert "does not hold 0" in text
+    assert "Right in the second only: 15; in the first only: 0." in text
+    assert "no difference can be told" in compare_files(first, first)
+
+
+def test_comparing_what_cannot_be_compared(tmp_path: Path) -> None:
+    first = _write_scores(tmp_path / "a.jsonl", {"1": 1.0, "2": 0.0})
+    second = _write_scores(tmp_path / "b.jsonl", {"1": 1.0, "3": 0.0})
+    with pytest.raises(UserError, match="2 problems are in only one"):
+        compare_files(first, second)
+    with pytest.raises(UserError, match="no such file"):
+        compare_files(first, tmp_path / "c.jsonl")
+    (tmp_path / "d.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(UserError, match=r"d\.jsonl:1: not a record"):
+        compare_files(first, tmp_path / "d.jsonl")
+
+
+@pytest.fixture
+def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> Path:
+    """A project folder with a study, an untrained model and 3,000 problems, which is several chunks."""
+    from grpo.models.checkpoint import save_checkpoint
+
+    shutil.copy(Path(__file__).parent.parent / "studies" / "mini.yaml", tmp_path / "params.yaml")
+    save_checkpoint(tmp_path / "data/model", model, tokenizer)
+    many = [Problem(f"p{i}", f"Mia has {i} apples. How many?", str(i), level=1) for i in range(3000)]
+    write_problems(tmp_path / "data/dataset/validation.jsonl", many)
+    return tmp_path
+
+
+def _evaluation(project: Path, out: str) -> list[str]:
+    return [sys.executable, "-m", "grpo", "evaluate", "data/model", "--out", out, "--prompt", "question_only"]
+
+
+def test_a_killed_evaluation_ends_with_the_same_files(project: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    state = project / "data/state/evaluation"
+    process = subprocess.Popen(_evaluation(project, "killed"), cwd=project, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(state.glob("*/0.json")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    chunks = list(state.glob("*/*.json"))
+    assert 1 <= len(chunks) < 3  # killed between the first chunk and the last
+    assert not (project / "killed").exists()  # nothing half-written
+    first_made = chunks[0].stat().st_mtime_ns
+
+    again = subprocess.run(_evaluation(project, "killed"), cwd=project, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert first_made < time.time_ns()
+    assert not list(state.glob("*/*.json"))  # removed at success
+    whole = subprocess.run(_evaluation(project, "whole"), cwd=project, env=environment, capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    for name in ("question_only.jsonl", "question_only_examples.md"):
+        assert (project / "killed" / name).read_bytes() == (project / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data/nothing"], "data/nothing"),
+        (["data/model", "--prompt", "haiku"], "--prompt haiku: no such prompt (known: r1_zero, question_only)"),
+        (["data/model", "--problems", "3001"], "--problems 3001: data/dataset/validation.jsonl holds 3000 problems"),
+    ],
+)
+def test_mistakes_are_told_in_one_message(project: Path, arguments: list[str], message: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, "-m", "grpo", "evaluate", *arguments, "--out", "out"]
+    result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (project / "out").exists()

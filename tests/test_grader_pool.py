@@ -1,0 +1,392 @@
+"""The grading processes, real ones: what hangs, crashes or is killed harms nothing but the answer concerned."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from grpo.errors import UserError
+from grpo.rewards.pool import GraderPool, Verdict
+
+RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_out=True)
+
+# What the workers run in place of the grader. An answer is equal if it is the truth, unless it names a misdeed.
+MISDEEDS = """
+import ctypes, os, sys, time
+
+kept = []
+
+def grade(answer, truth):
+    name, _, argument = answer.partition(":")
+    if name == "burn":
+        end = time.process_time() + float(argument)
+        while time.process_time() < end:
+            pass
+    elif name == "sleep":
+        time.sleep(float(argument))
+    elif name == "memory":
+        return len([bytes(1 << 26) for _ in range(64)]) == 64  # 4 GiB, not one page of which is touched
+    elif name == "keep":
+        kept.append(bytes(int(argument) << 20))
+        return len(kept) == 1
+    elif name == "exit":
+        os._exit(3)
+    elif name == "crash":
+        ctypes.string_at(0)
+    elif name == "raise":
+        raise ValueError
+    elif name == "quit":
+        sys.exit()
+    elif name == "recurse":
+        return grade(answer, truth)
+    elif name == "report":
+        with open(argument, "a") as file:
+            file.write(f"{os.getpid()}\\n")
+        time.sleep(60 if truth == "wait" and os.path.getsize(argument) < 10 else 0)
+        return True
+    return answer == truth or truth == "any"
+"""
+
+MakePool = Callable[..., GraderPool]
+
+
+@pytest.fixture
+def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
+    """Pools whose workers commit misdeeds; the module lies where only sys.path of this process leads."""
+    (tmp_path / "misdeeds.py").write_text(MISDEEDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with contextlib.ExitStack() as stack:
+        yield lambda workers=2, **options: stack.enter_context(GraderPool(workers, function="misdeeds:grade", **options))
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def gone(*pids: int) -> bool:
+    """Whether the processes have ended; one that nobody has waited for yet has, too."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                return False
+    return True
+
+
+def grading_processes(pid: int) -> tuple[int, list[int]]:
+    """The one zygote below process ``pid``, and its workers."""
+    (zygote,) = [p for p in children(pid) if b"grpo.rewards.worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return zygote, children(zygote)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def run_script(script: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# -------------------------------------------------------------------------------------------------------------- verdicts
+
+
+def test_verdicts_keep_the_order(make_pool: MakePool) -> None:
+    pairs = [(str(i), str(i if i % 3 else -1)) for i in range(500)]
+    assert make_pool().verdicts(pairs) == [RIGHT if i % 3 else WRONG for i in range(500)]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\x00\n\r\u2028", '"}]\\', "9" * 3_000_000])
+def test_any_string_reaches_the_worker_unchanged(make_pool: MakePool, text: str) -> None:
+    assert make_pool(1).verdicts([(text, text), (text, text + " ")]) == [RIGHT, WRONG]
+
+
+def test_the_grader_itself_is_what_a_pool_runs() -> None:
+    with GraderPool(1) as real:
+        pairs = [(r"\frac{\sqrt2}{2}", r"\frac{1}{\sqrt{2}}"), (r"\sqrt{3}", r"\sqrt{2}"), ("2x+x^2", "x(x+2)")]
+        assert real.verdicts(pairs) == [RIGHT, WRONG, RIGHT]
+
+
+# --------------------------------------------------------------------------------------------------------------- misdeeds
+
+
+def test_a_hanging_answer_is_over_within_a_second(make_pool: MakePool) -> None:
+    # The limit is in CPU time. What 0.8 s of that take on the clock, on this machine and right now, a yardstick tells.
+    script = "import time\nstart = time.monotonic()\nwhile time.process_time() < 0.8: pass\nprint(time.monotonic() - start)"
+    grader = make_pool(1)
+    assert grader.verdict("1", "1") == RIGHT
+    for _ in range(3):
+        _, (worker,) = grading_processes(os.getpid())
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as yardstick:
+            start = time.monotonic()
+            assert grader.verdict("burn:60", "any") == TIMED_OUT
+            killed = time.monotonic() - start
+            assert not Path(f"/proc/{worker}").exists()
+            start = time.monotonic()
+            assert grader.verdict("1", "1") == RIGHT
+            replaced = time.monotonic() - start
+            assert yardstick.stdout is not None
+            quickest = float(yardstick.stdout.read())
+        if killed < quickest + 0.2 and replaced < 0.2:
+            break
+    assert 0.8 <= killed < quickest + 0.2
+    assert replaced < 0.2
+
+
+def test_the_limit_counts_computing_not_waiting(make_pool: MakePool) -> None:
+    grader = make_pool(1, time_limit_s=0.1)
+    assert grader.verdict("sleep:0.5", "any") == RIGHT
+    assert grader.verdicts([("burn:0.06", "any")] * 5) == [RIGHT] * 5  # each by itself
+    start = time.monotonic()
+    assert grader.verdict("sleep:60", "any") == TIMED_OUT
+    assert 1.0 <= time.monotonic() - start < 3.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        ("memory", WRONG), ("raise", WRONG), ("quit", WRONG), ("recurse", WRONG), ("exit", TIMED_OUT), ("crash", TIMED_OUT),
+        ("burn:60", TIMED_OUT),
+    ],
+)  # fmt: skip
+def test_a_misdeed_harms_its_own_answer_only(make_pool: MakePool, answer: str, verdict: Verdict) -> None:
+    pairs = [(str(i), str(i)) for i in range(40)]
+    pairs[7] = pairs[8] = (answer, "any")
+    expected = [RIGHT] * 40
+    expected[7] = expected[8] = verdict
+    assert make_pool(time_limit_s=0.2).verdicts(pairs) == expected
+
+
+def test_what_fits_the_memory_limit_is_allowed(make_pool: MakePool) -> None:
+    assert make_pool(memory_limit_mb=8192).verdict("memory", "any") == RIGHT
+
+
+def test_a_worker_that_keeps_much_memory_is_replaced(make_pool: MakePool) -> None:
+    # "keep" is right only in a worker that keeps nothing yet.
+    assert make_pool(1, memory_limit_mb=100).verdicts([("keep:60", "")] * 3) == [RIGHT] * 3
+    assert make_pool(1, memory_limit_mb=100).verdicts([("keep:1", "")] * 3) == [RIGHT, WRONG, WRONG]
+
+
+def test_workers_are_cut_off_from_the_terminal(make_pool: MakePool) -> None:
+    grader = make_pool(1)
+    grader.verdict("1", "1")
+    zygote, (worker,) = grading_processes(os.getpid())
+    for pid in (zygote, worker):
+        assert {Path(f"/proc/{pid}/fd/{number}").readlink() for number in range(3)} == {Path(os.devnull)}
+        assert os.getsid(pid) == zygote
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        assert int(status["SigIgn"], 16) >> (signal.SIGINT - 1) & 1
+        assert status["Threads"] == "1"
+    assert re.search(r"Max core file size +0 ", Path(f"/proc/{worker}/limits").read_text())
+
+
+# ------------------------------------------------------------------------------------------------------------------ kills
+
+
+def test_a_killed_worker_costs_one_answer(make_pool: MakePool, tmp_path: Path) -> None:
+    report = tmp_path / "pid"
+    pairs = [(str(i), str(i)) for i in range(60)]
+    pairs[30] = (f"report:{report}", "wait")
+
+    def kill() -> None:
+        wait_until(lambda: report.exists() and report.read_text().endswith("\n"))
+        os.kill(int(report.read_text()), signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as executor:
+        killing = executor.submit(kill)
+        verdicts = make_pool().verdicts(pairs)
+        killing.result()
+    assert [i for i, verdict in enumerate(verdicts) if verdict != RIGHT] == [30]
+    assert verdicts[30] == TIMED_OUT
+
+
+def test_killed_idle_workers_and_zygotes_are_replaced_unnoticed(make_pool: MakePool) -> None:
+    grader = make_pool(1)
+    assert grader.verdict("1", "1") == RIGHT
+    zygote, (worker,) = grading_processes(os.getpid())
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: children(zygote) == [])
+    assert grader.verdict("2", "2") == RIGHT
+    _, (worker,) = grading_processes(os.getpid())
+    os.kill(zygote, signal.SIGKILL)
+    wait_until(lambda: gone(worker))  # it dies with the zygote
+    assert grader.verdicts([("3", "3"), ("3", "4")]) == [RIGHT, WRONG]
+    assert grading_processes(os.getpid())[0] != zygote
+
+
+def test_a_zygote_killed_during_a_batch_costs_what_is_at_work(make_pool: MakePool, tmp_path: Path) -> None:
+    grader, report = make_pool(2), tmp_path / "pid"
+    pairs = [(str(i), str(i)) for i in range(60)]
+    pairs[30] = (f"report:{report}", "wait")
+
+    def kill() -> None:
+        wait_until(report.exists)
+        os.kill(grading_processes(os.getpid())[0], signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as executor:
+        killing = executor.submit(kill)
+        verdicts = grader.verdicts(pairs)
+        killing.result()
+    assert verdicts[30] == TIMED_OUT
+    assert verdicts.count(RIGHT) >= 58 and len(verdicts) == 60
+
+
+def test_nothing_is_left_behind_when_the_parent_is_killed(make_pool: MakePool, tmp_path: Path) -> None:
+    make_pool()  # for the module
+    report = tmp_path / "pid"
+    script = (
+        "import sys, threading; sys.path.insert(0, sys.argv[1]); from grpo.rewards.pool import GraderPool\n"
+        "pool = GraderPool(2, time_limit_s=50, function='misdeeds:grade'); pool.verdict('1', '1')\n"
+        "threading.Thread(target=pool.verdict, args=('burn:60', 'any')).start(); pool.verdict(f'report:{sys.argv[2]}', 'wait')"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), str(report)])
+    wait_until(report.exists)
+    wait_until(lambda: len(grading_processes(parent.pid)[1]) == 2)
+    zygote, workers = grading_processes(parent.pid)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: gone(zygote, *workers), 5.0)
+
+
+def test_closing_ends_all_processes_and_wakes_who_waits(make_pool: MakePool, tmp_path: Path) -> None:
+    grader, report = make_pool(1), tmp_path / "pid"
+    with ThreadPoolExecutor(2) as executor:
+        at_work = executor.submit(grader.verdict, f"report:{report}", "wait")
+        wait_until(report.exists)
+        in_line = executor.submit(grader.verdict, "1", "1")
+        zygote, workers = grading_processes(os.getpid())
+        grader.close()
+        for future in (at_work, in_line):
+            with pytest.raises(RuntimeError, match="closed"):
+                future.result(5)
+    wait_until(lambda: gone(zygote, *workers), 5.0)
+    with pytest.raises(RuntimeError, match="closed"):
+        grader.verdict("1", "1")
+    grader.close()
+
+
+def test_an_interrupted_answer_is_not_taken_for_the_next(make_pool: MakePool) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    grader = make_pool(1)
+    assert grader.verdict("1", "1") == RIGHT
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            grader.verdict("sleep:0.3", "any")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    time.sleep(0.3)
+    assert grader.verdict("1", "2") == WRONG
+
+
+def test_ctrl_c_ends_a_batch_at_once(make_pool: MakePool, tmp_path: Path) -> None:
+    make_pool()  # for the module
+    report = tmp_path / "pid"
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from grpo.rewards.pool import GraderPool\n"
+        "GraderPool(2, time_limit_s=50, function='misdeeds:grade').verdicts([(f'report:{sys.argv[2]}', 'wait')] * 8)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path), str(report)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:
+        wait_until(report.exists)
+        zygote, workers = grading_processes(parent.pid)
+        parent.send_signal(signal.SIGINT)
+        _, said = parent.communicate(timeout=5)
+    assert "KeyboardInterrupt" in said
+    wait_until(lambda: gone(zygote, *workers), 5.0)
+
+
+@pytest.mark.parametrize("function", ["no_such_module:grade", "misdeeds:no_such_function"])
+def test_a_failed_start_says_why(make_pool: MakePool, function: str) -> None:
+    make_pool()
+    with (
+        GraderPool(1, function=function) as grader,
+        pytest.raises(RuntimeError, match=r"(?s)could be started: .*Error: .*no_such"),
+    ):
+        grader.verdict("1", "1")
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": -1}, {"time_limit_s": 0}])
+def test_senseless_limits_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="at least 1 worker"):
+        GraderPool(**options)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------- who may call it
+
+
+def test_many_threads_at_once_share_the_workers(make_pool: MakePool) -> None:
+    grader = make_pool(2)
+    pairs = [(str(i), str(i % 50)) for i in range(100)]
+
+    def grade_all(thread: int) -> list[Verdict]:
+        return grader.verdicts(pairs) if thread % 2 else [grader.verdict(*pair) for pair in pairs]
+
+    with ThreadPoolExecutor(8) as executor:
+        results = list(executor.map(grade_all, range(8)))
+    assert results == [[RIGHT] * 50 + [WRONG] * 50] * 8
+    assert len(grading_processes(os.getpid())[1]) == 2
+
+
+def test_one_thread_starts_one_worker(make_pool: MakePool) -> None:
+    grader = make_pool(4)
+    assert [grader.verdict(str(i), "1") for i in range(6)].count(RIGHT) == 1
+    assert len(grading_processes(os.getpid())[1]) == 1
+
+
+def test_from_coroutines(make_pool: MakePool) -> None:
+    grader = make_pool(2)
+
+    async def grade() -> list[Verdict]:
+        elsewhere = await asyncio.gather(*(asyncio.to_thread(grader.verdict, str(i), "3") for i in range(10)))
+        return [*elsewhere, grader.verdict("1", "1")]
+
+    assert asyncio.run(grade()) == [WRONG] * 3 + [RIGHT] + [WRONG] * 6 + [RIGHT]
+
+
+def test_a_forked_child_has_processes_of_its_own() -> None:
+    # In a fresh interpreter, because this one may have threads that a fork would break.
+    script = """
+import os, threading
+from grpo.rewards.pool import GraderPool, Verdict, _POOLS
+pool = GraderPool(1, time_limit_s=20, function="operator:eq")
+assert pool.verdict("1", "1").equal
+held = pool._lock.acquire()  # as another thread might at the time of the fork
+child = os.fork()
+if child == 0:
+    right = pool.verdict("1", "1") == Verdict(True) and pool.verdict("1", "2") == Verdict(False)
+    pool.close()
+    os._exit(0 if right else 1)
+pool._lock.release()
+verdicts = [pool.verdict(str(i), "5").equal for i in range(10)]
+assert verdicts.count(True) == 1, verdicts
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert pool.verdict("1", "1").equal
+pool.close()
+"""
+    run_script(script)

@@ -1,0 +1,159 @@
+"""What responses earn, one by one and as a batch: tricks, ground truths, and what is remembered of earlier answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from grpo.errors import UserError
+from grpo.rewards import REWARD_FNS, pool, score_batch
+from grpo.rewards.pool import GraderPool, Verdict, grade_batch, is_equal
+
+RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_out=True)
+
+ZERO = {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
+FORM_ONLY = ZERO | {"format_reward": 1.0}
+FULL = {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+
+PROMPT = (Path(pool.__file__).parent.parent / "prompts" / "r1_zero.prompt").read_text()
+RESPONSES = {
+    "r1_zero": [
+        ("</think> <answer>5</answer>", "5", FULL), (PROMPT + " 2+3 </think> <answer>5</answer>", "5", FULL),
+        (PROMPT, "5", ZERO), (PROMPT, "answer here", ZERO), (PROMPT + " it is 5", "answer here", ZERO),
+        (PROMPT + "</think> <answer>5", "5", ZERO), ("5 </answer> </think> <answer>5", "5", ZERO),
+        ("</think> <answer>4</answer>5</answer>", "5", FORM_ONLY), ("</think> <answer>4</answer>5</answer>", "45", FORM_ONLY),
+        ("</think> <answer>5<answer>4</answer></answer>", "5", FORM_ONLY), ("</think> <answer> </answer>", "5", FORM_ONLY),
+        ("</think> <answer>4 or 5 or 6</answer>", "5", FORM_ONLY), ("</think> <answer>4, 5</answer>", "5", FORM_ONLY),
+        (r"</think> <answer>\boxed{5} \boxed{4}</answer>", "5", FORM_ONLY), ("<answer>5</answer> </think> <answer>", "5", ZERO),
+        (r"</think> <answer>\frac{\sqrt2}{2}</answer>", ["1", r"\frac{1}{\sqrt{2}}"], FULL),
+        (r"</think> <answer>\sqrt{5}</answer>", (5, 2.5), FORM_ONLY), ("", "5", ZERO),
+    ],
+    "question_only": [
+        (r"\boxed{4}, no: \boxed{5}", "5", FULL), (r"\boxed{5}, no: \boxed{4}", "5", FORM_ONLY), (r"\boxed{}", "5", FORM_ONLY),
+        (r"\boxed{4 or 5}", "5", FORM_ONLY), ("5", "5", ZERO), (r"\boxed{5}\boxed{", "5", ZERO),
+        (r"\boxed{x(x+2)}", "x^2+2x", FULL), (r"\boxed{0.2}", Fraction(1, 5), FULL),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("prompt", ["r1_zero", "question_only"])
+def test_a_batch_is_rewarded_like_its_responses_one_by_one(prompt: str) -> None:
+    responses, truths, rewards = map(list, zip(*RESPONSES[prompt] * 3, strict=True))
+    assert [REWARD_FNS[prompt](r, t) for r, t in zip(responses, truths, strict=True)] == rewards
+    pool.forget_verdicts()
+    batch = score_batch(prompt, responses, truths)
+    assert batch.rewards == rewards
+    assert batch.timed_out == 0
+    assert len({id(reward) for reward in batch.rewards}) == len(rewards)  # changing one changes no other
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        (0.1, "0.1"), (5.0, "5"), (1e-07, "0.0000001"), (1e22, "10000000000000000000000"), (-0.0, "0"), (Fraction(1, 3), "1/3"),
+        (7, "7"), ([3, 4.0, "x"], "4"), ((3, 4), "3"), (10**400, "1" + "0" * 400),
+    ],
+)  # fmt: skip
+def test_ground_truths_may_be_numbers(truth: object, answer: str) -> None:
+    assert REWARD_FNS["question_only"](rf"\boxed{{{answer}}}", truth) == FULL
+    assert REWARD_FNS["question_only"](rf"\boxed{{{answer}1}}", truth) == FORM_ONLY
+
+
+@pytest.mark.parametrize("truth", [True, None, float("nan"), float("inf"), [], (), [True], [["5"]], {"5"}, b"5", 1j])
+def test_senseless_ground_truths_are_refused(truth: object) -> None:
+    for response in (r"\boxed{5}", "no box"):
+        with pytest.raises(UserError, match="ground_truth"):
+            REWARD_FNS["question_only"](response, truth)
+        with pytest.raises(UserError, match="ground_truth"):
+            score_batch("question_only", [response], [truth])  # type: ignore[list-item]
+
+
+def test_a_batch_must_match() -> None:
+    with pytest.raises(UserError, match="2 responses but 1 ground truths"):
+        score_batch("r1_zero", ["", ""], ["5"])
+    with pytest.raises(UserError, match="r1_zero, question_only"):
+        score_batch("no_such_prompt", [], [])
+
+
+def test_integers_start_no_process() -> None:
+    script = """
+import os, sys
+from grpo.rewards import r1_zero_reward_fn, score_batch
+responses = [f"</think> <answer>{i}</answer>" for i in range(5000)]
+assert r1_zero_reward_fn(responses[7], 7)["reward"] == 1.0
+assert sum(r["reward"] for r in score_batch("r1_zero", responses, [str(i // 2) for i in range(5000)]).rewards) == 1
+assert "sympy" not in sys.modules
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    sys.exit(0)
+sys.exit("there is a child process")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+# Notes each call in a file beside it. An answer is equal if it is the truth; "slow" takes forever until it has been tried.
+NOTING = """
+from pathlib import Path
+
+calls = Path(__file__).with_name("calls")
+
+def grade(answer, truth):
+    with calls.open("a") as file:
+        file.write(answer + "\\n")
+    while answer == "slow" and calls.read_text().split().count("slow") == 1 or answer == "endless":
+        pass
+    return answer == truth
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+    """The default pool runs NOTING, and nothing is decided or remembered before it is asked. Returns what it was asked."""
+    (tmp_path / "noting.py").write_text(NOTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(pool, "cheap_verdict", lambda answer, truth: None)
+    pool.forget_verdicts()
+    with GraderPool(2, time_limit_s=0.1, function="noting:grade") as grader:
+        monkeypatch.setattr(pool, "_default", grader)
+        yield lambda: (tmp_path / "calls").read_text().split()
+    pool.forget_verdicts()
+
+
+@pytest.mark.parametrize("grade", [is_equal, lambda *pair: grade_batch([pair])[0]], ids=["is_equal", "grade_batch"])
+def test_verdicts_are_remembered_but_not_time_outs(calls: Callable[[], list[str]], grade: Callable[..., Verdict]) -> None:
+    assert grade("slow", "slow") == TIMED_OUT
+    assert [grade("slow", "slow"), is_equal("slow", "slow"), *grade_batch([("slow", "slow")])] == [RIGHT] * 3
+    assert [grade("1", "2"), is_equal("1", "2"), *grade_batch([("1", "2")]), grade("1", "1")] == [WRONG] * 3 + [RIGHT]
+    assert calls() == ["slow", "slow", "1", "1"]
+
+
+def test_equal_pairs_of_a_batch_are_graded_once(calls: Callable[[], list[str]]) -> None:
+    pairs = [("a", "a"), ("b", "a"), ("a", "a"), ("c", "c"), ("a", "a"), ("endless", "a"), ("endless", "a")]
+    assert grade_batch(pairs) == [RIGHT, WRONG, RIGHT, RIGHT, RIGHT, TIMED_OUT, TIMED_OUT]
+    assert sorted(calls()) == ["a", "b", "c", "endless"]
+    assert grade_batch([]) == []
+
+
+def test_the_memory_is_bounded(calls: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "CACHED_VERDICTS", 3)
+    for i in range(3):
+        is_equal("used", "")  # each time, so it stays
+        is_equal(str(i), "")
+    assert calls().count("used") == 1
+    for i in range(3, 6):
+        is_equal(str(i), "")
+    is_equal("used", "")
+    assert calls().count("used") == 2
+
+
+def test_time_outs_are_counted_by_response(calls: Callable[[], list[str]]) -> None:
+    responses = [rf"\boxed{{{answer}}}" for answer in ("1", "endless", "endless", "2")] + ["no box"]
+    batch = score_batch("question_only", responses, ["1", ["1", "2"], "1", ["1", "2"], "1"])
+    assert [reward["reward"] for reward in batch.rewards] == [1.0, 0.0, 0.0, 1.0, 0.0]
+    assert batch.timed_out == 2

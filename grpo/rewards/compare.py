@@ -10,7 +10,7 @@ from grpo.rewards.evaluate import number, ratio, same_value
 from grpo.rewards.expression import parse
 from grpo.rewards.normalise import unwrap_text
 from grpo.rewards.quantity import exact_value, is_sign_of, same_quantity, same_unit, split_unit
-from grpo.rewards.relations import RELATION, Interval, as_intervals
+from grpo.rewards.relations import RELATION, Interval, as_intervals, merged
 from grpo.rewards.split import closes_at_end, split_at, split_equations, top_level
 from grpo.rewards.values import Effort
 from grpo.rewards.words import based, canonical_word, number_word, time_of_day
@@ -92,7 +92,8 @@ class Comparison:
     def relation(self, answer: str, truth: str, levels: int) -> bool | None:
         """Decide where one side holds an inequality or names the real line."""
         if not any(
-            RELATION.search(text) or "mathbb" in text or "real" in text or "setminus" in text for text in (answer, truth)
+            RELATION.search(text) or any(mark in text for mark in ("mathbb", "real", "setminus", "\\cup"))
+            for text in (answer, truth)
         ):
             return None
         sets = [as_intervals(text, lambda end: number(end, self.effort)) for text in (answer, truth)]
@@ -109,6 +110,8 @@ class Comparison:
         return self.same(member[1], truth, levels - 1) if member else None
 
     def same_intervals(self, left: list[Interval], right: list[Interval], levels: int) -> bool:
+        if len(left) != len(right):
+            left, right = (merged(intervals, lambda end: number(end, self.effort)) for intervals in (left, right))
         if len(left) != len(right) or len(left) > _MAX_PARTS:
             return False
 

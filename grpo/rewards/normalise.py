@@ -31,7 +31,18 @@ _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
 
-_WRAPPERS = ((r"\$", r"\$"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("`", "`"))
+_WRAPPERS = (
+    (r"\$", r"\$"),
+    ("$$", "$$"),
+    ("$", "$"),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+    ("**", "**"),
+    ("__", "__"),
+    ("`", "`"),
+    ('"', '"'),
+    ("“", "”"),
+)
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
 _INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
 _INLINE_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])")
@@ -62,6 +73,8 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         r"\\(?:left|right|middle|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|textstyle|limits|mathstrut)(?![A-Za-z])\s*",
         "",
     ),
+    (r"\\(?:bf|it|rm|sf|tt)(?![A-Za-z])\s*|\\(?:text)?color\s*\{[A-Za-z]+\}\s*", ""),
+    (r"\{?\s*([0-9A-Za-z]+)\s*\\choose(?![A-Za-z])\s*([0-9A-Za-z]+)\s*\}?", r"{\\binom{\1}{\2}}"),
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
     (r"(?<=\d)\s*(?:,|\{,\})\s*\\!\s*(?=\d{3}(?!\d))", ""),
     (r"\s*\\!\s*", ""),
@@ -86,7 +99,9 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\overline\s*(\d)", r"\\overline{\1}"),
     (r"^(?:\\therefore(?![A-Za-z])|=(?!=)|\\approx(?![A-Za-z])(?=\s*[+-]?\d*\.\d))\s*", ""),
     (r"\\?%", r"\\%"),
-    (r"\\(?:textdollar|mathdollar)(?![A-Za-z])\s*", r"\\$"),
+    (r"\\(?:textdollar|mathdollar)(?![A-Za-z])\s*|\\text\{\s*\\?\$\s*\}\s*", r"\\$"),
+    (r"^([A-J])\)$", r"\1"),
+    (r"(?<![0-9A-Za-z\\_^{])i(\d+)(?![\d.^])", r"\1i"),
     (r"\\degree(?![A-Za-z])|\^\s*\{?\\text\{o\}\}?", r"^\\circ "),
     (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
     (r"√", r"\\sqrt"),

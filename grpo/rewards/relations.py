@@ -9,7 +9,7 @@ from grpo.rewards.split import split_at, top_level
 
 RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])\s*")
 _OPERATORS = {"<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "=": "="}
-_CHAIN = re.compile(r"(?<!\\)[<>]|\\(?:le|ge|ne)(?![A-Za-z])|(?<![<>!:])=")
+_CHAIN = re.compile(r"(?<!\\)[<>]|\\(?:le|ge|ne)(?![A-Za-z])|(?<![<>:])=")
 _VARIABLE = re.compile(r"\(?((?:[A-Za-z]|\\(?:theta|alpha|beta|lambda|phi))(?:_\w|_\{\w+\})?)\)?")
 _BUILDER = re.compile(r"\\\{([A-Za-z])(\\in\s*(?:\\mathbb\{R\}|R))?(?:\||:|\\mid\s*)(.+)\\\}")
 _REALS = {
@@ -144,6 +144,28 @@ def _without(interval: Interval, points: list[str], order: _Order) -> list[Inter
         rest.append((opening, low, point, ")"))
         opening, low = "(", point
     return [*rest, (opening, low, interval[2], interval[3])]
+
+
+def merged(intervals: list[Interval], order: _Order) -> list[Interval]:
+    """The same set with overlapping intervals joined; unchanged where an end has no place on the line."""
+    infinite = {r"-\infty": float("-inf"), r"\infty": float("inf")}
+    placed = []
+    for interval in intervals:
+        low, high = (infinite[end] if end in infinite else order(end) for end in interval[1:3])
+        if low is None or high is None:
+            return intervals
+        placed.append((low, interval[0] == "(", high, interval))
+    joined: list[Interval] = []
+    end = float("-inf")
+    for low, _, high, interval in sorted(placed, key=lambda entry: entry[:3]):
+        last = joined[-1] if joined else None
+        if last is None or low > end or (low == end and (last[3], interval[0]) == (")", "(")):
+            joined.append(interval)
+            end = high
+        elif high > end or (high == end and interval[3] == "]"):
+            joined[-1] = (last[0], last[1], interval[2], interval[3])
+            end = high
+    return joined
 
 
 def _set(text: str, order: _Order) -> list[Interval] | None:

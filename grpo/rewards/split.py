@@ -46,13 +46,16 @@ def closes_at_end(text: str) -> bool:
 
 
 def split_equations(text: str) -> list[str]:
-    """Split at ``=`` outside braces (those of ``\\sum_{k=1}``), and not at ``<=``, ``!=``, ``:=`` or ``==``."""
+    """Split at ``=`` outside braces (those of ``\\sum_{k=1}``), and not at ``<=``, ``:=`` or ``==``.
+
+    Normalised, "is not equal" is a command, so ``!=`` is a factorial and an equals sign.
+    """
     if "=" not in text:
         return [text.strip()]
     parts, depth, start = [], 0, 0
     for i, character in enumerate(text):
         depth += (character == "{") - (character == "}")
-        if depth == 0 and character == "=" and text[i - 1 : i] not in {"<", ">", "!", ":", "="} and text[i + 1 : i + 2] != "=":
+        if depth == 0 and character == "=" and text[i - 1 : i] not in {"<", ">", ":", "="} and text[i + 1 : i + 2] != "=":
             parts.append(text[start:i].strip())
             start = i + 1
     return [*parts, text[start:].strip()]

@@ -6,7 +6,7 @@ export PATH := $(BIN):$(PATH)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test test-slow lint format ui report clean
+.PHONY: help install repro test test-slow lint format ui bench report clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ format: install ## Mend what the linter and the formatter can
 
 ui: install ## Open the MLflow UI of all runs on http://127.0.0.1:5000
 	mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}
+
+bench: install ## Measure the grader beside plain math-verify
+	python benchmarks/grader.py
 
 report: install ## Draw figures, tables and write-up again from the results at hand
 	dvc repro --force --single-item tables figures writeup

@@ -72,12 +72,16 @@ def test_ranking_quality_of_a_score_that_knows_and_one_that_misleads() -> None:
     right = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
     scores = np.array([[-0.1, -0.3, -0.2, -0.4]] * 3)
     lengths = np.array([[10.0, 20.0, 12.0, 16.0]] * 3)
-    found = ranking_quality(right, scores, lengths)
+    formed = np.array([[1.0, 1.0, 1.0, 0.0]] * 3)
+    found = ranking_quality(right, scores, lengths, formed)
     assert (found["never_solved"], found["always_solved"], found["mixed"]) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
     assert (found["share_right"], found["top_right"], found["outranks"]) == (0.5, 1.0, 1.0)
     assert (found["score_difference"], found["length_difference"]) == pytest.approx((0.2, -7.0))
-    assert ranking_quality(right, -scores, lengths)["outranks"] == 0.0
-    assert "outranks" not in ranking_quality(right[1:], scores[1:], lengths[1:])
+    assert ranking_quality(right, -scores, lengths, formed)["outranks"] == 0.0
+    # The sample of the worst score is the one without the form.
+    assert found["top_wrong_form"] == 0.0
+    assert ranking_quality(right, -scores, lengths, formed)["top_wrong_form"] == 1.0
+    assert "outranks" not in ranking_quality(right[1:], scores[1:], lengths[1:], formed[1:])
 
 
 def test_votes_go_to_equal_answers_however_they_are_spelt() -> None:

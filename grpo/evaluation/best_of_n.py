@@ -92,19 +92,21 @@ def _subsets(samples: int, n: int, generator: np.random.Generator) -> Floats:
     return chosen
 
 
-def ranking_quality(correct: Floats, scores: Floats, lengths: Floats) -> dict[str, float]:
+def ranking_quality(correct: Floats, scores: Floats, lengths: Floats, formed: Floats) -> dict[str, float]:
     """How well the score tells right from wrong samples of the same problem: what separates Best@N from pass@N.
 
     Only problems with both right and wrong samples say anything about it.
 
     Args:
         correct, scores, lengths: (problems, S); length in tokens.
+        formed: (problems, S), 1.0 where a sample has the right form.
 
     Returns:
         shares of problems ``never_solved``, ``always_solved`` and ``mixed``; over the mixed ones ``share_right`` (what a random
         choice earns), ``top_right`` (how often the sample with the highest score is right), ``outranks`` (chance that a right
         sample scores above a wrong one, ties half; 0.5 is no information), ``score_difference`` (right minus wrong, nats a
-        token) and ``length_difference`` (right minus wrong, tokens). The latter five are missing where no problem is mixed.
+        token, medians), ``length_difference`` (right minus wrong, tokens, means) and ``top_wrong_form`` (share of the samples
+        with the highest score that are wrong for their form). The latter six are missing where no problem is mixed.
     """
     solved = correct.mean(axis=1)
     mixed = (solved > 0) & (solved < 1)
@@ -119,7 +121,8 @@ def ranking_quality(correct: Floats, scores: Floats, lengths: Floats) -> dict[st
     for right, score, length in zip(correct[mixed] > 0, scores[mixed], lengths[mixed], strict=True):
         above = score[right][:, None] - score[~right][None, :]
         outranks.append(((above > 0) + 0.5 * (above == 0)).mean())
-        score_difference.append(score[right].mean() - score[~right].mean())
+        # Medians, because a few very improbable samples would decide a mean.
+        score_difference.append(np.median(score[right]) - np.median(score[~right]))
         length_difference.append(length[right].mean() - length[~right].mean())
     return result | {
         "share_right": float(solved[mixed].mean()),
@@ -127,4 +130,5 @@ def ranking_quality(correct: Floats, scores: Floats, lengths: Floats) -> dict[st
         "outranks": float(np.mean(outranks)),
         "score_difference": float(np.mean(score_difference)),
         "length_difference": float(np.mean(length_difference)),
+        "top_wrong_form": float(best_at_n(1 - formed[mixed], scores[mixed], correct.shape[1]).mean()),
     }

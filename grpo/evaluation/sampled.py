@@ -50,6 +50,7 @@ def estimates(settings: BestOfN, prompt: str, groups: Sequence[Sequence[Rollout]
     correct = np.array([[r.rewards["answer_reward"] for r in group] for group in groups])
     scores = np.array([[mean_log_prob(r) for r in group] for group in groups])
     lengths = np.array([[len(r.completion.token_ids) for r in group] for group in groups], dtype=float)
+    formed = np.array([[r.rewards["format_reward"] for r in group] for group in groups])
     votes = np.array(votes_of([[read_answer(prompt, r.completion.text) for r in group] for group in groups]))
     by_n = {
         str(n): {
@@ -66,7 +67,7 @@ def estimates(settings: BestOfN, prompt: str, groups: Sequence[Sequence[Rollout]
         "problems": len(groups),
         "samples": settings.samples,
         "n": by_n,
-        "ranking": ranking_quality(correct, scores, lengths),
+        "ranking": ranking_quality(correct, scores, lengths, formed),
     }
 
 

@@ -60,8 +60,8 @@ def discuss_best_of_n(prompt: str, metrics: dict[str, Any]) -> str:
     return text + (
         f" There a random sample is right in {ranking['share_right']:.1%} of cases and the most probable one in "
         f"{ranking['top_right']:.1%}; in {ranking['top_wrong_form']:.1%} the most probable one does not even have the form. "
-        f"A right sample scores above a wrong one with chance {ranking['outranks']:.3f} (0.5 is no information), so the model's "
-        f"own probability {_verdict(ranking['outranks'])}. By medians right samples lie {abs(score):.3f} nats a token "
+        f"A right sample scores above a wrong one with chance {ranking['outranks']:.3f} (0.5 is no information), so the "
+        f"model's own probability {_verdict(ranking['outranks'])}. By medians right samples lie {abs(score):.3f} nats a token "
         f"{'above' if score >= 0 else 'below'} wrong ones of the same problem; they are {abs(length):.1f} tokens "
         f"{'longer' if length >= 0 else 'shorter'}."
     )

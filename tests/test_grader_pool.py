@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import UserError
+from grpo.rewards import pool
 from grpo.rewards.pool import GraderPool, Verdict
 
 RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_out=True)
@@ -66,6 +67,7 @@ def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeP
     """Pools whose workers commit misdeeds; the module lies where only sys.path of this process leads."""
     (tmp_path / "misdeeds.py").write_text(MISDEEDS)
     monkeypatch.syspath_prepend(tmp_path)
+    pool._close_default()  # another test may have started it, and the only zygote must be the one that is looked at
     with contextlib.ExitStack() as stack:
         yield lambda workers=2, **options: stack.enter_context(GraderPool(workers, function="misdeeds:grade", **options))
 

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from grpo.study import load_study
 
 ROOT = Path(__file__).parents[1]
-STAGES = 12
+STAGES = 13
 # What holds wall-clock figures or MLflow ids, and so differs between two equal studies.
 DIFFERS = ("data/timing", "reports/writeup.md")
 
@@ -95,6 +95,8 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "reports/tables/zero_shot.md",
         "reports/tables/grpo_learning_rate.md",
         "reports/figures/math_baseline.png",
+        "reports/tables/best_of_n.md",
+        "reports/figures/best_of_n.png",
         "reports/figures/grpo_learning_rate.png",
         "reports/figures/grpo_baselines.png",
         "reports/select/grpo_baselines.json",

@@ -21,7 +21,7 @@ def share_cpu_fairly() -> None:
 
     By default they spin for long. On a machine that does something else as well, the spinning thread then holds the core that
     the awaited one needs, and each of some thousand barriers lasts a time slice: with both cores of a machine busy, an
-    evaluation of 0.7 s took 46 s. With this it takes some 4 s, and on a quiet machine as long as before.
+    evaluation of 0.7 s took 46 s. With this it takes some 2 s, and on a quiet machine as long as before.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,4 +111,4 @@ def test_more_than_was_sampled_is_refused() -> None:
         BestOfN(problems=2, prompts=["r1_zero"], samples=8, n=[1, 16])
     with pytest.raises(ValueError, match="rising order"):
         BestOfN(problems=2, prompts=["r1_zero"], n=[4, 1])
-    assert SimpleNamespace(**BestOfN(problems=2, prompts=["r1_zero"]).model_dump()).n == [1, 4, 8, 16]
+    assert BestOfN(problems=2, prompts=["r1_zero"]).n == [1, 4, 8, 16]

@@ -16,6 +16,7 @@ import pytest
 
 from grpo.errors import UserError
 from grpo.evaluation import evaluate as module
+from grpo.evaluation import zero_shot
 from grpo.evaluation.checkpoint import examples_to_read
 from grpo.evaluation.compare import compare_files
 from grpo.evaluation.evaluate import evaluate
@@ -166,16 +167,37 @@ def test_a_killed_evaluation_ends_with_the_same_files(project: Path) -> None:
     chunks = list(state.glob("*/*.json"))
     assert 1 <= len(chunks) < 3  # killed between the first chunk and the last
     assert not (project / "killed").exists()  # nothing half-written
-    first_made = chunks[0].stat().st_mtime_ns
 
     again = subprocess.run(_evaluation(project, "killed"), cwd=project, env=environment, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert first_made < time.time_ns()
     assert not list(state.glob("*/*.json"))  # removed at success
     whole = subprocess.run(_evaluation(project, "whole"), cwd=project, env=environment, capture_output=True, text=True)
     assert whole.returncode == 0, whole.stderr
     for name in ("question_only.jsonl", "question_only_examples.md"):
         assert (project / "killed" / name).read_bytes() == (project / "whole" / name).read_bytes()
+
+
+def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
+    project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is written whole or not at all, so what the first prompt cost must outlive it."""
+    monkeypatch.chdir(project)
+    whole = zero_shot.evaluate_checkpoint
+
+    def killed_at_the_second(evaluator: Any, problems: Any, prompt: str, folder: Path) -> dict[str, Any]:
+        if prompt == mini_study.evaluation.zero_shot_prompts[1]:
+            raise KeyboardInterrupt
+        return whole(evaluator, problems, prompt, folder)
+
+    monkeypatch.setattr(zero_shot, "evaluate_checkpoint", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        zero_shot.run_math_baseline(mini_study)
+    assert not (project / "data/math_baseline").exists()
+    assert len(list((project / "data/state/evaluation").glob("*/0.json"))) == 1
+    monkeypatch.setattr(zero_shot, "evaluate_checkpoint", whole)
+    zero_shot.run_math_baseline(mini_study)
+    assert len(list((project / "data/math_baseline").glob("*.jsonl"))) == 2
+    assert not list((project / "data/state/evaluation").glob("*/*.json"))
 
 
 @pytest.mark.parametrize(

@@ -39,20 +39,25 @@ class CheckpointEvaluator:
         require_checkpoint(checkpoint)
         start_threads(study.threads)
         self.study, self.checkpoint = study, checkpoint
+        self._states: list[Path] = []
         self.tokenizer = load_tokenizer(checkpoint)
         model = load_model(checkpoint, study.engine.dtype, study.engine.device)
         self.engine = make_engine(study, model, self.tokenizer)
 
-    def sample(self, problems: Sequence[Problem], prompt: str, n: int = 1) -> tuple[list[list[Rollout]], Callable[[], None]]:
+    def sample(self, problems: Sequence[Problem], prompt: str, n: int = 1) -> list[list[Rollout]]:
         """``n`` scored completions of each problem, taken up where an earlier, killed evaluation stopped.
 
-        Returns:
-            the rollouts of each problem, and a function to call once what they are for is written: it removes the chunks.
+        The finished chunks are kept until :meth:`forget_chunks`.
         """
         state = paths.EVALUATION_STATE / self._identity(problems, prompt, n)
+        self._states.append(state)
         sampling = evaluation_sampling(self.study.evaluation, prompt)
-        groups = evaluate(self.engine, self.tokenizer, problems, prompt, sampling, self.study.evaluation.seed, n=n, state=state)
-        return groups, lambda: shutil.rmtree(state, ignore_errors=True)
+        return evaluate(self.engine, self.tokenizer, problems, prompt, sampling, self.study.evaluation.seed, n=n, state=state)
+
+    def forget_chunks(self) -> None:
+        """To be called when the results of all that was sampled stand where they belong: only then a kill costs nothing."""
+        for state in self._states:
+            shutil.rmtree(state, ignore_errors=True)
 
     def _identity(self, problems: Sequence[Problem], prompt: str, n: int) -> str:
         """Names an evaluation by all that its completions and their scores depend on."""
@@ -77,12 +82,10 @@ def evaluate_checkpoint(
         counts of the three outcomes, means of the rewards, and accuracy with a 95% Wilson interval, overall, by level and
         by subject.
     """
-    groups, done = evaluator.sample(problems, prompt)
-    rollouts = [rollout for (rollout,) in groups]
+    rollouts = [rollout for (rollout,) in evaluator.sample(problems, prompt)]
     records = [_record(prompt, r, evaluator.tokenizer) for r in rollouts]
     write_text(folder / f"{prompt}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     write_text(folder / f"{prompt}_examples.md", examples_to_read(prompt, records))
-    done()
     return _metrics(rollouts)
 
 
@@ -97,7 +100,10 @@ def evaluate_any(study: Study, checkpoint: Path, prompt: str, n_problems: int | 
     problems = read_problems(paths.VALIDATION)
     if n_problems is not None and n_problems > len(problems):
         raise UserError(f"--problems {n_problems}: {paths.VALIDATION} holds {len(problems)} problems. Ask for fewer.")
-    return evaluate_checkpoint(CheckpointEvaluator(study, checkpoint), problems[:n_problems], prompt, folder)
+    evaluator = CheckpointEvaluator(study, checkpoint)
+    metrics = evaluate_checkpoint(evaluator, problems[:n_problems], prompt, folder)
+    evaluator.forget_chunks()
+    return metrics
 
 
 def _metrics(rollouts: list[Rollout]) -> dict[str, Any]:

@@ -31,12 +31,12 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     with whole_folder(paths.BEST_OF_N) as folder:
         for prompt in settings.prompts:
-            groups, done = evaluator.sample(problems, prompt, n=settings.samples)
+            groups = evaluator.sample(problems, prompt, n=settings.samples)
             lines = [json.dumps(_record(prompt, group), ensure_ascii=False) for group in groups]
             write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
             metrics[prompt] = estimates(settings, prompt, groups)
-            done()
     write_json(paths.BEST_OF_N_METRICS, metrics)
+    evaluator.forget_chunks()
     _track(study, metrics)
     return metrics
 

@@ -112,16 +112,15 @@ def train(
 ) -> None:
     """Stage: one GRPO run, that is one arm of an experiment with one seed."""
     from grpo.effective import effective_run, require_experiment
-    from grpo.selection import read_winners
+    from grpo.selection import read_selections
     from grpo.study import load_study
 
     study = load_study()
     require_experiment(study, experiment)
-    winners = read_winners(experiment)
-    run = effective_run(study, experiment, arm, seed, winners)
+    run = effective_run(study, experiment, arm, seed, read_selections(experiment))
     from grpo.training.run import train_run
 
-    train_run(study, run, winners)
+    train_run(study, run)
 
 
 @app.command("select")
@@ -132,15 +131,33 @@ def select(experiment: Experiment) -> None:
     from grpo.evaluation.statistics import format_interval
     from grpo.files import write_json
     from grpo.selection import select as pick
+    from grpo.selection import winner_file
     from grpo.study import load_study
 
     study = load_study()
     require_experiment(study, experiment)
     result = pick(study, experiment)
     write_json(paths.CANDIDATES / f"{experiment}.json", result)
-    # What later experiments depend on: they are not trained again while the winner stays the same.
-    write_json(paths.SELECT / f"{experiment}.json", {key: result[key] for key in ("experiment", "winner", "overrides")})
+    write_json(paths.SELECT / f"{experiment}.json", winner_file(result))
     print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
+
+
+@app.command("claims")
+def claims() -> None:
+    """Stage: judge what published studies reported by what this study measured, into reports/claims.json."""
+    from grpo.reporting.claims import write_claims
+    from grpo.study import load_study
+
+    write_claims(load_study())
+
+
+@app.command("timing")
+def timing() -> None:
+    """Stage: seconds, GPU-hours and curves over wall-clock time, into reports/timing."""
+    from grpo.reporting.timing import write_timing
+    from grpo.study import load_study
+
+    write_timing(load_study())
 
 
 @app.command("figures")

@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from grpo.config import OFF_POLICY_RANK, GrpoConfig, apply_overrides
 from grpo.errors import UserError
-from grpo.study import BUILDS_ON, GrpoConfig, Study, apply_overrides
+from grpo.experiments import BUILDS_ON, CLIP_ABLATION, RANKED_BY
+from grpo.study import Study
 
 
 def require_experiment(study: Study, name: str) -> None:
@@ -19,13 +21,17 @@ def require_experiment(study: Study, name: str) -> None:
 
 
 class EffectiveRun(BaseModel):
-    """The configuration one run is trained with, and where each of its values came from."""
+    """The configuration one run is trained with, and where each of its values came from.
+
+    ``overrides`` are the arm's own values, those taken from a sweep included.
+    """
 
     experiment: str
     arm: str
     seed: int
     config: GrpoConfig
     sources: dict[str, str]
+    overrides: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -33,12 +39,13 @@ class EffectiveRun(BaseModel):
         return f"{self.experiment}/{self.arm}-{self.seed}"
 
 
-def effective_run(study: Study, experiment: str, arm: str, seed: int, winners: list[dict[str, Any]]) -> EffectiveRun:
+def effective_run(study: Study, experiment: str, arm: str, seed: int, selections: list[dict[str, Any]]) -> EffectiveRun:
     """Defaults <- winners so far <- the arm's own values.
 
     Args:
-        winners: the contents of the selection files of the experiments before this one, first to last; each holds
-            ``experiment``, ``winner`` and ``overrides``.
+        selections: the contents of the selection files of :func:`grpo.experiments.needed_selections`; each holds
+            ``experiment``, ``winner`` and ``overrides``, and ``off_policy_ranking`` where it is a sweep. Empty to see an
+            arm's own values only.
 
     Raises:
         UserError: no such experiment, arm or seed in the study, or a combination that GRPO refuses.
@@ -49,27 +56,43 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, winners: l
         raise UserError(f"experiments.{experiment}.arms: no arm {arm!r} (known: {', '.join(arms)}).")
     if seed not in study.seeds:
         raise UserError(f"seeds: {seed} is not among {study.seeds}. Add it to params.yaml, or choose one of these.")
-    layers = [(f"winner of {w['experiment']} ({w['winner']})", w["overrides"]) for w in winners]
-    layers.append((f"arm {arm}", arms[arm]))
     config = study.grpo
     sources = {key: "study" if key in study.grpo.model_fields_set else "default" for key in GrpoConfig.model_fields}
+    for winner in (s for s in selections if s["experiment"] in BUILDS_ON[experiment]):
+        # Clipping shows off-policy only. An on-policy configuration keeps its own loss.
+        if winner["experiment"] == CLIP_ABLATION and config.updates_per_rollout_batch == 1:
+            continue
+        source = f"winner of {winner['experiment']} ({winner['winner']})"
+        config = _apply(config, winner["overrides"], f"experiments.{experiment}.arms.{arm} ({source})")
+        sources.update(dict.fromkeys(winner["overrides"], source))
+    own = {key: value for key, value in arms[arm].items() if key != OFF_POLICY_RANK}
+    taken: dict[str, Any] = {}
+    if OFF_POLICY_RANK in arms[arm] and selections:
+        taken, source = _of_rank(experiment, arms[arm][OFF_POLICY_RANK], selections)
+        sources.update(dict.fromkeys(taken, source))
+    sources.update(dict.fromkeys(own, f"arm {arm}"))
+    overrides = {**taken, **own}
+    config = _apply(config, overrides, f"experiments.{experiment}.arms.{arm} (arm {arm})")
+    return EffectiveRun(experiment=experiment, arm=arm, seed=seed, config=config, sources=sources, overrides=overrides)
+
+
+def _apply(config: GrpoConfig, overrides: dict[str, Any], path: str) -> GrpoConfig:
     try:
-        for source, overrides in layers:
-            config = apply_overrides(config, overrides, f"experiments.{experiment}.arms.{arm} ({source})")
-            sources.update(dict.fromkeys(overrides, source))
+        return apply_overrides(config, overrides, path)
     except ValueError as error:
         raise UserError(f"params.yaml: {error}.") from error
-    return EffectiveRun(experiment=experiment, arm=arm, seed=seed, config=config, sources=sources)
 
 
-def chain(experiment: str) -> list[str]:
-    """The experiments whose winners ``experiment`` builds on, first to last."""
-    before: list[str] = []
-    previous = BUILDS_ON[experiment]
-    while previous is not None:
-        before.insert(0, previous)
-        previous = BUILDS_ON[previous]
-    return before
+def _of_rank(experiment: str, rank: int, selections: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The values of the sweep's ``rank``-th best off-policy arm, and their source in words."""
+    sweep = RANKED_BY[experiment]
+    ranking = next(s["off_policy_ranking"] for s in selections if s["experiment"] == sweep)
+    if rank > len(ranking):
+        raise UserError(
+            f"experiments.{experiment}: an arm asks for off_policy_rank {rank}, but {sweep} has only {len(ranking)} off-policy "
+            f"arms. Add arms to {sweep}, or lower the rank."
+        )
+    return ranking[rank - 1]["overrides"], f"rank {rank} of {sweep} ({ranking[rank - 1]['arm']})"
 
 
 def digest(value: Any) -> str:

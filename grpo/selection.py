@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
+from numpy.typing import NDArray
 
 from grpo import paths
-from grpo.effective import chain
 from grpo.errors import UserError
-from grpo.evaluation.statistics import wilson_interval
+from grpo.evaluation.statistics import two_level_difference, two_level_mean
+from grpo.experiments import RANKED_BY, needed_selections
 from grpo.files import read_json
 from grpo.study import Study, read_yaml
 
@@ -21,24 +23,38 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
     """The winner of an experiment, with every candidate and the reason.
 
     An arm counts by the mean, over its seeds and the last ``selection.last_k`` evaluations, of the validation answer
-    reward; of arms that are equal the earlier in params.yaml wins. ``selection.pinned`` overrides this.
+    reward. The arm with the highest mean leads. Arms whose difference to it cannot be told from zero (two-level bootstrap)
+    are tied with it, and of those tied the earliest in params.yaml wins, where the simpler arms stand first. An arm of which
+    a run diverged cannot win unless that is so of all. ``selection.pinned`` overrides all of this.
 
     Returns:
-        ``experiment``, ``winner``, ``pinned``, ``reason``, ``metric``, ``last_k``, ``value`` with ``low`` and ``high`` (95%
-        Wilson interval over the validation problems), ``overrides`` (what the winner changes), and ``candidates``.
+        ``experiment``, ``winner``, ``leader``, ``tied`` (with the leader), ``pinned``, ``reason``, ``metric``, ``last_k``,
+        ``value`` with ``low`` and ``high`` (95%, over runs and problems), ``overrides`` (what the winner changes) and
+        ``candidates``, each with its runs and how far it is ``behind`` the leader; for a sweep that another experiment
+        goes on with also ``off_policy_ranking``, its best few off-policy arms by their means, a pinned one
+        first and those that diverged last.
 
     Raises:
         UserError: a run of the experiment is missing.
     """
-    candidates = [_candidate(study, experiment, arm) for arm in study.experiments[experiment].arms]
-    best = max(candidates, key=lambda candidate: candidate["value"])  # max keeps the first of equals
+    scores = {arm: _scores(study, experiment, arm) for arm in study.experiments[experiment].arms}
+    candidates = [_candidate(study, experiment, arm, scores[arm]) for arm in scores]
+    eligible = [c for c in candidates if not c["diverged"]] or candidates
+    leader = max(eligible, key=lambda candidate: candidate["value"])  # max keeps the first of equals
+    for candidate in candidates:
+        others = candidate is not leader
+        candidate["behind"] = two_level_difference(scores[candidate["arm"]], scores[leader["arm"]]) if others else None
+    tied = [c for c in eligible if c["behind"] is not None and c["behind"]["low"] <= 0]
+    best = next(c for c in eligible if c is leader or c in tied)
     pinned = study.selection.pinned.get(experiment)
     winner = next(c for c in candidates if c["arm"] == pinned) if pinned else best
-    return {
+    result = {
         "experiment": experiment,
         "winner": winner["arm"],
+        "leader": leader["arm"],
+        "tied": [c["arm"] for c in tied],
         "pinned": pinned is not None,
-        "reason": _reason(candidates, best, pinned),
+        "reason": _reason(leader, tied, best, pinned),
         "metric": METRIC,
         "last_k": study.selection.last_k,
         "value": winner["value"],
@@ -47,46 +63,85 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         "overrides": winner["overrides"],
         "candidates": candidates,
     }
+    if experiment in RANKED_BY.values():
+        off_policy = [c for c in candidates if c["updates_per_rollout_batch"] > 1]
+        ranking = sorted(off_policy, key=lambda c: (c["arm"] != pinned, bool(c["diverged"]), -c["value"]))
+        result["off_policy_ranking"] = [{k: c[k] for k in ("arm", "overrides")} for c in ranking[: study.selection.best_few]]
+    return result
 
 
-def read_winners(experiment: str) -> list[dict[str, Any]]:
-    """The selection files of the experiments that ``experiment`` builds on, first to last.
+def winner_file(result: dict[str, Any]) -> dict[str, Any]:
+    """The part of a selection that later runs depend on: they are not trained again while it stays the same."""
+    return {key: result[key] for key in ("experiment", "winner", "overrides", "off_policy_ranking") if key in result}
+
+
+def read_selections(experiment: str) -> list[dict[str, Any]]:
+    """The winner files that a run of ``experiment`` needs.
 
     Raises:
         UserError: one of them is missing.
     """
-    return [read_json(paths.SELECT / f"{name}.json", made_by=f"select@{name}") for name in chain(experiment)]
+    return [read_json(paths.SELECT / f"{name}.json", made_by=f"select@{name}") for name in needed_selections(experiment)]
 
 
-def mean_of_last(folder: Path, last_k: int) -> float:
-    """Mean validation answer reward over a run's last ``last_k`` evaluations (the first, untrained one never counts)."""
-    rewards = pd.read_csv(folder / "validation.csv")[METRIC].iloc[1:]
-    return float(rewards.tail(last_k).mean())
+def outcomes_of_last(folder: Path, last_k: int) -> NDArray[np.float64]:
+    """For each validation problem the mean answer reward over a run's last ``last_k`` evaluations: (problems,).
+
+    The first, untrained evaluation never counts.
+    """
+    lines = (folder / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    rewards = np.array([json.loads(line)["answer_reward"] for line in lines[-last_k:]], dtype=float)
+    return np.asarray(rewards.mean(axis=0))
 
 
-def _candidate(study: Study, experiment: str, arm: str) -> dict[str, Any]:
-    runs = []
+def _scores(study: Study, experiment: str, arm: str) -> NDArray[np.float64]:
+    """(runs, problems)"""
+    rows = []
     for seed in study.seeds:
-        name = f"{experiment}/{arm}-{seed}"
-        folder = paths.RUNS / name
-        if not (folder / "validation.csv").exists():
+        folder = paths.RUNS / experiment / f"{arm}-{seed}"
+        if not (folder / "outcomes.jsonl").exists():
             raise UserError(f"{folder}: holds no finished run. Run `dvc repro {experiment}@{arm}-{seed}` to make it.")
-        config = read_yaml(folder / "config.yaml")
+        rows.append(outcomes_of_last(folder, study.selection.last_k))
+    return np.stack(rows)
+
+
+def _candidate(study: Study, experiment: str, arm: str, scores: NDArray[np.float64]) -> dict[str, Any]:
+    runs = []
+    for seed, row in zip(study.seeds, scores, strict=True):
+        name = f"{experiment}/{arm}-{seed}"
+        config = read_yaml(paths.RUNS / name / "config.yaml")
+        metrics = read_json(paths.RUNS / name / "metrics.json", made_by=f"{experiment}@{arm}-{seed}")
         runs.append(
-            {"run": name, "seed": seed, "identity": config["identity"], "value": mean_of_last(folder, study.selection.last_k)}
+            {
+                "run": name,
+                "seed": seed,
+                "identity": config["identity"],
+                "value": float(row.mean()),
+                "diverged_step": metrics["diverged_step"],
+                "diverged_reason": metrics["diverged_reason"],
+            }
         )
-    value = sum(run["value"] for run in runs) / len(runs)
-    n = study.evaluation.problems
-    low, high = wilson_interval(value * n, n)
-    overrides = study.experiments[experiment].arms[arm]
-    return {"arm": arm, "overrides": overrides, "value": value, "low": low, "high": high, "runs": runs}
+    estimate = two_level_mean(scores)
+    return {
+        "arm": arm,
+        "overrides": config["overrides"],
+        "updates_per_rollout_batch": config["updates_per_rollout_batch"],
+        **{key: estimate[key] for key in ("value", "low", "high")},
+        "diverged": [run["run"] for run in runs if run["diverged_step"] is not None],
+        "runs": runs,
+    }
 
 
-def _reason(candidates: list[dict[str, Any]], best: dict[str, Any], pinned: str | None) -> str:
+def _reason(leader: dict[str, Any], tied: list[dict[str, Any]], best: dict[str, Any], pinned: str | None) -> str:
     if pinned is not None:
-        agrees = "which is also the best" if best["arm"] == pinned else f"although {best['arm']} did best ({best['value']:.3f})"
+        agrees = "which also leads" if leader["arm"] == pinned else f"although {leader['arm']} leads ({leader['value']:.3f})"
         return f"pinned by hand in params.yaml (selection.pinned), {agrees}"
-    ties = [c["arm"] for c in candidates if c["value"] == best["value"] and c is not best]
-    if ties:
-        return f"equal to {', '.join(ties)}; the earlier arm in params.yaml wins a tie"
-    return "highest mean of the last evaluations"
+    others = ", ".join(c["arm"] for c in tied)
+    if best is not leader:
+        text = f"cannot be told from {leader['arm']}, which leads with {leader['value']:.3f}"
+        also = [c["arm"] for c in tied if c is not best]
+        text += f" (nor can {', '.join(also)})" if also else ""
+        return f"{text}; of arms that are tied the simpler one, which stands earlier in params.yaml, wins"
+    if tied:
+        return f"leads, but cannot be told from {others}; of arms that are tied the simpler one, which stands earlier, wins"
+    return "leads, and every difference to it can be told from zero"

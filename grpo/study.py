@@ -10,30 +10,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from grpo.config import OFF_POLICY_RANK, GrpoConfig, PromptName, Section, Share, apply_overrides, explain
 from grpo.errors import UserError
+from grpo.experiments import EXPERIMENTS, RANKED_BY
 
 PARAMS_FILE = Path("params.yaml")
 STUDIES_FOLDER = Path("studies")
-
-# Which experiment's winner (and, through it, those before) an experiment builds on. dvc.yaml states the same as deps.
-BUILDS_ON: dict[str, str | None] = {
-    "grpo_learning_rate": None,
-    "grpo_baselines": "grpo_learning_rate",
-}
-
-LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
-LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest"]
-PromptName = Literal["r1_zero", "question_only"]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """A mapping of params.yaml: unknown keys are refused and types are not converted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
 
 # ---------------------------------------------------------------------------------------------------------------- task
 
@@ -152,72 +136,6 @@ class Learner(Section):
     gradient_checkpointing: bool = False
 
 
-class GrpoConfig(Section):
-    """The hyperparameters of one GRPO run, by the handouts' names and with their defaults (Section 7 of CS336 A5)."""
-
-    n_grpo_steps: PositiveInt = 200
-    learning_rate: PositiveFloat = 1e-5
-    advantage_eps: PositiveFloat = 1e-6
-    rollout_batch_size: PositiveInt = 256
-    group_size: PositiveInt = 8
-    sampling_temperature: PositiveFloat = 1.0
-    sampling_top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    sampling_min_tokens: NonNegativeInt = 4
-    sampling_max_tokens: PositiveInt = 1024
-    epochs_per_rollout_batch: PositiveInt = 1
-    train_batch_size: PositiveInt = 256
-    gradient_accumulation_steps: PositiveInt = 128
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
-    loss_type: LossType = "reinforce_with_baseline"
-    use_std_normalization: bool = True
-    length_normalization: LengthNormalization = "masked_mean"
-    cliprange: PositiveFloat = 0.2
-    max_grad_norm: PositiveFloat = 1.0
-    prompt: PromptName = "r1_zero"
-
-    @model_validator(mode="after")
-    def _sanity_checks(self) -> GrpoConfig:
-        def divides(whole: str, part: str) -> None:
-            if getattr(self, whole) % getattr(self, part):
-                raise ValueError(
-                    f"{whole} ({getattr(self, whole)}) must be divisible by {part} ({getattr(self, part)}): change one of them"
-                )
-
-        divides("train_batch_size", "gradient_accumulation_steps")
-        divides("rollout_batch_size", "group_size")
-        divides("rollout_batch_size", "train_batch_size")
-        if self.train_batch_size < self.group_size:
-            raise ValueError(
-                f"train_batch_size ({self.train_batch_size}) must be at least group_size ({self.group_size}): raise the former"
-            )
-        if self.group_size == 1 and self.loss_type != "no_baseline":
-            raise ValueError(
-                "group_size 1 leaves every advantage at zero, so nothing would be trained: "
-                "use at least 2, or loss_type no_baseline"
-            )
-        if self.sampling_min_tokens > self.sampling_max_tokens:
-            raise ValueError(
-                f"sampling_min_tokens ({self.sampling_min_tokens}) must not exceed "
-                f"sampling_max_tokens ({self.sampling_max_tokens})"
-            )
-        return self
-
-    @property
-    def n_prompts_per_rollout_batch(self) -> int:
-        """Questions sampled in one GRPO step."""
-        return self.rollout_batch_size // self.group_size
-
-    @property
-    def micro_train_batch_size(self) -> int:
-        """Rollouts in one forward and backward pass."""
-        return self.train_batch_size // self.gradient_accumulation_steps
-
-    @property
-    def updates_per_rollout_batch(self) -> int:
-        """Optimizer steps taken on one rollout batch; 1 is exactly on-policy."""
-        return self.epochs_per_rollout_batch * (self.rollout_batch_size // self.train_batch_size)
-
-
 class BestOfN(Section):
     """The ``best_of_n`` stage: ``samples`` completions of each problem, judged as if only N of them had been drawn."""
 
@@ -250,10 +168,28 @@ class Evaluation(Section):
 
 
 class Selection(Section):
-    """How an experiment's winner is found: highest mean of the last ``last_k`` validation answer rewards, or by hand."""
+    """How an experiment's winner is found: mean of the last ``last_k`` validation answer rewards, or pinned by hand.
+
+    ``best_few`` off-policy arms of the broad sweep go on to the focused one.
+    """
 
     last_k: PositiveInt
+    best_few: PositiveInt = 2
     pinned: dict[str, str] = Field(default_factory=dict)
+
+
+class Divergence(Section):
+    """When a run has clearly diverged and is stopped.
+
+    A rule must hold ``patience`` evaluations in a row. Entropy and length count as collapsed only once the answer reward
+    has fallen below half of the run's best, because a policy that has learnt its task may be short and sure.
+    """
+
+    patience: PositiveInt = 2
+    reward_below_start: Share = 0.5  # validation answer reward below this share of the untrained one
+    entropy_below: PositiveFloat = 1e-3  # mean token entropy in nats
+    length_below: Share = 0.2  # validation response length below this share of the untrained one
+    skipped_updates: PositiveInt = 5  # optimizer steps in a row without a finite gradient
 
 
 class Experiment(Section):
@@ -285,12 +221,14 @@ class Study(Section):
     grpo: GrpoConfig
     evaluation: Evaluation
     selection: Selection
+    divergence: Divergence | None  # null: no run is ever stopped
+    checkpoints: list[Literal["last", "best"]] = Field(min_length=1)
     experiments: dict[str, Experiment]
     resources: dict[Literal["small", "model", "evaluate", "train"], Resources]
 
     @model_validator(mode="after")
     def _experiments_resolve(self) -> Study:
-        expected = set(BUILDS_ON)
+        expected = set(EXPERIMENTS)
         if set(self.experiments) != expected:
             missing, unknown = expected - set(self.experiments), set(self.experiments) - expected
             raise ValueError(
@@ -299,7 +237,7 @@ class Study(Section):
                     text
                     for text in (
                         f"missing {', '.join(sorted(missing))}" if missing else "",
-                        f"unknown {', '.join(sorted(unknown))} (known: {', '.join(BUILDS_ON)})" if unknown else "",
+                        f"unknown {', '.join(sorted(unknown))} (known: {', '.join(EXPERIMENTS)})" if unknown else "",
                     )
                     if text
                 )
@@ -311,7 +249,8 @@ class Study(Section):
                 path = f"experiments.{name}.arms.{arm}"
                 if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", arm):
                     raise ValueError(f"{path}: an arm's name may hold letters, digits, '_' and '-' only")
-                apply_overrides(self.grpo, overrides, path)
+                self._check_rank(path, name, overrides)
+                apply_overrides(self.grpo, {k: v for k, v in overrides.items() if k != OFF_POLICY_RANK}, path)
         for name, arm in self.selection.pinned.items():
             if name not in self.experiments:
                 raise ValueError(f"selection.pinned.{name}: no such experiment (known: {', '.join(self.experiments)})")
@@ -327,6 +266,17 @@ class Study(Section):
                 "rollout batch (grpo.rollout_batch_size / grpo.group_size): raise it"
             )
         return self
+
+    def _check_rank(self, path: str, experiment: str, overrides: dict[str, Any]) -> None:
+        """An arm may take its values from the sweep before, if there is one, and from as many arms as that hands on."""
+        rank = overrides.get(OFF_POLICY_RANK)
+        if rank is None:
+            return
+        if experiment not in RANKED_BY:
+            raise ValueError(f"{path}.{OFF_POLICY_RANK}: only the arms of {' and '.join(RANKED_BY)} can have it")
+        few = self.selection.best_few
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= few:
+            raise ValueError(f"{path}.{OFF_POLICY_RANK}: {rank!r} is no whole number from 1 to selection.best_few ({few})")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -362,44 +312,4 @@ def load_study(path: Path = PARAMS_FILE) -> Study:
     try:
         return Study.model_validate(values)
     except ValidationError as error:
-        raise UserError("\n".join(_explain(path, item) for item in error.errors())) from error
-
-
-def _explain(path: Path, item: Any) -> str:
-    """One line for one pydantic error: file, key path, what is wrong, what was expected."""
-    # pydantic puts the chosen member of a union into the location; it is no key of the file.
-    inserted = {"arithmetic", "math", "gsm8k", "pretrain", "hub", "local", "HubDataset", "LocalFiles"}
-    parts = [str(part) for part in item["loc"]]
-    key = ".".join(
-        part
-        for i, part in enumerate(parts)
-        if not (i == 1 and parts[0] in {"task", "model"} and part in inserted) and part not in {"HubDataset", "LocalFiles"}
-    )
-    kind, value = item["type"], item.get("input")
-    if kind == "extra_forbidden":
-        return f"{path}: {key}: unknown key. Check its spelling, or remove it."
-    if kind == "missing":
-        return f"{path}: {key}: missing. Add it (see {STUDIES_FOLDER}/ for examples)."
-    message = item["msg"].removeprefix("Value error, ")
-    if kind == "value_error":
-        return f"{path}: {key + ': ' if key else ''}{message}."
-    return f"{path}: {key}: {message[0].lower() + message[1:]}, but it is {value!r}."
-
-
-# --------------------------------------------------------------------------------------------- effective configuration
-
-
-def apply_overrides(config: GrpoConfig, overrides: dict[str, Any], path: str) -> GrpoConfig:
-    """``config`` with ``overrides`` applied and everything checked again.
-
-    Args:
-        path: where the overrides stand, for the message.
-
-    Raises:
-        ValueError: a key that GrpoConfig does not have, or a value or combination it refuses.
-    """
-    try:
-        return GrpoConfig.model_validate({**config.model_dump(), **overrides})
-    except ValidationError as error:
-        lines = [_explain(Path(), item).removeprefix(".: ") for item in error.errors()]
-        raise ValueError(f"{path}: " + " ".join(lines).rstrip(".")) from error
+        raise UserError("\n".join(explain(path, item) for item in error.errors())) from error

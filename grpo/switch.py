@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo import paths
-from grpo.effective import chain, effective_run
+from grpo.config import OFF_POLICY_RANK
+from grpo.effective import effective_run
 from grpo.errors import UserError
+from grpo.experiments import BUILDS_ON, RANKED_BY
 from grpo.files import write_text
 from grpo.study import PARAMS_FILE, STUDIES_FOLDER, Study, load_study, read_yaml
 
@@ -27,15 +29,20 @@ def describe(study: Study) -> str:
     """The study's runs with what each changes; a winner that is not known yet is named by its experiment."""
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, task {study.task.name}, engine {study.engine.name}"]
     for name, experiment in study.experiments.items():
-        before = chain(name)
-        pinned = study.selection.pinned
-        known = ", ".join(f"{b} ({'pinned: ' + pinned[b] if b in pinned else 'its winner'})" for b in before)
-        lines.append(f"{name}" + (f", builds on {known}" if before else ""))
+        before = [_pinned_or(study, b, "winner") for b in BUILDS_ON[name]]
+        lines.append(name + (f", builds on {', '.join(before)}" if before else ""))
         for arm, overrides in experiment.arms.items():
             config = effective_run(study, name, arm, study.seeds[0], []).config
             updates = f"{config.updates_per_rollout_batch} update(s) per rollout batch"
+            if OFF_POLICY_RANK in overrides:
+                updates = f"updates as in {RANKED_BY[name]}'s off-policy arm of that rank"
             lines.append(f"  {arm}: {overrides}, {config.n_grpo_steps} steps, {updates}")
     return "\n".join(lines)
+
+
+def _pinned_or(study: Study, experiment: str, otherwise: str) -> str:
+    pinned = study.selection.pinned.get(experiment)
+    return f"{experiment} ({f'pinned: {pinned}' if pinned else otherwise})"
 
 
 def use(name: str, dry_run: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -220,17 +221,56 @@ except SystemExit:
     assert "math_baseline" in result.stdout
 
 
+def finished(name: str, identity: dict[str, object], same_as: str | None = None) -> None:
+    """The folders of a run with this identity."""
+    (paths.RUNS / name).mkdir(parents=True, exist_ok=True)
+    (paths.CHECKPOINTS / name).mkdir(parents=True, exist_ok=True)
+    (paths.RUNS / name / "config.yaml").write_text(f"identity: {digest(identity)}\nsame_as: {same_as or 'null'}\n")
+
+
 def test_only_runs_that_the_study_names_are_taken_over(project):
     study = load_study()
     identity = {"seed": 0, "config": "the same"}
     leftover, named = "grpo_learning_rate/5e-5-0", "grpo_learning_rate/1e-3-0"
-    for name in (leftover, named):
-        (paths.RUNS / name).mkdir(parents=True)
-        (paths.CHECKPOINTS / name).mkdir(parents=True)
-    winners = [{"experiment": "grpo_learning_rate"}]
-    (paths.RUNS / leftover / "config.yaml").write_text(f"identity: {digest(identity)}\n")
-    (paths.RUNS / named / "config.yaml").write_text("identity: another\n")
-    assert _finished_twin(study, identity, winners) is None
-    (paths.RUNS / named / "config.yaml").write_text(f"identity: {digest(identity)}\n")
-    assert _finished_twin(study, identity, winners) == named
-    assert _finished_twin(study, identity | {"config": "other"}, winners) is None
+    finished(leftover, identity)
+    finished(named, {"another": 1})
+    assert _finished_twin(study, "grpo_baselines", identity) is None
+    finished(named, identity)
+    assert _finished_twin(study, "grpo_baselines", identity) == named
+    assert _finished_twin(study, "grpo_baselines", identity | {"config": "other"}) is None
+    assert _finished_twin(study, "grpo_baselines", identity | {"seed": 1}) is None
+    shutil.rmtree(paths.CHECKPOINTS / named)
+    assert _finished_twin(study, "grpo_baselines", identity) is None, "its weights are missing"
+
+
+def test_only_runs_of_experiments_that_a_run_waits_for_are_taken_over(project):
+    study = load_study()
+    identity = {"seed": 0}
+    finished("grpo_length_normalization/masked_mean-0", identity)
+    for experiment in ("grpo_learning_rate", "grpo_baselines", "grpo_length_normalization"):
+        assert _finished_twin(study, experiment, identity) is None
+    for experiment in ("grpo_group_standard_deviation", "grpo_kl_divergence"):
+        assert _finished_twin(study, experiment, identity) == "grpo_length_normalization/masked_mean-0"
+
+
+def test_of_runs_that_were_taken_over_the_trained_one_is_named(project):
+    study = load_study()
+    identity = {"seed": 0}
+    trained = "grpo_off_policy_sweep_broad/epochs_4-batch_16-0"
+    finished("grpo_off_policy_sweep_focused/best_1-0", identity, same_as=trained)
+    assert _finished_twin(study, "grpo_off_policy_clip_ablation", identity) == trained
+
+
+def test_select_writes_the_winner_apart_from_its_numbers(project, monkeypatch, capsys):
+    folder = paths.RUNS / "grpo_sft_initialization" / "base-0"
+    folder.mkdir(parents=True)
+    lines = [json.dumps({"step": step, "answer_reward": answers}) for step, answers in ((0, [0, 0, 0, 0]), (2, [1, 1, 1, 0]))]
+    (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "config.yaml").write_text("identity: abc\noverrides: {}\nupdates_per_rollout_batch: 1\n")
+    (folder / "metrics.json").write_text('{"diverged_step": null, "diverged_reason": ""}')
+    code, output, _ = run(monkeypatch, capsys, "select", "grpo_sft_initialization")
+    assert code == 0 and output.startswith("grpo_sft_initialization: base, 0.750 (")
+    winner = json.loads((paths.SELECT / "grpo_sft_initialization.json").read_text())
+    assert winner == {"experiment": "grpo_sft_initialization", "winner": "base", "overrides": {}}
+    candidates = json.loads((paths.CANDIDATES / "grpo_sft_initialization.json").read_text())
+    assert winner.items() <= candidates.items() and candidates["value"] == 0.75

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from grpo.config import GrpoConfig
 from grpo.records import Completion, Problem, Rollout
-from grpo.study import GrpoConfig
 from grpo.training.learner import Batch, Learner
 
 PROBLEM = Problem("p", "?", "1")
@@ -259,6 +259,59 @@ def test_the_optimizer_is_the_handouts(model: Any) -> None:
     torch.optim.AdamW(expected.values(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0).step()
     for name, value in weights(model).items():
         assert torch.equal(value, expected[name].detach())
+
+
+@pytest.mark.parametrize("loss_type", ["grpo_clip", "grpo_no_clip"])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_with_one_update_per_batch_the_gradient_is_that_of_reinforce_with_baseline(
+    model: Any, loss_type: str, steps: int
+) -> None:
+    """The sampling policy is the one being trained, so every ratio is 1 and nothing is clipped."""
+    found, expected = (
+        one_update_with(model, config(loss_type=kind, gradient_accumulation_steps=steps), ADVANTAGES)
+        for kind in (loss_type, "reinforce_with_baseline")
+    )
+    assert expected[0]["gradient_norm"] > 1e-3
+    assert relative(found[1], expected[1]) < 1e-6
+    assert found[0]["gradient_norm"] == pytest.approx(expected[0]["gradient_norm"], rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------- gradients that are not finite
+
+
+def optimizer_state(learner: Learner) -> list[Tensor]:
+    return [value.clone() for state in learner.optimizer.state.values() for value in state.values()]
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "no_baseline"])
+def test_an_update_without_a_finite_gradient_is_skipped(model: Any, loss_type: str, bad: float) -> None:
+    """Weights and optimizer stay as they are, and the next update is that of a learner that never met the bad batch."""
+    settings = config(loss_type=loss_type, gradient_accumulation_steps=2, max_grad_norm=1.0)
+    one = torch.tensor([1.0, 0, 0, bad, 0, 1, 1, 1])
+    rewards, advantages = (one, ADVANTAGES) if loss_type == "no_baseline" else (REWARDS, one)
+    twin = Learner(copy.deepcopy(model), settings, 0)
+    learner = Learner(model, settings, 0)
+    for each in (learner, twin):
+        assert each.update(Batch(rollouts(), REWARDS, ADVANTAGES))["skipped_update"] == 0.0
+    before, state = weights(model), optimizer_state(learner)
+    assert len(state) == 3 * len(before)  # step, mean and mean square of each tensor
+
+    metrics = learner.update(Batch(rollouts(), rewards, advantages))
+    assert metrics["skipped_update"] == 1.0
+    assert not math.isfinite(metrics["gradient_norm"])
+    assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
+    assert all(torch.equal(a, b) for a, b in zip(optimizer_state(learner), state, strict=True))
+
+    after, expected = (each.update(Batch(rollouts(), REWARDS, ADVANTAGES)) for each in (learner, twin))
+    assert after == expected
+    assert after["skipped_update"] == 0.0
+    assert all(torch.equal(value, weights(twin.model)[name]) for name, value in weights(model).items())
+    assert not any(torch.equal(value, before[name]) for name, value in weights(model).items())
+
+
+def test_an_update_without_signal_is_no_skipped_one(model: Any) -> None:
+    assert Learner(model, config(), 0).update(Batch(rollouts(), REWARDS, torch.zeros(8)))["skipped_update"] == 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------------- metrics

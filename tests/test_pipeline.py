@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from grpo.experiments import EXPERIMENTS, needed_selections
 from grpo.study import load_study
 
 ROOT = Path(__file__).parents[1]
-STAGES = 13
+STAGES = 43  # 4 before training, 23 runs, 11 selections, 5 of the report
+REPORT = {"claims", "tables", "figures", "timing", "writeup"}
 # What holds wall-clock figures or MLflow ids, and so differs between two equal studies.
-DIFFERS = ("data/timing", "reports/writeup.md")
+DIFFERS = ("data/timing", "reports/timing", "reports/writeup.md")
 
 
 def sh(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -98,13 +101,19 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "reports/tables/best_of_n.md",
         "reports/figures/best_of_n.png",
         "reports/figures/grpo_learning_rate.png",
-        "reports/figures/grpo_baselines.png",
+        *(f"reports/figures/{experiment}.png" for experiment in EXPERIMENTS),
+        *(f"reports/tables/{experiment}.md" for experiment in EXPERIMENTS),
+        "reports/tables/claims.md",
+        "reports/timing/times.csv",
+        "reports/timing/grpo_off_policy_sweep_focused.png",
         "reports/select/grpo_baselines.json",
         "data/math_baseline/r1_zero_examples.md",
         "data/runs/grpo_learning_rate/3e-4-0/config.yaml",
         "data/runs/grpo_learning_rate/3e-4-0/metrics.json",
         "data/runs/grpo_learning_rate/3e-4-0/history.csv",
         "data/runs/grpo_learning_rate/3e-4-0/rollouts.jsonl",
+        "data/runs/grpo_learning_rate/3e-4-0/outcomes.jsonl",
+        "data/checkpoints/grpo_learning_rate/3e-4-0/best/metadata.json",
         "data/timing/grpo_learning_rate/3e-4-0.json",
     ]
     assert [name for name in expected if not (finished / name).stat().st_size] == []
@@ -116,14 +125,27 @@ def test_the_study_makes_what_the_readme_promises(finished):
 def test_checkpoints_load_with_transformers(finished):
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(finished / "data/checkpoints/grpo_learning_rate/3e-4-0")
-    assert type(model).__name__ == "Qwen2ForCausalLM"
+    for kind in ("last", "best"):
+        model = AutoModelForCausalLM.from_pretrained(finished / "data/checkpoints/grpo_learning_rate/3e-4-0" / kind)
+        assert type(model).__name__ == "Qwen2ForCausalLM"
+
+
+def test_both_tools_draw_the_whole_chain(finished):
+    drawn = sh(finished, "dvc", "dag", "--dot").stdout, sh(finished, "snakemake", "--profile", "local", "--dag").stdout
+    for experiment in EXPERIMENTS:
+        assert all(f"select{separator}{experiment}" in text for separator, text in zip("@_", drawn, strict=True))
+        for before in needed_selections(experiment):
+            edge = rf'"select@{before}" -> "{experiment}@'
+            assert re.search(edge, drawn[0]), edge
 
 
 def test_an_equal_arm_is_not_trained_twice(finished):
     twin = YAML(typ="safe").load((finished / "data/runs/grpo_baselines/reinforce_with_baseline-0/config.yaml").read_text())
     assert twin["same_as"].startswith("grpo_learning_rate/")
-    for name in ("metrics.json", "history.csv", "validation.csv", "rollouts.jsonl"):
+    assert [p.name for p in (finished / "data/checkpoints/grpo_baselines/reinforce_with_baseline-0").iterdir()] == [
+        "metadata.json"
+    ]
+    for name in ("metrics.json", "history.csv", "validation.csv", "rollouts.jsonl", "outcomes.jsonl"):
         folder = finished / "data/runs"
         assert (folder / "grpo_baselines/reinforce_with_baseline-0" / name).read_bytes() == (
             folder / twin["same_as"] / name
@@ -140,10 +162,13 @@ def test_a_second_repro_does_nothing(finished):
 
 def test_deleted_runs_come_back_byte_for_byte(finished):
     before = digests(finished)
-    for name in ("data/runs", "data/checkpoints", "data/timing", ".dvc/cache"):
-        shutil.rmtree(finished / name)
+    for root in ("data/runs", "data/checkpoints", "data/timing"):
+        shutil.rmtree(finished / root / "grpo_learning_rate")
+        shutil.rmtree(finished / root / "grpo_kl_divergence")
+    shutil.rmtree(finished / ".dvc/cache/runs")
     result = sh(finished, "dvc", "repro")
     assert "grpo train grpo_learning_rate 3e-4" in result.stdout, "trained anew, not taken from a cache"
+    assert "grpo train grpo_baselines" not in result.stdout
     assert digests(finished) == before
     sh(finished, "git", "commit", "-qam", "again")
 
@@ -158,21 +183,25 @@ def test_snakemake_from_scratch_gives_the_same_lock(finished, tmp_path):
     assert "Nothing to be done" in result.stdout + result.stderr
 
 
-def test_changing_one_arm_makes_that_arm_and_what_follows_stale(finished):
+@pytest.mark.parametrize(
+    ("experiment", "arm", "old", "new"),
+    [
+        ("grpo_learning_rate", "1e-3", '"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 2e-3}'),
+        ("grpo_off_policy_sweep_broad", "epochs_4-batch_8", "2, epochs_per_rollout_batch: 4, train_batch_size: 8", None),
+    ],
+)
+def test_changing_one_arm_makes_that_arm_and_what_follows_stale(finished, experiment, arm, old, new):
     params = finished / "params.yaml"
     before = params.read_text()
-    params.write_text(before.replace('"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 2e-3}'))
+    assert before.count(old) == 1
+    params.write_text(before.replace(old, new or old.replace("2,", "1,", 1)))
     try:
-        assert sh(finished, "dvc", "params", "diff").stdout.count("experiments.grpo_learning_rate.arms.1e-3.learning_rate") == 1
-        stale = {
-            line.rstrip(":")
-            for line in sh(finished, "dvc", "status").stdout.splitlines()
-            if line and not line.startswith((" ", "\t"))
-        }
+        assert f"experiments.{experiment}.arms.{arm}." in sh(finished, "dvc", "params", "diff").stdout
+        lines = sh(finished, "dvc", "status").stdout.splitlines()
     finally:
         params.write_text(before)
-    assert "grpo_learning_rate@1e-3-0" in stale
-    assert not stale & {"model", "dataset", "math_baseline", "grpo_learning_rate@3e-4-0"}
+    stale = {line.rstrip(":") for line in lines if line and not line.startswith((" ", "\t"))}
+    assert stale == {f"{experiment}@{arm}-0", f"select@{experiment}"} | REPORT
 
 
 def test_metrics_diff_shows_what_a_pinned_rate_changed(finished):
@@ -181,10 +210,14 @@ def test_metrics_diff_shows_what_a_pinned_rate_changed(finished):
     winner = "3e-4" if '"winner": "1e-3"' in (finished / "reports/select/grpo_learning_rate.json").read_text() else "1e-3"
     params.write_text(before.replace("pinned: {}", f'pinned: {{grpo_learning_rate: "{winner}"}}'))
     try:
-        sh(finished, "dvc", "repro")
+        ran = sh(finished, "dvc", "repro").stdout
+        assert all(f"> grpo train {name} " in ran for name in EXPERIMENTS if name != "grpo_learning_rate")
+        assert "> grpo train grpo_learning_rate" not in ran
         difference = sh(finished, "dvc", "metrics", "diff").stdout
         assert "grpo_learning_rate.winner" in difference and winner in difference
-        assert "pinned by hand" in (finished / "reports/writeup.md").read_text()
+        assert (
+            f"Pinned by hand in `params.yaml`:** grpo_learning_rate: {winner}" in (finished / "reports/writeup.md").read_text()
+        )
     finally:
         params.write_text(before)
         sh(finished, "git", "checkout", "-q", ".")
@@ -206,7 +239,7 @@ def test_a_changed_arm_that_does_not_win_trains_nothing_downstream(finished):
         sh(finished, "dvc", "checkout", "-q")
     assert f"> grpo train grpo_learning_rate {loser}" in ran
     assert f"> grpo train grpo_learning_rate {winner}" not in ran
-    assert "> grpo train grpo_baselines" not in ran
+    assert all(f"> grpo train {name} " not in ran for name in EXPERIMENTS if name != "grpo_learning_rate")
     assert "> grpo writeup" in ran
 
 

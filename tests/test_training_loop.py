@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import csv
+import json
 import math
 import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,15 +21,19 @@ import pytest
 import torch
 
 from grpo import paths
+from grpo.config import GrpoConfig
 from grpo.effective import EffectiveRun, effective_run
-from grpo.models.checkpoint import save_checkpoint
+from grpo.errors import UserError
+from grpo.models import require_checkpoint
+from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.records import Problem, write_problems
+from grpo.rewards import REWARD_FNS
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study import Experiment, GrpoConfig, LocalModel, Study
+from grpo.study import Experiment, LocalModel, Study, read_yaml
 from grpo.tracking import MlflowRun, RunLog
 from grpo.training.grpo import questions_of_step, train_grpo
 from grpo.training.learner import Learner
-from grpo.training.session import Validation
+from grpo.training.validation import Validation
 
 # --------------------------------------------------------------------------------------------------------- questions
 
@@ -109,7 +114,7 @@ def train(
     model = copy.deepcopy(model)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     engine, learner = TransformersEngine(model, tokenizer), Learner(model, config, tokenizer.pad_token_id)
-    train_grpo(config, seed, problems(20), tokenizer, engine, learner, reward, lambda step: None, log)
+    train_grpo(config, seed, problems(20), tokenizer, engine, learner, reward, lambda step, updates: False, log)
     log.close()
     return model, log
 
@@ -126,7 +131,7 @@ def same_weights(a: Any, b: Any) -> bool:
 HISTORY = [
     *("step", "update", "train/reward", "train/format_reward", "train/answer_reward", "train/zero_signal_fraction"),
     *("train/response_length", "train/response_length_max", "train/cut_off", "loss", "gradient_norm", "token_entropy"),
-    *("clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "learning_rate"),
+    *("clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "skipped_update", "learning_rate"),
 ]
 
 
@@ -215,6 +220,38 @@ def test_two_epochs_of_half_batches_are_four_optimizer_steps(model: Any, tokeniz
     assert all(value >= 0 for times in log.times for value in times.values())
 
 
+def test_off_policy_updates_are_clipped_where_the_policy_has_moved_far(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    changes = {"n_grpo_steps": 3, "epochs_per_rollout_batch": 4, "loss_type": "grpo_clip"}
+    train(model, tokenizer, tmp_path / "fast", CONFIG.model_copy(update=changes))
+    train(model, tokenizer, tmp_path / "slow", CONFIG.model_copy(update=changes | {"learning_rate": 1e-6}))
+    fast, slow = (read_csv(tmp_path / name / "history.csv") for name in ("fast", "slow"))
+    for i, row in enumerate(fast):
+        if i % 4 == 0:  # nothing has happened since sampling
+            assert row["ratio_min"] == row["ratio_max"] == 1.0 and row["clip_fraction"] == 0.0
+        else:
+            assert row["ratio_min"] < 0.8 and row["ratio_max"] > 1.2
+            assert 0.0 < row["clip_fraction"] < 1.0
+    # As many updates, but too small to leave the range that is not clipped.
+    assert all(0.8 < row["ratio_min"] <= row["ratio_max"] < 1.2 and row["clip_fraction"] == 0.0 for row in slow)
+
+
+def test_the_loop_ends_when_validation_says_so(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    engine, learner = TransformersEngine(model, tokenizer), Learner(model, CONFIG, tokenizer.pad_token_id)
+    called: list[tuple[int, list[float]]] = []
+
+    def validate(step: int, updates: list[dict[str, float]]) -> bool:
+        called.append((step, [update["gradient_norm"] for update in updates]))
+        return step in {0, 3}  # what is said before the first step ends nothing
+
+    train_grpo(CONFIG, 0, problems(20), tokenizer, engine, learner, contains_a_t, validate, log)
+    log.close()
+    rows = read_csv(tmp_path / "history.csv")
+    assert [row["step"] for row in rows] == [1, 2, 3]  # the last step is recorded too
+    assert called == [(0, []), *((int(row["step"]), [row["gradient_norm"]]) for row in rows)]
+    assert len(log.times) == 3
+
+
 @pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"])
 def test_a_group_of_one_and_every_loss_type_stay_finite(model: Any, tokenizer: Any, tmp_path: Path, loss_type: str) -> None:
     group = 1 if loss_type == "no_baseline" else 2
@@ -268,7 +305,8 @@ def tracked(tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factor
         mlflow = MlflowRun("toy", "slow-0", {"seed": 0, "loss_type": "grpo_clip"}, {"stage": "toy@slow-0"})
         log = RunLog(folder, mlflow)
         engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
-        validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log)
+        started = time.perf_counter()
+        validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda evaluation: None, started)
         train_grpo(run.config, run.seed, problems(20), tokenizer, engine, learner, contains_a_t, validate, log)
         log.close()
         (folder / "note.txt").write_text("kept")
@@ -394,8 +432,158 @@ def test_gradient_checkpointing_computes_activations_twice(
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(layer_type, "forward", counting)
-    run_module.train_run(study, tiny_run(study), [])
+    run_module.train_run(study, tiny_run(study))
     assert calls.with_gradient == (4 if checkpointing else 2)  # two layers, one microbatch
+
+
+# ------------------------------------------------------------------------------------------------------------ checkpoints
+
+RIGHT = [1, 2, 4, 1]  # of six problems, in the evaluations after 0, 2, 4 and 5 steps
+
+
+@pytest.fixture
+def session(
+    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[EffectiveRun, Path]]:
+    """Trains one run in a project folder; its evaluations come out as in RIGHT."""
+    from grpo.training import run as run_module
+
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(paths.MODEL, model, tokenizer)
+    write_problems(paths.TRAIN, problems(20))
+    write_problems(paths.VALIDATION, problems(6))
+    monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
+    monkeypatch.setitem(REWARD_FNS, "question_only", contains_a_t)
+
+    def run_it(
+        experiment: str = "grpo_learning_rate",
+        arm: str = "slow",
+        selections: Sequence[dict[str, Any]] = (),
+        changes: dict[str, Any] | None = None,
+        **grpo: Any,
+    ) -> tuple[EffectiveRun, Path]:
+        right = iter(RIGHT)
+
+        def scored(_: str, texts: list[str], truths: list[str]) -> SimpleNamespace:
+            n = next(right)
+            answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(texts))]
+            return SimpleNamespace(rewards=answers, timed_out=0)
+
+        monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", scored)
+        arms = {
+            "grpo_learning_rate": Experiment(arms={"slow": {"learning_rate": 1e-3}}),
+            "grpo_baselines": Experiment(arms={"same": {}, "other": {"cliprange": 0.1}}),
+        }
+        update = {"experiments": arms, "grpo": tiny_study.grpo.model_copy(update=grpo), "checkpoints": ["last", "best"]}
+        study = tiny_study.model_copy(update=update | (changes or {}))
+        run = effective_run(study, experiment, arm, 0, list(selections))
+        run_module.train_run(study, run)
+        return run, paths.CHECKPOINTS / run.name
+
+    return run_it
+
+
+def metadata(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "metadata.json").read_text())
+
+
+def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
+    run, folder = session()
+    about = {"run": "grpo_learning_rate/slow-0", "prompt": "question_only", "base_model": "unused"}
+    # The best evaluation of the trained policy was the third of four; it took the place of the second.
+    best = about | {"kind": "best", "step": 4, "update": 8, "answer_reward": pytest.approx(4 / 6)}
+    last = about | {"kind": "last", "step": 5, "update": 10, "answer_reward": pytest.approx(1 / 6)}
+    assert (metadata(folder / "best"), metadata(folder / "last")) == (best, last)
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "last"]
+    assert not same_weights(load_model(folder / "best"), load_model(folder / "last"))
+    assert load_tokenizer(folder / "best").get_vocab() == load_tokenizer(folder / "last").get_vocab()
+    metrics = json.loads((paths.RUNS / run.name / "metrics.json").read_text())
+    assert (metrics["best/step"], metrics["best/answer_reward"]) == (4, pytest.approx(4 / 6))
+    assert (metrics["steps"], metrics["val/answer_reward"]) == (5, pytest.approx(1 / 6))
+
+
+def test_the_kept_weights_are_those_of_their_step(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of four steps ends with the weights that are the best of the run of five."""
+    _, folder = session()
+    five = load_model(folder / "best"), load_model(folder / "last")
+    _, folder = session(n_grpo_steps=4)
+    four = load_model(folder / "best"), load_model(folder / "last")
+    assert same_weights(five[0], four[1]) and same_weights(five[0], four[0])
+    assert not same_weights(five[1], four[1])
+
+
+@pytest.mark.parametrize("kinds", [["last"], ["best"]])
+def test_only_the_checkpoints_that_the_study_asks_for_are_kept(session: Any, kinds: list[str]) -> None:
+    _, folder = session(changes={"checkpoints": kinds})
+    assert [path.name for path in folder.iterdir()] == kinds
+    load_model(folder / kinds[0])
+
+
+SLOW_WON = [{"experiment": "grpo_learning_rate", "winner": "slow", "overrides": {"learning_rate": 1e-3}}]
+
+
+def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, folder = session()
+    from grpo.training import session as session_module
+
+    def never(*_: Any) -> None:
+        raise AssertionError("trained twice")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session_module, "train", never)
+        twin, twin_folder = session("grpo_baselines", "same", SLOW_WON)
+        with pytest.raises(AssertionError, match="trained twice"):
+            session("grpo_baselines", "other", SLOW_WON)
+    assert [path.name for path in twin_folder.iterdir()] == ["metadata.json"]
+    assert metadata(twin_folder) == {"run": "grpo_baselines/same-0", "same_as": "grpo_learning_rate/slow-0"}
+    files = {path.name: path.read_bytes() for path in (paths.RUNS / trained.name).iterdir()}
+    copies = {path.name: path.read_bytes() for path in (paths.RUNS / twin.name).iterdir()}
+    assert set(files) == {"config.yaml", "history.csv", "metrics.json", "outcomes.jsonl", "rollouts.jsonl", "validation.csv"}
+    assert files.pop("config.yaml") != copies.pop("config.yaml")
+    assert copies == files
+    config = read_yaml(paths.RUNS / twin.name / "config.yaml")
+    assert (config["run"], config["same_as"]) == ("grpo_baselines/same-0", "grpo_learning_rate/slow-0")
+    assert read_yaml(paths.RUNS / trained.name / "config.yaml")["identity"] == config["identity"]
+
+    with pytest.raises(UserError, match=rf"a run's folder holds no model itself\. Use {folder}/last or {folder}/best"):
+        require_checkpoint(folder)
+    for wanted in (twin_folder, twin_folder / "last", twin_folder / "best"):
+        with pytest.raises(UserError, match=rf"same as grpo_learning_rate/slow-0; its weights are in {folder}\.$"):
+            require_checkpoint(wanted)
+    require_checkpoint(folder / "last")
+    require_checkpoint(folder / "best")
+
+
+def test_a_run_with_other_checkpoints_is_trained_anew(session: Any) -> None:
+    """What is kept is part of a run, so one that kept less is not taken over."""
+    session(changes={"checkpoints": ["last"]})
+    _, folder = session("grpo_baselines", "same", SLOW_WON)
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "last"]
+
+
+def test_the_config_says_what_the_run_changed_and_where_values_came_from(session: Any) -> None:
+    session()
+    run, _ = session("grpo_baselines", "other", SLOW_WON)
+    config = read_yaml(paths.RUNS / run.name / "config.yaml")
+    assert (config["run"], config["same_as"], config["seed"]) == ("grpo_baselines/other-0", None, 0)
+    assert config["overrides"] == {"cliprange": 0.1}
+    assert config["updates_per_rollout_batch"] == 2
+    assert config["config"]["cliprange"] == {"value": 0.1, "from": "arm other"}
+    assert config["config"]["learning_rate"] == {"value": 1e-3, "from": "winner of grpo_learning_rate (slow)"}
+    assert config["divergence"]["patience"] == 2 and config["checkpoints"] == ["last", "best"]
+
+
+@pytest.mark.parametrize("kind", ["last", "best"])
+def test_a_run_with_one_kind_of_checkpoint_names_that_one(tmp_path: Path, model: Any, tokenizer: Any, kind: str) -> None:
+    save_checkpoint(tmp_path / kind, model, tokenizer)
+    with pytest.raises(UserError, match=rf"Use {tmp_path}/{kind}\.$"):
+        require_checkpoint(tmp_path)
+
+
+def test_a_folder_without_a_model_names_the_stage(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=rf"{folder}: holds no model .*dvc repro model"):
+            require_checkpoint(folder)
 
 
 def test_phases_add_up_and_start_anew_each_step(tmp_path: Path) -> None:

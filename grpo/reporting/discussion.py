@@ -2,79 +2,131 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
 from grpo.evaluation.statistics import format_interval
-from grpo.reporting.results import REWARD, Run
+from grpo.reporting.results import REWARD, Run, by_arm
 
 # An arm that ends below this share of its own best reward, and below this share of the leader's, has collapsed.
 COLLAPSED_OWN, COLLAPSED_LEADER = 0.75, 0.5
+SPIKE = 5.0  # times the median: a step whose KL estimate stands out
 
 
 def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
-    """Which arm leads, by how much, whether that can be told from noise, and what the other arms' curves did."""
-    candidates = sorted(selection["candidates"], key=lambda c: -c["value"])
-    sentences = [_leader(candidates)]
-    sentences += [_collapse(runs, c["arm"]) for c in candidates if _has_collapsed(runs, c, candidates[0])]
-    sentences += [_lag(c, candidates[0]) for c in candidates[1:] if _has_lagged(runs, c, candidates[0])]
-    sentences.append(_movement(runs, candidates[0]["arm"]))
+    """Which arm leads, by how much, whether that can be told from noise, and what the arms' other curves did."""
+    arms = by_arm(runs)
+    candidates = {c["arm"]: c for c in selection["candidates"]}
+    leader = candidates[selection["leader"]]
+    others = sorted((c for c in candidates.values() if c is not leader), key=lambda c: -c["value"])
+    sentences = [_leader(leader, others)]
+    apart = [c for c in others if not c["diverged"] and c["behind"]["low"] > 0]
+    failed = [c for c in others if c["diverged"] or _has_collapsed(arms[c["arm"]], c, leader)]
+    sentences += [_failure(arms[c["arm"]], c) for c in failed]
+    lagged = [c for c in apart if c not in failed and c is not others[0]]
+    if lagged:
+        sentences.append(
+            "Also apart from it: " + "; ".join(f"{c['arm']}, {format_interval(c['behind'])} below" for c in lagged) + "."
+        )
+    sentences.append(_movement(arms, leader["arm"]))
+    if any(run.history["clip_fraction"].any() or (run.history["ratio_max"] != 1).any() for run in runs):
+        sentences.append(_ratios(arms))
+    if "kl/per_token" in runs[0].history:
+        sentences.append(_drift(runs))
     if selection["pinned"]:
         sentences.append(f"The winner is {selection['winner']}, {selection['reason']}.")
     return " ".join(sentences)
 
 
-def _leader(candidates: list[dict[str, Any]]) -> str:
-    first, second = candidates[0], candidates[1] if len(candidates) > 1 else None
-    text = f"{first['arm']} leads with a validation answer reward of {format_interval(first)}"
-    if second is None:
-        return text + "."
-    apart = first["low"] > second["high"]
-    verdict = (
-        "the intervals do not overlap"
-        if apart
-        else "the intervals overlap, so the order of these two cannot be told from one another"
+def _leader(leader: dict[str, Any], others: list[dict[str, Any]]) -> str:
+    n = len(leader["runs"])
+    runs = f"{n} run{'s' if n > 1 else ''} an arm"
+    text = f"{leader['arm']} leads with a validation answer reward of {format_interval(leader)}, {runs}"
+    if not others:
+        return text.replace(" leads with", " has") + "."
+    second, behind = others[0], others[0]["behind"]
+    text += f", {format_interval(behind)} above {second['arm']} ({second['value']:.3f})"
+    if behind["low"] > 0:
+        return f"{text}: the interval of the difference lies above zero."
+    if behind["high"] < 0:
+        return f"{text}: that arm did better, but a run of it diverged."
+    return (
+        f"{text}: the interval contains zero, so these runs cannot tell the two apart. A difference of "
+        f"{behind['detectable']:.3f} would have been found with a chance of 0.8, a smaller one more rarely."
     )
-    return f"{text}, {first['value'] - second['value']:.3f} above {second['arm']} ({second['value']:.3f}); {verdict}."
-
-
-def _of_arm(runs: list[Run], arm: str) -> Run:
-    return next(run for run in runs if run.arm == arm)
 
 
 def _has_collapsed(runs: list[Run], candidate: dict[str, Any], leader: dict[str, Any]) -> bool:
-    best = _of_arm(runs, candidate["arm"]).metrics["best/answer_reward"]
+    best = _mean(runs, lambda run: run.metrics["best/answer_reward"])
     return bool(candidate["value"] < COLLAPSED_OWN * best and candidate["value"] < COLLAPSED_LEADER * leader["value"])
 
 
-def _collapse(runs: list[Run], arm: str) -> str:
-    run = _of_arm(runs, arm)
-    metrics = run.metrics
+def _failure(runs: list[Run], candidate: dict[str, Any]) -> str:
+    if candidate["diverged"]:
+        stopped = [run for run in runs if run.metrics["diverged_step"] is not None]
+        which = "" if len(stopped) == len(runs) else f" in {len(stopped)} of {len(runs)} runs"
+        ends = "; ".join(f"step {run.metrics['diverged_step']}: {run.metrics['diverged_reason']}" for run in stopped)
+        return f"{candidate['arm']} diverged{which} and was stopped ({ends})."
+    best = max(runs, key=lambda run: run.metrics["best/answer_reward"])
     return (
-        f"{arm} collapsed: it reached {metrics['best/answer_reward']:.3f} at step {metrics['best/step']} and ended at "
-        f"{metrics['val/answer_reward']:.3f}, with a format reward of {metrics['val/format_reward']:.3f} and a largest "
-        f"gradient norm of {run.history['gradient_norm'].max():.2f}."
+        f"{candidate['arm']} collapsed: it reached {best.metrics['best/answer_reward']:.3f} at step "
+        f"{best.metrics['best/step']} and counts with {candidate['value']:.3f}; its format reward ended at "
+        f"{_mean(runs, lambda run: run.metrics['val/format_reward']):.3f}, its largest gradient norm was "
+        f"{max(run.history['gradient_norm'].max() for run in runs):.2f}."
     )
 
 
-def _has_lagged(runs: list[Run], candidate: dict[str, Any], leader: dict[str, Any]) -> bool:
-    return candidate["high"] < leader["low"] and not _has_collapsed(runs, candidate, leader)
+def _movement(arms: dict[str, list[Run]], leader: str) -> str:
+    """Reward of the leader; entropy, length and gradient norm of all arms side by side."""
 
+    def across(value: Callable[[Run], float], digits: int) -> str:
+        return ", ".join(f"{_mean(runs, value):.{digits}f} ({arm})" for arm, runs in arms.items())
 
-def _lag(candidate: dict[str, Any], leader: dict[str, Any]) -> str:
-    return f"{candidate['arm']} stayed {leader['value'] - candidate['value']:.3f} below ({candidate['value']:.3f})."
-
-
-def _movement(runs: list[Run], arm: str) -> str:
-    run = _of_arm(runs, arm)
-    norm = run.history["gradient_norm"]
-
-    def ends(column: pd.Series, digits: int) -> str:
-        return f"from {column.iloc[0]:.{digits}f} to {column.iloc[-1]:.{digits}f}"
-
-    length, entropy = run.validation["val/response_length"], run.history["token_entropy"]
+    runs = arms[leader]
+    start, end = _mean(runs, lambda r: r.validation[REWARD].iloc[0]), _mean(runs, lambda r: r.validation[REWARD].iloc[-1])
+    length = _mean(runs, lambda r: r.validation["val/response_length"].iloc[0])
+    entropy = _mean(runs, lambda r: r.history["token_entropy"].iloc[0])
     return (
-        f"In {arm} the reward went {ends(run.validation[REWARD], 3)} while response length went {ends(length, 1)} tokens and "
-        f"token entropy {ends(entropy, 3)} nats; the gradient norm lay between {norm.min():.2f} and {norm.max():.2f}."
+        f"In {leader} the reward went from {start:.3f} to {end:.3f}. Token entropy began at {entropy:.3f} nats there and "
+        f"ended at {across(lambda r: r.history['token_entropy'].iloc[-1], 3)}; response length began at {length:.1f} tokens "
+        f"and ended at {across(lambda r: r.validation['val/response_length'].iloc[-1], 1)}; the median gradient norm was "
+        f"{across(lambda r: r.history['gradient_norm'].median(), 2)}."
     )
+
+
+def _ratios(arms: dict[str, list[Run]]) -> str:
+    """How far several updates on one rollout batch moved the policy from the one that sampled it."""
+
+    def of_arm(arm: str, runs: list[Run]) -> str:
+        history = pd.concat([run.history for run in runs])
+        low, high = history["ratio_min"].min(), history["ratio_max"].max()
+        return f"{arm} {low:.2g} to {high:.2g} with {100 * history['clip_fraction'].mean():.2g}% of tokens clipped"
+
+    moved = {arm: runs for arm, runs in arms.items() if any((run.history["ratio_max"] != 1).any() for run in runs)}
+    return "Ratios to the sampling policy: " + "; ".join(of_arm(arm, runs) for arm, runs in moved.items()) + "."
+
+
+def _drift(runs: list[Run]) -> str:
+    def at(column: str, row: int) -> str:
+        return f"{_mean(runs, lambda run: run.history[f'kl/{column}'].iloc[row]):.3g}"
+
+    first, last = at("per_token", 0), at("per_token", -1)
+    text = (
+        f"KL to the starting policy was {first} nats a token at step 1 and {last} at the last step by the sampled estimate, "
+        f"{at('per_token_low_variance', 0)} and {at('per_token_low_variance', -1)} by the low-variance one; summed over a "
+        f"response {at('per_sequence', -1)} and {at('per_sequence_low_variance', -1)} nats at the end."
+    )
+    low_variance = pd.concat([run.history["kl/per_token_low_variance"] for run in runs])
+    if low_variance.max() < SPIKE * low_variance.median():
+        return text
+    return text + (
+        f" The low-variance estimate belies its name here: its largest value in a step, {low_variance.max():.3g}, is "
+        f"{low_variance.max() / low_variance.median():.0f} times its median. It holds exp(log pi_ref - log pi), so a few sampled "
+        "tokens that the starting policy finds far likelier outweigh all others."
+    )
+
+
+def _mean(runs: list[Run], value: Callable[[Run], float]) -> float:
+    return float(sum(value(run) for run in runs) / len(runs))

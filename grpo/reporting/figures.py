@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo import paths
+from grpo.experiments import EXPERIMENTS
 from grpo.files import read_json, whole_folder
 from grpo.reporting.baseline import KINDS
-from grpo.reporting.results import REWARD, TITLES, Run, experiments, mean_curve, read_runs, read_selection
+from grpo.reporting.results import REWARD, Run, by_arm, experiments, mean_curve, read_runs, read_selection
 from grpo.study import Study
 from grpo.tracking import MlflowRun
 
@@ -23,17 +24,27 @@ PANELS = (
     ("history", "token_entropy", "token entropy (nats)"),
     ("validation", "val/response_length", "validation response length (tokens)"),
     ("history", "gradient_norm", "gradient norm, before clipping"),
+    ("history", "loss", "loss"),
+    ("history", "clip_fraction", "share of clipped tokens"),
+)
+KL_PANELS = (
+    ("history", "kl/per_token", "KL per token, sampled estimate (nats)"),
+    ("history", "kl/per_token_low_variance", "KL per token, low-variance estimate"),
+    ("history", "token_entropy", "token entropy (nats)"),
+    ("history", "kl/per_sequence", "KL per response, sampled estimate"),
+    ("history", "kl/per_sequence_low_variance", "KL per response, low-variance estimate"),
+    ("history", "gradient_norm", "gradient norm, before clipping"),
 )
 
 
 def draw_figures(study: Study) -> None:
     """Write reports/figures/*.png and reports/curves/*.csv, and keep the figures with the MLflow experiments."""
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
-        _save(draw_zero_shot(read_json(paths.BASELINE_METRICS, made_by="math_baseline")), folder / "math_baseline.png")
-        _save(draw_best_of_n(read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n")), folder / "best_of_n.png")
+        save_figure(draw_zero_shot(read_json(paths.BASELINE_METRICS, made_by="math_baseline")), folder / "math_baseline.png")
+        save_figure(draw_best_of_n(read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n")), folder / "best_of_n.png")
         for experiment in experiments(study):
             runs = read_runs(study, experiment)
-            _save(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")
+            save_figure(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
     for path in sorted(paths.FIGURES.glob("*.png")):
         mlflow = MlflowRun(path.stem, "figures", {}, {"stage": "figures"})
@@ -48,25 +59,20 @@ def curve_table(runs: list[Run]) -> pd.DataFrame:
     return pd.concat(tables)[["arm", "step", "answer_reward"]]
 
 
-def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
-    """The runs of each arm, arms in their order."""
-    arms: dict[str, list[Run]] = {}
-    for run in runs:
-        arms.setdefault(run.arm, []).append(run)
-    return arms
-
-
 def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any]) -> Figure:
     """Validation answer reward of each arm, large, beside what explains it."""
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    grid = figure.add_gridspec(2, 4)
+    figure = Figure(figsize=(14, 5), layout="constrained")
+    grid = figure.add_gridspec(2, 5)
     main = figure.add_subplot(grid[:, :2])
-    axes = [main, *(figure.add_subplot(grid[i // 2, 2 + i % 2]) for i in range(4))]
-    panels = (("validation", REWARD, "validation answer reward"), *PANELS)
+    axes = [main, *(figure.add_subplot(grid[i // 3, 2 + i % 3]) for i in range(6))]
+    details = KL_PANELS if "kl/per_token" in runs[0].history else PANELS
+    panels = (("validation", REWARD, "validation answer reward"), *details)
     for axis, (table, column, title) in zip(axes, panels, strict=True):
         for colour, (arm, of_arm) in zip(COLOURS, by_arm(runs).items(), strict=False):
             label = f"{arm} (winner)" if arm == selection["winner"] else arm
             _draw_curve(axis, mean_curve(of_arm, table, column), colour, label)
+            for run in of_arm if axis is main else []:
+                mark_divergence(axis, run, colour)
         axis.set_title(title, fontsize=11 if axis is main else 9)
         axis.set_xlabel("GRPO step", fontsize=9)
         axis.grid(alpha=0.3)
@@ -77,8 +83,20 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
     seeds = sorted({run.seed for run in runs})
     spread = f", mean and range of seeds {seeds}" if len(seeds) > 1 else f", seed {seeds[0]}"
     n = runs[0].metrics["validation_problems"]
-    figure.suptitle(f"{TITLES[experiment]} ({experiment}), {n} fixed validation problems{spread}", fontsize=12)
+    cross = "; a cross: diverged and stopped" if any(run.metrics["diverged_step"] is not None for run in runs) else ""
+    figure.suptitle(f"{EXPERIMENTS[experiment]} ({experiment}), {n} fixed validation problems{spread}{cross}", fontsize=12)
     return figure
+
+
+def mark_divergence(axis: Axes, run: Run, colour: str, x: float | None = None) -> None:
+    """A cross where a run diverged and was stopped.
+
+    Args:
+        x: where on the axis, if it does not show steps.
+    """
+    if run.metrics["diverged_step"] is not None:
+        at = run.metrics["diverged_step"] if x is None else x
+        axis.plot([at], [run.validation[REWARD].iloc[-1]], marker="X", color=colour, markersize=9, linestyle="none")
 
 
 def _draw_curve(axis: Axes, curve: pd.DataFrame, colour: str, label: str) -> None:
@@ -139,6 +157,7 @@ def draw_best_of_n(metrics: dict[str, Any]) -> Figure:
     return figure
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG."""
     # No date or version in the file, so that equal results give equal bytes.
     figure.savefig(path, dpi=110, metadata={"Software": None})

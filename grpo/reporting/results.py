@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from grpo import paths
+from grpo.errors import UserError
+from grpo.experiments import EXPERIMENTS
 from grpo.files import read_json
-from grpo.study import BUILDS_ON, Study, read_yaml
+from grpo.study import Study, read_yaml
 
-TITLES = {
-    "grpo_learning_rate": "Learning rate",
-    "grpo_baselines": "Baselines",
-}
 REWARD = "val/answer_reward"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run: ``config`` with sources, ``metrics``, and its history and validation, one row for each step."""
+    """One finished run.
+
+    Attributes:
+        config: config.yaml, each value with its source.
+        metrics: metrics.json, where ``diverged_step`` is None unless the run diverged.
+        history, validation: one row for each optimizer step, and for each evaluation.
+        outcomes: answer reward of each problem in each evaluation, the untrained one first: (evaluations, problems).
+    """
 
     experiment: str
     arm: str
     seed: int
     config: dict[str, Any]
-    metrics: dict[str, float]
+    metrics: dict[str, Any]
     history: pd.DataFrame
     validation: pd.DataFrame
+    outcomes: NDArray[np.float64]
 
     @property
     def name(self) -> str:
@@ -38,7 +47,7 @@ class Run:
 
 def experiments(study: Study) -> list[str]:
     """The study's experiments in the order in which they build on one another."""
-    return [name for name in BUILDS_ON if name in study.experiments]
+    return [name for name in EXPERIMENTS if name in study.experiments]
 
 
 def read_run(experiment: str, arm: str, seed: int) -> Run:
@@ -48,14 +57,19 @@ def read_run(experiment: str, arm: str, seed: int) -> Run:
         UserError: they are missing; the message names the stage that makes them.
     """
     folder = paths.RUNS / experiment / f"{arm}-{seed}"
+    made_by = f"{experiment}@{arm}-{seed}"
+    if not (folder / "outcomes.jsonl").exists():
+        raise UserError(f"{folder}: holds no finished run. Run `dvc repro {made_by}` to make it.")
+    lines = (folder / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()
     return Run(
         experiment,
         arm,
         seed,
-        metrics=read_json(folder / "metrics.json", made_by=f"{experiment}@{arm}-{seed}"),
+        metrics=read_json(folder / "metrics.json", made_by=made_by),
         config=read_yaml(folder / "config.yaml"),
         history=pd.read_csv(folder / "history.csv"),
         validation=pd.read_csv(folder / "validation.csv"),
+        outcomes=np.array([json.loads(line)["answer_reward"] for line in lines], dtype=float),
     )
 
 
@@ -68,6 +82,29 @@ def read_selection(experiment: str) -> dict[str, Any]:
     """The experiment's winner and candidates, as :func:`grpo.selection.select` wrote them."""
     selection: dict[str, Any] = read_json(paths.CANDIDATES / f"{experiment}.json", made_by=f"select@{experiment}")
     return selection
+
+
+def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
+    """The runs of each arm, arms in their order."""
+    arms: dict[str, list[Run]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, []).append(run)
+    return arms
+
+
+def final_scores(runs: list[Run], last_k: int) -> NDArray[np.float64]:
+    """The number that counts, by run and problem: mean answer reward over a run's last evaluations, (runs, problems).
+
+    Args:
+        runs: those of one arm.
+        last_k: how many evaluations; the untrained one never counts.
+    """
+    return np.stack([run.outcomes[1:][-last_k:].mean(axis=0) for run in runs])
+
+
+def first_scores(runs: list[Run]) -> NDArray[np.float64]:
+    """Answer reward before the first step, by run and problem: (runs, problems)."""
+    return np.stack([run.outcomes[0] for run in runs])
 
 
 def mean_curve(runs: list[Run], table: str, column: str) -> pd.DataFrame:

@@ -10,8 +10,8 @@ from grpo import paths
 from grpo.evaluation.statistics import format_interval
 from grpo.files import read_json, whole_folder, write_json, write_text
 from grpo.reporting.baseline import best_of_n_table, breakdown_table, zero_shot_table
-from grpo.reporting.results import Run, experiments, read_runs, read_selection
-from grpo.selection import mean_of_last
+from grpo.reporting.claims import claims_table
+from grpo.reporting.results import Run, experiments, final_scores, read_runs, read_selection
 from grpo.study import Study
 
 
@@ -21,12 +21,14 @@ def write_tables(study: Study) -> None:
     sampled = read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n")
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {"zero_shot": {prompt: values["answer_reward"] for prompt, values in baseline.items()}}
+    claims = read_json(paths.CLAIMS, made_by="claims")
     summary["best_of_n"] = {prompt: _at_most_samples(values) for prompt, values in sampled.items()}
     with whole_folder(paths.TABLES) as folder:
         write_text(folder / "zero_shot.md", zero_shot_table(baseline))
         for by in ("level", "subject"):
             write_text(folder / f"zero_shot_by_{by}.md", breakdown_table(baseline, by))
         write_text(folder / "best_of_n.md", best_of_n_table(sampled))
+        write_text(folder / "claims.md", claims_table(claims))
         for experiment in experiments(study):
             runs, selection = read_runs(study, experiment), read_selection(experiment)
             rows += [result_row(study, run) for run in runs]
@@ -35,6 +37,8 @@ def write_tables(study: Study) -> None:
                 "winner": selection["winner"],
                 "answer_reward": {candidate["arm"]: round(candidate["value"], 4) for candidate in selection["candidates"]},
             }
+    verdicts = [claim["verdict"] for claim in claims["claims"]]
+    summary["claims"] = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
     pd.DataFrame(rows).to_csv(paths.REPORTS / "results.csv", index=False, lineterminator="\n")
     write_json(paths.SUMMARY, summary)
 
@@ -51,7 +55,7 @@ def result_row(study: Study, run: Run) -> dict[str, Any]:
         "experiment": run.experiment,
         "arm": run.arm,
         "seed": run.seed,
-        f"answer_reward_last_{study.selection.last_k}": mean_of_last(paths.RUNS / run.name, study.selection.last_k),
+        f"answer_reward_last_{study.selection.last_k}": float(final_scores([run], study.selection.last_k).mean()),
         **run.metrics,
         "last/token_entropy": last["token_entropy"],
         "max/gradient_norm": run.history["gradient_norm"].max(),
@@ -60,28 +64,53 @@ def result_row(study: Study, run: Run) -> dict[str, Any]:
     }
 
 
-def experiment_table(runs: list[Run], selection: dict[str, Any]) -> str:
-    """Final results of each arm: the number that counts with its interval, then what explains it."""
-    lines = [
-        f"| arm | answer reward, mean of last {selection['last_k']} (95% interval) | at start | best (step) | format reward "
-        "| response length | token entropy | largest gradient norm |",
-        "|---|---|---|---|---|---|---|---|",
+def experiment_table(runs: list[Run], selection: dict[str, Any], times: dict[str, tuple[float, float]] | None = None) -> str:
+    """Final results of each arm: the number that counts with its interval, how far it is behind, then what explains it.
+
+    Args:
+        times: seconds and GPU-hours of each arm's runs together; without it the table is the same in every repetition.
+    """
+    columns = [
+        "arm",
+        f"answer reward, mean of last {selection['last_k']} (95% interval)",
+        *([f"below {selection['leader']} (95% interval)"] if len(selection["candidates"]) > 1 else []),
+        "at start",
+        "best (step)",
+        "format reward",
+        "response length",
+        "token entropy",
+        "largest gradient norm",
+        *(["seconds", "GPU-hours"] if times is not None else []),
     ]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for candidate in selection["candidates"]:
-        of_arm = [run for run in runs if run.arm == candidate["arm"]]
-
-        def mean(values: list[float]) -> float:
-            return sum(values) / len(values)
-
-        best = max(of_arm, key=lambda run: run.metrics["best/answer_reward"])
-        arm = f"**{candidate['arm']}**" if candidate["arm"] == selection["winner"] else candidate["arm"]
-        lines.append(
-            f"| {arm} | {format_interval(candidate)} "
-            f"| {mean([r.metrics['first/answer_reward'] for r in of_arm]):.3f} "
-            f"| {best.metrics['best/answer_reward']:.3f} ({best.metrics['best/step']}) "
-            f"| {mean([r.metrics['val/format_reward'] for r in of_arm]):.3f} "
-            f"| {mean([r.metrics['val/response_length'] for r in of_arm]):.1f} "
-            f"| {mean([r.history['token_entropy'].iloc[-1] for r in of_arm]):.3f} "
-            f"| {max(r.history['gradient_norm'].max() for r in of_arm):.2f} |"
-        )
+        cells = _cells([run for run in runs if run.arm == candidate["arm"]], candidate, selection)
+        if times is not None:
+            seconds, gpu_hours = times[candidate["arm"]]
+            cells += [f"{seconds:.0f}", f"{gpu_hours:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _cells(runs: list[Run], candidate: dict[str, Any], selection: dict[str, Any]) -> list[str]:
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    best = max(runs, key=lambda run: run.metrics["best/answer_reward"])
+    name = f"**{candidate['arm']}**" if candidate["arm"] == selection["winner"] else candidate["arm"]
+    ends = [str(run.metrics["diverged_step"]) for run in runs if run.metrics["diverged_step"] is not None]
+    return [
+        name + (f" (diverged at step {', '.join(ends)})" if ends else ""),
+        format_interval(candidate),
+        *([_behind(candidate)] if len(selection["candidates"]) > 1 else []),
+        f"{mean([run.metrics['first/answer_reward'] for run in runs]):.3f}",
+        f"{best.metrics['best/answer_reward']:.3f} ({best.metrics['best/step']})",
+        f"{mean([run.metrics['val/format_reward'] for run in runs]):.3f}",
+        f"{mean([run.metrics['val/response_length'] for run in runs]):.1f}",
+        f"{mean([run.history['token_entropy'].iloc[-1] for run in runs]):.3f}",
+        f"{max(run.history['gradient_norm'].max() for run in runs):.2f}",
+    ]
+
+
+def _behind(candidate: dict[str, Any]) -> str:
+    return "leads" if candidate["behind"] is None else format_interval(candidate["behind"])

@@ -8,10 +8,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo import paths
+from grpo.evaluation.statistics import format_interval, wilson_interval
+from grpo.experiments import EXPERIMENTS
 from grpo.files import read_json, write_text
 from grpo.reporting.baseline import discuss_best_of_n
 from grpo.reporting.discussion import discuss
-from grpo.reporting.results import TITLES, Run, experiments, read_runs, read_selection
+from grpo.reporting.results import Run, experiments, read_runs, read_selection
+from grpo.reporting.tables import experiment_table
+from grpo.reporting.timing import OVER_WALL_CLOCK, read_timing, time_row, times_of_arms
 from grpo.study import Study, read_yaml
 
 SAMPLES_SHOWN = 2
@@ -27,7 +31,8 @@ def write_writeup(study: Study) -> None:
         keep_trailing_newline=True,
     )
     sampled = read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n")
-    sections = [_section(study, experiment) for experiment in experiments(study)]
+    lock = read_yaml(paths.LOCK)["stages"]
+    sections = [_section(study, experiment, lock) for experiment in experiments(study)]
     text = environment.get_template("writeup.md.j2").render(
         study=study,
         dataset=read_json(paths.DATASET_REPORT, made_by="dataset"),
@@ -35,36 +40,62 @@ def write_writeup(study: Study) -> None:
         tables={path.stem: path.read_text(encoding="utf-8") for path in paths.TABLES.glob("*.md")},
         best_of_n={prompt: discuss_best_of_n(prompt, values) for prompt, values in sampled.items()},
         sections=sections,
+        claims=read_json(paths.CLAIMS, made_by="claims"),
+        leaderboard=[_entry(study, run) for run in read_runs(study, "leaderboard")],
         samples=_samples(sections[0]),
         provenance=[row for section in sections for row in section["provenance"]],
     )
     write_text(paths.WRITEUP, text)
 
 
-def _section(study: Study, experiment: str) -> dict[str, Any]:
+def _section(study: Study, experiment: str, lock: dict[str, Any]) -> dict[str, Any]:
     runs, selection = read_runs(study, experiment), read_selection(experiment)
     return {
         "name": experiment,
-        "title": TITLES[experiment],
-        "table": (paths.TABLES / f"{experiment}.md").read_text(encoding="utf-8"),
+        "title": EXPERIMENTS[experiment],
+        "table": experiment_table(runs, selection, times_of_arms(study, runs)),
+        "over_wall_clock": experiment in OVER_WALL_CLOCK,
         "discussion": discuss(runs, selection),
         "selection": selection,
-        "builds_on": [w for w in {v["from"]: None for v in runs[0].config["config"].values()} if w.startswith("winner of")],
-        "provenance": [_provenance(run) for run in runs],
+        "builds_on": _origins(runs),
+        "provenance": [_provenance(run, lock) for run in runs],
     }
 
 
-def _provenance(run: Run) -> dict[str, Any]:
-    """Where a run's numbers come from: MLflow run, commit, and the hash of its results in dvc.lock."""
-    stage = f"{run.experiment}@{run.arm}-{run.seed}"
-    timing = read_json(paths.TIMING / f"{run.name}.json", made_by=stage)
-    lock = read_yaml(paths.LOCK)["stages"].get(stage, {})
-    hashes = [out["md5"] for out in lock.get("outs", []) if out["path"] == str(paths.RUNS / run.name)]
+def _origins(runs: list[Run]) -> list[str]:
+    """Whose winners' values the runs hold, and which arms of a sweep they took theirs from, in the experiments' order."""
+    sources = {v["from"] for run in runs for v in run.config["config"].values()}
+    wanted = [(f"winner of {name} (", f"of {name} (") for name in EXPERIMENTS]
+    return [
+        s for winner, rank in wanted for s in sorted(sources) if s.startswith(winner) or (s.startswith("rank ") and rank in s)
+    ]
+
+
+def _entry(study: Study, run: Run) -> dict[str, Any]:
+    """A leaderboard run: its score on the whole validation set, and the time it took."""
+    n = run.metrics["full/problems"]
+    low, high = wilson_interval(run.metrics["full/answer_reward"] * n, n)
     return {
         "run": run.name,
-        "same_as": timing["same_as"],
-        "mlflow_run_id": timing["mlflow_run_id"] or "not tracked",
-        "commit": timing["git_commit"][:10] + (" + changes" if timing["git_changed"] == "true" else ""),
+        "score": format_interval({"value": run.metrics["full/answer_reward"], "low": low, "high": high}),
+        "problems": n,
+        "steps": run.metrics["steps"],
+        "seconds": time_row(study, run)["seconds"],
+        "limit": run.config["config"]["wall_clock_limit_s"]["value"],
+        "cut": run.metrics["time_limit_step"] is not None,
+    }
+
+
+def _provenance(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
+    """Where a run's numbers come from: MLflow run, commit, and the hash of its results in dvc.lock."""
+    stage = f"{run.experiment}@{run.arm}-{run.seed}"
+    own, timing = read_json(paths.TIMING / f"{run.name}.json", made_by=stage), read_timing(run)
+    hashes = [out["md5"] for out in lock.get(stage, {}).get("outs", []) if out["path"] == str(paths.RUNS / run.name)]
+    return {
+        "run": run.name,
+        "same_as": own["same_as"],
+        "mlflow_run_id": own["mlflow_run_id"] or "not tracked",
+        "commit": own["git_commit"][:10] + (" + changes" if own["git_changed"] == "true" else ""),
         "lock": hashes[0] if hashes else "not in dvc.lock yet",
         "seconds": timing["total_s"],
         "phases": timing["phases"],

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from grpo.config import GrpoConfig
 from grpo.evaluation.evaluate import encode_prompts
 from grpo.objective.advantages import compute_group_normalized_rewards
 from grpo.records import Problem, Rollout
 from grpo.rewards import RewardFn
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
-from grpo.study import GrpoConfig
 from grpo.tracking import RunLog
 from grpo.training.learner import Batch, Learner
 
@@ -25,20 +25,21 @@ def train_grpo(
     engine: Engine,
     learner: Learner,
     reward_fn: RewardFn,
-    validate: Callable[[int], None],
+    validate: Callable[[int, list[dict[str, float]]], bool],
     log: RunLog,
 ) -> None:
-    """Train ``learner.model`` for ``config.n_grpo_steps`` steps.
+    """Train ``learner.model`` for ``config.n_grpo_steps`` steps, or until ``validate`` says that the run is over.
 
     Args:
         problems: the training set.
         engine: samples with the policy's weights.
-        validate: called with the step, before the first and after each one; decides itself when to evaluate.
+        validate: called with the step and its updates' metrics, before the first step and after each; decides itself when to
+            evaluate, and returns True if the run is to end here.
         log: receives one row for each optimizer step and the time of each phase.
     """
     sampling = rollout_sampling(config)
     with log.phase("evaluation"):
-        validate(0)
+        validate(0, [])
     for step in range(1, config.n_grpo_steps + 1):
         with log.phase("rollout"):
             questions = questions_of_step(problems, seed, step, config.n_prompts_per_rollout_batch)
@@ -60,6 +61,7 @@ def train_grpo(
         with log.phase("training"):
             # With one update on a batch the sampling policy is the one being trained, and its ratios are exactly 1.
             old = learner.log_probs(rollouts) if config.updates_per_rollout_batch > 1 else None
+            drift = learner.drift(rollouts, old)
             batch = Batch(rollouts, raw_rewards, advantages, old)
             updates = [
                 learner.update(batch.slice(start, start + config.train_batch_size))
@@ -71,9 +73,12 @@ def train_grpo(
             engine.synchronize(learner.model, policy_version=step)
 
         with log.phase("evaluation"):
-            validate(step)
+            over = validate(step, updates)
 
-        log.step(step, updates, rollout_metrics(rewards, rollouts), tokens=sum(len(r.completion.token_ids) for r in rollouts))
+        metrics = rollout_metrics(rewards, rollouts) | drift
+        log.step(step, updates, metrics, tokens=sum(len(r.completion.token_ids) for r in rollouts))
+        if over:
+            break
 
 
 def rollout_sampling(config: GrpoConfig) -> SamplingParams:

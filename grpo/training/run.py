@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo import paths
 from grpo.effective import EffectiveRun, digest
+from grpo.experiments import needed_selections
 from grpo.files import files_digest, whole_folder, write_json
 from grpo.models import require_checkpoint
 from grpo.records import read_problems
@@ -27,6 +28,8 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         "evaluation": study.evaluation.model_dump(exclude={"zero_shot_problems", "zero_shot_prompts", "best_of_n"}),
         "engine": study.engine.model_dump(),
         "learner": study.learner.model_dump(),
+        "divergence": study.divergence and study.divergence.model_dump(),
+        "checkpoints": study.checkpoints,
         "threads": study.threads,
         "model": files_digest(paths.MODEL),
         "train": files_digest(paths.TRAIN),
@@ -34,27 +37,23 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     }
 
 
-def train_run(study: Study, run: EffectiveRun, winners: list[dict[str, Any]]) -> None:
-    """Train one run, or take over the equal one that an earlier experiment already trained, and write its results.
-
-    Args:
-        winners: selection files of the experiments before this one, whose runs may be equal to this one.
-    """
+def train_run(study: Study, run: EffectiveRun) -> None:
+    """Train one run, or take over the equal one that an experiment before it already trained, and write its results."""
     require_checkpoint(paths.MODEL)
     problems = read_problems(paths.TRAIN), read_problems(paths.VALIDATION)
     identity = run_identity(study, run)
     mlflow = _mlflow_run(run, identity)
-    twin = _finished_twin(study, identity, winners)
+    twin = _finished_twin(study, run.experiment, identity)
     try:
         with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoint:
             _write_config(folder / "config.yaml", run, identity, twin)
             if twin:
-                timing = _take_over(twin, folder, checkpoint, mlflow)
+                timing = _take_over(run.name, twin, folder, checkpoint, mlflow)
             else:
                 from grpo.training.session import train
 
                 timing = train(study, run, problems, folder, checkpoint, mlflow)
-        for name in ("config.yaml", "metrics.json", "rollouts.jsonl"):
+        for name in ("config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.jsonl"):
             mlflow.artifact(paths.RUNS / run.name / name)
         mlflow.tag(checkpoint_digest=files_digest(paths.CHECKPOINTS / run.name), same_as=twin or "")
     except BaseException:
@@ -92,35 +91,40 @@ def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], twin:
         "same_as": twin,
         "identity": digest(identity),
         "seed": run.seed,
+        "overrides": run.overrides,
+        "updates_per_rollout_batch": run.config.updates_per_rollout_batch,
         "config": {key: {"value": value, "from": run.sources[key]} for key, value in values.items()},
-        **{key: identity[key] for key in ("evaluation", "engine", "learner", "threads", "model", "train", "validation")},
+        **{key: value for key, value in identity.items() if key not in {"config", "seed"}},
     }
     with path.open("w", encoding="utf-8") as file:
         YAML().dump(content, file)
 
 
-def _finished_twin(study: Study, identity: dict[str, Any], winners: list[dict[str, Any]]) -> str | None:
-    """The name of a run of an earlier experiment with this identity whose results are at hand.
+def _finished_twin(study: Study, experiment: str, identity: dict[str, Any]) -> str | None:
+    """The name of a run with this identity, of an experiment that this one waits for, whose results are at hand.
 
     Only runs that the study names count: those DVC keeps up to date with the code, leftovers of former arms it does not.
+    A run that was itself taken over does not count, as the one that was trained comes before it.
     """
-    for experiment in (winner["experiment"] for winner in winners):
-        for arm in study.experiments[experiment].arms:
-            name = f"{experiment}/{arm}-{identity['seed']}"
+    for before in needed_selections(experiment):
+        for arm in study.experiments[before].arms:
+            name = f"{before}/{arm}-{identity['seed']}"
             config = paths.RUNS / name / "config.yaml"
-            at_hand = config.exists() and (paths.CHECKPOINTS / name).exists()
-            if at_hand and read_yaml(config)["identity"] == digest(identity):
-                return name
+            if config.exists() and (paths.CHECKPOINTS / name).exists():
+                values = read_yaml(config)
+                if values["identity"] == digest(identity):
+                    return values["same_as"] or name
     return None
 
 
-def _take_over(twin: str, folder: Path, checkpoint: Path, mlflow: MlflowRun) -> dict[str, Any]:
+def _take_over(run: str, twin: str, folder: Path, checkpoint: Path, mlflow: MlflowRun) -> dict[str, Any]:
     """Copy an equal run's results, and show its curves in this run's MLflow entry too."""
     print(f"same configuration as {twin}: its results are taken over, nothing is trained twice")
     for source in (paths.RUNS / twin).iterdir():
         if source.name != "config.yaml":
             shutil.copyfile(source, folder / source.name)
-    shutil.copytree(paths.CHECKPOINTS / twin, checkpoint, dirs_exist_ok=True)
+    # Its weights stay where they are and are not stored again.
+    write_json(checkpoint / "metadata.json", {"run": run, "same_as": twin})
     for name in ("history.csv", "validation.csv"):
         with (folder / name).open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):

@@ -1,0 +1,48 @@
+"""The GRPO experiments of the handouts: their names, and whose winners each builds on. dvc.yaml states the same as deps."""
+
+from __future__ import annotations
+
+EXPERIMENTS: dict[str, str] = {
+    "grpo_learning_rate": "Learning rate",
+    "grpo_baselines": "Baselines",
+    "grpo_length_normalization": "Length normalization",
+    "grpo_group_standard_deviation": "Group standard deviation",
+    "grpo_off_policy_sweep_broad": "Off-policy sweep, broad",
+    "grpo_off_policy_sweep_focused": "Off-policy sweep, focused",
+    "grpo_off_policy_clip_ablation": "Off-policy clip ablation",
+    "grpo_prompt_ablation": "Prompt ablation",
+    "grpo_sft_initialization": "SFT initialization",
+    "grpo_kl_divergence": "KL divergence from the starting policy",
+    "leaderboard": "Leaderboard",
+}
+
+_ON_POLICY = ["grpo_learning_rate", "grpo_baselines", "grpo_length_normalization", "grpo_group_standard_deviation"]
+CLIP_ABLATION = "grpo_off_policy_clip_ablation"
+_BEST = [*_ON_POLICY, "grpo_off_policy_sweep_focused", CLIP_ABLATION]
+
+# The experiments whose winners' values an experiment's runs start from, first to last.
+BUILDS_ON: dict[str, list[str]] = {
+    "grpo_learning_rate": [],
+    "grpo_baselines": _ON_POLICY[:1],
+    "grpo_length_normalization": _ON_POLICY[:2],
+    "grpo_group_standard_deviation": _ON_POLICY[:3],
+    "grpo_off_policy_sweep_broad": _ON_POLICY,
+    "grpo_off_policy_sweep_focused": _ON_POLICY,
+    CLIP_ABLATION: _ON_POLICY,
+    "grpo_prompt_ablation": _BEST,
+    "grpo_sft_initialization": _BEST,
+    "grpo_kl_divergence": _BEST,
+    "leaderboard": [*_BEST, "grpo_prompt_ablation"],
+}
+
+# The sweep from which an experiment's arms with `off_policy_rank: K` take their values.
+RANKED_BY: dict[str, str] = {
+    "grpo_off_policy_sweep_focused": "grpo_off_policy_sweep_broad",
+    CLIP_ABLATION: "grpo_off_policy_sweep_focused",
+}
+
+
+def needed_selections(experiment: str) -> list[str]:
+    """The experiments whose selection must be known before a run of ``experiment`` can start."""
+    ranked = [RANKED_BY[experiment]] if experiment in RANKED_BY else []
+    return BUILDS_ON[experiment] + ranked

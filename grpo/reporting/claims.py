@@ -1,0 +1,348 @@
+"""What published studies of the same experiments reported, against what this study measured.
+
+claims.yaml holds the published claims, each with the test that decides it. No verdict is fixed: each is computed from the
+runs. A claim that a test can neither confirm nor refute is one that this study ``cannot tell``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from grpo import paths
+from grpo.evaluation.statistics import format_interval, two_level_difference
+from grpo.files import read_json, write_json
+from grpo.reporting.results import Run, by_arm, final_scores, first_scores, read_runs
+from grpo.study import Study, read_yaml
+
+PUBLISHED = Path(__file__).parents[1] / "claims.yaml"
+BASELINE = "math_baseline"
+
+AGREES, DISAGREES, CANNOT_TELL, NOT_MEASURED = "agrees", "disagrees", "cannot tell", "not measured"
+
+KL = "kl/per_token_low_variance"
+BLOCK = 5  # steps; gradient norms of neighbouring steps are dependent, those of blocks much less
+# With n blocks the interval leaves zero out whenever all point the same way. Of equal arms fewer than six do so by chance in
+# more than 1 of 20 studies (2 / 2**5 = 0.06).
+FEWEST_BLOCKS = 6
+
+ONE_RUN = "one run an arm, so the spread between runs is not in the interval"
+# Kinds whose numbers have no spread between runs (the untrained model is one and the same) or no interval.
+WITHOUT_SPREAD = {"zero_shot_below", "starts_above", "falls"}
+
+Parameters = dict[str, Any]
+Judgement = tuple[str, str]  # what was measured, in words; the verdict
+
+
+class NotMeasured(Exception):
+    """The study lacks what a test needs; the message says what."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a claim is judged by.
+
+    Attributes:
+        arms: the experiment's runs by arm, in the order of params.yaml.
+        last_k: how many evaluations a run counts by.
+        baseline: reports/math_baseline.json, for claims about the untrained model.
+    """
+
+    arms: dict[str, list[Run]]
+    last_k: int
+    baseline: dict[str, Any] = field(default_factory=dict)
+
+    def runs(self, arm: str) -> list[Run]:
+        """The runs of an arm.
+
+        Raises:
+            NotMeasured: the study has no such arm.
+        """
+        if arm not in self.arms:
+            raise NotMeasured(f"the study has no arm {arm}")
+        return self.arms[arm]
+
+    def final(self, arm: str) -> NDArray[np.float64]:
+        """The scores that count: (runs, problems)."""
+        return final_scores(self.runs(arm), self.last_k)
+
+
+def _above(low: float, high: float, bar: float = 0.0) -> str:
+    """Whether a number with this interval is above ``bar``; an end that lies on the bar tells nothing."""
+    if low > bar:
+        return AGREES
+    return DISAGREES if high < bar else CANNOT_TELL
+
+
+def _of_all(hits: list[bool]) -> str:
+    """``agrees`` if it is so in all runs, ``disagrees`` if in none."""
+    if all(hits):
+        return AGREES
+    return CANNOT_TELL if any(hits) else DISAGREES
+
+
+def _ends_at(evidence: Evidence, arm: str) -> str:
+    """``ARM MEAN``, and how many of its runs diverged: those count by the last evaluations before they were stopped."""
+    runs = evidence.runs(arm)
+    diverged = sum(_diverged(run) for run in runs)
+    return f"{arm} {evidence.final(arm).mean():.3f}" + (f" ({diverged} of {_count(runs)} diverged)" if diverged else "")
+
+
+def _diverged(run: Run) -> bool:
+    return run.metrics["diverged_step"] is not None
+
+
+def _count(runs: list[Run]) -> str:
+    return f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+
+
+def ends_above(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Final answer reward of ``better`` minus that of ``worse``: agrees if low > 0, disagrees if high < 0."""
+    measured, difference = _final_difference(evidence, parameters["better"], parameters["worse"])
+    return measured, _above(difference["low"], difference["high"])
+
+
+def _final_difference(evidence: Evidence, better: str, worse: str) -> tuple[str, dict[str, float]]:
+    difference = two_level_difference(evidence.final(worse), evidence.final(better))
+    measured = f"{_ends_at(evidence, better)}, {_ends_at(evidence, worse)}; difference {format_interval(difference)}"
+    return measured, difference
+
+
+def not_below(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Non-inferiority: agrees if ``better`` minus ``worse`` has low > -margin, disagrees if high < -margin.
+
+    Of several arms ``worse`` the one with the highest mean counts, so that the claim is held against the hardest of them.
+    """
+    worse, margin = parameters["worse"], parameters["margin"]
+    rivals = [worse] if isinstance(worse, str) else worse
+    rival = max(rivals, key=lambda arm: float(evidence.final(arm).mean()))
+    measured, difference = _final_difference(evidence, parameters["better"], rival)
+    return f"{measured}; margin {margin:g}", _above(difference["low"], difference["high"], -margin)
+
+
+def starts_above(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Untrained answer reward of ``better`` minus that of ``worse``: agrees if low > margin, disagrees if high < margin."""
+    better, worse, margin = parameters["better"], parameters["worse"], parameters["margin"]
+    scores = {arm: first_scores(evidence.runs(arm)) for arm in (better, worse)}
+    difference = two_level_difference(scores[worse], scores[better])
+    means = ", ".join(f"{arm} {values.mean():.3f}" for arm, values in scores.items())
+    measured = f"{means} before training; difference {format_interval(difference)}; margin {margin:g}"
+    return measured, _above(difference["low"], difference["high"], margin)
+
+
+def zero_shot_below(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Accuracy of the untrained model under ``prompt``: agrees if high < below, disagrees if low > below."""
+    prompt, below = parameters["prompt"], parameters["below"]
+    if prompt not in evidence.baseline:
+        raise NotMeasured(f"the study has no zero-shot evaluation under {prompt}")
+    accuracy = evidence.baseline[prompt]["accuracy"]
+    measured = f"accuracy under {prompt} {format_interval(accuracy)}; near zero means below {below:g}"
+    return measured, _above(-accuracy["high"], -accuracy["low"], -below)
+
+
+def best_inside_range(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """The best arm of a sweep, whose arms stand in the sweep's order.
+
+    Agrees if it lies between the ends and the differences to both ends have low > 0; disagrees if it is an end and its
+    differences to all arms between the ends have low > 0.
+    """
+    arms = list(evidence.arms)
+    means = {arm: float(evidence.final(arm).mean()) for arm in arms}
+    best = max(arms, key=lambda arm: means[arm])  # max keeps the first of equals
+    ends, inner = [arms[0], arms[-1]], arms[1:-1]
+    shown = ends if best in inner else [arm for arm in arms if arm != best]
+    ahead = {arm: two_level_difference(evidence.final(arm), evidence.final(best)) for arm in shown}
+    decisive = [ahead[arm]["low"] > 0 for arm in (ends if best in inner else inner)]
+    where = "inside the range" if best in inner else "an end of the range"
+    measured = "; ".join(
+        [f"best {best} ({means[best]:.3f}), {where}", *(f"above {a} by {format_interval(d)}" for a, d in ahead.items())]
+    )
+    if not decisive or not all(decisive):
+        return measured, CANNOT_TELL
+    return measured, AGREES if best in inner else DISAGREES
+
+
+def falls(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Metric at a run's last evaluation, as a share of the untrained one: agrees if all runs are below, disagrees if none."""
+    arm, metric, below = parameters["arm"], parameters["metric"], parameters["below"]
+    runs = evidence.runs(arm)
+    first = np.array([run.validation[metric].iloc[0] for run in runs])
+    last = np.array([run.validation[metric].iloc[-1] for run in runs])
+    hits = [bool(share < below) for share in last / first]
+    measured = (
+        f"{arm}: {metric} from {first.mean():.1f} to {last.mean():.1f}, "
+        f"below {below:g} of its start in {sum(hits)} of {_count(runs)}"
+    )
+    return measured, _of_all(hits)
+
+
+def collapses(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """The sweep's arm with the most updates per rollout batch, against its arm with one update.
+
+    A run has collapsed if it diverged or ended below ``below`` times the mean of the arm with one update. Agrees if all runs
+    have, disagrees if none has.
+    """
+    updates = {arm: int(runs[0].config["updates_per_rollout_batch"]) for arm, runs in evidence.arms.items()}
+    single = next((arm for arm, count in updates.items() if count == 1), None)
+    most = max(updates, key=lambda arm: updates[arm])
+    if single is None or updates[most] == 1:
+        raise NotMeasured("the study has no two arms of which one takes one update per rollout batch and one takes more")
+    bar = parameters["below"] * float(evidence.final(single).mean())
+    runs, scores = evidence.runs(most), evidence.final(most)
+    hits = [_diverged(run) or bool(row.mean() < bar) for run, row in zip(runs, scores, strict=True)]
+    difference = two_level_difference(evidence.final(single), scores)
+    measured = (
+        f"{updates[most]} updates: {_ends_at(evidence, most)}; 1 update: {_ends_at(evidence, single)}; "
+        f"difference {format_interval(difference)}; {sum(hits)} of {_count(runs)} collapsed"
+    )
+    return measured, _of_all(hits)
+
+
+def smaller_gradient_norms(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Gradient norms of ``larger`` minus those of ``smaller``: agrees if low > 0, disagrees if high < 0.
+
+    A step's norm is the mean over its optimizer steps. Only steps that all runs of both arms have count, without those where
+    a norm is not finite. Blocks of consecutive steps take the place of problems.
+    """
+    smaller, larger = parameters["smaller"], parameters["larger"]
+    tables = {arm: pd.concat([_norms(run) for run in evidence.runs(arm)], axis=1, join="inner") for arm in (smaller, larger)}
+    steps = tables[smaller].index.intersection(tables[larger].index).sort_values()
+    norms = {arm: table.loc[steps].to_numpy(dtype=float) for arm, table in tables.items()}
+    infinite = {arm: ~np.isfinite(values).all(axis=1) for arm, values in norms.items()}
+    kept = ~(infinite[smaller] | infinite[larger])
+    norms = {arm: values[kept] for arm, values in norms.items()}
+    n = int(kept.sum())
+    left_out = ", ".join(f"{arm} {count.sum()}" for arm, count in infinite.items() if count.any())
+    tail = f"; steps left out because a norm is not finite: {left_out}" if left_out else ""
+    if n < FEWEST_BLOCKS * BLOCK:
+        return f"only {n} steps in common, too few for an interval{tail}", CANNOT_TELL
+    difference = two_level_difference(_blocks(norms[smaller]), _blocks(norms[larger]))
+    means = ", ".join(f"{arm} {norms[arm].mean():.3f}" for arm in (smaller, larger))
+    measured = f"mean gradient norm over {n} steps: {means}; difference {format_interval(difference)}{tail}"
+    return measured, _above(difference["low"], difference["high"])
+
+
+def _norms(run: Run) -> pd.Series[float]:
+    """Mean gradient norm of each step, infinite where that of one of its optimizer steps is not finite."""
+    norms = run.history["gradient_norm"]
+    return norms.where(np.isfinite(norms), np.inf).groupby(run.history["step"]).mean()  # mean() would pass over a NaN
+
+
+def _blocks(norms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(steps, runs) to (runs, blocks): means of BLOCK consecutive steps, of a few more where the steps do not divide."""
+    return np.stack([block.mean(axis=0) for block in np.array_split(norms, len(norms) // BLOCK)], axis=1)
+
+
+def rises_with_kl(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Answer reward at the end against the start, while the KL to the starting policy grows.
+
+    The KL of a run grows if its mean over the last quarter of the steps is above that over the first. Agrees if the reward's
+    difference has low > 0 and the KL grows in every run; disagrees if high < 0 or it grows in none.
+    """
+    runs = evidence.runs(parameters["arm"])
+    if any(KL not in run.history for run in runs):
+        raise NotMeasured(f"the runs of {parameters['arm']} have no {KL}")
+    gain = two_level_difference(first_scores(runs), evidence.final(parameters["arm"]))
+    quarters = np.array([_outer_quarters(run.history.groupby("step")[KL].mean().to_numpy()) for run in runs])
+    grows = [bool(last > first) for first, last in quarters]
+    first, last = quarters.mean(axis=0)
+    measured = (
+        f"answer reward above its start by {format_interval(gain)}; KL per token from {first:.4f} to {last:.4f} nats, "
+        f"growing in {sum(grows)} of {_count(runs)}"
+    )
+    reward, kl = _above(gain["low"], gain["high"]), _of_all(grows)
+    if DISAGREES in (reward, kl):
+        return measured, DISAGREES
+    return measured, AGREES if reward == kl == AGREES else CANNOT_TELL
+
+
+def _outer_quarters(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Means of the first and of the last quarter."""
+    quarter = max(1, len(values) // 4)
+    return float(values[:quarter].mean()), float(values[-quarter:].mean())
+
+
+KINDS: dict[str, Callable[[Parameters, Evidence], Judgement]] = {
+    "ends_above": ends_above,
+    "not_below": not_below,
+    "starts_above": starts_above,
+    "zero_shot_below": zero_shot_below,
+    "best_inside_range": best_inside_range,
+    "falls": falls,
+    "collapses": collapses,
+    "smaller_gradient_norms": smaller_gradient_norms,
+    "rises_with_kl": rises_with_kl,
+}
+
+
+def judge_claims(study: Study) -> list[dict[str, Any]]:
+    """Each claim of claims.yaml with what this study measured.
+
+    Returns:
+        in the file's order ``id``, ``experiment``, ``statement``, ``reported`` (source -> text), ``measured``, ``verdict``
+        (``agrees``, ``disagrees``, ``cannot tell`` or ``not measured``) and ``note``, which says why where nothing was
+        measured.
+
+    Raises:
+        UserError: a run of an experiment is missing.
+        ValueError: claims.yaml names no test, or one that does not exist.
+    """
+    return [_judge(study, claim) for claim in read_yaml(PUBLISHED)["claims"]]
+
+
+def _judge(study: Study, claim: dict[str, Any]) -> dict[str, Any]:
+    try:
+        measured, verdict, note = _measure(study, claim)
+    except NotMeasured as reason:
+        measured, verdict, note = "", NOT_MEASURED, str(reason)
+    return {
+        **{key: claim[key] for key in ("id", "experiment", "statement")},
+        "reported": {source: str(text) for source, text in claim["reported"].items()},
+        "measured": measured,
+        "verdict": verdict,
+        "note": note,
+    }
+
+
+def _measure(study: Study, claim: dict[str, Any]) -> tuple[str, str, str]:
+    """What was measured, verdict, note."""
+    experiment = claim["experiment"]
+    if experiment != BASELINE and experiment not in study.experiments:
+        raise NotMeasured(f"this version has no stage {experiment}")
+    test = claim.get("test", {})
+    if len(test) != 1 or not set(test) <= set(KINDS):
+        raise ValueError(f"{PUBLISHED.name}: {claim['id']}: needs one test of a known kind ({', '.join(KINDS)}), not {test}")
+    ((kind, parameters),) = test.items()
+    if experiment == BASELINE:
+        evidence = Evidence({}, study.selection.last_k, read_json(paths.BASELINE_METRICS, made_by=BASELINE))
+    else:
+        evidence = Evidence(by_arm(read_runs(study, experiment)), study.selection.last_k)
+    note = ONE_RUN if len(study.seeds) == 1 and kind not in WITHOUT_SPREAD else ""
+    return *KINDS[kind](parameters, evidence), note
+
+
+def write_claims(study: Study) -> None:
+    """Judge the claims and write reports/claims.json."""
+    published = read_yaml(PUBLISHED)
+    write_json(paths.CLAIMS, {**{key: published[key] for key in ("sources", "notes")}, "claims": judge_claims(study)})
+
+
+def claims_table(claims: dict[str, Any]) -> str:
+    """The contents of reports/claims.json as a Markdown table."""
+    lines = ["| claim | experiment | reported | measured here | verdict |", "|---|---|---|---|---|"]
+    for claim in claims["claims"]:
+        cells = [
+            claim["statement"],
+            claim["experiment"],
+            "<br>".join(f"{source}: {text}" for source, text in claim["reported"].items()),
+            "<br>".join(text for text in (claim["measured"], claim["note"]) if text),
+            claim["verdict"],
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

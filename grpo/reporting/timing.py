@@ -1,0 +1,75 @@
+"""What depends on the clock: seconds and GPU-hours of each run, and reward over wall-clock time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from grpo import paths
+from grpo.experiments import EXPERIMENTS
+from grpo.files import read_json, whole_folder
+from grpo.reporting.figures import COLOURS, mark_divergence, save_figure
+from grpo.reporting.results import REWARD, Run, by_arm, experiments, read_runs
+from grpo.study import Study
+
+OVER_WALL_CLOCK = ("grpo_off_policy_sweep_focused", "leaderboard")
+TRAINING_PHASES = ("rollout_s", "scoring_s", "training_s", "synchronization_s")
+
+
+def write_timing(study: Study) -> None:
+    """Write reports/timing/times.csv, and the curves over wall-clock time as PNG."""
+    with whole_folder(paths.TIMING_REPORT) as folder:
+        rows = [time_row(study, run) for experiment in experiments(study) for run in read_runs(study, experiment)]
+        pd.DataFrame(rows).to_csv(folder / "times.csv", index=False, lineterminator="\n")
+        for experiment in OVER_WALL_CLOCK:
+            save_figure(draw_over_wall_clock(experiment, read_runs(study, experiment)), folder / f"{experiment}.png")
+
+
+def read_timing(run: Run) -> dict[str, Any]:
+    """Wall-clock figures of a run; those of the run it is the same as, where it was taken over."""
+    name = run.config["same_as"] or run.name
+    timing: dict[str, Any] = read_json(paths.TIMING / f"{name}.json", made_by=f"{run.experiment}@{run.arm}-{run.seed}")
+    return timing
+
+
+def time_row(study: Study, run: Run) -> dict[str, Any]:
+    """One run as a row of times.csv; ``seconds`` with evaluation, ``training_seconds`` without."""
+    timing = read_timing(run)
+    seconds = timing["total_s"]
+    return {
+        "run": run.name,
+        "same_as": run.config["same_as"] or "",
+        "seconds": round(seconds, 2),
+        "training_seconds": round(sum(timing["phases"][name] for name in TRAINING_PHASES), 2),
+        **{name: round(value, 2) for name, value in timing["phases"].items()},
+        "gpu_hours": round(seconds / 3600 * study.resources["train"].gpus, 4),
+        "peak_memory_mb": round(max((step["peak_memory_mb"] for step in timing["steps"]), default=0.0)),
+    }
+
+
+def times_of_arms(study: Study, runs: list[Run]) -> dict[str, tuple[float, float]]:
+    """Seconds and GPU-hours of each arm, over its seeds together."""
+    rows = {arm: [time_row(study, run) for run in of_arm] for arm, of_arm in by_arm(runs).items()}
+    return {arm: (sum(r["seconds"] for r in of), sum(r["gpu_hours"] for r in of)) for arm, of in rows.items()}
+
+
+def draw_over_wall_clock(experiment: str, runs: list[Run]) -> Figure:
+    """Validation answer reward over the seconds spent on rollouts and training, one line a run, evaluation left out."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axis = figure.add_subplot()
+    for colour, (arm, of_arm) in zip(COLOURS, by_arm(runs).items(), strict=False):
+        for i, run in enumerate(of_arm):
+            steps = pd.DataFrame(read_timing(run)["steps"]).set_index("step")
+            elapsed = steps[list(TRAINING_PHASES)].sum(axis=1).cumsum()
+            seconds = [0.0, *(float(elapsed[step]) for step in run.validation["step"].iloc[1:])]
+            axis.plot(seconds, run.validation[REWARD], color=colour, marker="o", markersize=3, label=arm if i == 0 else None)
+            mark_divergence(axis, run, colour, seconds[-1])
+    axis.set_ylim(-0.02, 1.02)
+    axis.set_xlabel("seconds of rollouts, scoring and training (evaluation left out)")
+    axis.set_ylabel("validation answer reward")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=9)
+    axis.set_title(f"{EXPERIMENTS[experiment]} over wall-clock time", fontsize=11)
+    return figure

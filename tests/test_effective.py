@@ -1,0 +1,385 @@
+"""The effective configuration of a run, the rules for arms, and dvc.yaml against the experiments the code knows."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.config import GrpoConfig
+from grpo.effective import effective_run
+from grpo.errors import UserError
+from grpo.experiments import BUILDS_ON, CLIP_ABLATION, EXPERIMENTS, RANKED_BY, needed_selections
+from grpo.study import Experiment, Study, load_study, read_yaml
+from grpo.training.run import run_identity
+
+ROOT = Path(__file__).parents[1]
+BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
+STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
+
+
+def winner(experiment: str, arm: str, **overrides: Any) -> dict[str, Any]:
+    return {"experiment": experiment, "winner": arm, "overrides": overrides}
+
+
+def ranked(experiment: str, arm: str, overrides: dict[str, Any], *ranking: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    listed = [{"arm": name, "overrides": values} for name, values in ranking]
+    return winner(experiment, arm, **overrides) | {"off_policy_ranking": listed}
+
+
+ON_POLICY = [
+    winner("grpo_learning_rate", "1e-3", learning_rate=1e-3),
+    winner("grpo_baselines", "no_baseline", loss_type="no_baseline"),
+    winner("grpo_length_normalization", "masked_normalize", length_normalization="masked_normalize"),
+    winner("grpo_group_standard_deviation", "without_std", use_std_normalization=False),
+]
+TWO_UPDATES = {"n_grpo_steps": 12, "epochs_per_rollout_batch": 2, "train_batch_size": 128, "loss_type": "grpo_clip"}
+FOUR_UPDATES = {"n_grpo_steps": 12, "epochs_per_rollout_batch": 1, "train_batch_size": 32, "loss_type": "grpo_clip"}
+BROAD_RESULT = ranked(
+    BROAD,
+    "epochs_1-batch_128",
+    {"n_grpo_steps": 12, "loss_type": "grpo_clip"},
+    ("epochs_2-batch_128", TWO_UPDATES),
+    ("epochs_1-batch_32", FOUR_UPDATES),
+)
+ON_POLICY_WON = ranked(FOCUSED, "on_policy", {"epochs_per_rollout_batch": 1, "train_batch_size": 128})
+OFF_POLICY_WON = ranked(FOCUSED, "best_1", TWO_UPDATES | {"n_grpo_steps": 40}, ("best_1", TWO_UPDATES | {"n_grpo_steps": 40}))
+NO_CLIP_WON = winner(CLIP_ABLATION, "grpo_no_clip", **TWO_UPDATES | {"n_grpo_steps": 40, "loss_type": "grpo_no_clip"})
+
+
+# ------------------------------------------------------------------------------------------------------------ values
+
+
+def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study) -> None:
+    run = effective_run(mini_study, "grpo_learning_rate", "3e-5", 0, [])
+    assert run.config == mini_study.grpo.model_copy(update={"learning_rate": 3e-5})
+    assert (run.name, run.overrides) == ("grpo_learning_rate/3e-5-0", {"learning_rate": 3e-5})
+    assert set(run.sources) == set(GrpoConfig.model_fields)
+    assert run.sources.pop("learning_rate") == "arm 3e-5"
+    # What params.yaml does not name has the handout's value.
+    assert {key for key, source in run.sources.items() if source == "default"} == {"measure_kl", "wall_clock_limit_s"}
+    assert set(run.sources.values()) == {"default", "study"}
+
+
+def test_winners_come_on_the_defaults_and_the_arm_on_both(mini_study: Study) -> None:
+    run = effective_run(mini_study, BROAD, "epochs_4-batch_32", 0, ON_POLICY)
+    changed = {
+        "learning_rate": (1e-3, "winner of grpo_learning_rate (1e-3)"),
+        "length_normalization": ("masked_normalize", "winner of grpo_length_normalization (masked_normalize)"),
+        "use_std_normalization": (False, "winner of grpo_group_standard_deviation (without_std)"),
+        "n_grpo_steps": (12, "arm epochs_4-batch_32"),
+        "epochs_per_rollout_batch": (4, "arm epochs_4-batch_32"),
+        "train_batch_size": (32, "arm epochs_4-batch_32"),
+        "loss_type": ("grpo_clip", "arm epochs_4-batch_32"),  # and not the winner's no_baseline
+    }
+    assert run.config == mini_study.grpo.model_copy(update={key: value for key, (value, _) in changed.items()})
+    assert {key: run.sources[key] for key in changed} == {key: source for key, (_, source) in changed.items()}
+    assert all(source in {"study", "default"} for key, source in run.sources.items() if key not in changed)
+    assert set(run.overrides) == {"n_grpo_steps", "epochs_per_rollout_batch", "train_batch_size", "loss_type"}
+    assert run.config.updates_per_rollout_batch == 16
+
+
+@pytest.mark.parametrize("experiment", list(EXPERIMENTS))
+def test_every_experiment_builds_on_the_winners_of_its_chain(mini_study: Study, experiment: str) -> None:
+    """Each winner leaves its mark in a value of its own; those of other experiments leave none."""
+    keys = ["learning_rate", "advantage_eps", "cliprange", "max_grad_norm", "sampling_temperature"]
+    chain = dict(zip([*BUILDS_ON["grpo_off_policy_sweep_broad"], FOCUSED], keys, strict=True))
+    selections = [ranked(name, "w", {key: 0.125}, ("two", TWO_UPDATES), ("four", FOUR_UPDATES)) for name, key in chain.items()]
+    selections.append(BROAD_RESULT)
+    arms = {"plain": {"n_grpo_steps": 7}}
+    study = mini_study.model_copy(update={"experiments": {experiment: Experiment(arms=arms)}})
+    run = effective_run(study, experiment, "plain", 0, selections)
+    expected = {key for name, key in chain.items() if name in BUILDS_ON[experiment]}
+    assert {key for key in keys if getattr(run.config, key) == 0.125} == expected
+    assert {key for key, source in run.sources.items() if source.startswith("winner of")} == expected
+    assert run.overrides == {"n_grpo_steps": 7}
+
+
+def test_the_chain_of_experiments() -> None:
+    first, second, third, fourth = (selection["experiment"] for selection in ON_POLICY)
+    assert needed_selections(first) == []
+    assert needed_selections(second) == [first]
+    assert needed_selections(third) == [first, second]
+    assert needed_selections(fourth) == [first, second, third]
+    assert needed_selections(BROAD) == [first, second, third, fourth]
+    assert needed_selections(FOCUSED) == [first, second, third, fourth, BROAD]
+    assert needed_selections(CLIP_ABLATION) == [first, second, third, fourth, FOCUSED]
+    for experiment in ("grpo_prompt_ablation", "grpo_sft_initialization", "grpo_kl_divergence"):
+        assert needed_selections(experiment) == [first, second, third, fourth, FOCUSED, CLIP_ABLATION]
+    assert needed_selections("leaderboard") == [*needed_selections("grpo_prompt_ablation"), "grpo_prompt_ablation"]
+
+
+def test_a_later_winner_overrides_an_earlier_one(mini_study: Study) -> None:
+    again = winner("grpo_baselines", "slow", learning_rate=1e-4)
+    run = effective_run(mini_study, "grpo_length_normalization", "masked_mean", 0, [ON_POLICY[0], again])
+    assert (run.config.learning_rate, run.sources["learning_rate"]) == (1e-4, "winner of grpo_baselines (slow)")
+
+
+def test_building_a_run_leaves_the_study_and_the_selections_alone(mini_study: Study) -> None:
+    study, selections = mini_study.model_dump(), copy.deepcopy([*ON_POLICY, BROAD_RESULT])
+    effective_run(mini_study, FOCUSED, "best_1", 0, selections)
+    assert mini_study.model_dump() == study
+    assert selections == [*ON_POLICY, BROAD_RESULT]
+
+
+# --------------------------------------------------------------------------------------------------------- off-policy
+
+
+def test_an_arm_takes_the_values_of_its_rank_and_its_own_on_top(mini_study: Study) -> None:
+    run = effective_run(mini_study, FOCUSED, "best_2", 0, [*ON_POLICY, BROAD_RESULT])
+    assert run.overrides == FOUR_UPDATES | {"n_grpo_steps": 40}
+    assert {key: getattr(run.config, key) for key in run.overrides} == run.overrides
+    assert run.config.updates_per_rollout_batch == 4
+    source = "rank 2 of grpo_off_policy_sweep_broad (epochs_1-batch_32)"
+    assert {key: run.sources[key] for key in FOUR_UPDATES} == dict.fromkeys(FOUR_UPDATES, source) | {
+        "n_grpo_steps": "arm best_2"
+    }
+    assert run.sources["learning_rate"] == "winner of grpo_learning_rate (1e-3)"
+    first = effective_run(mini_study, FOCUSED, "best_1", 0, [*ON_POLICY, BROAD_RESULT])
+    assert first.overrides == TWO_UPDATES | {"n_grpo_steps": 40}
+
+
+def test_the_sweeps_winner_itself_is_not_built_on(mini_study: Study) -> None:
+    """It is a short run; the focused sweep goes on from the ranking only."""
+    run = effective_run(mini_study, FOCUSED, "on_policy", 0, [*ON_POLICY, BROAD_RESULT])
+    assert (run.config.n_grpo_steps, run.config.loss_type) == (40, "no_baseline")
+    assert run.overrides == {"epochs_per_rollout_batch": 1, "train_batch_size": 128}
+
+
+def test_the_clip_ablation_takes_the_best_of_the_focused_sweep(mini_study: Study) -> None:
+    ranking = (("best_2", FOUR_UPDATES | {"n_grpo_steps": 40}), ("best_1", TWO_UPDATES | {"n_grpo_steps": 40}))
+    selections = [*ON_POLICY, ranked(FOCUSED, "on_policy", {}, *ranking)]
+    run = effective_run(mini_study, CLIP_ABLATION, "grpo_no_clip", 0, selections)
+    assert run.overrides == FOUR_UPDATES | {"n_grpo_steps": 40, "loss_type": "grpo_no_clip"}
+    assert run.sources["train_batch_size"] == "rank 1 of grpo_off_policy_sweep_focused (best_2)"
+    assert run.sources["loss_type"] == "arm grpo_no_clip"
+
+
+def test_a_rank_beyond_the_ranking_is_refused(mini_study: Study) -> None:
+    short = ranked(BROAD, "epochs_1-batch_128", {}, ("epochs_2-batch_128", TWO_UPDATES))
+    effective_run(mini_study, FOCUSED, "best_1", 0, [*ON_POLICY, short])
+    with pytest.raises(UserError, match=rf"experiments\.{FOCUSED}: .*off_policy_rank 2, but {BROAD} has only 1 off-policy"):
+        effective_run(mini_study, FOCUSED, "best_2", 0, [*ON_POLICY, short])
+
+
+def test_without_winners_a_ranked_arm_shows_its_own_values(mini_study: Study) -> None:
+    run = effective_run(mini_study, FOCUSED, "best_2", 0, [])
+    assert run.overrides == {"n_grpo_steps": 40}
+    assert run.config == mini_study.grpo.model_copy(update={"n_grpo_steps": 40})
+
+
+@pytest.mark.parametrize("experiment", [name for name, before in BUILDS_ON.items() if CLIP_ABLATION in before])
+def test_the_clip_ablation_counts_off_policy_only(mini_study: Study, experiment: str) -> None:
+    arm = next(iter(mini_study.experiments[experiment].arms))
+    on = effective_run(mini_study, experiment, arm, 0, [*ON_POLICY, ON_POLICY_WON, NO_CLIP_WON])
+    assert (on.config.loss_type, on.sources["loss_type"]) == ("no_baseline", "winner of grpo_baselines (no_baseline)")
+    assert on.config.updates_per_rollout_batch == 1
+    off = effective_run(mini_study, experiment, arm, 0, [*ON_POLICY, OFF_POLICY_WON, NO_CLIP_WON])
+    assert (off.config.loss_type, off.sources["loss_type"]) == (
+        "grpo_no_clip",
+        "winner of grpo_off_policy_clip_ablation (grpo_no_clip)",
+    )
+    assert off.config.updates_per_rollout_batch == 2
+
+
+def test_the_leaderboard_ends_the_chain(mini_study: Study) -> None:
+    prompt = winner("grpo_prompt_ablation", "question_only", prompt="question_only")
+    selections = [*ON_POLICY, ON_POLICY_WON, NO_CLIP_WON, prompt]
+    run = effective_run(mini_study, "leaderboard", "best", 0, selections)
+    assert (run.config.prompt, run.sources["prompt"]) == ("r1_zero", "arm best")  # its rules ask for this prompt
+    arms = {"free": {"wall_clock_limit_s": 5.0}}
+    study = mini_study.model_copy(update={"experiments": {"leaderboard": Experiment(arms=arms)}})
+    free = effective_run(study, "leaderboard", "free", 0, selections)
+    assert (free.config.prompt, free.config.wall_clock_limit_s) == ("question_only", 5.0)
+
+
+# ------------------------------------------------------------------------------------------- combinations that do not fit
+
+
+def test_an_arm_that_does_not_fit_the_winners_is_named(mini_study: Study) -> None:
+    """Each is valid by itself, and so are the winner's values."""
+    alone = winner("grpo_learning_rate", "single", group_size=1, loss_type="no_baseline")
+    effective_run(mini_study, "grpo_baselines", "no_baseline", 0, [alone])
+    message = r"experiments\.grpo_baselines\.arms\.reinforce_with_baseline \(arm reinforce_with_baseline\): group_size 1"
+    with pytest.raises(UserError, match=message):
+        effective_run(mini_study, "grpo_baselines", "reinforce_with_baseline", 0, [alone])
+
+
+def test_a_winner_that_does_not_fit_those_before_is_named(mini_study: Study) -> None:
+    selections = [
+        winner("grpo_learning_rate", "parts", gradient_accumulation_steps=64),
+        winner("grpo_baselines", "small", train_batch_size=32),
+    ]
+    message = r"experiments\.grpo_length_normalization\.arms\.masked_mean \(winner of grpo_baselines \(small\)\): .*32.*64"
+    with pytest.raises(UserError, match=message):
+        effective_run(mini_study, "grpo_length_normalization", "masked_mean", 0, selections)
+
+
+# ------------------------------------------------------------------------------------------------- what a study may say
+
+
+def refused(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> str:
+    """The message about the mini study after ``edit``."""
+    values = read_yaml(ROOT / "studies" / "mini.yaml")
+    edit(values)
+    (tmp_path / "study.yaml").write_text(json.dumps(values))
+    with pytest.raises(UserError) as caught:
+        load_study(tmp_path / "study.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name not in RANKED_BY])
+def test_off_policy_rank_is_refused_where_there_is_no_sweep_before(tmp_path: Path, experiment: str) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][experiment]["arms"]["extra"] = {"off_policy_rank": 1}
+
+    message = refused(tmp_path, edit)
+    assert f"experiments.{experiment}.arms.extra.off_policy_rank" in message
+    assert FOCUSED in message and CLIP_ABLATION in message
+
+
+@pytest.mark.parametrize("experiment", list(RANKED_BY))
+@pytest.mark.parametrize("rank", [0, -1, 3, True, "1", 1.0, [1]])
+def test_off_policy_rank_is_a_whole_number_up_to_best_few(tmp_path: Path, experiment: str, rank: Any) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][experiment]["arms"]["extra"] = {"off_policy_rank": rank}
+
+    message = refused(tmp_path, edit)
+    assert f"experiments.{experiment}.arms.extra.off_policy_rank: {rank!r}" in message
+    assert "1 to selection.best_few (2)" in message
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_ranks_up_to_best_few_are_taken(tmp_path: Path, rank: int) -> None:
+    values = read_yaml(ROOT / "studies" / "mini.yaml")
+    values["selection"]["best_few"] = 3
+    values["experiments"][FOCUSED]["arms"]["extra"] = {"off_policy_rank": rank}
+    (tmp_path / "study.yaml").write_text(json.dumps(values))
+    assert load_study(tmp_path / "study.yaml").experiments[FOCUSED].arms["extra"] == {"off_policy_rank": rank}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sizes"),
+    [
+        ({"train_batch_size": 48}, ("rollout_batch_size (128)", "train_batch_size (48)")),
+        ({"train_batch_size": 4}, ("train_batch_size (4)", "group_size (8)")),
+        ({"train_batch_size": 32, "gradient_accumulation_steps": 5}, ("train_batch_size (32)", "steps (5)")),
+        ({"group_size": 3}, ("rollout_batch_size (128)", "group_size (3)")),
+    ],
+)
+def test_sizes_of_a_sweep_that_do_not_divide_are_refused(
+    tmp_path: Path, overrides: dict[str, Any], sizes: tuple[str, str]
+) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][BROAD]["arms"]["odd"] = overrides
+
+    message = refused(tmp_path, edit)
+    assert f"experiments.{BROAD}.arms.odd: " in message
+    assert all(size in message for size in sizes)
+
+
+def test_an_arms_own_values_are_checked_beside_its_rank(tmp_path: Path) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][FOCUSED]["arms"]["odd"] = {"off_policy_rank": 1, "n_grpo_stepz": 3}
+
+    assert f"experiments.{FOCUSED}.arms.odd: n_grpo_stepz: unknown key" in refused(tmp_path, edit)
+
+
+@pytest.mark.parametrize("changed", ["grpo_kl_divergence", "leaderboard", "grpo_sft_initialization"])
+def test_a_study_holds_all_experiments_and_no_others(tmp_path: Path, changed: str) -> None:
+    assert f"missing {changed}" in refused(tmp_path, lambda values: values["experiments"].pop(changed))
+
+    def rename(values: dict[str, Any]) -> None:
+        values["experiments"]["grpo_extra"] = values["experiments"].pop(changed)
+
+    assert f"missing {changed}; unknown grpo_extra" in refused(tmp_path, rename)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_studys_arms_can_be_run_whatever_wins(path: Path) -> None:
+    """In each experiment every arm in turn wins, the others following the first winners; nothing is refused."""
+    study = load_study(path)
+    assert set(study.experiments) == set(EXPERIMENTS)
+    few = study.selection.best_few
+
+    def selection(experiment: str, arm: str, before: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        needed = [before[name] for name in needed_selections(experiment)]
+        runs = {a: effective_run(study, experiment, a, study.seeds[0], needed) for a in study.experiments[experiment].arms}
+        ranking = [(a, run.overrides) for a, run in runs.items() if run.config.updates_per_rollout_batch > 1]
+        ranking.sort(key=lambda item: item[0] != arm)
+        return ranked(experiment, arm, runs[arm].overrides, *ranking[:few])
+
+    for odd in EXPERIMENTS:
+        for arm in study.experiments[odd].arms:
+            before: dict[str, dict[str, Any]] = {}
+            for experiment in EXPERIMENTS:
+                chosen = arm if experiment == odd else next(iter(study.experiments[experiment].arms))
+                before[experiment] = selection(experiment, chosen, before)
+
+
+# -------------------------------------------------------------------------------------------------------------- dvc.yaml
+
+
+@pytest.fixture(scope="module")
+def stages() -> dict[str, Any]:
+    return read_yaml(ROOT / "dvc.yaml")["stages"]
+
+
+def test_an_experiment_builds_on_earlier_ones_only() -> None:
+    order = list(EXPERIMENTS)
+    assert list(BUILDS_ON) == order
+    for experiment in order:
+        needed = needed_selections(experiment)
+        assert all(order.index(name) < order.index(experiment) for name in needed)
+        assert BUILDS_ON[experiment] == sorted(BUILDS_ON[experiment], key=order.index)
+        assert len(set(needed)) == len(needed)
+    assert set(RANKED_BY) <= set(order)
+
+
+@pytest.mark.parametrize("experiment", list(EXPERIMENTS))
+def test_dvc_names_the_selections_that_a_run_needs(stages: dict[str, Any], experiment: str) -> None:
+    files = [entry for entry in stages[experiment]["params"] if isinstance(entry, dict)]
+    named = {path: keys for entry in files for path, keys in entry.items() if path != "params.yaml"}
+    expected = {f"reports/select/{name}.json": ["winner", "overrides"] for name in BUILDS_ON[experiment]}
+    if experiment in RANKED_BY:
+        expected[f"reports/select/{RANKED_BY[experiment]}.json"] = ["off_policy_ranking"]
+    assert named == expected
+    assert set(named) == {f"reports/select/{name}.json" for name in needed_selections(experiment)}
+
+
+@pytest.mark.parametrize("experiment", list(EXPERIMENTS))
+def test_dvc_has_a_stage_for_every_run(stages: dict[str, Any], experiment: str) -> None:
+    stage = stages[experiment]
+    assert stage["matrix"] == {"arm": f"${{experiments.{experiment}.arms}}", "seed": "${seeds}"}
+    assert stage["cmd"] == f"grpo train {experiment} ${{item.arm}} --seed ${{item.seed}}"
+    assert f"experiments.{experiment}.arms.${{item.arm}}" in stage["params"]
+    run = f"{experiment}/${{item.arm}}-${{item.seed}}"
+    assert stage["outs"] == [f"data/runs/{run}", f"data/checkpoints/{run}", f"data/timing/{run}.json"]
+
+
+def test_dvc_selects_in_every_experiment(stages: dict[str, Any]) -> None:
+    assert stages["select"]["foreach"] == list(EXPERIMENTS)
+    assert {name for name, stage in stages.items() if "grpo train" in str(stage.get("cmd"))} == set(EXPERIMENTS)
+
+
+def test_dvc_names_everything_that_a_run_depends_on(
+    stages: dict[str, Any], mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    identity = run_identity(mini_study, effective_run(mini_study, "grpo_learning_rate", "3e-4", 0, []))
+    files, matrix = {"model", "train", "validation"}, {"seed"}
+    sections = {"grpo" if key == "config" else key for key in set(identity) - files - matrix}
+    expected = (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]}
+    for experiment in EXPERIMENTS:
+        (common,) = (entry["params.yaml"] for entry in stages[experiment]["params"] if "params.yaml" in entry)
+        assert set(common) == expected
+        assert {"data/model", "data/dataset"} <= set(stages[experiment]["deps"])
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_all_studies_hold_the_same_experiments(path: Path) -> None:
+    assert list(read_yaml(path)["experiments"]) == list(EXPERIMENTS)

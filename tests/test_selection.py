@@ -1,0 +1,415 @@
+"""Picking an experiment's winner from made-up run folders."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo.errors import UserError
+from grpo.experiments import EXPERIMENTS, RANKED_BY
+from grpo.selection import outcomes_of_last, read_selections, select, winner_file
+from grpo.study import Experiment, Study
+
+EXPERIMENT = "grpo_learning_rate"
+SWEEP = "grpo_off_policy_sweep_broad"
+N = 200  # validation problems
+RATES = {"low": 1e-5, "middle": 1e-4, "high": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def study(mini_study: Study) -> Study:
+    """Three arms, one seed, the last two evaluations count."""
+    return with_arms(mini_study, EXPERIMENT, {name: {"learning_rate": rate} for name, rate in RATES.items()})
+
+
+def with_arms(study: Study, experiment: str, arms: dict[str, Any], **selection: Any) -> Study:
+    selected = study.selection.model_copy(update={"last_k": 2, "best_few": 2, "pinned": {}} | selection)
+    return study.model_copy(update={"seeds": [0], "experiments": {experiment: Experiment(arms=arms)}, "selection": selected})
+
+
+def pinned_to(study: Study, arm: str) -> Study:
+    (experiment,) = study.experiments
+    return study.model_copy(update={"selection": study.selection.model_copy(update={"pinned": {experiment: arm}})})
+
+
+def right(share: float, shift: int = 0) -> list[int]:
+    """The first ``share`` of the problems are answered right, counted from problem ``shift``."""
+    return [int((i - shift) % N < share * N) for i in range(N)]
+
+
+def write_run(
+    arm: str,
+    evaluations: list[list[int]],
+    seed: int = 0,
+    experiment: str = EXPERIMENT,
+    overrides: dict[str, Any] | None = None,
+    updates: int = 1,
+    diverged: int | None = None,
+) -> None:
+    """A finished run's folder. The first evaluation is the untrained policy's."""
+    folder = Path(f"data/runs/{experiment}/{arm}-{seed}")
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"step": 5 * i, "answer_reward": answers}) for i, answers in enumerate(evaluations)]
+    (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
+    overrides = overrides or {"learning_rate": RATES[arm]}
+    config = {"run": f"{experiment}/{arm}-{seed}", "identity": f"id-{arm}-{seed}", "overrides": overrides}
+    (folder / "config.yaml").write_text(json.dumps(config | {"updates_per_rollout_batch": updates}))
+    metrics = {"diverged_step": diverged, "diverged_reason": "" if diverged is None else "made up"}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+
+
+def always(share: float, shift: int = 0) -> list[list[int]]:
+    """An untrained evaluation without a right answer, and two of ``share``."""
+    return [right(0), right(share, shift), right(share, shift)]
+
+
+# ------------------------------------------------------------------------------------------------------ what counts
+
+
+def test_the_best_mean_of_the_last_evaluations_wins(study: Study) -> None:
+    write_run("low", [right(s) for s in (0.1, 0.9, 0.2, 0.3)])
+    write_run("middle", [right(s) for s in (0.1, 0.2, 0.5, 0.6)])
+    write_run("high", [right(s) for s in (0.1, 0.5, 0.8, 0.1)])  # best at one time, and in the mean of all but the last
+    result = select(study, EXPERIMENT)
+    assert (result["winner"], result["leader"], result["tied"]) == ("middle", "middle", [])
+    assert result["overrides"] == {"learning_rate": 1e-4}
+    assert result["pinned"] is False
+    assert (result["metric"], result["last_k"]) == ("val/answer_reward", 2)
+    assert "every difference to it can be told from zero" in result["reason"]
+    assert result["value"] == pytest.approx(0.55)
+    # Of the 200 problems 100 are right twice and 20 once: the mean's standard error is .4823 / sqrt(200) = .0341.
+    assert (result["low"], result["high"]) == pytest.approx((0.4832, 0.6168), abs=0.005)
+
+    low, middle, high = result["candidates"]
+    assert [c["arm"] for c in (low, middle, high)] == ["low", "middle", "high"]
+    assert [c["value"] for c in (low, middle, high)] == pytest.approx([0.25, 0.55, 0.45])
+    assert middle["behind"] is None
+    assert low["behind"]["value"] == pytest.approx(0.3) and high["behind"]["value"] == pytest.approx(0.1)
+    assert low["behind"]["low"] > 0 and high["behind"]["low"] > 0
+    assert low["runs"] == [
+        {
+            "run": f"{EXPERIMENT}/low-0",
+            "seed": 0,
+            "identity": "id-low-0",
+            "value": pytest.approx(0.25),
+            "diverged_step": None,
+            "diverged_reason": "",
+        }
+    ]
+    assert low["diverged"] == []
+    json.dumps(result)  # it is written as JSON
+
+
+def test_the_untrained_evaluation_never_counts(study: Study) -> None:
+    write_run("low", [right(0.9), right(0.1)])  # one evaluation after training, although two are wanted
+    write_run("middle", [right(0), right(0.3)])
+    write_run("high", [right(0), right(0.1)])
+    result = select(study, EXPERIMENT)
+    assert result["winner"] == "middle"
+    assert result["candidates"][0]["value"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("last_k", "expected"),
+    [(1, [1, 0, 0]), (2, [1, 0.5, 0]), (3, [2 / 3, 1 / 3, 1 / 3]), (9, [2 / 3, 1 / 3, 1 / 3])],
+)
+def test_mean_of_each_problem_over_the_last_k(last_k: int, expected: list[float]) -> None:
+    write_run("low", [[1, 1, 1], [0, 0, 1], [1, 1, 0], [1, 0, 0]])
+    assert outcomes_of_last(Path(f"data/runs/{EXPERIMENT}/low-0"), last_k) == pytest.approx(np.array(expected))
+
+
+def test_last_k_decides(study: Study) -> None:
+    write_run("low", [right(s) for s in (0, 0.9, 0.3)])
+    write_run("middle", [right(s) for s in (0, 0.2, 0.5)])
+    write_run("high", always(0.1))
+    assert select(study, EXPERIMENT)["winner"] == "low"
+    only_the_last = study.selection.model_copy(update={"last_k": 1})
+    assert select(study.model_copy(update={"selection": only_the_last}), EXPERIMENT)["winner"] == "middle"
+
+
+def test_an_arm_counts_by_the_mean_over_its_seeds(study: Study) -> None:
+    for arm, pair in {"low": (0.8, 0.2), "middle": (0.7, 0.68), "high": (0.5, 0.5)}.items():
+        for seed, share in zip((3, 8), pair, strict=True):
+            write_run(arm, always(share), seed)
+    result = select(study.model_copy(update={"seeds": [3, 8]}), EXPERIMENT)
+    low, middle, high = result["candidates"]
+    assert result["leader"] == "middle"
+    assert [c["value"] for c in (low, middle, high)] == pytest.approx([0.5, 0.69, 0.5])
+    assert [(run["run"], run["value"]) for run in low["runs"]] == [
+        (f"{EXPERIMENT}/low-3", pytest.approx(0.8)),
+        (f"{EXPERIMENT}/low-8", pytest.approx(0.2)),
+    ]
+    # `low` and `high` are as far behind, but of the former's two runs one was better than both of the leader's.
+    assert result["tied"] == ["low"]
+    assert high["behind"]["low"] > 0 > low["behind"]["low"]
+
+
+def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
+    write_run("low", always(0.1))
+    write_run("high", always(0.1))
+    with pytest.raises(UserError, match=r"middle-0: holds no finished run.*dvc repro grpo_learning_rate@middle-0"):
+        select(study, EXPERIMENT)
+    write_run("middle", always(0.1))
+    with pytest.raises(UserError, match=r"low-7: holds no finished run.*dvc repro grpo_learning_rate@low-7"):
+        select(study.model_copy(update={"seeds": [0, 7]}), EXPERIMENT)
+
+
+# ------------------------------------------------------------------------------------------------------------- ties
+
+
+def test_of_tied_arms_the_earlier_wins_and_the_reason_says_so(study: Study) -> None:
+    """`high` leads by 2 points, but each is right on 38% and 40% of the problems at which the other fails."""
+    write_run("low", always(0.1))
+    write_run("middle", always(0.58, shift=80))
+    write_run("high", always(0.60))
+    result = select(study, EXPERIMENT)
+    assert (result["winner"], result["leader"], result["tied"]) == ("middle", "high", ["middle"])
+    assert result["overrides"] == {"learning_rate": 1e-4}
+    assert result["value"] == pytest.approx(0.58)
+    assert re.search(r"cannot be told from high, which leads with 0\.600;.*earlier.*wins", result["reason"])
+    assert "nor" not in result["reason"] and "low" not in result["reason"]
+    low, middle, _ = result["candidates"]
+    assert middle["behind"]["low"] < 0 < middle["behind"]["high"]
+    assert low["behind"]["low"] > 0
+
+
+def test_pairing_tells_small_differences_on_the_same_problems_apart(study: Study) -> None:
+    """`high` is right wherever `middle` is, and on 5% more."""
+    write_run("low", always(0.1))
+    write_run("middle", always(0.55))
+    write_run("high", always(0.60))
+    result = select(study, EXPERIMENT)
+    assert (result["winner"], result["tied"]) == ("high", [])
+
+
+def test_a_leader_that_is_the_earlier_of_those_tied_wins_and_the_reason_says_so(study: Study) -> None:
+    write_run("low", always(0.1))
+    write_run("middle", always(0.60))
+    write_run("high", always(0.58, shift=80))
+    result = select(study, EXPERIMENT)
+    assert (result["winner"], result["leader"], result["tied"]) == ("middle", "middle", ["high"])
+    assert re.search(r"leads, but cannot be told from high;.*earlier", result["reason"])
+    assert "low" not in result["reason"]
+
+
+def test_of_several_tied_arms_the_earliest_wins_and_the_others_are_named(study: Study) -> None:
+    write_run("low", always(0.57, shift=140))
+    write_run("middle", always(0.60))
+    write_run("high", always(0.58, shift=80))
+    result = select(study, EXPERIMENT)
+    assert (result["winner"], result["leader"], result["tied"]) == ("low", "middle", ["low", "high"])
+    assert re.search(r"cannot be told from middle, .*\(nor can high\)", result["reason"])
+
+
+def test_arms_with_the_same_answers_are_tied(study: Study) -> None:
+    for arm in RATES:
+        write_run(arm, always(0.5))
+    result = select(study, EXPERIMENT)
+    assert (result["winner"], result["leader"], result["tied"]) == ("low", "low", ["middle", "high"])
+
+
+def test_the_order_in_the_study_decides_not_the_names(study: Study) -> None:
+    for arm, shift in {"low": 0, "middle": 80, "high": 140}.items():
+        write_run(arm, always(0.6, shift))
+    turned = {name: {"learning_rate": RATES[name]} for name in ("high", "low", "middle")}
+    assert select(study, EXPERIMENT)["winner"] == "low"
+    assert select(with_arms(study, EXPERIMENT, turned), EXPERIMENT)["winner"] == "high"
+
+
+# ------------------------------------------------------------------------------------------------------- divergence
+
+
+def test_an_arm_of_which_a_run_diverged_cannot_win(study: Study) -> None:
+    for seed in (0, 1):
+        write_run("low", always(0.2), seed)
+        write_run("middle", always(0.5), seed)
+        write_run("high", always(0.9), seed, diverged=15 if seed else None)
+    result = select(study.model_copy(update={"seeds": [0, 1]}), EXPERIMENT)
+    assert (result["winner"], result["leader"], result["tied"]) == ("middle", "middle", [])
+    high = result["candidates"][2]
+    assert high["diverged"] == [f"{EXPERIMENT}/high-1"]
+    assert [(run["diverged_step"], run["diverged_reason"]) for run in high["runs"]] == [(None, ""), (15, "made up")]
+    assert high["behind"]["value"] == pytest.approx(-0.4)
+
+
+def test_an_arm_that_diverged_is_not_tied_either(study: Study) -> None:
+    write_run("low", always(0.59, shift=80), diverged=10)
+    write_run("middle", always(0.2))
+    write_run("high", always(0.6))
+    result = select(study, EXPERIMENT)
+    assert (result["winner"], result["tied"]) == ("high", [])
+
+
+def test_where_all_arms_diverged_the_best_still_wins(study: Study) -> None:
+    for arm, share in {"low": 0.2, "middle": 0.5, "high": 0.3}.items():
+        write_run(arm, always(share), diverged=5)
+    result = select(study, EXPERIMENT)
+    assert (result["winner"], result["leader"]) == ("middle", "middle")
+    assert all(candidate["diverged"] for candidate in result["candidates"])
+
+
+# ---------------------------------------------------------------------------------------------------------- by hand
+
+
+def test_a_pinned_arm_wins_and_the_reason_names_the_leader(study: Study) -> None:
+    write_run("low", always(0.1))
+    write_run("middle", always(0.5))
+    write_run("high", always(0.2))
+    result = select(pinned_to(study, "high"), EXPERIMENT)
+    assert (result["winner"], result["leader"], result["pinned"]) == ("high", "middle", True)
+    assert (result["value"], result["overrides"]) == (pytest.approx(0.2), {"learning_rate": 1e-3})
+    assert re.search(r"pinned by hand.*although middle leads \(0\.500\)", result["reason"])
+    result = select(pinned_to(study, "middle"), EXPERIMENT)
+    assert (result["winner"], result["pinned"]) == ("middle", True)
+    assert re.search(r"pinned by hand.*which also leads", result["reason"])
+
+
+def test_a_tied_arm_can_be_pinned(study: Study) -> None:
+    write_run("low", always(0.57, shift=140))
+    write_run("middle", always(0.58, shift=80))
+    write_run("high", always(0.60))
+    assert select(study, EXPERIMENT)["winner"] == "low"
+    result = select(pinned_to(study, "middle"), EXPERIMENT)
+    assert (result["winner"], result["leader"], result["tied"]) == ("middle", "high", ["low", "middle"])
+    assert re.search(r"pinned by hand.*although high leads \(0\.600\)", result["reason"])
+
+
+def test_an_arm_that_diverged_can_be_pinned(study: Study) -> None:
+    write_run("low", always(0.1))
+    write_run("middle", always(0.5))
+    write_run("high", always(0.9), diverged=10)
+    result = select(pinned_to(study, "high"), EXPERIMENT)
+    assert (result["winner"], result["leader"], result["value"]) == ("high", "middle", pytest.approx(0.9))
+    assert re.search(r"pinned by hand.*although middle leads \(0\.500\)", result["reason"])
+    assert result["candidates"][2]["diverged"] == [f"{EXPERIMENT}/high-0"]
+
+
+# --------------------------------------------------------------------------------------------------- off-policy sweeps
+
+ARMS = {  # name -> updates on a rollout batch, share of right answers
+    "once": (1, 0.9),
+    "two": (2, 0.3),
+    "four": (4, 0.8),
+    "eight": (8, 0.6),
+    "sixteen": (16, 0.5),
+}
+
+
+def write_sweep(
+    study: Study, experiment: str = SWEEP, shares: dict[str, float] | None = None, diverged: tuple[str, ...] = ()
+) -> Study:
+    for arm, (updates, share) in ARMS.items():
+        share = (shares or {}).get(arm, share)
+        own = {"epochs_per_rollout_batch": updates}
+        write_run(arm, always(share), 0, experiment, own, updates, diverged=5 if arm in diverged else None)
+    return with_arms(study, experiment, {arm: {"epochs_per_rollout_batch": updates} for arm, (updates, _) in ARMS.items()})
+
+
+def ranking(study: Study, experiment: str = SWEEP) -> list[str]:
+    return [arm["arm"] for arm in select(study, experiment)["off_policy_ranking"]]
+
+
+@pytest.mark.parametrize("experiment", ["grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"])
+def test_a_sweep_ranks_its_off_policy_arms_by_their_means(study: Study, experiment: str) -> None:
+    result = select(write_sweep(study, experiment), experiment)
+    assert result["winner"] == "once"  # an on-policy arm may win, but is not ranked
+    assert result["off_policy_ranking"] == [
+        {"arm": "four", "overrides": {"epochs_per_rollout_batch": 4}},
+        {"arm": "eight", "overrides": {"epochs_per_rollout_batch": 8}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("best_few", "expected"),
+    [(1, ["four"]), (3, ["four", "eight", "sixteen"]), (9, ["four", "eight", "sixteen", "two"])],
+)
+def test_the_ranking_holds_at_most_the_best_few(study: Study, best_few: int, expected: list[str]) -> None:
+    study = write_sweep(study)
+    few = study.selection.model_copy(update={"best_few": best_few})
+    assert ranking(study.model_copy(update={"selection": few})) == expected
+
+
+def test_arms_that_diverged_come_last_in_the_ranking(study: Study) -> None:
+    """Where too few others are left they fill it up, so that later stages have something to run."""
+    assert ranking(write_sweep(study, diverged=("four", "sixteen"))) == ["eight", "two"]
+    assert ranking(write_sweep(study, diverged=("four", "eight", "sixteen"))) == ["two", "four"]
+    off_policy = ("two", "four", "eight", "sixteen")
+    assert ranking(write_sweep(study, diverged=off_policy)) == ["four", "eight"]
+    assert ranking(write_sweep(study, diverged=("once", *off_policy))) == ["four", "eight"]
+
+
+def test_a_pinned_arm_leads_the_ranking(study: Study) -> None:
+    study = write_sweep(study)
+    assert ranking(pinned_to(study, "two")) == ["two", "four"]
+    assert ranking(pinned_to(study, "once")) == ["four", "eight"]  # not off-policy
+    study = write_sweep(study, diverged=("two", "four"))
+    assert ranking(pinned_to(study, "two")) == ["two", "eight"]
+
+
+def test_only_sweeps_that_others_go_on_with_are_ranked(study: Study) -> None:
+    assert set(RANKED_BY.values()) == {"grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"}
+    for experiment in EXPERIMENTS:
+        result = select(write_sweep(study, experiment), experiment)
+        assert ("off_policy_ranking" in result) == (experiment in RANKED_BY.values())
+
+
+# ------------------------------------------------------------------------------------------------------ the two files
+
+
+def test_the_winner_file_stays_while_only_losing_arms_change(study: Study) -> None:
+    write_run("low", always(0.1))
+    write_run("middle", always(0.5))
+    write_run("high", always(0.2))
+    before = select(study, EXPERIMENT)
+    assert winner_file(before) == {"experiment": EXPERIMENT, "winner": "middle", "overrides": {"learning_rate": 1e-4}}
+    write_run("low", always(0.15))
+    write_run("high", always(0.3), diverged=5)
+    write_run("middle", always(0.55))
+    after = select(study, EXPERIMENT)
+    assert before["candidates"] != after["candidates"]
+    assert json.dumps(winner_file(after)) == json.dumps(winner_file(before))
+    # Nor does it say how the winner won.
+    assert json.dumps(winner_file(select(pinned_to(study, "middle"), EXPERIMENT))) == json.dumps(winner_file(before))
+    write_run("high", always(0.8))
+    assert winner_file(select(study, EXPERIMENT))["winner"] == "high"
+
+
+def test_a_sweeps_winner_file_changes_with_its_ranking_only(study: Study) -> None:
+    def file(**shares: float) -> str:
+        return json.dumps(winner_file(select(write_sweep(study, shares=shares), SWEEP)))
+
+    before = file()
+    assert file(two=0.1, sixteen=0.2) == before  # below the best two
+    assert file(four=0.75, eight=0.65) == before  # the same order
+    assert file(four=0.6, eight=0.8) != before
+    assert file(sixteen=0.7) != before
+
+
+def test_selections_of_the_experiments_before_are_read() -> None:
+    def write(experiment: str) -> dict[str, Any]:
+        content = {"experiment": experiment, "winner": "low", "overrides": {}}
+        Path("reports/select").mkdir(parents=True, exist_ok=True)
+        Path(f"reports/select/{experiment}.json").write_text(json.dumps(content))
+        return content
+
+    assert read_selections("grpo_learning_rate") == []
+    with pytest.raises(UserError, match=r"grpo_learning_rate\.json.*select@grpo_learning_rate"):
+        read_selections("grpo_baselines")
+    first = write("grpo_learning_rate")
+    assert read_selections("grpo_baselines") == [first]
+    on_policy = [first, *(write(f"grpo_{name}") for name in ("baselines", "length_normalization", "group_standard_deviation"))]
+    assert read_selections(SWEEP) == on_policy
+    with pytest.raises(UserError, match=r"sweep_broad\.json.*select@grpo_off_policy_sweep_broad"):
+        read_selections("grpo_off_policy_sweep_focused")
+    sweep = write(SWEEP)
+    assert read_selections("grpo_off_policy_sweep_focused") == [*on_policy, sweep]

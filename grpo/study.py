@@ -129,10 +129,15 @@ class Engine(Section):
 
 
 class Learner(Section):
-    """Where gradients are computed."""
+    """Where gradients are computed, and how a batch is cut.
+
+    With a budget of tokens, responses to a prompt share one copy of it in packed rows without padding; with null,
+    microbatches are padded. The gradient is the same.
+    """
 
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    max_tokens_per_microbatch: PositiveInt | None = 16384
     gradient_checkpointing: bool = False
 
 

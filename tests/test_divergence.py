@@ -136,6 +136,12 @@ def test_a_policy_that_learnt_may_be_short_and_sure(rewards: list[float], learnt
     assert (verdict(rewards, lengths=[100.0, 100.0, 1.0, 1.0]) is None) == learnt
 
 
+def test_the_runs_best_may_be_its_untrained_policy() -> None:
+    rewards = [0.8, 0.6, 0.35, 0.35]  # below half of .8, not of .6
+    assert verdict(rewards, [1.0, 1e-6, 1e-6], reward_below_start=0.1) is not None
+    assert verdict(rewards, lengths=[100.0, 100.0, 1.0, 1.0], reward_below_start=0.1) is not None
+
+
 @pytest.mark.parametrize(("skipped", "diverged"), [(0, False), (4, False), (5, True), (6, True)])
 def test_gradients_that_are_not_finite(skipped: int, diverged: bool) -> None:
     reason = verdict([0.4], skipped=skipped)  # needs no evaluation after the first

@@ -445,7 +445,7 @@ RIGHT = [1, 2, 4, 1]  # of six problems, in the evaluations after 0, 2, 4 and 5 
 def session(
     tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[EffectiveRun, Path]]:
-    """Trains one run in a project folder; its evaluations come out as in RIGHT."""
+    """Trains one run in a project folder; its evaluations come out with as many right answers as asked for."""
     from grpo.training import run as run_module
 
     monkeypatch.chdir(tmp_path)
@@ -460,12 +460,13 @@ def session(
         arm: str = "slow",
         selections: Sequence[dict[str, Any]] = (),
         changes: dict[str, Any] | None = None,
+        right: Sequence[int] = RIGHT,
         **grpo: Any,
     ) -> tuple[EffectiveRun, Path]:
-        right = iter(RIGHT)
+        counts = iter(right)
 
         def scored(_: str, texts: list[str], truths: list[str]) -> SimpleNamespace:
-            n = next(right)
+            n = next(counts)
             answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(texts))]
             return SimpleNamespace(rewards=answers, timed_out=0)
 
@@ -502,7 +503,18 @@ def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
     assert (metrics["steps"], metrics["val/answer_reward"]) == (5, pytest.approx(1 / 6))
 
 
-def test_the_kept_weights_are_those_of_their_step(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_equally_good_evaluations_the_first_is_kept(session: Any) -> None:
+    _, folder = session(right=[1, 4, 4, 4])
+    assert (metadata(folder / "best")["step"], metadata(folder / "last")["step"]) == (2, 5)
+
+
+def test_the_best_evaluation_may_be_the_last(session: Any) -> None:
+    _, folder = session(right=[6, 1, 2, 3])  # that of the untrained policy is better, but it was not trained
+    assert metadata(folder / "best") == metadata(folder / "last") | {"kind": "best"}
+    assert same_weights(load_model(folder / "best"), load_model(folder / "last"))
+
+
+def test_the_kept_weights_are_those_of_their_step(session: Any) -> None:
     """A run of four steps ends with the weights that are the best of the run of five."""
     _, folder = session()
     five = load_model(folder / "best"), load_model(folder / "last")

@@ -57,8 +57,11 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any:
+def load_model(folder: Path, dtype: str = "float32", device: str = "cpu", attention: str = "sdpa") -> Any:
     """A causal language model.
+
+    Args:
+        attention: transformers' name of the attention function; ``grpo.models.shared_prompt.SHARED_PROMPT`` for packed rows.
 
     Raises:
         UserError: the folder is missing or damaged, or the device is not there.
@@ -69,7 +72,7 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any
             f"device {device}: torch sees no GPU. Set engine.device and learner.device to cpu, or use a GPU machine."
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{folder}: not a readable model ({error}). Run `dvc repro -f model` to make it anew.") from error
     return model.to(device)

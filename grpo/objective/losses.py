@@ -106,6 +106,7 @@ def grpo_microbatch_train_step(
     cliprange: float | None = None,
     length_normalization: str = "masked_mean",
     constant_normalizer: float | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of one microbatch, already divided for accumulation, with its gradients added to the leaves.
 
@@ -115,6 +116,9 @@ def grpo_microbatch_train_step(
     Args:
         policy_log_probs, response_mask, old_log_probs: (microbatch, length).
         raw_rewards, advantages: (microbatch, 1).
+        weights: (microbatch,) weight of each response's tokens, where they were worked out over the whole optimizer batch
+            beforehand (:func:`grpo.objective.masking.response_weights`); then the microbatch may be of any size, and the
+            number of accumulation steps and the normalisation do not matter.
 
     Returns:
         the scalar loss (detached) and the metadata of :func:`compute_policy_gradient_loss`.
@@ -122,9 +126,12 @@ def grpo_microbatch_train_step(
     per_token, metadata = compute_policy_gradient_loss(
         policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
     )
-    n_sequences = len(policy_log_probs) * gradient_accumulation_steps
-    weights = token_weights(response_mask, length_normalization, n_sequences, constant_normalizer)
-    loss = masked_normalize(per_token * weights, response_mask)
+    if weights is None:
+        n_sequences = len(policy_log_probs) * gradient_accumulation_steps
+        by_token = token_weights(response_mask, length_normalization, n_sequences, constant_normalizer)
+    else:
+        by_token = response_mask * weights[:, None]
+    loss = masked_normalize(per_token * by_token, response_mask)
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach(), metadata
 

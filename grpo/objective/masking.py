@@ -27,32 +27,56 @@ def token_weights(
 ) -> Tensor:
     """Weight of each token, such that a batch's loss is the weighted sum of its per-token losses.
 
-    The weights of one row depend on its own length and on the size of the whole optimizer batch, so a gradient summed
-    over microbatches does not depend on how they were cut. ``microbatch_longest`` is by its definition the exception.
-    A response without tokens gets weight 0 and still counts as a sequence.
-
     Args:
         response_mask: (microbatch, length), 1 for response tokens.
-        length_normalization: ``masked_mean`` (each response's own length; GRPO, arXiv 2402.03300, Eq. 3),
-            ``masked_normalize`` (``constant_normalizer``; Dr. GRPO, arXiv 2503.20783) or ``microbatch_longest``.
         n_sequences: responses in the whole optimizer batch.
+        length_normalization, constant_normalizer: see :func:`response_weights`.
 
     Returns:
         (microbatch, length), float32.
+    """
+    mask = response_mask.float()
+    weights = response_weights(mask.sum(dim=1), length_normalization, n_sequences, len(mask), constant_normalizer)
+    return mask * weights[:, None]
+
+
+def response_weights(
+    lengths: Tensor,
+    length_normalization: str,
+    n_sequences: int,
+    microbatch_size: int,
+    constant_normalizer: float | None = None,
+) -> Tensor:
+    """Weight of each token of a response, for all responses.
+
+    A response's weight depends on its own length and on the size of the whole optimizer batch, so a gradient summed over
+    parts of the batch does not depend on how it was cut. ``microbatch_longest`` is by its definition the exception: it
+    depends on which responses form a microbatch, which is settled here, before anything is packed.
+    A response without tokens still counts as a sequence.
+
+    Args:
+        lengths: (responses,) in tokens.
+        length_normalization: ``masked_mean`` (each response's own length; GRPO, arXiv 2402.03300, Eq. 3),
+            ``masked_normalize`` (``constant_normalizer``; Dr. GRPO, arXiv 2503.20783) or ``microbatch_longest``.
+        n_sequences: responses in the whole optimizer batch.
+        microbatch_size: consecutive responses that form a microbatch.
+
+    Returns:
+        (responses,), float32.
 
     Raises:
         ValueError: an unknown normalisation, or a missing constant.
     """
-    mask = response_mask.float()
-    lengths = mask.sum(dim=1, keepdim=True)
+    lengths = lengths.float()
     if length_normalization == "masked_mean":
-        per_row = lengths.clamp(min=1.0)
+        divisor = lengths.clamp(min=1.0)
     elif length_normalization == "masked_normalize":
         if constant_normalizer is None:
             raise ValueError("masked_normalize needs constant_normalizer")
-        per_row = torch.full_like(lengths, constant_normalizer)
+        divisor = torch.full_like(lengths, constant_normalizer)
     elif length_normalization == "microbatch_longest":
-        per_row = lengths.max().clamp(min=1.0).expand_as(lengths)
+        longest = lengths.view(-1, microbatch_size).max(dim=1).values.clamp(min=1.0)
+        divisor = longest.repeat_interleave(microbatch_size)
     else:
         raise ValueError(f"unknown length normalization {length_normalization!r}")
-    return mask / per_row / n_sequences
+    return 1.0 / divisor / n_sequences

@@ -123,8 +123,8 @@ def _drift(runs: list[Run]) -> str:
         return text
     return text + (
         f" The low-variance estimate belies its name here: its largest value in a step, {low_variance.max():.3g}, is "
-        f"{low_variance.max() / low_variance.median():.0f} times its median. It holds exp(log pi_ref - log pi), so a few sampled "
-        "tokens that the starting policy finds far likelier outweigh all others."
+        f"{low_variance.max() / low_variance.median():.0f} times its median. It holds exp(log pi_ref - log pi), so a few "
+        "sampled tokens that the starting policy finds far likelier outweigh all others."
     )
 
 

@@ -1,0 +1,63 @@
+"""Log-probabilities of chosen tokens from hidden states, without ever holding the logits of more than a few tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOKENS_AT_ONCE = 1024
+
+
+class _LogProbs(torch.autograd.Function):
+    """log softmax(h W^T / T) at the labels; the backward pass computes the logits anew, chunk by chunk.
+
+    With p the softmax and g the incoming gradient, the gradient at the logits is g (onehot - p) / T.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        chosen, entropies, normalizers = [], [], []
+        for part, wanted in zip(torch.split(hidden, TOKENS_AT_ONCE), torch.split(labels, TOKENS_AT_ONCE), strict=True):
+            logits = (part @ weight.T).float() / temperature
+            normalizer = torch.logsumexp(logits, dim=-1)
+            chosen.append(logits.gather(-1, wanted[:, None]).squeeze(-1) - normalizer)
+            normalizers.append(normalizer)
+            entropies.append(normalizer - (torch.softmax(logits, dim=-1) * logits).sum(dim=-1))
+        ctx.save_for_backward(hidden, weight, labels, torch.cat(normalizers))
+        ctx.temperature = temperature
+        entropy = torch.cat(entropies)
+        ctx.mark_non_differentiable(entropy)
+        return torch.cat(chosen), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden, weight, labels, normalizers = ctx.saved_tensors
+        at_hidden, at_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+        for start in range(0, len(hidden), TOKENS_AT_ONCE):
+            part = slice(start, start + TOKENS_AT_ONCE)
+            incoming = gradients[0][part, None]
+            logits = (hidden[part] @ weight.T).float() / ctx.temperature
+            at_logits = torch.exp(logits - normalizers[part, None]).mul_(-incoming)
+            at_logits.scatter_add_(1, labels[part, None], incoming)
+            at_logits = (at_logits / ctx.temperature).to(weight.dtype)
+            at_hidden[part] = at_logits @ weight
+            at_weight += at_logits.T @ hidden[part]
+        return at_hidden, at_weight.to(weight.dtype), None, None
+
+
+def chunked_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probability of each label, and the entropy (nats) of the distribution it is drawn from.
+
+    Args:
+        hidden: (tokens, width), the states that predict the labels.
+        weight: (vocabulary, width) of the output layer.
+        labels: (tokens,).
+        temperature: the logits are divided by it.
+
+    Returns:
+        two tensors (tokens,) in float32; the entropy has no gradient.
+    """
+    log_probs, entropy = _LogProbs.apply(hidden, weight, labels, temperature)  # type: ignore[no-untyped-call]
+    return log_probs, entropy

@@ -31,8 +31,8 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         ``experiment``, ``winner``, ``leader``, ``tied`` (with the leader), ``pinned``, ``reason``, ``metric``, ``last_k``,
         ``value`` with ``low`` and ``high`` (95%, over runs and problems), ``overrides`` (what the winner changes) and
         ``candidates``, each with its runs and how far it is ``behind`` the leader; for a sweep that another experiment
-        goes on with also ``off_policy_ranking``, its best few off-policy arms by their means, a pinned one
-        first and those that diverged last.
+        goes on with also ``off_policy_ranking``, its best few off-policy arms: the winner if it is one of them, then by their
+        means, those that diverged last.
 
     Raises:
         UserError: a run of the experiment is missing.
@@ -54,7 +54,7 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         "leader": leader["arm"],
         "tied": [c["arm"] for c in tied],
         "pinned": pinned is not None,
-        "reason": _reason(leader, tied, best, pinned),
+        "reason": _reason(leader, tied, best, pinned) + _left_out(candidates, eligible),
         "metric": METRIC,
         "last_k": study.selection.last_k,
         "value": winner["value"],
@@ -65,7 +65,7 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
     }
     if experiment in RANKED_BY.values():
         off_policy = [c for c in candidates if c["updates_per_rollout_batch"] > 1]
-        ranking = sorted(off_policy, key=lambda c: (c["arm"] != pinned, bool(c["diverged"]), -c["value"]))
+        ranking = sorted(off_policy, key=lambda c: (c is not winner, bool(c["diverged"]), -c["value"]))
         result["off_policy_ranking"] = [{k: c[k] for k in ("arm", "overrides")} for c in ranking[: study.selection.best_few]]
     return result
 
@@ -144,4 +144,9 @@ def _reason(leader: dict[str, Any], tied: list[dict[str, Any]], best: dict[str, 
         return f"{text}; of arms that are tied the simpler one, which stands earlier in params.yaml, wins"
     if tied:
         return f"leads, but cannot be told from {others}; of arms that are tied the simpler one, which stands earlier, wins"
-    return "leads, and every difference to it can be told from zero"
+    return "leads, and the difference of each other arm to it can be told from zero"
+
+
+def _left_out(candidates: list[dict[str, Any]], eligible: list[dict[str, Any]]) -> str:
+    out = [c["arm"] for c in candidates if c not in eligible]
+    return f"; left out because a run diverged: {', '.join(out)}" if out else ""

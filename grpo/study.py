@@ -274,9 +274,9 @@ class Study(Section):
 
     def _check_rank(self, path: str, experiment: str, overrides: dict[str, Any]) -> None:
         """An arm may take its values from the sweep before, if there is one, and from as many arms as that hands on."""
-        rank = overrides.get(OFF_POLICY_RANK)
-        if rank is None:
+        if OFF_POLICY_RANK not in overrides:
             return
+        rank = overrides[OFF_POLICY_RANK]
         if experiment not in RANKED_BY:
             raise ValueError(f"{path}.{OFF_POLICY_RANK}: only the arms of {' and '.join(RANKED_BY)} can have it")
         few = self.selection.best_few

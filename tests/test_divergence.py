@@ -142,6 +142,12 @@ def test_the_runs_best_may_be_its_untrained_policy() -> None:
     assert verdict(rewards, lengths=[100.0, 100.0, 1.0, 1.0], reward_below_start=0.1) is not None
 
 
+def test_a_policy_that_never_earned_anything_has_learnt_nothing() -> None:
+    assert verdict([0.0, 0.0, 0.0], [1e-6, 1e-6]) is not None
+    assert verdict([0.0, 0.0, 0.0], lengths=[100.0, 1.0, 1.0]) is not None
+    assert verdict([0.0, 0.0, 0.0]) is None
+
+
 @pytest.mark.parametrize(("skipped", "diverged"), [(0, False), (4, False), (5, True), (6, True)])
 def test_gradients_that_are_not_finite(skipped: int, diverged: bool) -> None:
     reason = verdict([0.4], skipped=skipped)  # needs no evaluation after the first
@@ -261,6 +267,18 @@ def test_a_run_whose_reward_falls_ends_early_and_says_so(train: Any) -> None:
     assert run.metrics["val/answer_reward"] == rewards[-1]
     assert run.metrics["time_limit_step"] is None
     assert "full/answer_reward" not in run.metrics
+
+
+def test_divergence_in_the_last_step_is_seen(train: Any) -> None:
+    end = train(contains_a_t, RULES, measured=without_a_t).metrics["diverged_step"]
+    run = train(contains_a_t, RULES, measured=without_a_t, n_grpo_steps=end)
+    assert run.metrics["diverged_step"] == end == run.metrics["steps"]
+
+
+def test_samples_of_the_last_evaluation_are_kept_however_the_run_ends(train: Any) -> None:
+    for rules in (RULES, None):
+        run = train(contains_a_t, rules, measured=without_a_t)
+        assert run.samples[-1]["step"] == run.validations[-1]["step"]
 
 
 def test_without_rules_nothing_is_stopped(train: Any) -> None:

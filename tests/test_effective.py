@@ -243,7 +243,7 @@ def test_off_policy_rank_is_refused_where_there_is_no_sweep_before(tmp_path: Pat
 
 
 @pytest.mark.parametrize("experiment", list(RANKED_BY))
-@pytest.mark.parametrize("rank", [0, -1, 3, True, "1", 1.0, [1]])
+@pytest.mark.parametrize("rank", [0, -1, 3, True, "1", 1.0, [1], None])
 def test_off_policy_rank_is_a_whole_number_up_to_best_few(tmp_path: Path, experiment: str, rank: Any) -> None:
     def edit(values: dict[str, Any]) -> None:
         values["experiments"][experiment]["arms"]["extra"] = {"off_policy_rank": rank}

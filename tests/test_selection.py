@@ -85,7 +85,7 @@ def test_the_best_mean_of_the_last_evaluations_wins(study: Study) -> None:
     assert result["overrides"] == {"learning_rate": 1e-4}
     assert result["pinned"] is False
     assert (result["metric"], result["last_k"]) == ("val/answer_reward", 2)
-    assert "every difference to it can be told from zero" in result["reason"]
+    assert "the difference of each other arm to it can be told from zero" in result["reason"]
     assert result["value"] == pytest.approx(0.55)
     # Of the 200 problems 100 are right twice and 20 once: the mean's standard error is .4823 / sqrt(200) = .0341.
     assert (result["low"], result["high"]) == pytest.approx((0.4832, 0.6168), abs=0.005)
@@ -354,6 +354,21 @@ def test_a_pinned_arm_leads_the_ranking(study: Study) -> None:
     assert ranking(pinned_to(study, "once")) == ["four", "eight"]  # not off-policy
     study = write_sweep(study, diverged=("two", "four"))
     assert ranking(pinned_to(study, "two")) == ["two", "eight"]
+
+
+def test_an_off_policy_winner_stands_first_in_the_ranking(study: Study) -> None:
+    """It wins a tie as the simpler arm, and what later experiments build on is the same by rank and by winner."""
+    study = write_sweep(study, shares={"once": 0.1, "two": 0.79})
+    result = select(study, SWEEP)
+    assert (result["leader"], result["winner"]) == ("four", "two")
+    assert [arm["arm"] for arm in result["off_policy_ranking"]] == ["two", "four"]
+
+
+def test_the_reason_names_arms_that_were_left_out(study: Study) -> None:
+    write_run("low", always(0.1))
+    write_run("middle", always(0.5))
+    write_run("high", always(0.9), diverged=10)
+    assert select(study, EXPERIMENT)["reason"].endswith("; left out because a run diverged: high")
 
 
 def test_only_sweeps_that_others_go_on_with_are_ranked(study: Study) -> None:

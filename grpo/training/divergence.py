@@ -29,7 +29,8 @@ def divergence(
     times = f"in {rules.patience} evaluations in a row"
     if max(rewards) < rules.reward_below_start * start["val/answer_reward"]:
         return f"answer reward {rewards[-1]:.3f}, under its start of {start['val/answer_reward']:.3f} {times}"
-    if max(rewards) >= STILL_LEARNT * max(row["val/answer_reward"] for row in validations):
+    best = max(row["val/answer_reward"] for row in validations)
+    if best > 0 and max(rewards) >= STILL_LEARNT * best:
         return None
     if max(entropies[-rules.patience :]) < rules.entropy_below:
         return f"token entropy collapsed to {entropies[-1]:.2g} nats {times}, answer reward {rewards[-1]:.3f}"

@@ -58,6 +58,7 @@ class Validation:
         self.samples: list[dict[str, Any]] = []
         self.outcomes: list[dict[str, Any]] = []
         self.ended: dict[str, Any] = {"diverged_step": None, "diverged_reason": "", "time_limit_step": None}
+        self._latest: list[Rollout] = []
         self._entropies: list[float] = []
         self._skipped = 0
         self.bar = tqdm(total=n, desc=run.name, unit="step", mininterval=1.0)
@@ -74,17 +75,20 @@ class Validation:
         self.bar.update(step - self.bar.n)
         for update in updates:
             self._skipped = self._skipped + 1 if update["skipped_update"] else 0
-        last = step == self.config.n_grpo_steps
         if step in self.steps:
-            self._evaluate(step, updates, last)
-        over = last or self._must_end(step)
+            self._evaluate(step, updates)
+        ended = self._must_end(step)
+        over = ended or step == self.config.n_grpo_steps
         if over and self.outcomes[-1]["step"] != step:
-            self._evaluate(step, updates, last=True)
+            self._evaluate(step, updates)
+        if step in self.sampled_steps or over:
+            self._keep_samples(step)
         return over
 
     def _must_end(self, step: int) -> bool:
         limit = self.config.wall_clock_limit_s
-        if limit is not None and time.perf_counter() - self.started > limit:
+        in_between = step < self.config.n_grpo_steps  # a limit that is passed in the last step has cut nothing short
+        if limit is not None and in_between and time.perf_counter() - self.started > limit:
             self.ended["time_limit_step"] = step
         if self.study.divergence is not None:
             reason = divergence(self.study.divergence, self.log.validations, self._entropies, self._skipped)
@@ -93,8 +97,8 @@ class Validation:
                 tqdm.write(f"step {step}: diverged, {reason}. The run ends here and is kept (`divergence:` in params.yaml).")
         return self.ended["diverged_step"] is not None or self.ended["time_limit_step"] is not None
 
-    def _evaluate(self, step: int, updates: list[dict[str, float]], last: bool) -> None:
-        rollouts = self._sample(self.problems)
+    def _evaluate(self, step: int, updates: list[dict[str, float]]) -> None:
+        self._latest = rollouts = self._sample(self.problems)
         metrics = summarize(rollouts)
         update = step * self.config.updates_per_rollout_batch
         best = max((row[REWARD] for row in self.log.validations[1:]), default=-1.0)
@@ -105,8 +109,6 @@ class Validation:
             if metrics["answer_reward"] > best:
                 self.keep_best({"step": step, "update": update, "answer_reward": metrics["answer_reward"]})
         self.bar.set_postfix_str(f"validation answer reward {metrics['answer_reward']:.3f}")
-        if step in self.sampled_steps or last:
-            self._keep_samples(step, rollouts[:SAMPLES])
 
     def _sample(self, problems: Sequence[Problem]) -> list[Rollout]:
         evaluation = self.study.evaluation
@@ -114,7 +116,8 @@ class Validation:
         groups = evaluate(self.engine, self.tokenizer, problems, self.config.prompt, sampling, evaluation.seed)
         return [rollout for (rollout,) in groups]
 
-    def _keep_samples(self, step: int, shown: list[Rollout]) -> None:
+    def _keep_samples(self, step: int) -> None:
+        shown = self._latest[:SAMPLES]
         records, _ = log_generations(
             self.tokenizer.batch_decode([r.prompt_ids for r in shown]),
             [r.completion.text for r in shown],

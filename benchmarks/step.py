@@ -1,0 +1,216 @@
+r"""Seconds of one GRPO step, beside TRL's GRPOTrainer on the same model, prompts, group size and lengths.
+
+``make bench-trl`` installs TRL beside the project's own environment and runs this. Both sample with the model in this
+process, train on their own rollouts, and take turns in one run, so that a slower minute of the machine meets both. A random
+reward makes every group train. The first step of each turn is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from grpo.cpu import fix_cpu_kernels, share_cpu_fairly
+
+fix_cpu_kernels()
+share_cpu_fairly()
+
+import torch  # noqa: E402
+
+from grpo.config import GrpoConfig  # noqa: E402
+from grpo.cpu import start_threads  # noqa: E402
+from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM, load_model, load_tokenizer, save_checkpoint  # noqa: E402
+from grpo.models.shared_prompt import SHARED_PROMPT  # noqa: E402
+from grpo.models.tokenizer import train_tokenizer  # noqa: E402
+from grpo.objective.advantages import normalize_within_groups  # noqa: E402
+from grpo.records import Problem, Rollout  # noqa: E402
+from grpo.rollout.engine import SamplingParams  # noqa: E402
+from grpo.rollout.transformers_engine import TransformersEngine  # noqa: E402
+from grpo.tasks.arithmetic import word_problems  # noqa: E402
+from grpo.training.learner import Batch, Learner  # noqa: E402
+
+Times = dict[str, list[float]]
+
+
+def make_model(folder: Path) -> None:
+    """A random Qwen2 model of 0.85M parameters with a tokenizer made from word problems."""
+    problems = word_problems(0, 4, validation=False)
+    tokenizer = train_tokenizer((next(problems).question for _ in range(2000)), 512)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=336,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    save_checkpoint(folder, Qwen2ForCausalLM(config), tokenizer)
+
+
+def make_prompts(tokenizer: Any, n: int, tokens: int) -> list[str]:
+    """Word problems one after the other, cut to ``tokens`` tokens."""
+    problems = word_problems(1, 4, validation=False)
+    texts = []
+    for _ in range(n):
+        ids: list[int] = []
+        while len(ids) < tokens:
+            ids += tokenizer(next(problems).question + " ", add_special_tokens=False)["input_ids"]
+        texts.append(tokenizer.decode(ids[:tokens]))
+    return texts
+
+
+def ours(folder: Path, settings: argparse.Namespace, packed: bool, turn: int) -> Times:
+    """One turn of this project's engine and learner; the loop is that of ``train_grpo`` without files and evaluation."""
+    tokenizer, model = load_tokenizer(folder), load_model(folder, attention=SHARED_PROMPT)
+    size = settings.prompts * settings.group
+    config = GrpoConfig(
+        rollout_batch_size=size,
+        train_batch_size=size,
+        group_size=settings.group,
+        gradient_accumulation_steps=1,
+        sampling_max_tokens=settings.new_tokens,
+        learning_rate=1e-5,
+    )
+    learner = Learner(model, config, tokenizer.pad_token_id, 16384 if packed else None)
+    engine = TransformersEngine(model, tokenizer)
+    sampling = SamplingParams(1.0, 1.0, settings.new_tokens, settings.new_tokens)
+    texts = make_prompts(tokenizer, settings.prompts, settings.prompt_tokens)
+    prompts = [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    times: Times = {"step": [], "learner": []}
+    for step in range(settings.steps + 1):
+        start = time.perf_counter()
+        groups = engine.generate(prompts, sampling, n=settings.group, seed=turn * 1000 + step)
+        problem = Problem("benchmark", "", "")
+        rollouts = [Rollout(problem, p, c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
+        rewards = torch.rand(size)
+        advantages = normalize_within_groups(rewards, settings.group, 1e-6, True)
+        sampled = time.perf_counter()
+        learner.update(Batch(rollouts, rewards, advantages))
+        end = time.perf_counter()
+        times["step"].append(end - start)
+        times["learner"].append(end - sampled)
+    return {key: values[1:] for key, values in times.items()}
+
+
+def trl(folder: Path, settings: argparse.Namespace) -> Times:
+    """One turn of TRL's trainer: no KL term, one update on each batch, generation in this process."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    tokenizer = load_tokenizer(folder)
+    texts = make_prompts(tokenizer, settings.prompts, settings.prompt_tokens)
+    size = settings.prompts * settings.group
+    times: Times = {"step": [], "learner": []}
+    generation = [0.0]
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.start, generation[0] = time.perf_counter(), 0.0
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            seconds = time.perf_counter() - self.start
+            times["step"].append(seconds)
+            times["learner"].append(seconds - generation[0])
+
+    class Timed(GRPOTrainer):  # type: ignore[misc]
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            start = time.perf_counter()
+            made = super()._generate_and_score_completions(inputs)
+            generation[0] += time.perf_counter() - start
+            return made
+
+    with tempfile.TemporaryDirectory() as out:
+        trainer = Timed(
+            model=load_model(folder),
+            processing_class=tokenizer,
+            reward_funcs=lambda completions, **_: [random.random() for _ in completions],
+            train_dataset=Dataset.from_dict({"prompt": texts * (settings.steps + 1)}),
+            args=GRPOConfig(
+                output_dir=out,
+                per_device_train_batch_size=size,
+                gradient_accumulation_steps=1,
+                num_generations=settings.group,
+                max_completion_length=settings.new_tokens,
+                generation_kwargs={"min_new_tokens": settings.new_tokens},
+                temperature=1.0,
+                beta=0.0,
+                loss_type="grpo",
+                learning_rate=1e-5,
+                max_steps=settings.steps + 1,
+                use_cpu=True,
+                bf16=False,
+                gradient_checkpointing=False,
+                report_to=[],
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+            ),
+            callbacks=[Clock()],
+        )
+        trainer.train()
+    return {key: values[1:] for key, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=108)
+    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=5, help="counted steps of each turn")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--without-trl", action="store_true", help="packed against padded only")
+    parser.add_argument("--out", type=Path, help="JSON file for the result")
+    settings = parser.parse_args()
+    start_threads(settings.threads)
+    ways: dict[str, Any] = {
+        "packed (the default)": lambda folder, turn: ours(folder, settings, True, turn),
+        "padded (the reference)": lambda folder, turn: ours(folder, settings, False, turn),
+    }
+    if not settings.without_trl:
+        ways["TRL"] = lambda folder, turn: trl(folder, settings)
+    measured: dict[str, Times] = {name: {"step": [], "learner": []} for name in ways}
+    with tempfile.TemporaryDirectory() as name:
+        make_model(Path(name))
+        for turn in range(settings.turns):
+            for way, run in ways.items():
+                for key, values in run(Path(name), turn).items():
+                    measured[way][key] += values
+    medians = {way: {key: statistics.median(values) for key, values in times.items()} for way, times in measured.items()}
+    base = medians["packed (the default)"]
+    print(f"{settings.prompts} prompts of {settings.prompt_tokens} tokens x {settings.group}, {settings.new_tokens} new tokens")
+    print(f"{'':24}{'step, s':>10}{'ratio':>8}{'learner, s':>12}{'ratio':>8}")
+    for way, times in medians.items():
+        cells = [f"{times[k]:>{w}.3f}{times[k] / base[k]:>8.2f}" for k, w in (("step", 10), ("learner", 12))]
+        print(f"{way:24}" + "".join(cells))
+    if settings.out:
+        packages = ("torch", "transformers", *([] if settings.without_trl else ["trl"]))
+        about = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": f"{platform.processor() or platform.machine()}, {settings.threads} threads",
+            "versions": {package: version(package) for package in packages},
+            "settings": {k: v for k, v in vars(settings).items() if k != "out"},
+        }
+        settings.out.parent.mkdir(parents=True, exist_ok=True)
+        settings.out.write_text(json.dumps({**about, "median_seconds": medians}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

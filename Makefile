@@ -6,7 +6,7 @@ export PATH := $(BIN):$(PATH)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test test-slow lint format ui bench report clean
+.PHONY: help install repro test test-slow lint format ui bench bench-trl report clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +43,14 @@ ui: install ## Open the MLflow UI of all runs on http://127.0.0.1:5000
 bench: install ## Measure the grader beside plain math-verify
 	python benchmarks/grader.py
 
+bench-trl: install ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
+	@test -x .venv-bench/bin/python || { $(PYTHON) -m venv .venv-bench && \
+		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-bench/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
+	@.venv-bench/bin/pip install --quiet --constraint constraints.txt 'trl==1.16.0'
+	.venv-bench/bin/python benchmarks/step.py
+
 report: install ## Draw figures, tables and write-up again from the results at hand
-	dvc repro --force --single-item tables figures writeup
+	dvc repro --force --single-item claims tables figures timing writeup
 
 clean: ## Remove results and tracking; keeps the environment and DVC's cache
 	rm -rf data reports mlruns mlflow.db* .stamps logs

@@ -41,7 +41,7 @@ from grpo.training.learner import Batch, Learner  # noqa: E402
 Times = dict[str, list[float]]
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: Path, context: int = 512) -> None:
     """A random Qwen2 model of 0.85M parameters with a tokenizer made from word problems."""
     problems = word_problems(0, 4, validation=False)
     tokenizer = train_tokenizer((next(problems).question for _ in range(2000)), 512)
@@ -53,7 +53,7 @@ def make_model(folder: Path) -> None:
         num_attention_heads=4,
         num_key_value_heads=4,
         intermediate_size=336,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=0,

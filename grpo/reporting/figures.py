@@ -27,6 +27,8 @@ PANELS = (
     ("history", "loss", "loss"),
     ("history", "clip_fraction", "share of clipped tokens"),
 )
+# Where no ratio moved there is nothing to clip; a group of equal rewards trains nothing either.
+WITHOUT_CLIPPING = (*PANELS[:-1], ("history", "train/zero_signal_fraction", "share of groups without signal"))
 KL_PANELS = (
     ("history", "kl/per_token", "KL per token, sampled estimate (nats)"),
     ("history", "kl/per_token_low_variance", "KL per token, low-variance estimate"),
@@ -65,12 +67,14 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
     grid = figure.add_gridspec(2, 5)
     main = figure.add_subplot(grid[:, :2])
     axes = [main, *(figure.add_subplot(grid[i // 3, 2 + i % 3]) for i in range(6))]
-    details = KL_PANELS if "kl/per_token" in runs[0].history else PANELS
+    details = PANELS if any(run.history["clip_fraction"].any() for run in runs) else WITHOUT_CLIPPING
+    if "kl/per_token" in runs[0].history:
+        details = KL_PANELS
     panels = (("validation", REWARD, "validation answer reward"), *details)
     for axis, (table, column, title) in zip(axes, panels, strict=True):
         for colour, (arm, of_arm) in zip(COLOURS, by_arm(runs).items(), strict=False):
             label = f"{arm} (winner)" if arm == selection["winner"] else arm
-            _draw_curve(axis, mean_curve(of_arm, table, column), colour, label)
+            _draw_curve(axis, mean_curve(of_arm, table, column), colour, label, marked=table == "validation")
             for run in of_arm if axis is main else []:
                 mark_divergence(axis, run, colour)
         axis.set_title(title, fontsize=11 if axis is main else 9)
@@ -99,14 +103,14 @@ def mark_divergence(axis: Axes, run: Run, colour: str, x: float | None = None) -
         axis.plot([at], [run.validation[REWARD].iloc[-1]], marker="X", color=colour, markersize=9, linestyle="none")
 
 
-def _draw_curve(axis: Axes, curve: pd.DataFrame, colour: str, label: str) -> None:
+def _draw_curve(axis: Axes, curve: pd.DataFrame, colour: str, label: str, marked: bool) -> None:
     axis.plot(
         curve.index,
         curve["mean"],
         color=colour,
         label=label,
         linewidth=1.5,
-        marker="o" if len(curve) < 30 else None,
+        marker="o" if marked else None,
         markersize=3,
     )
     if (curve["max"] > curve["min"]).any():

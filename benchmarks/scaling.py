@@ -1,0 +1,126 @@
+r"""What one update of the learner costs as groups, prompts and responses grow: packed rows beside padded microbatches.
+
+``python benchmarks/scaling.py`` prints a table, and draws it into benchmarks/results/. Both ways see the same random rollouts
+and take turns; the median of a few updates counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from grpo.cpu import fix_cpu_kernels, share_cpu_fairly, start_threads
+
+fix_cpu_kernels()
+share_cpu_fairly()
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch  # noqa: E402
+from step import make_model  # noqa: E402
+
+from grpo.config import GrpoConfig  # noqa: E402
+from grpo.models.checkpoint import load_model  # noqa: E402
+from grpo.models.shared_prompt import SHARED_PROMPT  # noqa: E402
+from grpo.records import Completion, Problem, Rollout  # noqa: E402
+from grpo.training.learner import Batch, Learner  # noqa: E402
+
+RESPONSES = 32  # in a batch, however large its groups
+USUAL = {"group size": 8, "prompt length": 100, "response length": 100}
+VARIED = {
+    "group size": [1, 2, 4, 8, 16, 32],
+    "prompt length": [1, 100, 300, 1000],
+    "response length": [10, 30, 100, 300, 1000],
+}
+
+
+def rollouts(group: int, prompt: int, response: int) -> list[Rollout]:
+    """Random rollouts whose lengths spread evenly from a half to one and a half times ``response``."""
+    rng = random.Random(0)
+    made = []
+    for g in range(RESPONSES // group):
+        ids = tuple(rng.randrange(1, 400) for _ in range(prompt))
+        for i in range(group):
+            n = max(1, round(response * (0.5 + (g * group + i) / max(1, RESPONSES - 1))))
+            completion = Completion(tuple(rng.randrange(1, 400) for _ in range(n)), "", (0.0,) * n, "stop")
+            made.append(Rollout(Problem("p", "", ""), ids, completion, {}))
+    return made
+
+
+def seconds(learners: dict[str, Learner], batch: Batch, repeats: int) -> dict[str, float]:
+    """Median seconds of an update, both ways in turn."""
+    times: dict[str, list[float]] = {name: [] for name in learners}
+    for _ in range(repeats + 1):
+        for name, learner in learners.items():
+            start = time.perf_counter()
+            learner.update(batch)
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values[1:]) for name, values in times.items()}
+
+
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    for i, what in enumerate(VARIED):
+        axis = figure.add_subplot(1, 3, i + 1)
+        of_kind = [row for row in rows if row["varied"] == what]
+        for way, colour in (("packed", "#0072B2"), ("padded", "#D55E00")):
+            axis.plot([r["value"] for r in of_kind], [r[way] for r in of_kind], marker="o", color=colour, label=way)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel(what)
+        axis.set_ylabel("seconds of an update")
+        others = ", ".join(f"{name} {value}" for name, value in USUAL.items() if name != what)
+        axis.set_title(f"{RESPONSES} responses, {others}", fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=9)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    settings = parser.parse_args()
+    start_threads(settings.threads)
+    config = GrpoConfig(rollout_batch_size=RESPONSES, train_batch_size=RESPONSES, group_size=8, gradient_accumulation_steps=4)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        make_model(Path(name), context=3000)
+        learners = {
+            way: Learner(load_model(Path(name), attention=SHARED_PROMPT), config, 0, budget)
+            for way, budget in (("packed", 16384), ("padded", None))
+        }
+        print(f"{'':>16}{'':>8}{'packed, s':>11}{'padded, s':>11}{'ratio':>7}")
+        for what, values in VARIED.items():
+            for value in values:
+                group, prompt, response = (USUAL | {what: value}).values()
+                batch = Batch(rollouts(group, prompt, response), torch.ones(RESPONSES), torch.randn(RESPONSES))
+                took = seconds(learners, batch, settings.repeats)
+                rows.append({"varied": what, "value": value, **took})
+                ratio = took["padded"] / took["packed"]
+                print(f"{what:>16}{value:>8}{took['packed']:>11.3f}{took['padded']:>11.3f}{ratio:>7.2f}", flush=True)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    draw(rows).savefig(settings.out / "scaling.png", dpi=110, metadata={"Software": None})
+    about = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.processor() or platform.machine()}, {settings.threads} threads",
+        "versions": {package: version(package) for package in ("torch", "transformers")},
+        "rows": rows,
+    }
+    (settings.out / "scaling.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

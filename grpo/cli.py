@@ -104,6 +104,15 @@ def compare(
     print(compare_files(first, second))
 
 
+@app.command("training_inputs")
+def training_inputs() -> None:
+    """Stage: note the settings and the code that all runs share, so that they run again when these change."""
+    from grpo.inputs import write_training_inputs
+    from grpo.study import load_study
+
+    write_training_inputs(load_study())
+
+
 @app.command("train")
 def train(
     experiment: Experiment,

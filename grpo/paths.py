@@ -10,6 +10,7 @@ from pathlib import Path
 MODEL = Path("data/model")
 TRAIN = Path("data/dataset/train.jsonl")
 VALIDATION = Path("data/dataset/validation.jsonl")
+TRAINING_INPUTS = Path("data/training_inputs.json")
 BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
 RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run

@@ -363,7 +363,7 @@ def test_dvc_has_a_stage_for_every_run(stages: dict[str, Any], experiment: str) 
 
 def test_dvc_selects_in_every_experiment(stages: dict[str, Any]) -> None:
     assert stages["select"]["foreach"] == list(EXPERIMENTS)
-    assert {name for name, stage in stages.items() if "grpo train" in str(stage.get("cmd"))} == set(EXPERIMENTS)
+    assert {name for name, stage in stages.items() if "grpo train " in str(stage.get("cmd"))} == set(EXPERIMENTS)
 
 
 def test_dvc_names_everything_that_a_run_depends_on(
@@ -374,10 +374,9 @@ def test_dvc_names_everything_that_a_run_depends_on(
     files, matrix = {"model", "train", "validation"}, {"seed"}
     sections = {"grpo" if key == "config" else key for key in set(identity) - files - matrix}
     expected = (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]}
+    assert set(stages["training_inputs"]["params"]) == expected
     for experiment in EXPERIMENTS:
-        (common,) = (entry["params.yaml"] for entry in stages[experiment]["params"] if "params.yaml" in entry)
-        assert set(common) == expected
-        assert {"data/model", "data/dataset"} <= set(stages[experiment]["deps"])
+        assert stages[experiment]["deps"] == ["data/model", "data/dataset", "data/training_inputs.json"]
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

@@ -19,7 +19,7 @@ from grpo.experiments import EXPERIMENTS, needed_selections
 from grpo.study import load_study
 
 ROOT = Path(__file__).parents[1]
-STAGES = 43  # 4 before training, 23 runs, 11 selections, 5 of the report
+STAGES = 44  # 5 before training, 23 runs, 11 selections, 5 of the report
 REPORT = {"claims", "tables", "figures", "timing", "writeup"}
 # What holds wall-clock figures or MLflow ids, and so differs between two equal studies.
 DIFFERS = ("data/timing", "reports/timing", "reports/writeup.md")

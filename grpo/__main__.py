@@ -1,5 +1,5 @@
 """`python -m grpo`."""
 
-from grpo.cli import main
+from grpo.cli import entry
 
-main()
+entry()

@@ -57,7 +57,7 @@ class MlflowRun:
 
     def tag(self, **tags: Any) -> None:
         """Set tags."""
-        self._submit(lambda: [self._client.set_tag(self._run_id, key, value) for key, value in tags.items()])
+        self._submit(self._tag, {key: str(value) for key, value in tags.items()})
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         """Keep a copy of a file with the run."""
@@ -95,6 +95,11 @@ class MlflowRun:
         for start in range(0, len(pending), 1000):  # MLflow takes at most 1,000 metrics a call
             self._client.log_batch(self._run_id, metrics=[Metric(*m) for m in pending[start : start + 1000]])
 
+    def _tag(self, tags: dict[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(self._run_id, tags=[RunTag(*tag) for tag in tags.items()])
+
     def _start(self, experiment: str, name: str, params: dict[str, Any], tags: dict[str, Any]) -> None:
         from filelock import FileLock
         from mlflow.tracking import MlflowClient
@@ -112,8 +117,10 @@ class MlflowRun:
                 experiment_id = found.experiment_id
         run = self._client.create_run(experiment_id, run_name=name, tags={k: str(v) for k, v in (tags | source_tags()).items()})
         self._run_id = run.info.run_id
-        for key, value in params.items():
-            self._client.log_param(self._run_id, key, value)
+        from mlflow.entities import Param
+
+        # One transaction for all: each costs the database a write to disk.
+        self._client.log_batch(self._run_id, params=[Param(key, str(value)) for key, value in params.items()])
 
 
 def source_tags() -> dict[str, str]:

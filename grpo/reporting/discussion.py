@@ -16,45 +16,45 @@ SPIKE = 5.0  # times the median: a step whose KL estimate stands out
 
 
 def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
-    """Which arm leads, by how much, whether that can be told from noise, and what the arms' other curves did."""
+    """Two to five sentences: which arm leads, by how much, whether that can be told from noise, and what the curves did."""
     arms = by_arm(runs)
     candidates = {c["arm"]: c for c in selection["candidates"]}
     leader = candidates[selection["leader"]]
     others = sorted((c for c in candidates.values() if c is not leader), key=lambda c: -c["value"])
-    sentences = [_leader(leader, others)]
-    apart = [c for c in others if not c["diverged"] and c["behind"]["low"] > 0]
     failed = [c for c in others if c["diverged"] or _has_collapsed(arms[c["arm"]], c, leader)]
-    sentences += [_failure(arms[c["arm"]], c) for c in failed]
-    lagged = [c for c in apart if c not in failed and c is not others[0]]
-    if lagged:
-        sentences.append(
-            "Also apart from it: " + "; ".join(f"{c['arm']}, {format_interval(c['behind'])} below" for c in lagged) + "."
-        )
+    apart = [c for c in others[1:] if c not in failed and c["behind"]["low"] > 0]
+    sentences = [_leader(leader, others)]
+    if failed:
+        sentences.append("; ".join(_failure(arms[c["arm"]], c) for c in failed) + ".")
+    if apart:
+        below = "; ".join(f"{c['arm']}, {format_interval(c['behind'])} below" for c in apart)
+        sentences.append(f"Also apart from {leader['arm']}: {below}.")
     sentences.append(_movement(arms, leader["arm"]))
-    if any(run.history["clip_fraction"].any() or (run.history["ratio_max"] != 1).any() for run in runs):
-        sentences.append(_ratios(arms))
     if "kl/per_token" in runs[0].history:
         sentences.append(_drift(runs))
-    if selection["pinned"]:
-        sentences.append(f"The winner is {selection['winner']}, {selection['reason']}.")
+    elif any((run.history["ratio_max"] != 1).any() for run in runs):
+        sentences.append(_ratios(arms))
     return " ".join(sentences)
 
 
 def _leader(leader: dict[str, Any], others: list[dict[str, Any]]) -> str:
     n = len(leader["runs"])
     runs = f"{n} run{'s' if n > 1 else ''} an arm"
-    text = f"{leader['arm']} leads with a validation answer reward of {format_interval(leader)}, {runs}"
     if not others:
-        return text.replace(" leads with", " has") + "."
+        return f"{leader['arm']} has a validation answer reward of {format_interval(leader)}, {n} run{'s' if n > 1 else ''}."
     second, behind = others[0], others[0]["behind"]
-    text += f", {format_interval(behind)} above {second['arm']} ({second['value']:.3f})"
+    text = (
+        f"{leader['arm']} leads with a validation answer reward of {format_interval(leader)}, {runs}, "
+        f"{format_interval(behind)} above {second['arm']} ({second['value']:.3f}): "
+    )
     if behind["low"] > 0:
-        return f"{text}: the interval of the difference lies above zero."
-    if behind["high"] < 0:
-        return f"{text}: that arm did better, but a run of it diverged."
+        return text + "the interval of the difference lies above zero."
+    if second["diverged"] and behind["value"] < 0:
+        return text + "that arm did better, but a run of it diverged."
     return (
-        f"{text}: the interval contains zero, so these runs cannot tell the two apart. A difference of "
-        f"{behind['detectable']:.3f} would have been found with a chance of 0.8, a smaller one more rarely."
+        text
+        + f"the interval contains zero, so these runs cannot tell the two apart; a difference of {behind['detectable']:.3f} "
+        "would have been found with a chance of 0.8, a smaller one more rarely."
     )
 
 
@@ -68,13 +68,13 @@ def _failure(runs: list[Run], candidate: dict[str, Any]) -> str:
         stopped = [run for run in runs if run.metrics["diverged_step"] is not None]
         which = "" if len(stopped) == len(runs) else f" in {len(stopped)} of {len(runs)} runs"
         ends = "; ".join(f"step {run.metrics['diverged_step']}: {run.metrics['diverged_reason']}" for run in stopped)
-        return f"{candidate['arm']} diverged{which} and was stopped ({ends})."
+        return f"{candidate['arm']} diverged{which} and was stopped ({ends})"
     best = max(runs, key=lambda run: run.metrics["best/answer_reward"])
     return (
         f"{candidate['arm']} collapsed: it reached {best.metrics['best/answer_reward']:.3f} at step "
-        f"{best.metrics['best/step']} and counts with {candidate['value']:.3f}; its format reward ended at "
-        f"{_mean(runs, lambda run: run.metrics['val/format_reward']):.3f}, its largest gradient norm was "
-        f"{max(run.history['gradient_norm'].max() for run in runs):.2f}."
+        f"{best.metrics['best/step']} and counts with {candidate['value']:.3f}, its format reward ended at "
+        f"{_mean(runs, lambda run: run.metrics['val/format_reward']):.3f}, and its largest gradient norm was "
+        f"{max(run.history['gradient_norm'].max() for run in runs):.2f}"
     )
 
 
@@ -89,7 +89,7 @@ def _movement(arms: dict[str, list[Run]], leader: str) -> str:
     length = _mean(runs, lambda r: r.validation["val/response_length"].iloc[0])
     entropy = _mean(runs, lambda r: r.history["token_entropy"].iloc[0])
     return (
-        f"In {leader} the reward went from {start:.3f} to {end:.3f}. Token entropy began at {entropy:.3f} nats there and "
+        f"In {leader} the reward went from {start:.3f} to {end:.3f}; token entropy began at {entropy:.3f} nats there and "
         f"ended at {across(lambda r: r.history['token_entropy'].iloc[-1], 3)}; response length began at {length:.1f} tokens "
         f"and ended at {across(lambda r: r.validation['val/response_length'].iloc[-1], 1)}; the median gradient norm was "
         f"{across(lambda r: r.history['gradient_norm'].median(), 2)}."

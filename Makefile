@@ -47,7 +47,7 @@ bench-trl: install ## Measure a GRPO step beside TRL's, which is installed into 
 	@test -x .venv-bench/bin/python || { $(PYTHON) -m venv .venv-bench && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-bench/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@.venv-bench/bin/pip install --quiet --constraint constraints.txt 'trl==1.16.0'
-	.venv-bench/bin/python benchmarks/step.py
+	PYTHONPATH=. .venv-bench/bin/python benchmarks/step.py --out benchmarks/results/step.json
 
 report: install ## Draw figures, tables and write-up again from the results at hand
 	dvc repro --force --single-item claims tables figures timing writeup

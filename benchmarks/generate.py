@@ -20,7 +20,7 @@ share_cpu_fairly()
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch  # noqa: E402
-from step import make_model, make_prompts  # noqa: E402
+from step import add_shape, make_model, make_prompts  # noqa: E402
 
 from grpo.models.checkpoint import load_model, load_tokenizer  # noqa: E402
 from grpo.rollout.engine import SamplingParams  # noqa: E402
@@ -29,13 +29,9 @@ from grpo.rollout.transformers_engine import TransformersEngine  # noqa: E402
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=108)
-    parser.add_argument("--new-tokens", type=int, default=48)
+    add_shape(parser)
     parser.add_argument("--early-stops", type=float, default=0.0, help="chance of each token to end its sequence, roughly")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
     settings = parser.parse_args()
     start_threads(settings.threads)
     with tempfile.TemporaryDirectory() as name:

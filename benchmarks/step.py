@@ -167,15 +167,20 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
     return {key: values[1:] for key, values in times.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """The size of a rollout batch, and the threads it is computed with."""
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=108)
     parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--threads", type=int, default=2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_shape(parser)
     parser.add_argument("--steps", type=int, default=5, help="counted steps of each turn")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--without-trl", action="store_true", help="packed against padded only")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     settings = parser.parse_args()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,11 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
     Raises:
         UserError: a run of the experiment is missing.
     """
-    scores = {arm: _scores(study, experiment, arm) for arm in study.experiments[experiment].arms}
+    last_k = study.selection.last_k
+    scores = {
+        arm: np.stack([mean_of_last(read_outcomes(experiment, arm, seed), last_k) for seed in study.seeds])
+        for arm in study.experiments[experiment].arms
+    }
     candidates = [_candidate(study, experiment, arm, scores[arm]) for arm in scores]
     eligible = [c for c in candidates if not c["diverged"]] or candidates
     leader = max(eligible, key=lambda candidate: candidate["value"])  # max keeps the first of equals
@@ -56,7 +59,7 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         "pinned": pinned is not None,
         "reason": _reason(leader, tied, best, pinned) + _left_out(candidates, eligible),
         "metric": METRIC,
-        "last_k": study.selection.last_k,
+        "last_k": last_k,
         "value": winner["value"],
         "low": winner["low"],
         "high": winner["high"],
@@ -84,25 +87,28 @@ def read_selections(experiment: str) -> list[dict[str, Any]]:
     return [read_json(paths.SELECT / f"{name}.json", made_by=f"select@{name}") for name in needed_selections(experiment)]
 
 
-def outcomes_of_last(folder: Path, last_k: int) -> NDArray[np.float64]:
-    """For each validation problem the mean answer reward over a run's last ``last_k`` evaluations: (problems,).
+def read_outcomes(experiment: str, arm: str, seed: int) -> NDArray[np.float64]:
+    """Answer reward of each problem in each evaluation of a run, the untrained one first: (evaluations, problems).
+
+    Raises:
+        UserError: the run is missing; the message names the stage that makes it.
+    """
+    folder = paths.RUNS / experiment / f"{arm}-{seed}"
+    if not (folder / "outcomes.jsonl").exists():
+        raise UserError(f"{folder}: holds no finished run. Run `dvc repro {experiment}@{arm}-{seed}` to make it.")
+    lines = (folder / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()
+    return np.array([json.loads(line)["answer_reward"] for line in lines], dtype=float)
+
+
+def mean_of_last(outcomes: NDArray[np.float64], last_k: int) -> NDArray[np.float64]:
+    """The number that counts, by problem: mean answer reward over a run's last ``last_k`` evaluations, (problems,).
 
     The first, untrained evaluation never counts.
+
+    Args:
+        outcomes: (evaluations, problems), as :func:`read_outcomes` gives them.
     """
-    lines = (folder / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()[1:]
-    rewards = np.array([json.loads(line)["answer_reward"] for line in lines[-last_k:]], dtype=float)
-    return np.asarray(rewards.mean(axis=0))
-
-
-def _scores(study: Study, experiment: str, arm: str) -> NDArray[np.float64]:
-    """(runs, problems)"""
-    rows = []
-    for seed in study.seeds:
-        folder = paths.RUNS / experiment / f"{arm}-{seed}"
-        if not (folder / "outcomes.jsonl").exists():
-            raise UserError(f"{folder}: holds no finished run. Run `dvc repro {experiment}@{arm}-{seed}` to make it.")
-        rows.append(outcomes_of_last(folder, study.selection.last_k))
-    return np.stack(rows)
+    return np.asarray(outcomes[1:][-last_k:].mean(axis=0))
 
 
 def _candidate(study: Study, experiment: str, arm: str, scores: NDArray[np.float64]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class Learner(Section):
 
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    max_tokens_per_microbatch: PositiveInt | None = 16384
+    max_tokens_per_microbatch: PositiveInt | None = None
     gradient_checkpointing: bool = False
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from grpo.errors import UserError
 from grpo.experiments import EXPERIMENTS, RANKED_BY
-from grpo.selection import outcomes_of_last, read_selections, select, winner_file
+from grpo.selection import mean_of_last, read_outcomes, read_selections, select, winner_file
 from grpo.study import Experiment, Study
 
 EXPERIMENT = "grpo_learning_rate"
@@ -125,7 +125,7 @@ def test_the_untrained_evaluation_never_counts(study: Study) -> None:
 )
 def test_mean_of_each_problem_over_the_last_k(last_k: int, expected: list[float]) -> None:
     write_run("low", [[1, 1, 1], [0, 0, 1], [1, 1, 0], [1, 0, 0]])
-    assert outcomes_of_last(Path(f"data/runs/{EXPERIMENT}/low-0"), last_k) == pytest.approx(np.array(expected))
+    assert mean_of_last(read_outcomes(EXPERIMENT, "low", 0), last_k) == pytest.approx(np.array(expected))
 
 
 def test_last_k_decides(study: Study) -> None:

@@ -39,12 +39,12 @@ def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
 
 def _leader(leader: dict[str, Any], others: list[dict[str, Any]]) -> str:
     n = len(leader["runs"])
-    runs = f"{n} run{'s' if n > 1 else ''} an arm"
+    runs = f"{n} run{'s' if n > 1 else ''}"
     if not others:
-        return f"{leader['arm']} has a validation answer reward of {format_interval(leader)}, {n} run{'s' if n > 1 else ''}."
+        return f"{leader['arm']} has a validation answer reward of {format_interval(leader)}, {runs}."
     second, behind = others[0], others[0]["behind"]
     text = (
-        f"{leader['arm']} leads with a validation answer reward of {format_interval(leader)}, {runs}, "
+        f"{leader['arm']} leads with a validation answer reward of {format_interval(leader)}, {runs} an arm, "
         f"{format_interval(behind)} above {second['arm']} ({second['value']:.3f}): "
     )
     if behind["low"] > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo import paths
-from grpo.errors import UserError
 from grpo.experiments import EXPERIMENTS
 from grpo.files import read_json
+from grpo.selection import mean_of_last, read_outcomes
 from grpo.study import Study, read_yaml
 
 REWARD = "val/answer_reward"
@@ -58,9 +57,6 @@ def read_run(experiment: str, arm: str, seed: int) -> Run:
     """
     folder = paths.RUNS / experiment / f"{arm}-{seed}"
     made_by = f"{experiment}@{arm}-{seed}"
-    if not (folder / "outcomes.jsonl").exists():
-        raise UserError(f"{folder}: holds no finished run. Run `dvc repro {made_by}` to make it.")
-    lines = (folder / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()
     return Run(
         experiment,
         arm,
@@ -69,7 +65,7 @@ def read_run(experiment: str, arm: str, seed: int) -> Run:
         config=read_yaml(folder / "config.yaml"),
         history=pd.read_csv(folder / "history.csv"),
         validation=pd.read_csv(folder / "validation.csv"),
-        outcomes=np.array([json.loads(line)["answer_reward"] for line in lines], dtype=float),
+        outcomes=read_outcomes(experiment, arm, seed),
     )
 
 
@@ -93,13 +89,11 @@ def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
 
 
 def final_scores(runs: list[Run], last_k: int) -> NDArray[np.float64]:
-    """The number that counts, by run and problem: mean answer reward over a run's last evaluations, (runs, problems).
+    """The number that counts, by run and problem, of the runs of one arm: (runs, problems).
 
-    Args:
-        runs: those of one arm.
-        last_k: how many evaluations; the untrained one never counts.
+    See :func:`grpo.selection.mean_of_last`.
     """
-    return np.stack([run.outcomes[1:][-last_k:].mean(axis=0) for run in runs])
+    return np.stack([mean_of_last(run.outcomes, last_k) for run in runs])
 
 
 def first_scores(runs: list[Run]) -> NDArray[np.float64]:

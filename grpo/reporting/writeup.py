@@ -65,10 +65,8 @@ def _section(study: Study, experiment: str, lock: dict[str, Any]) -> dict[str, A
 def _origins(runs: list[Run]) -> list[str]:
     """Whose winners' values the runs hold, and which arms of a sweep they took theirs from, in the experiments' order."""
     sources = {v["from"] for run in runs for v in run.config["config"].values()}
-    wanted = [(f"winner of {name} (", f"of {name} (") for name in EXPERIMENTS]
-    return [
-        s for winner, rank in wanted for s in sorted(sources) if s.startswith(winner) or (s.startswith("rank ") and rank in s)
-    ]
+    chosen = sorted(source for source in sources if source.startswith(("winner of ", "rank ")))
+    return [source for name in EXPERIMENTS for source in chosen if f" of {name} (" in source]
 
 
 def _entry(study: Study, run: Run) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from step import make_model  # noqa: E402
 
 from grpo.config import GrpoConfig  # noqa: E402
 from grpo.models.checkpoint import load_model  # noqa: E402
-from grpo.models.shared_prompt import SHARED_PROMPT  # noqa: E402
 from grpo.records import Completion, Problem, Rollout  # noqa: E402
 from grpo.training.learner import Batch, Learner  # noqa: E402
 
@@ -99,7 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name), context=3000)
         learners = {
-            way: Learner(load_model(Path(name), attention=SHARED_PROMPT), config, 0, budget)
+            way: Learner(load_model(Path(name)), config, 0, budget)
             for way, budget in (("packed", 16384), ("padded", None))
         }
         print(f"{'':>16}{'':>8}{'packed, s':>11}{'padded, s':>11}{'ratio':>7}")

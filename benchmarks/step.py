@@ -29,7 +29,6 @@ import torch  # noqa: E402
 from grpo.config import GrpoConfig  # noqa: E402
 from grpo.cpu import start_threads  # noqa: E402
 from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM, load_model, load_tokenizer, save_checkpoint  # noqa: E402
-from grpo.models.shared_prompt import SHARED_PROMPT  # noqa: E402
 from grpo.models.tokenizer import train_tokenizer  # noqa: E402
 from grpo.objective.advantages import normalize_within_groups  # noqa: E402
 from grpo.records import Problem, Rollout  # noqa: E402
@@ -76,7 +75,7 @@ def make_prompts(tokenizer: Any, n: int, tokens: int) -> list[str]:
 
 def ours(folder: Path, settings: argparse.Namespace, packed: bool, turn: int) -> Times:
     """One turn of this project's engine and learner; the loop is that of ``train_grpo`` without files and evaluation."""
-    tokenizer, model = load_tokenizer(folder), load_model(folder, attention=SHARED_PROMPT)
+    tokenizer, model = load_tokenizer(folder), load_model(folder)
     size = settings.prompts * settings.group
     config = GrpoConfig(
         rollout_batch_size=size,
@@ -135,9 +134,11 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
             generation[0] += time.perf_counter() - start
             return made
 
+    model = load_model(folder)
+    model.set_attn_implementation("sdpa")
     with tempfile.TemporaryDirectory() as out:
         trainer = Timed(
-            model=load_model(folder),
+            model=model,
             processing_class=tokenizer,
             reward_funcs=lambda completions, **_: [random.random() for _ in completions],
             train_dataset=Dataset.from_dict({"prompt": texts * (settings.steps + 1)}),

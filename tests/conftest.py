@@ -50,6 +50,7 @@ def fresh_model(tokenizer: Any) -> Any:
     import torch
 
     from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM
+    from grpo.models.shared_prompt import SHARED_PROMPT
 
     torch.set_num_threads(1)  # a second thread costs more than it saves on so small a model
     torch.manual_seed(0)
@@ -67,7 +68,9 @@ def fresh_model(tokenizer: Any) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen2ForCausalLM(config).eval()
+    model = Qwen2ForCausalLM(config).eval()
+    model.set_attn_implementation(SHARED_PROMPT)  # as load_model does
+    return model
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grpo.errors import UserError
 from grpo.records import Completion
+from grpo.models.prefix_attention import SharedPrefix
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 
@@ -280,18 +281,18 @@ class ScriptedModel(torch.nn.Module):
         super().__init__()
         self.scripts, self.vocabulary, self.fallback = scripts, vocabulary, fallback
 
-    def forward(self, ids: Tensor, past_key_values: Any, **_: Any) -> Any:
+    def forward(self, ids: Tensor, past_key_values: Any, shared: SharedPrefix | None = None, **_: Any) -> Any:
         keys = ids[:, None, :, None].float()
-        if past_key_values.get_seq_length() == 0:
-            self.width = ids.shape[1]
-        history, _ = past_key_values.update(keys, keys, 0)
-        said = history.shape[2] - self.width
+        seen, _ = past_key_values.update(keys, keys, 0)
         logits = torch.zeros(len(ids), ids.shape[1], self.vocabulary)
         logits[:, :, self.fallback] = 50.0
-        for row, last_prompt_token in enumerate(history[:, 0, self.width - 1, 0].long().tolist()):
-            script = self.scripts[last_prompt_token]
-            if said < len(script):
-                logits[row, -1, script[said]] = 100.0
+        for row in range(len(ids)):
+            prompt = seen[row] if shared is None else shared.keys[0][shared.prompt_of[row]]
+            said = [] if shared is None else seen[row, 0, :, 0].long().tolist()
+            script = self.scripts[int(prompt[0, -1, 0])]
+            in_place = all(token in (wanted, self.fallback) for token, wanted in zip(said, script, strict=False))
+            if len(said) < len(script) and in_place:
+                logits[row, -1, script[len(said)]] = 100.0
         return SimpleNamespace(logits=logits)
 
 

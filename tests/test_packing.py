@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from grpo.config import GrpoConfig
-from grpo.models.shared_prompt import SHARED_PROMPT
 from grpo.objective import chunked
 from grpo.objective.chunked import chunked_log_probs
 from grpo.records import Completion, Problem, Rollout
@@ -25,14 +24,6 @@ from grpo.training.packing import fill_rows, pack
 LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
 NORMALIZATIONS = ("masked_mean", "masked_normalize", "microbatch_longest")
 BUDGETS = (1, 25, 60, 10_000)
-
-
-@pytest.fixture(scope="module")
-def packing_model(fresh_model: Any) -> Any:
-    """The tiny model (grouped-query attention) with shared-prompt attention; not to be changed."""
-    model = copy.deepcopy(fresh_model)
-    model.set_attn_implementation(SHARED_PROMPT)
-    return model
 
 
 def rollouts_of(lengths: list[list[int]], prompts: list[int], vocabulary: int, seed: int = 0) -> list[Rollout]:
@@ -85,18 +76,18 @@ PROMPTS = [7, 1, 4, 12]
 
 
 @pytest.mark.parametrize(("loss", "normalization"), list(itertools.product(LOSSES, NORMALIZATIONS)))
-def test_gradients_equal_the_padded_ones(packing_model: Any, loss: str, normalization: str) -> None:
-    rollouts = rollouts_of(LENGTHS, PROMPTS, packing_model.config.vocab_size)
+def test_gradients_equal_the_padded_ones(fresh_model: Any, loss: str, normalization: str) -> None:
+    rollouts = rollouts_of(LENGTHS, PROMPTS, fresh_model.config.vocab_size)
     settings = {"loss_type": loss, "length_normalization": normalization, "gradient_accumulation_steps": 4}
-    expected = gradient(packing_model, rollouts, None, **settings)
+    expected = gradient(fresh_model, rollouts, None, **settings)
     for budget in BUDGETS:
-        assert_equal_gradients(gradient(packing_model, rollouts, budget, **settings), expected)
+        assert_equal_gradients(gradient(fresh_model, rollouts, budget, **settings), expected)
 
 
-def test_microbatch_longest_goes_by_the_microbatches_and_not_by_the_rows(packing_model: Any) -> None:
-    rollouts = rollouts_of(LENGTHS, PROMPTS, packing_model.config.vocab_size)
+def test_microbatch_longest_goes_by_the_microbatches_and_not_by_the_rows(fresh_model: Any) -> None:
+    rollouts = rollouts_of(LENGTHS, PROMPTS, fresh_model.config.vocab_size)
     by_steps = [
-        gradient(packing_model, rollouts, 10_000, length_normalization="microbatch_longest", gradient_accumulation_steps=n)[0]
+        gradient(fresh_model, rollouts, 10_000, length_normalization="microbatch_longest", gradient_accumulation_steps=n)[0]
         for n in (1, 4)
     ]
     assert (by_steps[0] - by_steps[1]).norm() / by_steps[1].norm() > 1e-2
@@ -112,57 +103,57 @@ def test_microbatch_longest_goes_by_the_microbatches_and_not_by_the_rows(packing
     seed=st.integers(0, 1000),
 )
 def test_gradients_equal_for_any_lengths(
-    packing_model: Any, lengths: list[list[int]], prompt: list[int], budget: int, seed: int
+    fresh_model: Any, lengths: list[list[int]], prompt: list[int], budget: int, seed: int
 ) -> None:
     """Empty responses too: they count as sequences and add nothing."""
-    rollouts = rollouts_of(lengths, prompt[: len(lengths)], packing_model.config.vocab_size, seed)
-    expected = gradient(packing_model, rollouts, None, loss_type="grpo_clip")
-    assert_equal_gradients(gradient(packing_model, rollouts, budget, loss_type="grpo_clip"), expected)
+    rollouts = rollouts_of(lengths, prompt[: len(lengths)], fresh_model.config.vocab_size, seed)
+    expected = gradient(fresh_model, rollouts, None, loss_type="grpo_clip")
+    assert_equal_gradients(gradient(fresh_model, rollouts, budget, loss_type="grpo_clip"), expected)
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 16])
-def test_any_group_size_and_equal_prompts_of_two_groups(packing_model: Any, group_size: int) -> None:
+def test_any_group_size_and_equal_prompts_of_two_groups(fresh_model: Any, group_size: int) -> None:
     lengths = [[1 + (i * 5 + g) % 7 for i in range(group_size)] for g in range(3)]
-    rollouts = rollouts_of(lengths, [3, 5, 4], packing_model.config.vocab_size)
+    rollouts = rollouts_of(lengths, [3, 5, 4], fresh_model.config.vocab_size)
     rollouts += [Rollout(r.problem, rollouts[0].prompt_ids, r.completion, {}) for r in rollouts[-group_size:]]
-    expected = gradient(packing_model, rollouts, None)
+    expected = gradient(fresh_model, rollouts, None)
     for budget in BUDGETS:
-        assert_equal_gradients(gradient(packing_model, rollouts, budget), expected)
+        assert_equal_gradients(gradient(fresh_model, rollouts, budget), expected)
 
 
-def test_gradient_checkpointing_changes_nothing(packing_model: Any) -> None:
-    rollouts = rollouts_of(LENGTHS, PROMPTS, packing_model.config.vocab_size)
-    expected = gradient(packing_model, rollouts, 60)
-    model = copy.deepcopy(packing_model)
+def test_gradient_checkpointing_changes_nothing(fresh_model: Any) -> None:
+    rollouts = rollouts_of(LENGTHS, PROMPTS, fresh_model.config.vocab_size)
+    expected = gradient(fresh_model, rollouts, 60)
+    model = copy.deepcopy(fresh_model)
     model.gradient_checkpointing_enable()
     assert_equal_gradients(gradient(model, rollouts, 60), expected)
 
 
-def test_temperature_divides_the_logits_in_both_paths(packing_model: Any) -> None:
-    rollouts = rollouts_of(LENGTHS, PROMPTS, packing_model.config.vocab_size)
-    expected = gradient(packing_model, rollouts, None, sampling_temperature=0.6)
-    assert_equal_gradients(gradient(packing_model, rollouts, 60, sampling_temperature=0.6), expected)
-    assert (gradient(packing_model, rollouts, 60)[0] - expected[0]).norm() / expected[0].norm() > 1e-2
+def test_temperature_divides_the_logits_in_both_paths(fresh_model: Any) -> None:
+    rollouts = rollouts_of(LENGTHS, PROMPTS, fresh_model.config.vocab_size)
+    expected = gradient(fresh_model, rollouts, None, sampling_temperature=0.6)
+    assert_equal_gradients(gradient(fresh_model, rollouts, 60, sampling_temperature=0.6), expected)
+    assert (gradient(fresh_model, rollouts, 60)[0] - expected[0]).norm() / expected[0].norm() > 1e-2
 
 
-def test_log_probs_and_entropies_come_in_the_order_of_the_rollouts(packing_model: Any) -> None:
-    rollouts = rollouts_of([[5, 0, 9], [2, 1, 7]], [4, 2], packing_model.config.vocab_size)
+def test_log_probs_and_entropies_come_in_the_order_of_the_rollouts(fresh_model: Any) -> None:
+    rollouts = rollouts_of([[5, 0, 9], [2, 1, 7]], [4, 2], fresh_model.config.vocab_size)
     config = GrpoConfig(rollout_batch_size=6, train_batch_size=6, group_size=3, gradient_accumulation_steps=2)
-    padded, packed = (Learner(packing_model, config, 0, budget) for budget in (None, 15))
+    padded, packed = (Learner(fresh_model, config, 0, budget) for budget in (None, 15))
     for found, expected in zip(packed.log_probs(rollouts), padded.log_probs(rollouts), strict=True):
         assert found.shape == expected.shape
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
     assert packed.token_entropies(rollouts) == pytest.approx(padded.token_entropies(rollouts), rel=1e-5, nan_ok=True)
 
 
-def test_responses_do_not_see_one_another(packing_model: Any) -> None:
+def test_responses_do_not_see_one_another(fresh_model: Any) -> None:
     """Other tokens in one response change nothing in the others, whose log-probabilities do not know of it."""
-    rollouts = rollouts_of([[6, 6, 6]], [5], packing_model.config.vocab_size)
+    rollouts = rollouts_of([[6, 6, 6]], [5], fresh_model.config.vocab_size)
     changed = list(rollouts)
-    ids = tuple((i + 1) % packing_model.config.vocab_size for i in rollouts[1].completion.token_ids)
+    ids = tuple((i + 1) % fresh_model.config.vocab_size for i in rollouts[1].completion.token_ids)
     changed[1] = Rollout(rollouts[1].problem, rollouts[1].prompt_ids, Completion(ids, "", (0.0,) * 6, "stop"), {})
     config = GrpoConfig(rollout_batch_size=3, train_batch_size=3, group_size=3, gradient_accumulation_steps=1)
-    learner = Learner(packing_model, config, 0, 1000)
+    learner = Learner(fresh_model, config, 0, 1000)
     before, after = learner.log_probs(rollouts), learner.log_probs(changed)
     assert torch.equal(before[0], after[0]) and torch.equal(before[2], after[2])
     assert not torch.allclose(before[1], after[1], atol=1e-2)

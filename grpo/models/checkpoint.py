@@ -33,6 +33,8 @@ finally:
     if _hidden:
         del sys.modules["sklearn"]
 
+from grpo.models.shared_prompt import SHARED_PROMPT  # noqa: E402
+
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
@@ -57,11 +59,8 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def load_model(folder: Path, dtype: str = "float32", device: str = "cpu", attention: str = "sdpa") -> Any:
-    """A causal language model.
-
-    Args:
-        attention: transformers' name of the attention function; ``grpo.models.shared_prompt.SHARED_PROMPT`` for packed rows.
+def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any:
+    """A causal language model, with the attention that packed rows and sampling need (:mod:`grpo.models.shared_prompt`).
 
     Raises:
         UserError: the folder is missing or damaged, or the device is not there.
@@ -72,7 +71,7 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu", attent
             f"device {device}: torch sees no GPU. Set engine.device and learner.device to cpu, or use a GPU machine."
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=SHARED_PROMPT)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{folder}: not a readable model ({error}). Run `dvc repro -f model` to make it anew.") from error
     return model.to(device)

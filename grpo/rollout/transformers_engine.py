@@ -1,7 +1,8 @@
 """Sampling with a Hugging Face model in this process.
 
-The prompt of a group is computed once and its keys and values are shared out to the group; sequences that have finished
-leave the batch; keys and values live in buffers of fixed size, so that a step neither copies nor grows them.
+The prompt of a group is computed once, and its keys and values are kept and read once for the whole group; sequences that have
+finished leave the batch; the keys and values of new tokens live in buffers of fixed size, so that a step neither copies nor
+grows them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from grpo.errors import UserError
+from grpo.models.prefix_attention import SharedPrefix
+from grpo.models.shared_prompt import NO_MASK
 from grpo.records import Completion
 from grpo.rollout.engine import SamplingParams
 
@@ -24,6 +27,7 @@ class TransformersEngine:
     """Samples from the very module the learner trains (or any other), so its weights need no copying.
 
     Args:
+        model: as :func:`grpo.models.checkpoint.load_model` gives it.
         max_batch_size: sequences decoded at once; a group is never split, so a larger group counts as one batch.
     """
 
@@ -63,13 +67,14 @@ class TransformersEngine:
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, generator: torch.Generator
     ) -> list[list[Completion]]:
         """Decode one batch of ``len(prompts) * n`` sequences."""
-        logits, cache, mask, next_position = self._prefill(prompts, params.max_tokens, n)
+        logits, prefix, next_position = self._prefill(prompts, n)
+        layers = [_FixedLayer(keys, len(logits), params.max_tokens) for keys in prefix.keys]
+        cache = Cache(layers=layers)
         rows = list(range(len(prompts) * n))  # which sequence each row of the batch holds
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
         reasons = ["length"] * len(rows)
         past_stop = [0] * len(rows)  # characters that stand after the stop string
-        prompt_width = mask.shape[-1] - params.max_tokens
         for length in range(1, params.max_tokens + 1):
             # Drawn for finished sequences too, so that what one sequence samples never depends on when another one ends.
             uniform = torch.rand(len(token_ids), dtype=torch.float64, device=logits.device, generator=generator)[rows]
@@ -90,14 +95,17 @@ class TransformersEngine:
             if len(alive) < COMPACT_BELOW * len(rows):
                 keep = torch.tensor(alive, device=tokens.device)
                 rows = [rows[i] for i in alive]
-                tokens, mask, next_position = tokens[keep], mask[keep], next_position[keep]
-                cache.reorder_cache(keep)
+                tokens, next_position = tokens[keep], next_position[keep]
+                prefix.keep(keep)
+                for layer in layers:
+                    layer.keep(keep)
             output = self.model(
                 tokens[:, None],
-                attention_mask=mask[..., : prompt_width + length],
+                attention_mask=NO_MASK,
                 position_ids=next_position[:, None],
                 past_key_values=cache,
                 use_cache=True,
+                shared=prefix,
             )
             logits, next_position = output.logits[:, -1], next_position + 1
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -107,34 +115,31 @@ class TransformersEngine:
         ]
         return [completions[i : i + n] for i in range(0, len(completions), n)]
 
-    def _prefill(
-        self, prompts: Sequence[Sequence[int]], room: int, n: int
-    ) -> tuple[torch.Tensor, Cache, torch.Tensor, torch.Tensor]:
+    def _prefill(self, prompts: Sequence[Sequence[int]], n: int) -> tuple[torch.Tensor, SharedPrefix, torch.Tensor]:
         """Run the prompts once, padded on the left, and share each out to its ``n`` rows.
 
         Returns:
-            logits (rows, vocabulary) of the first new token; the cache with ``room`` more positions; an additive
-            attention mask (rows, 1, 1, width + room); the position (rows,) of the first new token.
+            logits (rows, vocabulary) of the first new token; the prompts' keys and values; the position (rows,) of the first
+            new token.
         """
         device, dtype = self.model.device, self.model.dtype
         width = max(len(prompt) for prompt in prompts)
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
         real = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        prefilled = DynamicCache()
+        cache = DynamicCache()
         output = self.model(
             ids,
             attention_mask=real,
             position_ids=(real.cumsum(-1) - 1).clamp(min=0),
-            past_key_values=prefilled,
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        cache = Cache(layers=[_FixedLayer(layer.keys, layer.values, room, n) for layer in prefilled.layers])
-        mask = torch.zeros(len(prompts), 1, 1, width + room, device=device, dtype=dtype)
-        mask[..., :width].masked_fill_(real[:, None, None, :] == 0, torch.finfo(dtype).min)
-        shared = [t.repeat_interleave(n, dim=0) for t in (output.logits[:, -1], mask, real.sum(-1))]
-        return shared[0], cache, shared[1], shared[2]
+        mask = torch.zeros(len(prompts), 1, 1, width, device=device, dtype=dtype)
+        mask.masked_fill_(real[:, None, None, :] == 0, torch.finfo(dtype).min)
+        prefix = SharedPrefix([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers], mask, n)
+        return output.logits[:, -1].repeat_interleave(n, dim=0), prefix, real.sum(-1).repeat_interleave(n, dim=0)
 
     def _may_have_stopped(self, tokens: torch.Tensor, stop: tuple[str, ...]) -> torch.Tensor:
         """Indices of rows whose newest token is end-of-text or holds the last character of a stop string.
@@ -165,19 +170,16 @@ class TransformersEngine:
 
 
 class _FixedLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer's keys and values (rows, heads, positions, head size) in buffers with room for every new token."""
+    """One layer's keys and values of new tokens (rows, key heads, positions, size) in buffers with room for all of them.
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, room: int, n: int):
+    Args:
+        like: the prompts' keys (prompts, key heads, width, size).
+    """
+
+    def __init__(self, like: torch.Tensor, rows: int, room: int):
         super().__init__()
-        self.length = keys.shape[2]
-
-        def buffer(tensor: torch.Tensor) -> torch.Tensor:
-            rows, heads, length, size = tensor.shape
-            out = tensor.new_empty(rows * n, heads, length + room, size)
-            out[:, :, :length] = tensor.repeat_interleave(n, dim=0)
-            return out
-
-        self.keys, self.values = buffer(keys), buffer(values)
+        self.length = 0
+        self.keys, self.values = (like.new_empty(rows, like.shape[1], room, like.shape[3]) for _ in range(2))
         self.is_initialized = True
 
     def update(
@@ -190,6 +192,10 @@ class _FixedLayer(DynamicLayer):  # type: ignore[misc]
         self.values[:, :, self.length : new] = value_states
         self.length = new
         return self.keys[:, :, :new], self.values[:, :, :new]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with some of the rows only."""
+        self.keys, self.values = self.keys[rows], self.values[rows]
 
     def get_seq_length(self) -> int:
         """Positions filled."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo.config import GrpoConfig
+from grpo.models.shared_prompt import NO_MASK
 from grpo.objective.chunked import chunked_log_probs
 from grpo.objective.kl import estimate_kl
 from grpo.objective.log_probs import get_response_log_probs, pad_and_shift
@@ -193,9 +194,9 @@ def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
     hidden = model.base_model(
         input_ids=row.input_ids.to(device),
         position_ids=row.position_ids.to(device),
-        attention_mask={"full_attention": None},  # what attends to what is in the layout
+        attention_mask=NO_MASK,
         use_cache=False,
-        packed=row.layout.to(device),
+        shared=row.layout.block_mask(device) if device.type == "cuda" else row.layout,
     ).last_hidden_state[0]
     weight = model.get_output_embeddings().weight
     computed = chunked_log_probs(hidden.index_select(0, row.source.to(device)), weight, row.labels.to(device), temperature)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo.models.shared_prompt import Layout
+from grpo.models.packed_attention import Layout, Stretch
 
 
 @dataclass(frozen=True)
@@ -98,40 +98,23 @@ def pack(segments: Sequence[Segment], prompts: Sequence[Sequence[int]], response
     Args:
         prompts, responses: the batch that the segments' members are positions in.
     """
-    longest_prompt = max(len(prompts[s.members[0]]) for s in segments)
-    most = max(len(s.members) for s in segments)
-    longest = max(1, max(len(responses[i]) - 1 for s in segments for i in s.members))
     ids: list[int] = []
     positions: list[int] = []
     source: list[int] = []
-    prompt_tokens: list[int] = []  # (segments, longest prompt) and (segments, most, longest), flattened
-    response_tokens: list[int] = []
-    origin: list[int] = []
-    for row, segment in enumerate(segments):
+    stretches: list[Stretch] = []
+    for segment in segments:
         prompt = prompts[segment.members[0]]
-        p = len(prompt)
-        prompt_tokens += [*range(len(ids), len(ids) + p), *[0] * (longest_prompt - p)]
-        origin += range(row * longest_prompt, row * longest_prompt + p)
+        taken = [len(responses[i]) - 1 for i in segment.members]
+        stretches.append(Stretch(len(ids), len(prompt), tuple(n for n in taken if n)))
         ids += prompt
-        positions += range(p)
+        positions += range(len(prompt))
         last_of_prompt = len(ids) - 1
-        for column, i in enumerate(segment.members):
-            n = len(responses[i]) - 1
-            here = range(len(ids), len(ids) + n)
-            response_tokens += [*here, *[0] * (longest - n)]
-            place = len(segments) * longest_prompt + (row * most + column) * longest
-            origin += range(place, place + n)
-            source += [last_of_prompt, *here]
+        for i, n in zip(segment.members, taken, strict=True):
+            source += [last_of_prompt, *range(len(ids), len(ids) + n)]
             ids += responses[i][:-1]
-            positions += range(p, p + n)
-        response_tokens += [0] * (longest * (most - len(segment.members)))
+            positions += range(len(prompt), len(prompt) + n)
     members = [i for segment in segments for i in segment.members]
-    layout = Layout(
-        torch.tensor(prompt_tokens).view(len(segments), longest_prompt),
-        torch.tensor(response_tokens).view(len(segments), most, longest),
-        torch.tensor([len(prompts[s.members[0]]) for s in segments]),
-        torch.tensor(origin),
-    )
     labels = torch.tensor([token for i in members for token in responses[i]])
     lengths = [len(responses[i]) for i in members]
+    layout = Layout(tuple(stretches))
     return PackedRow(torch.tensor([ids]), torch.tensor([positions]), torch.tensor(source), labels, members, lengths, layout)

@@ -12,7 +12,6 @@ from grpo.cpu import start_threads
 from grpo.effective import EffectiveRun
 from grpo.files import write_json
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.models.shared_prompt import SHARED_PROMPT
 from grpo.records import Problem
 from grpo.rewards import REWARD_FNS
 from grpo.rollout.make import make_engine
@@ -45,7 +44,7 @@ def train(
     started, start = now(), time.perf_counter()
     start_threads(study.threads)
     tokenizer = load_tokenizer(paths.MODEL)
-    model = load_model(paths.MODEL, study.learner.dtype, study.learner.device, SHARED_PROMPT)
+    model = load_model(paths.MODEL, study.learner.dtype, study.learner.device)
     if study.learner.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     training_problems, validation_problems = problems

@@ -1,0 +1,162 @@
+"""Attention over rows in which several responses share a prompt.
+
+Each response attends to its prompt and to itself. On CPU these are two flash-attention calls, whose results are merged by
+their log-sum-exp: softmax over the union of two sets of keys is the mean of the softmaxes over each, weighted by their sums of
+exponentials. The flash backward pass, given the merged output and log-sum-exp, yields each part's exact gradient (the same
+identity as in ring attention, arXiv 2310.01889). No score between two responses is computed, none is stored, and there is no
+padding. On a GPU one FlexAttention call with a block mask does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Where a prompt and the responses to it stand in a row, one behind the other.
+
+    Attributes:
+        start: index of the prompt's first token.
+        prompt: its length.
+        responses: the tokens that each response takes up, in their order; all at least 1.
+    """
+
+    start: int
+    prompt: int
+    responses: tuple[int, ...]
+
+    @property
+    def of_prompt(self) -> slice:
+        """The prompt's tokens."""
+        return slice(self.start, self.start + self.prompt)
+
+    @property
+    def of_responses(self) -> slice:
+        """All responses' tokens."""
+        return slice(self.of_prompt.stop, self.of_prompt.stop + sum(self.responses))
+
+    def equal_pieces(self) -> Iterator[tuple[slice, tuple[int, int]]]:
+        """Prompt and responses, neighbours of one length together: their tokens, and (how many, how long)."""
+        yield self.of_prompt, (1, self.prompt)
+        start = self.of_prompt.stop
+        for length, run in groupby(self.responses):
+            count = len(list(run))
+            yield slice(start, start + count * length), (count, length)
+            start += count * length
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What attends to what in a row of tokens."""
+
+    stretches: tuple[Stretch, ...]
+
+    def block_mask(self, device: Any) -> BlockMask:
+        """The same as a mask for FlexAttention."""
+        piece, prompt = [], []  # for each token the piece it belongs to, and the piece that is its prompt
+        n = 0
+        for stretch in self.stretches:
+            lengths = (stretch.prompt, *stretch.responses)
+            prompt += [n] * sum(lengths)
+            for length in lengths:
+                piece += [n] * length
+                n += 1
+        own, shared = (torch.tensor(ids, device=device) for ids in (piece, prompt))
+
+        def attends(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (q >= k) & ((own[q] == own[k]) | (shared[q] == own[k]))
+
+        return create_block_mask(attends, None, None, len(piece), len(piece), device=device)
+
+
+class _SharedPromptAttention(torch.autograd.Function):
+    """query, key, value (heads, tokens, size), a layout and the scale of the scores -> (heads, tokens, size)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+        out = _like(query)
+        normalizer = query.new_empty(query.shape[:2], dtype=torch.float32)  # log of the sum of exponentials
+        for stretch in layout.stretches:
+            for tokens, shape in stretch.equal_pieces():
+                q, k, v = (_pieces(x, tokens, shape) for x in (query, key, value))
+                found = _flash(q, k, v, 0.0, True, scale=scale)
+                for target, part in zip((out, normalizer), found, strict=True):
+                    _pieces(target, tokens, shape).copy_(part)
+            if stretch.responses:
+                mine, prompt = stretch.of_responses, stretch.of_prompt
+                (cross,), (sums,) = _flash(query[None, :, mine], key[None, :, prompt], value[None, :, prompt], scale=scale)
+                share = torch.sigmoid(sums - normalizer[:, mine])[..., None]
+                out[:, mine] = torch.lerp(out[:, mine].float(), cross.float(), share).to(out.dtype)
+                normalizer[:, mine] = torch.logaddexp(normalizer[:, mine], sums)
+        ctx.save_for_backward(query, key, value, out, normalizer)
+        ctx.layout, ctx.scale = layout, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, normalizer = ctx.saved_tensors
+        at = [_like(query), _like(query), _like(query)]
+        given = (gradients[0], query, key, value, out, normalizer)
+        for stretch in ctx.layout.stretches:
+            for tokens, shape in stretch.equal_pieces():
+                found = _flash_backward(*(_pieces(x, tokens, shape) for x in given), 0.0, True, scale=ctx.scale)
+                for target, part in zip(at, found, strict=True):
+                    _pieces(target, tokens, shape).copy_(part)
+            if stretch.responses:
+                mine, prompt = stretch.of_responses, stretch.of_prompt
+                where = (mine, mine, prompt, prompt, mine, mine)
+                found = _flash_backward(*(x[None, :, w] for x, w in zip(given, where, strict=True)), 0.0, False, scale=ctx.scale)
+                for target, part, w in zip(at, found, (mine, prompt, prompt), strict=True):
+                    target[:, w] += part[0]
+        return *at, None, None
+
+
+def _like(x: Tensor) -> Tensor:
+    """An empty (heads, tokens, size), with the heads of a token side by side in memory, as the layers around need it."""
+    heads, tokens, size = x.shape
+    return x.new_empty(tokens, heads, size).transpose(0, 1)
+
+
+def _pieces(x: Tensor, tokens: slice, shape: tuple[int, int]) -> Tensor:
+    """A view (pieces, heads, length, ...) of consecutive pieces of equal length."""
+    return x[:, tokens].view(len(x), *shape, *x.shape[2:]).transpose(0, 1)
+
+
+@cache
+def _compiled_flex() -> Any:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout | BlockMask, scale: float) -> Tensor:
+    """Attention in a packed row.
+
+    Args:
+        query: (1, heads, tokens, size).
+        key, value: (1, key heads, tokens, size).
+        layout: a block mask where the row is on a GPU.
+
+    Returns:
+        (1, heads, tokens, size)
+    """
+    if isinstance(layout, BlockMask):
+        flex = _compiled_flex() if query.is_cuda else flex_attention
+        found: Tensor = flex(query, key, value, block_mask=layout, scale=scale, enable_gqa=True)
+        return found
+    shared = query.shape[1] // key.shape[1]  # grouped-query attention: query heads for each key head
+    if shared > 1:
+        key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+    out: Tensor = _SharedPromptAttention.apply(query[0], key[0], value[0], layout, scale)  # type: ignore[no-untyped-call]
+    return out[None]

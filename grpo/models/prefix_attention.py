@@ -1,0 +1,81 @@
+"""Attention while sampling: the rows of a group share the keys and values of their prompt.
+
+A new token of each row meets its prompt's keys together with those of the other rows of its group, in one product, so that
+the prompt is read from memory once a group; its own keys it meets alone. One softmax goes over both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class SharedPrefix:
+    """Keys and values of prompts, each shared by some rows of a batch.
+
+    Args:
+        keys, values: for each layer (prompts, key heads, width, size).
+        mask: (prompts, 1, 1, width), added to the scores; hides the padding.
+        rows: how many rows each prompt has at the start.
+
+    Attributes:
+        prompt_of: (rows,) the prompt of each row.
+    """
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor], mask: Tensor, rows: int):
+        self.keys, self.values, self.mask = keys, values, mask
+        self.prompt_of = torch.arange(len(mask), device=mask.device).repeat_interleave(rows)
+        self._place_rows()
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the rows only, and with the prompts that these need.
+
+        Args:
+            rows: their indices, in rising order.
+        """
+        used, self.prompt_of = torch.unique(self.prompt_of[rows], return_inverse=True)
+        if len(used) < len(self.mask):
+            self.keys, self.values = [k[used] for k in self.keys], [v[used] for v in self.values]
+            self.mask = self.mask[used]
+        self._place_rows()
+
+    def _place_rows(self) -> None:
+        """Find each row its place in a table (prompts, most rows of any prompt)."""
+        counts = torch.bincount(self.prompt_of, minlength=len(self.mask))
+        first = counts.cumsum(0) - counts
+        self._most = int(counts.max())
+        within = torch.arange(len(self.prompt_of), device=counts.device) - first[self.prompt_of]
+        self._place = self.prompt_of * self._most + within
+
+    def _by_prompt(self, x: Tensor) -> Tensor:
+        """(rows, key heads, shared, n) -> (prompts, key heads, most * shared, n)."""
+        prompts, (_, heads, shared, n) = len(self.mask), x.shape
+        if len(x) < prompts * self._most:
+            x = x.new_zeros(prompts * self._most, heads, shared, n).index_copy_(0, self._place, x)
+        return x.view(prompts, self._most, heads, shared, n).transpose(1, 2).reshape(prompts, heads, -1, n)
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """The reverse of :meth:`_by_prompt`."""
+        prompts, heads, _, n = x.shape
+        x = x.view(prompts, heads, self._most, -1, n).transpose(1, 2).reshape(prompts * self._most, heads, -1, n)
+        return x if len(x) == len(self._place) else x[self._place]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of one new token in each row.
+
+        Args:
+            query: (rows, heads, 1, size).
+            key, value: (rows, key heads, new tokens so far, size).
+
+        Returns:
+            (rows, heads, 1, size)
+        """
+        rows, heads, _, size = query.shape
+        # Grouped-query attention: the query heads that share a key head stand side by side.
+        asking = query.reshape(rows, key.shape[1], heads // key.shape[1], size) * scale
+        to_prompt = self._by_prompt(asking) @ self.keys[layer].transpose(-1, -2) + self.mask
+        scores = torch.cat([self._by_row(to_prompt), asking @ key.transpose(-1, -2)], dim=-1)
+        share = torch.softmax(scores.float(), dim=-1).to(value.dtype)
+        width = self.mask.shape[-1]
+        out = self._by_row(self._by_prompt(share[..., :width]) @ self.values[layer]) + share[..., width:] @ value
+        return out.reshape(rows, heads, 1, size)

@@ -22,6 +22,8 @@ CODE = (
     "grpo/effective.py",
     "grpo/evaluation/evaluate.py",
     "grpo/models/checkpoint.py",
+    "grpo/models/packed_attention.py",
+    "grpo/models/prefix_attention.py",
     "grpo/models/shared_prompt.py",
     "grpo/objective",
     "grpo/prompts",
@@ -31,10 +33,13 @@ CODE = (
     "grpo/training/divergence.py",
     "grpo/training/grpo.py",
     "grpo/training/learner.py",
+    "grpo/training/microbatches.py",
+    "grpo/training/optimizer.py",
     "grpo/training/packing.py",
     "grpo/training/run.py",
     "grpo/training/session.py",
     "grpo/training/validation.py",
+    "grpo/training/world.py",
 )
 
 

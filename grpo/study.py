@@ -129,16 +129,26 @@ class Engine(Section):
 
 
 class Learner(Section):
-    """Where gradients are computed, and how a batch is cut.
+    """Where gradients are computed, how a batch is cut, and what is done for speed and memory. All give the same gradient.
 
     With a budget of tokens, responses to a prompt share one copy of it in packed rows without padding; with null,
-    microbatches are padded. The gradient is the same.
+    microbatches are padded. Weights and gradients are kept in float32 whatever ``dtype`` the model computes in.
     """
 
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_tokens_per_microbatch: PositiveInt | None = None
     gradient_checkpointing: bool = False
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    offload_reference: bool = False  # the starting weights of ``measure_kl`` wait in the CPU's memory
+    compile: bool = False  # torch.compile: some 15% faster on CPU after a minute of compiling
+    processes: PositiveInt = 1  # share the work, as torchrun starts them: one GPU each, or cores of the CPU
+
+    @model_validator(mode="after")
+    def _one_gpu_each(self) -> Learner:
+        if self.processes > 1 and self.device not in {"cpu", "cuda"}:
+            raise ValueError(f"device {self.device!r} names one GPU for {self.processes} processes: use device cuda")
+        return self
 
 
 class BestOfN(Section):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
+
+from grpo.memory import peak_mb, reset_peak
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlruns"
@@ -149,13 +150,15 @@ class RunLog:
         self.times: list[dict[str, float]] = []
         self.phase_totals: dict[str, float] = {}  # seconds of each phase, over all steps
         self._phases: dict[str, float] = {}
+        self._peaks: dict[str, float] = {}  # MiB
         self._updates = 0
         self._history = _CsvWriter(folder / "history.csv")
         self._validation = _CsvWriter(folder / "validation.csv")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the block's wall-clock time to this step's ``name``."""
+        """Add the block's wall-clock time to this step's ``name``, and note the memory it needed."""
+        reset_peak()
         start = time.perf_counter()
         try:
             yield
@@ -163,6 +166,7 @@ class RunLog:
             seconds = time.perf_counter() - start
             for times, key in ((self._phases, name), (self.phase_totals, f"{name}_s")):
                 times[key] = times.get(key, 0.0) + seconds
+            self._peaks[name] = max(peak_mb(), self._peaks.get(name, 0.0))
 
     def step(self, step: int, updates: list[dict[str, float]], rollout: dict[str, float], tokens: int) -> None:
         """Record one GRPO step: its optimizer steps, its rollout batch, and its times.
@@ -180,11 +184,11 @@ class RunLog:
             "step": step,
             **seconds,
             "tokens_per_s": tokens / max(1e-9, self._phases["rollout"] + self._phases["training"]),
-            "peak_memory_mb": peak_memory_mb(),
+            **{f"{name}_peak_mb": value for name, value in self._peaks.items()},
         }
         self.times.append(times)
         self.mlflow.log({f"time/{k}": v for k, v in times.items() if k != "step"}, step=self._updates)
-        self._phases = {}
+        self._phases, self._peaks = {}, {}
 
     def validation(self, step: int, update: int, metrics: dict[str, float]) -> None:
         """Record one evaluation on the validation set, of the policy after ``update`` optimizer steps."""
@@ -215,14 +219,6 @@ class _CsvWriter:
 
     def close(self) -> None:
         self._file.close()
-
-
-def peak_memory_mb() -> float:
-    """Largest memory in MiB this process has held: on the GPU where torch uses one, else resident memory."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return float(torch.cuda.max_memory_allocated()) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def now() -> str:

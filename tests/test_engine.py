@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from grpo.errors import UserError
-from grpo.records import Completion
 from grpo.models.prefix_attention import SharedPrefix
+from grpo.records import Completion
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 

@@ -280,7 +280,7 @@ def test_with_one_update_per_batch_the_gradient_is_that_of_reinforce_with_baseli
 
 
 def optimizer_state(learner: Learner) -> list[Tensor]:
-    return [value.clone() for state in learner.optimizer.state.values() for value in state.values()]
+    return [value.clone() for state in learner.optimizer.adamw.state.values() for value in state.values()]
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])

@@ -121,6 +121,33 @@ def test_any_group_size_and_equal_prompts_of_two_groups(fresh_model: Any, group_
         assert_equal_gradients(gradient(fresh_model, rollouts, budget), expected)
 
 
+@pytest.mark.parametrize("constant", [1.0, 7.0])
+def test_supervised_gradients_equal_those_of_the_whole_batch_at_once(fresh_model: Any, constant: float) -> None:
+    """Against -sum log p / constant, averaged over responses, from the model's own logits; the empty one counts."""
+    rollouts = rollouts_of([*LENGTHS, [0, 1]], [*PROMPTS, 1], fresh_model.config.vocab_size)
+    prompts, responses = [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
+    reference = copy.deepcopy(fresh_model)
+    losses = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        log_softmax = torch.log_softmax(reference(torch.tensor([[*prompt, *response]])).logits[0], dim=-1)
+        losses.append(-sum(log_softmax[len(prompt) - 1 + t, token] for t, token in enumerate(response)) / constant)
+    loss = sum(losses) / len(losses)
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in reference.parameters()])
+    tokens = sum(map(len, responses))
+    for budget in (None, *BUDGETS):
+        config = GrpoConfig(
+            rollout_batch_size=18, train_batch_size=18, group_size=2, gradient_accumulation_steps=3, max_grad_norm=1e9
+        )
+        learner = Learner(copy.deepcopy(fresh_model), config, 0, budget)
+        metrics = learner.sft_update(prompts, responses, constant)
+        found = torch.cat([p.grad.flatten() for p in learner.model.parameters()])
+        assert (found - expected).norm() / expected.norm() < 1e-5
+        assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+        assert metrics["mean_nll"] == pytest.approx(loss.item() * constant * 18 / tokens, rel=1e-5)
+        assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
+
+
 def test_gradient_checkpointing_changes_nothing(fresh_model: Any) -> None:
     rollouts = rollouts_of(LENGTHS, PROMPTS, fresh_model.config.vocab_size)
     expected = gradient(fresh_model, rollouts, 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import os
 import re
@@ -120,6 +121,40 @@ def test_the_study_makes_what_the_readme_promises(finished):
     assert len(lock(finished)) == STAGES
     text = (finished / "reports/writeup.md").read_text()
     assert "not in dvc.lock yet" not in text and "not tracked" not in text
+
+
+LEARNERS = {
+    "padded microbatches": ({"max_tokens_per_microbatch": None}, 1e-4),
+    "two processes": ({"processes": 2}, 1e-4),
+    "compiled": ({"compile": True}, 1e-4),
+    "8-bit moments": ({"optimizer": "adamw_8bit"}, 1e-6),
+    "starting weights offloaded": ({"offload_reference": True, "gradient_checkpointing": True}, 1e-6),
+    "bfloat16": ({"dtype": "bfloat16"}, None),
+}
+
+
+@pytest.mark.parametrize("way", LEARNERS)
+def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way):
+    """The first step's rollouts are those of the default learner, and so is its gradient as far as the precision goes."""
+    changes, tolerance = LEARNERS[way]
+    folder = fresh_clone(tmp_path)
+    for name in ("dataset", "model"):
+        shutil.copytree(finished / "data" / name, folder / "data" / name)
+    yaml = YAML()
+    params = yaml.load(folder / "params.yaml")
+    params["learner"].update(changes)
+    params["grpo"]["measure_kl"] = True
+    yaml.dump(params, folder / "params.yaml")
+    sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4")
+    rows = [
+        next(csv.DictReader((clone / "data/runs/grpo_learning_rate/3e-4-0/history.csv").open())) for clone in (folder, finished)
+    ]
+    assert float(rows[0]["kl/per_token"]) == pytest.approx(0, abs=1e-6)
+    if tolerance is not None:  # in bfloat16 the samples differ
+        assert rows[0]["train/reward"] == rows[1]["train/reward"]
+        for name in ("gradient_norm", "token_entropy"):
+            assert float(rows[0][name]) == pytest.approx(float(rows[1][name]), rel=tolerance)
+    assert (folder / "data/checkpoints/grpo_learning_rate/3e-4-0/last/model.safetensors").exists()
 
 
 def test_checkpoints_load_with_transformers(finished):

@@ -352,7 +352,7 @@ def test_metrics_parameters_tags_and_artifacts_arrive_in_mlflow(tracked: Tracked
         assert [metric.step for metric in history] == list(range(1, 11))
         assert [metric.value for metric in history] == [row[column] for row in rows]
     times = {key for key in run.data.metrics if key.startswith("time/")}
-    assert {"time/rollout_s", "time/training_s", "time/tokens_per_s", "time/peak_memory_mb"} <= times
+    assert {"time/rollout_s", "time/training_s", "time/tokens_per_s", "time/rollout_peak_mb", "time/training_peak_mb"} <= times
     assert all(run.data.metrics[key] >= 0 for key in times)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ __all__ = [
     "PreTrainedTokenizerFast",
     "Qwen2Config",
     "Qwen2ForCausalLM",
+    "compile_layers",
     "load_model",
     "load_tokenizer",
     "save_checkpoint",
@@ -75,6 +78,18 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{folder}: not a readable model ({error}). Run `dvc repro -f model` to make it anew.") from error
     return model.to(device)
+
+
+def compile_layers(model: Any) -> None:
+    """Let torch.compile fuse each layer's small operations; attention and sampling stay as they are.
+
+    Raises:
+        UserError: there is no C++ compiler.
+    """
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+        raise UserError("params.yaml: learner.compile: needs a C++ compiler such as g++, and none was found. Set it to false.")
+    for layer in model.base_model.layers:
+        layer.compile(dynamic=True)
 
 
 def save_checkpoint(folder: Path, model: Any, tokenizer: Any) -> None:

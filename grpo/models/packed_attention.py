@@ -117,7 +117,9 @@ class _SharedPromptAttention(torch.autograd.Function):
             if stretch.responses:
                 mine, prompt = stretch.of_responses, stretch.of_prompt
                 where = (mine, mine, prompt, prompt, mine, mine)
-                found = _flash_backward(*(x[None, :, w] for x, w in zip(given, where, strict=True)), 0.0, False, scale=ctx.scale)
+                found = _flash_backward(
+                    *(x[None, :, w] for x, w in zip(given, where, strict=True)), 0.0, False, scale=ctx.scale
+                )
                 for target, part, w in zip(at, found, (mine, prompt, prompt), strict=True):
                     target[:, w] += part[0]
         return *at, None, None

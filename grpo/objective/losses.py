@@ -137,7 +137,11 @@ def grpo_microbatch_train_step(
 
 
 def sft_microbatch_train_step(
-    policy_log_probs: Tensor, response_mask: Tensor, gradient_accumulation_steps: int, normalize_constant: float = 1.0
+    policy_log_probs: Tensor,
+    response_mask: Tensor,
+    gradient_accumulation_steps: int,
+    normalize_constant: float = 1.0,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Negative log-likelihood of one microbatch, summed over each response's tokens and averaged over responses.
 
@@ -145,11 +149,12 @@ def sft_microbatch_train_step(
         policy_log_probs, response_mask: (microbatch, length).
         gradient_accumulation_steps: equal microbatches of an optimizer step.
         normalize_constant: divides each response's sum.
+        weights: (microbatch,) weight of each response in place of that average, where microbatches differ in size.
 
     Returns:
         the scalar loss (detached) and ``mean_nll``, the mean over response tokens.
     """
     per_response = masked_normalize(-policy_log_probs, response_mask, dim=-1, constant_normalizer=normalize_constant)
-    loss = per_response.mean() / gradient_accumulation_steps
+    loss = per_response.mean() / gradient_accumulation_steps if weights is None else (per_response * weights).sum()
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach(), {"mean_nll": masked_mean(-policy_log_probs.detach(), response_mask)}

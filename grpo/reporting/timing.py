@@ -16,6 +16,7 @@ from grpo.study import Study
 
 OVER_WALL_CLOCK = ("grpo_off_policy_sweep_focused", "leaderboard")
 TRAINING_PHASES = ("rollout_s", "scoring_s", "training_s", "synchronization_s")
+PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
 
 
 def write_timing(study: Study) -> None:
@@ -45,7 +46,7 @@ def time_row(study: Study, run: Run) -> dict[str, Any]:
         "training_seconds": round(sum(timing["phases"][name] for name in TRAINING_PHASES), 2),
         **{name: round(value, 2) for name, value in timing["phases"].items()},
         "gpu_hours": round(seconds / 3600 * study.resources["train"].gpus, 4),
-        "peak_memory_mb": round(max((step["peak_memory_mb"] for step in timing["steps"]), default=0.0)),
+        **{key: round(max((step[key] for step in timing["steps"]), default=0.0)) for key in PEAKS},
     }
 
 

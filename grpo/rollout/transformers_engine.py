@@ -57,8 +57,10 @@ class TransformersEngine:
         was_training = self.model.training
         self.model.eval()
         try:
-            for start in range(0, len(prompts), per_batch):
-                groups += self._generate_batch(prompts[start : start + per_batch], params, n, generator)
+            # Where the learner has compiled the layers: sampling meets other shapes at every token.
+            with torch.compiler.set_stance("force_eager"):
+                for start in range(0, len(prompts), per_batch):
+                    groups += self._generate_batch(prompts[start : start + per_batch], params, n, generator)
         finally:
             self.model.train(was_training)
         return groups

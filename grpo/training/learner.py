@@ -1,44 +1,28 @@
 """The learner: turns a batch of scored rollouts into optimizer steps.
 
-A batch is computed in microbatches, either packed (:mod:`grpo.training.packing`) or padded. Both give the same gradient, as
-each token's weight is worked out over the whole batch before it is cut; the padded path is the reference.
+A batch is computed in microbatches, packed or padded (:mod:`grpo.training.microbatches`). Both give the same gradient, as each
+token's weight is worked out over the whole batch before it is cut; the padded path is the reference. Several processes may
+share the work (:mod:`grpo.training.world`); the gradient is then still the same.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from grpo.config import GrpoConfig
-from grpo.models.shared_prompt import NO_MASK
-from grpo.objective.chunked import chunked_log_probs
 from grpo.objective.kl import estimate_kl
-from grpo.objective.log_probs import get_response_log_probs, pad_and_shift
-from grpo.objective.losses import grpo_microbatch_train_step
+from grpo.objective.losses import grpo_microbatch_train_step, sft_microbatch_train_step
 from grpo.objective.masking import response_weights
 from grpo.records import Rollout
-from grpo.training.packing import PackedRow, fill_rows, pack
-
-
-@dataclass(frozen=True)
-class Microbatch:
-    """Some responses of a batch, computed.
-
-    Attributes:
-        members: their positions in the batch.
-        log_probs, entropy: (members, length), of the response tokens where ``mask`` is true.
-    """
-
-    members: list[int]
-    log_probs: Tensor
-    mask: Tensor
-    entropy: Tensor
+from grpo.training.microbatches import Ids, Microbatch, packed_microbatches, padded_microbatches
+from grpo.training.optimizer import Optimizer
+from grpo.training.world import World
 
 
 @dataclass(frozen=True)
@@ -63,36 +47,51 @@ class Batch:
 
 
 class Learner:
-    """A policy with its optimizer (AdamW, betas 0.9 and 0.95, no weight decay, as in the handout).
+    """A policy with its optimizer.
 
     Where ``config.measure_kl`` is set it also holds the weights it started from, frozen.
 
     Args:
-        max_tokens_per_microbatch: budget of a packed row, for which the model must have been loaded with shared-prompt
-            attention; None computes padded microbatches of ``config.micro_train_batch_size`` responses.
+        model: as :func:`grpo.models.checkpoint.load_model` gives it.
+        max_tokens_per_microbatch: budget of a packed row; None computes padded microbatches of
+            ``config.micro_train_batch_size`` responses.
+        optimizer: see :class:`grpo.training.optimizer.Optimizer`.
+        offload_reference: keep the starting weights in the CPU's memory while they are not needed.
+        world: the processes that share the work; all have a learner of the same model and arguments, and all but the first
+            :meth:`follow`.
     """
 
-    def __init__(self, model: Any, config: GrpoConfig, pad_token_id: int, max_tokens_per_microbatch: int | None = None):
+    def __init__(
+        self,
+        model: Any,
+        config: GrpoConfig,
+        pad_token_id: int,
+        max_tokens_per_microbatch: int | None = None,
+        optimizer: str = "adamw",
+        offload_reference: bool = False,
+        world: World | None = None,
+    ):
         # Training mode, because gradient checkpointing does nothing without it; the models trained here have no dropout.
         self.model = model.train()
         self.config = config
         self.pad_token_id = pad_token_id
         self.max_tokens = max_tokens_per_microbatch
         self.reference = copy.deepcopy(model).requires_grad_(False) if config.measure_kl else None
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self.reference_home = "cpu" if offload_reference else model.device
+        if self.reference is not None:
+            self.reference.to(self.reference_home)
+        self.optimizer = Optimizer(model, config.learning_rate, optimizer)
+        self.world = world or World()
 
-    def log_probs(self, rollouts: list[Rollout], model: Any = None) -> list[Tensor]:
-        """Log-probabilities (response length,) of each rollout's tokens, without gradient.
+    # ------------------------------------------------------------------------------------------- what the loops call
 
-        Args:
-            model: whose; the policy's, with its current weights, if not given.
-        """
-        result = [torch.empty(0, device=self.model.device) for _ in rollouts]
-        with torch.no_grad():
-            for micro in self._microbatches(rollouts, model):
-                for i, row, keep in zip(micro.members, micro.log_probs, micro.mask, strict=True):
-                    result[i] = row[keep]
-        return result
+    def log_probs(self, rollouts: list[Rollout]) -> list[Tensor]:
+        """Log-probabilities (response length,) of each rollout's tokens under the current weights, without gradient."""
+        return [log_probs for log_probs, _ in self._together("_compute", *_ids(rollouts), False)]
+
+    def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
+        """Mean entropy in nats over each rollout's response tokens, under the current weights; NaN where it has none."""
+        return [entropy.mean().item() for _, entropy in self._together("_compute", *_ids(rollouts), False)]
 
     def drift(self, rollouts: list[Rollout], policy_log_probs: list[Tensor] | None) -> dict[str, float]:
         """KL(policy || starting weights) by :func:`grpo.objective.kl.estimate_kl`; empty where it is not measured.
@@ -103,36 +102,82 @@ class Learner:
         """
         if self.reference is None:
             return {}
-        estimates = estimate_kl(policy_log_probs or self.log_probs(rollouts), self.log_probs(rollouts, self.reference))
+        reference = [log_probs for log_probs, _ in self._together("_compute", *_ids(rollouts), True)]
+        estimates = estimate_kl(policy_log_probs or self.log_probs(rollouts), reference)
         return {f"kl/{name}": value for name, value in estimates.items()}
 
-    def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
-        """Mean entropy in nats over each rollout's response tokens, under the current weights; NaN where it has none."""
-        result = [float("nan") for _ in rollouts]
-        with torch.no_grad():
-            for micro in self._microbatches(rollouts):
-                for i, row, keep in zip(micro.members, micro.entropy, micro.mask, strict=True):
-                    result[i] = row[keep].mean().item()
-        return result
-
     def update(self, batch: Batch) -> dict[str, float]:
-        """One optimizer step on one train batch.
-
-        A step whose gradient is not finite would ruin the weights for good, so it is skipped.
+        """One optimizer step on one train batch; a step whose gradient is not finite is skipped.
 
         Returns:
             loss; gradient norm before clipping; and over the batch's response tokens mean entropy (nats), share of
             clipped tokens, and mean, smallest and largest ratio pi / pi_old; ``skipped_update`` (1 or 0).
         """
+        return self._together("_update", batch)  # type: ignore[no-any-return]
+
+    def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
+        """One optimizer step of supervised fine-tuning: negative log-likelihood, summed over each response's tokens and
+        averaged over responses.
+
+        Args:
+            prompts, responses: token ids of one optimizer batch.
+            normalize_constant: divides each response's sum.
+
+        Returns:
+            loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token.
+        """
+        return self._together("_sft_update", prompts, responses, normalize_constant)  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------------------------------- several processes
+
+    def _together(self, method: str, *arguments: Any) -> Any:
+        """Call a method in all processes."""
+        self.world.from_leader((method, arguments))
+        return getattr(self, method)(*arguments)
+
+    def follow(self) -> None:
+        """Do as the first process does, until it calls :meth:`dismiss`."""
+        while (call := self.world.from_leader()) is not None:
+            method, arguments = call
+            getattr(self, method)(*arguments)
+
+    def dismiss(self) -> None:
+        """Let the processes that follow go."""
+        self.world.from_leader(None)
+
+    # ------------------------------------------------------------------------------------------- what all of them do
+
+    def _compute(self, prompts: Ids, responses: Ids, of_reference: bool) -> list[tuple[Tensor, Tensor]]:
+        """Log-probabilities and entropies (response length,) of each response's tokens, without gradient."""
+        model = self.model
+        if of_reference:
+            assert self.reference is not None
+            model = self.reference.to(self.model.device)
+        mine = {}
+        with torch.no_grad():
+            for micro in self._microbatches(model, prompts, responses):
+                for i, row, entropy, keep in zip(micro.members, micro.log_probs, micro.entropy, micro.mask, strict=True):
+                    mine[i] = row[keep].cpu(), entropy[keep].cpu()
+        if of_reference:
+            model.to(self.reference_home)
+        found = {i: pair for part in self.world.everyones(mine) for i, pair in part.items()}
+        nothing = torch.empty(0), torch.empty(0)
+        return [found.get(i, nothing) for i in range(len(responses))]
+
+    def _update(self, batch: Batch) -> dict[str, float]:
         config = self.config
-        lengths = torch.tensor([len(r.completion.token_ids) for r in batch.rollouts])
+        prompts, responses = _ids(batch.rollouts)
         weights = response_weights(
-            lengths, config.length_normalization, len(lengths), config.micro_train_batch_size, config.sampling_max_tokens
+            torch.tensor([len(ids) for ids in responses]),
+            config.length_normalization,
+            len(responses),
+            config.micro_train_batch_size,
+            config.sampling_max_tokens,
         )
-        totals = {"loss": 0.0, "tokens": 0.0, "entropy": 0.0, "ratio": 0.0, "clipped": 0.0}
+        totals = torch.zeros(5, dtype=torch.float64)
         smallest, largest = float("inf"), float("-inf")
-        self.optimizer.zero_grad(set_to_none=True)
-        for micro in self._microbatches(batch.rollouts):
+        self.optimizer.zero_grad()
+        for micro in self._microbatches(self.model, prompts, responses):
             mask = micro.mask
             loss, metadata = grpo_microbatch_train_step(
                 micro.log_probs,
@@ -145,69 +190,69 @@ class Learner:
                 cliprange=config.cliprange,
                 weights=weights[micro.members].to(mask.device),
             )
-            ratio = metadata["ratio"][mask]
-            totals["loss"] += loss.item()
-            totals["tokens"] += mask.sum().item()
-            totals["entropy"] += micro.entropy[mask].sum().item()
-            totals["ratio"] += ratio.sum().item()
-            totals["clipped"] += metadata["clipped"][mask].sum().item()
+            ratio, clipped = metadata["ratio"][mask], metadata["clipped"][mask]
+            sums = (loss, mask.sum(), micro.entropy[mask].sum(), ratio.sum(), clipped.sum())
+            totals += torch.tensor([x.item() for x in sums], dtype=torch.float64)
             if len(ratio):
                 smallest, largest = min(smallest, ratio.min().item()), max(largest, ratio.max().item())
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
-        finite = bool(torch.isfinite(norm))
-        if finite:
-            self.optimizer.step()
-        tokens = max(1.0, totals["tokens"])
+        norm, taken = self._step([totals])
+        extremes = self.world.everyones((smallest, largest))
+        loss_sum, tokens, entropy, ratios, clips = totals.tolist()
+        tokens = max(1.0, tokens)
         return {
-            "loss": totals["loss"],
-            "gradient_norm": norm.item(),
-            "token_entropy": totals["entropy"] / tokens,
-            "clip_fraction": totals["clipped"] / tokens,
-            "ratio_mean": totals["ratio"] / tokens,
-            "ratio_min": smallest,
-            "ratio_max": largest,
-            "skipped_update": 0.0 if finite else 1.0,
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "loss": loss_sum,
+            "gradient_norm": norm,
+            "token_entropy": entropy / tokens,
+            "clip_fraction": clips / tokens,
+            "ratio_mean": ratios / tokens,
+            "ratio_min": min(low for low, _ in extremes),
+            "ratio_max": max(high for _, high in extremes),
+            "skipped_update": 0.0 if taken else 1.0,
+            "learning_rate": self.optimizer.learning_rate,
         }
 
-    def _microbatches(self, rollouts: list[Rollout], model: Any = None) -> Iterator[Microbatch]:
-        """The batch, computed piece by piece, so that one piece's activations are freed before the next."""
-        model = self.model if model is None else model
-        prompts, responses = [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
-        temperature = self.config.sampling_temperature
+    def _sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float) -> dict[str, float]:
+        totals = torch.zeros(4, dtype=torch.float64)
+        self.optimizer.zero_grad()
+        for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
+            mask = micro.mask
+            weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
+            loss, _ = sft_microbatch_train_step(micro.log_probs, mask, 1, normalize_constant, weights)
+            sums = (loss, mask.sum(), micro.entropy[mask].sum(), -micro.log_probs.detach()[mask].sum())
+            totals += torch.tensor([x.item() for x in sums], dtype=torch.float64)
+        norm, taken = self._step([totals])
+        loss_sum, tokens, entropy, nll = totals.tolist()
+        tokens = max(1.0, tokens)
+        return {
+            "loss": loss_sum,
+            "gradient_norm": norm,
+            "token_entropy": entropy / tokens,
+            "mean_nll": nll / tokens,
+            "skipped_update": 0.0 if taken else 1.0,
+            "learning_rate": self.optimizer.learning_rate,
+        }
+
+    def _step(self, totals: list[Tensor]) -> tuple[float, bool]:
+        """Sum gradients and totals over all processes, and take the step."""
+        self.world.add_up([*self.optimizer.gradients(), *totals])
+        return self.optimizer.step(self.config.max_grad_norm)
+
+    def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
+        """This process's share of the batch."""
+        temperature = self.config.sampling_temperature if temperature is None else temperature
         if self.max_tokens is not None:
-            for segments in fill_rows(prompts, responses, self.max_tokens):
-                yield _packed(model, pack(segments, prompts, responses), temperature)
-            return
+            return packed_microbatches(model, prompts, responses, self.max_tokens, temperature, self.world.share)
         size = self.config.micro_train_batch_size
-        for start in range(0, len(rollouts), size):
-            members = list(range(start, min(start + size, len(rollouts))))
-            tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], self.pad_token_id)
-            tensors = {key: value.to(model.device) for key, value in tensors.items()}
-            output = get_response_log_probs(model, tensors["input_ids"], tensors["labels"], True, temperature)
-            yield Microbatch(members, output["log_probs"], tensors["response_mask"], output["token_entropy"])
+        return padded_microbatches(model, prompts, responses, size, self.pad_token_id, temperature, self.world.share)
 
 
-def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
-    """One packed row through the model; logits are computed for response tokens only, a few at a time."""
-    device = model.device
-    hidden = model.base_model(
-        input_ids=row.input_ids.to(device),
-        position_ids=row.position_ids.to(device),
-        attention_mask=NO_MASK,
-        use_cache=False,
-        shared=row.layout.block_mask(device) if device.type == "cuda" else row.layout,
-    ).last_hidden_state[0]
-    weight = model.get_output_embeddings().weight
-    computed = chunked_log_probs(hidden.index_select(0, row.source.to(device)), weight, row.labels.to(device), temperature)
-    log_probs, entropy = (pad_sequence(list(torch.split(flat, row.lengths)), batch_first=True) for flat in computed)
-    mask = torch.arange(log_probs.shape[1], device=device) < torch.tensor(row.lengths, device=device)[:, None]
-    return Microbatch(row.members, log_probs, mask, entropy)
+def _ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    return [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
 
 
 def _place(old_log_probs: list[Tensor] | None, micro: Microbatch) -> Tensor:
     """Old log-probabilities in the layout of the current ones; those themselves where no update has happened yet."""
     placed = micro.log_probs.detach().clone()
     if old_log_probs is not None:
-        placed[micro.mask] = torch.cat([old_log_probs[i] for i in micro.members])
+        placed[micro.mask] = torch.cat([old_log_probs[i] for i in micro.members]).to(placed.device)
     return placed

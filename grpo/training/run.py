@@ -42,8 +42,10 @@ def train_run(study: Study, run: EffectiveRun) -> None:
     require_checkpoint(paths.MODEL)
     problems = read_problems(paths.TRAIN), read_problems(paths.VALIDATION)
     identity = run_identity(study, run)
-    mlflow = _mlflow_run(run, identity)
     twin = _finished_twin(study, run.experiment, identity)
+    if study.learner.processes > 1 and not twin and _done_by_others(study, run):
+        return
+    mlflow = _mlflow_run(run, identity)
     try:
         with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoint:
             _write_config(folder / "config.yaml", run, identity, twin)
@@ -64,6 +66,20 @@ def train_run(study: Study, run: EffectiveRun) -> None:
         paths.TIMING / f"{run.name}.json",
         {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), **timing},
     )
+
+
+def _done_by_others(study: Study, run: EffectiveRun) -> bool:
+    """Where several processes train a run: start them all, or help the one that leads; False in the latter itself."""
+    from grpo.training.session import follow
+    from grpo.training.world import follows, start_processes, started_by_torchrun
+
+    if not started_by_torchrun():
+        start_processes(study.learner.processes)
+        return True
+    if follows():
+        follow(study, run)
+        return True
+    return False
 
 
 def _mlflow_run(run: EffectiveRun, identity: dict[str, Any]) -> MlflowRun:

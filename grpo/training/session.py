@@ -11,7 +11,7 @@ from grpo import paths
 from grpo.cpu import start_threads
 from grpo.effective import EffectiveRun
 from grpo.files import write_json
-from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint
 from grpo.records import Problem
 from grpo.rewards import REWARD_FNS
 from grpo.rollout.make import make_engine
@@ -20,6 +20,7 @@ from grpo.tracking import MlflowRun, RunLog, now
 from grpo.training.grpo import train_grpo
 from grpo.training.learner import Learner
 from grpo.training.validation import Validation
+from grpo.training.world import join_world
 
 
 def train(
@@ -42,14 +43,10 @@ def train(
         the wall-clock figures.
     """
     started, start = now(), time.perf_counter()
-    start_threads(study.threads)
-    tokenizer = load_tokenizer(paths.MODEL)
-    model = load_model(paths.MODEL, study.learner.dtype, study.learner.device)
-    if study.learner.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+    tokenizer, learner = _start_learner(study, run)
+    model = learner.model
     training_problems, validation_problems = problems
     engine = make_engine(study, model, tokenizer)
-    learner = Learner(model, run.config, tokenizer.pad_token_id, study.learner.max_tokens_per_microbatch)
     log = RunLog(folder, mlflow)
 
     def keep(kind: str, evaluation: dict[str, Any]) -> None:
@@ -70,6 +67,8 @@ def train(
     write_json(folder / "metrics.json", metrics)
     validate.write(folder)
     last = log.validations[-1]
+    learner.dismiss()
+    learner.world.leave()
     keep("last", {"step": last["step"], "update": last["update"], "answer_reward": last["val/answer_reward"]})
     validate.bar.close()
     return {
@@ -81,6 +80,36 @@ def train(
         "device": study.learner.device,
         "steps": log.times,
     }
+
+
+def follow(study: Study, run: EffectiveRun) -> None:
+    """Compute a share of what another process trains, until that has finished."""
+    _, learner = _start_learner(study, run)
+    learner.follow()
+    learner.world.leave()
+
+
+def _start_learner(study: Study, run: EffectiveRun) -> tuple[Any, Learner]:
+    """The tokenizer, and the learner of this process."""
+    settings = study.learner
+    start_threads(max(1, study.threads // settings.processes))
+    world = join_world(settings.device)
+    tokenizer = load_tokenizer(paths.MODEL)
+    model = load_model(paths.MODEL, settings.dtype, settings.device)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    if settings.compile:
+        compile_layers(model)
+    learner = Learner(
+        model,
+        run.config,
+        tokenizer.pad_token_id,
+        settings.max_tokens_per_microbatch,
+        settings.optimizer,
+        settings.offload_reference,
+        world,
+    )
+    return tokenizer, learner
 
 
 def _source(study: Study) -> str:

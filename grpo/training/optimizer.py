@@ -1,0 +1,95 @@
+"""AdamW on float32 weights, whatever precision the model computes in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.errors import UserError
+
+
+class Optimizer:
+    """AdamW with betas 0.9 and 0.95 and no weight decay, as in the handout, and the gradients of one step.
+
+    A bfloat16 weight of size 1 cannot take a step below 0.004, and a learning rate of 1e-5 would leave most of them where they
+    are. So of a model in bfloat16 a float32 copy of each weight is kept: gradients are summed there and steps are taken
+    there, and the model gets the rounded result. (Mixed precision training, arXiv 1710.03740, Section 3.1.)
+
+    Args:
+        model: whose parameters are trained.
+        name: ``adamw``, or ``adamw_8bit``, whose two moments take a byte for each weight instead of four.
+
+    Raises:
+        UserError: adamw_8bit without bitsandbytes.
+    """
+
+    def __init__(self, model: Any, learning_rate: float, name: str = "adamw"):
+        self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        self.weights = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.parameters]
+        for parameter, weight in zip(self.parameters, self.weights, strict=True):
+            if parameter is not weight:
+                parameter.register_post_accumulate_grad_hook(_add_to(weight))  # type: ignore[attr-defined, no-untyped-call]
+        self.adamw = _kind(name)(self.weights, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        rate: float = self.adamw.param_groups[0]["lr"]
+        return rate
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self.adamw.zero_grad(set_to_none=True)
+
+    def gradients(self) -> list[Tensor]:
+        """The float32 gradient of each weight, summed over all backward passes since :meth:`zero_grad`."""
+        for weight in self.weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        return [weight.grad for weight in self.weights if weight.grad is not None]
+
+    def step(self, max_norm: float) -> tuple[float, bool]:
+        """Clip the gradients to a norm, and take a step.
+
+        A step whose gradient is not finite would ruin the weights for good, so it is skipped.
+
+        Returns:
+            the norm before clipping, and whether the step was taken.
+        """
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, max_norm)
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            self.adamw.step()
+            with torch.no_grad():
+                for parameter, weight in zip(self.parameters, self.weights, strict=True):
+                    if parameter is not weight:
+                        parameter.copy_(weight)
+        return norm.item(), finite
+
+
+def _add_to(weight: Tensor) -> Any:
+    """A hook that moves a parameter's new gradient into the float32 weight's sum."""
+
+    def move(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if weight.grad is None:
+            weight.grad = parameter.grad.float()
+        else:
+            weight.grad += parameter.grad
+        parameter.grad = None
+
+    return move
+
+
+def _kind(name: str) -> Any:
+    if name == "adamw":
+        return torch.optim.AdamW
+    try:
+        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise UserError(
+            "params.yaml: learner.optimizer: adamw_8bit needs bitsandbytes: `pip install bitsandbytes`, or use adamw."
+        ) from error
+    return AdamW8bit

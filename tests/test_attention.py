@@ -1,0 +1,123 @@
+"""Attention with shared prompts against dense attention with a mask written out entry by entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo.models.packed_attention import Layout, Stretch, packed_attention
+from grpo.models.prefix_attention import SharedPrefix
+
+SCALE = 0.3
+LAYOUT = Layout((Stretch(0, 4, (3, 3, 2)), Stretch(12, 1, ()), Stretch(13, 6, (1, 5)), Stretch(25, 2, (7, 7))))
+TOKENS = 41
+
+
+def allowed(layout: Layout) -> Tensor:
+    """(tokens, tokens): may the row's token attend to the column's?"""
+    mask = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
+    for stretch in layout.stretches:
+        prompt = range(stretch.start, stretch.start + stretch.prompt)
+        for q in prompt:
+            mask[q, prompt[0] : q + 1] = True
+        start = prompt.stop
+        for length in stretch.responses:
+            for q in range(start, start + length):
+                mask[q, list(prompt)] = True
+                mask[q, start : q + 1] = True
+            start += length
+    return mask
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    scores = (query @ key.transpose(-1, -2) * SCALE).masked_fill(~allowed(LAYOUT), float("-inf"))
+    return torch.softmax(scores, dim=-1) @ value
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Tensor]:
+    """Query with 4 heads, key and value with 2 of size 8, and the gradient at the result."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, 4, TOKENS, 8), (1, 2, TOKENS, 8), (1, 2, TOKENS, 8), (1, 4, TOKENS, 8)]
+    *qkv, incoming = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+    return [x.requires_grad_() for x in qkv], incoming
+
+
+def with_gradients(function: Any, tensors: list[Tensor], incoming: Tensor) -> list[Tensor]:
+    out = function(*tensors)
+    return [out.detach(), *torch.autograd.grad(out, tensors, incoming)]
+
+
+def test_packed_attention_and_its_gradients_are_those_of_dense_attention() -> None:
+    tensors, incoming = inputs()
+    found = with_gradients(lambda q, k, v: packed_attention(q, k, v, LAYOUT, SCALE), tensors, incoming)
+    for one, other in zip(found, with_gradients(dense, tensors, incoming), strict=True):
+        assert one.shape == other.shape
+        assert (one - other).abs().max() < 1e-5
+
+
+def test_the_block_mask_for_gpus_says_the_same() -> None:
+    """FlexAttention has no backward pass on CPU."""
+    tensors = [x.detach() for x in inputs()[0]]
+    found = packed_attention(*tensors, LAYOUT.block_mask("cpu"), SCALE)
+    assert (found - dense(*tensors)).abs().max() < 1e-5
+
+
+def test_packed_attention_in_bfloat16_is_as_close_as_bfloat16_allows() -> None:
+    tensors, incoming = inputs(torch.bfloat16)
+    found = with_gradients(lambda q, k, v: packed_attention(q, k, v, LAYOUT, SCALE), tensors, incoming)
+    exact = with_gradients(dense, [x.detach().double().requires_grad_() for x in tensors], incoming.double())
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert (one - other).norm() / other.norm() < 0.01
+
+
+def test_packed_attention_holds_no_scores() -> None:
+    """Of 2 x 4,000 response tokens behind 4,000 of a prompt: scores of one head alone would take 64 MB and more."""
+    from torch.profiler import profile
+
+    layout = Layout((Stretch(0, 4000, (4000, 4000)),))
+    q, k, v = (torch.randn(1, 1, 12_000, 8, requires_grad=True) for _ in range(3))
+    with profile(profile_memory=True) as measured:
+        packed_attention(q, k, v, layout, SCALE).sum().backward()
+    largest = max(abs(event.self_cpu_memory_usage) for event in measured.events())
+    assert largest < 8 * 2**20
+
+
+def test_many_large_scores_do_not_overflow() -> None:
+    tensors, incoming = inputs()
+    tensors = [(x * 10).detach().requires_grad_() for x in tensors]
+    found = with_gradients(lambda q, k, v: packed_attention(q, k, v, LAYOUT, SCALE), tensors, incoming)
+    for one, other in zip(found, with_gradients(dense, tensors, incoming), strict=True):
+        assert torch.isfinite(one).all()
+        assert (one - other).norm() <= 1e-3 * other.norm()
+
+
+# ------------------------------------------------------------------------------------------------------------ sampling
+
+
+@pytest.mark.parametrize("keep", [range(9), [0, 2, 3, 8], [5], [6, 7, 8]])
+def test_rows_that_share_a_prefix_attend_as_if_each_had_a_copy(keep: Any) -> None:
+    """3 prompts of 3 rows each, padded on the left; then some rows only."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.tensor(list(keep))
+    prefix_key, prefix_value = (torch.randn(3, 2, 5, 8, generator=generator) for _ in range(2))
+    query = torch.randn(9, 4, 1, 8, generator=generator)[rows]
+    key, value = (torch.randn(9, 2, 3, 8, generator=generator)[rows] for _ in range(2))
+    hidden = torch.arange(5) < torch.tensor([0, 2, 4])[:, None]
+    mask = torch.zeros(3, 1, 1, 5).masked_fill(hidden[:, None, None], torch.finfo(torch.float32).min)
+    prefix = SharedPrefix([prefix_key], [prefix_value], mask, rows=3)
+    if len(rows) < 9:
+        prefix.keep(rows)
+    of = rows // 3
+    assert (prefix.mask.shape[0], prefix.keys[0].shape[0]) == (len(of.unique()),) * 2
+    keys, values = (
+        torch.cat(pair, dim=2).repeat_interleave(2, dim=1) for pair in ((prefix_key[of], key), (prefix_value[of], value))
+    )
+    scores = query @ keys.transpose(-1, -2) * SCALE
+    scores = scores.masked_fill(torch.nn.functional.pad(hidden[of], (0, 3))[:, None, None], float("-inf"))
+    expected = torch.softmax(scores, dim=-1) @ values
+    assert (prefix.attend(0, query, key, value, SCALE) - expected).abs().max() < 1e-6

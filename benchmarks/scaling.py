@@ -98,7 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name), context=3000)
         learners = {
-            way: Learner(load_model(Path(name)), config, 0, budget) for way, budget in (("packed", 16384), ("padded", None))
+            way: Learner(load_model(Path(name)), config, 0, budget) for way, budget in (("packed", 4096), ("padded", None))
         }
         print(f"{'':>16}{'':>8}{'packed, s':>11}{'padded, s':>11}{'ratio':>7}")
         for what, values in VARIED.items():

@@ -2,7 +2,7 @@ r"""Seconds of one GRPO step, beside TRL's GRPOTrainer on the same model, prompt
 
 ``make bench-trl`` installs TRL beside the project's own environment and runs this. Both sample with the model in this
 process, train on their own rollouts, and take turns in one run, so that a slower minute of the machine meets both. A random
-reward makes every group train. The first step of each turn is not counted.
+reward makes every group train. The first steps of each turn, in which compiled layers are compiled, are not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ import torch  # noqa: E402
 
 from grpo.config import GrpoConfig  # noqa: E402
 from grpo.cpu import start_threads  # noqa: E402
-from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM, load_model, load_tokenizer, save_checkpoint  # noqa: E402
+from grpo.models.checkpoint import (  # noqa: E402
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    compile_layers,
+    load_model,
+    load_tokenizer,
+    save_checkpoint,
+)
 from grpo.models.tokenizer import train_tokenizer  # noqa: E402
 from grpo.objective.advantages import normalize_within_groups  # noqa: E402
 from grpo.records import Problem, Rollout  # noqa: E402
@@ -38,6 +45,9 @@ from grpo.tasks.arithmetic import word_problems  # noqa: E402
 from grpo.training.learner import Batch, Learner  # noqa: E402
 
 Times = dict[str, list[float]]
+PACKED = "packed (the default)"
+WARM_UP = 2
+BUDGET = 4096  # tokens of a row, as in the mini study
 
 
 def make_model(folder: Path, context: int = 512) -> None:
@@ -73,9 +83,11 @@ def make_prompts(tokenizer: Any, n: int, tokens: int) -> list[str]:
     return texts
 
 
-def ours(folder: Path, settings: argparse.Namespace, packed: bool, turn: int) -> Times:
+def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | None = None, compiled: bool = False) -> Times:
     """One turn of this project's engine and learner; the loop is that of ``train_grpo`` without files and evaluation."""
     tokenizer, model = load_tokenizer(folder), load_model(folder)
+    if compiled:
+        compile_layers(model)
     size = settings.prompts * settings.group
     config = GrpoConfig(
         rollout_batch_size=size,
@@ -85,13 +97,13 @@ def ours(folder: Path, settings: argparse.Namespace, packed: bool, turn: int) ->
         sampling_max_tokens=settings.new_tokens,
         learning_rate=1e-5,
     )
-    learner = Learner(model, config, tokenizer.pad_token_id, 16384 if packed else None)
+    learner = Learner(model, config, tokenizer.pad_token_id, budget)
     engine = TransformersEngine(model, tokenizer)
     sampling = SamplingParams(1.0, 1.0, settings.new_tokens, settings.new_tokens)
     texts = make_prompts(tokenizer, settings.prompts, settings.prompt_tokens)
     prompts = [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     times: Times = {"step": [], "learner": []}
-    for step in range(settings.steps + 1):
+    for step in range(settings.steps + WARM_UP):
         start = time.perf_counter()
         groups = engine.generate(prompts, sampling, n=settings.group, seed=turn * 1000 + step)
         problem = Problem("benchmark", "", "")
@@ -103,7 +115,7 @@ def ours(folder: Path, settings: argparse.Namespace, packed: bool, turn: int) ->
         end = time.perf_counter()
         times["step"].append(end - start)
         times["learner"].append(end - sampled)
-    return {key: values[1:] for key, values in times.items()}
+    return {key: values[WARM_UP:] for key, values in times.items()}
 
 
 def trl(folder: Path, settings: argparse.Namespace) -> Times:
@@ -141,7 +153,7 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
             model=model,
             processing_class=tokenizer,
             reward_funcs=lambda completions, **_: [random.random() for _ in completions],
-            train_dataset=Dataset.from_dict({"prompt": texts * (settings.steps + 1)}),
+            train_dataset=Dataset.from_dict({"prompt": texts * (settings.steps + WARM_UP)}),
             args=GRPOConfig(
                 output_dir=out,
                 per_device_train_batch_size=size,
@@ -153,7 +165,7 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
                 beta=0.0,
                 loss_type="grpo",
                 learning_rate=1e-5,
-                max_steps=settings.steps + 1,
+                max_steps=settings.steps + WARM_UP,
                 use_cpu=True,
                 bf16=False,
                 gradient_checkpointing=False,
@@ -165,7 +177,7 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
             callbacks=[Clock()],
         )
         trainer.train()
-    return {key: values[1:] for key, values in times.items()}
+    return {key: values[WARM_UP:] for key, values in times.items()}
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
@@ -187,8 +199,9 @@ def main() -> None:
     settings = parser.parse_args()
     start_threads(settings.threads)
     ways: dict[str, Any] = {
-        "packed (the default)": lambda folder, turn: ours(folder, settings, True, turn),
-        "padded (the reference)": lambda folder, turn: ours(folder, settings, False, turn),
+        PACKED: lambda folder, turn: ours(folder, settings, turn, BUDGET),
+        "packed, compiled": lambda folder, turn: ours(folder, settings, turn, BUDGET, compiled=True),
+        "padded (the reference)": lambda folder, turn: ours(folder, settings, turn),
     }
     if not settings.without_trl:
         ways["TRL"] = lambda folder, turn: trl(folder, settings)
@@ -200,7 +213,7 @@ def main() -> None:
                 for key, values in run(Path(name), turn).items():
                     measured[way][key] += values
     medians = {way: {key: statistics.median(values) for key, values in times.items()} for way, times in measured.items()}
-    base = medians["packed (the default)"]
+    base = medians[PACKED]
     print(f"{settings.prompts} prompts of {settings.prompt_tokens} tokens x {settings.group}, {settings.new_tokens} new tokens")
     print(f"{'':24}{'step, s':>10}{'ratio':>8}{'learner, s':>12}{'ratio':>8}")
     for way, times in medians.items():

@@ -87,7 +87,7 @@ class _SharedPromptAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
         out = _like(query)
-        normalizer = query.new_empty(query.shape[:2], dtype=torch.float32)  # log of the sum of exponentials
+        normalizer = _like(query[..., 0]).float()  # (heads, tokens) log of the sum of exponentials
         for stretch in layout.stretches:
             for tokens, shape in stretch.equal_pieces():
                 q, k, v = (_pieces(x, tokens, shape) for x in (query, key, value))
@@ -97,9 +97,10 @@ class _SharedPromptAttention(torch.autograd.Function):
             if stretch.responses:
                 mine, prompt = stretch.of_responses, stretch.of_prompt
                 (cross,), (sums,) = _flash(query[None, :, mine], key[None, :, prompt], value[None, :, prompt], scale=scale)
-                share = torch.sigmoid(sums - normalizer[:, mine])[..., None]
-                out[:, mine] = torch.lerp(out[:, mine].float(), cross.float(), share).to(out.dtype)
-                normalizer[:, mine] = torch.logaddexp(normalizer[:, mine], sums)
+                own_sums = normalizer[:, mine]
+                share = torch.sigmoid(sums - own_sums).to(out.dtype)
+                out[:, mine].lerp_(cross, share[..., None])
+                torch.logaddexp(own_sums, sums, out=own_sums)
         ctx.save_for_backward(query, key, value, out, normalizer)
         ctx.layout, ctx.scale = layout, scale
         return out
@@ -126,9 +127,8 @@ class _SharedPromptAttention(torch.autograd.Function):
 
 
 def _like(x: Tensor) -> Tensor:
-    """An empty (heads, tokens, size), with the heads of a token side by side in memory, as the layers around need it."""
-    heads, tokens, size = x.shape
-    return x.new_empty(tokens, heads, size).transpose(0, 1)
+    """An empty tensor like x (heads, tokens, ...), with the heads of a token side by side in memory, as all others have it."""
+    return torch.empty_like(x.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
 
 
 def _pieces(x: Tensor, tokens: slice, shape: tuple[int, int]) -> Tensor:

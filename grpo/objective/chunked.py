@@ -20,11 +20,16 @@ class _LogProbs(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         chosen, entropies, normalizers = [], [], []
         for part, wanted in zip(torch.split(hidden, TOKENS_AT_ONCE), torch.split(labels, TOKENS_AT_ONCE), strict=True):
-            logits = (part @ weight.T).float() / temperature
-            normalizer = torch.logsumexp(logits, dim=-1)
-            chosen.append(logits.gather(-1, wanted[:, None]).squeeze(-1) - normalizer)
-            normalizers.append(normalizer)
-            entropies.append(normalizer - (torch.softmax(logits, dim=-1) * logits).sum(dim=-1))
+            logits = (part @ weight.T).float().div_(temperature)
+            largest = logits.amax(dim=-1, keepdim=True)
+            logits -= largest
+            exponentials = torch.exp(logits)
+            sums = exponentials.sum(dim=-1)
+            normalizer = sums.log()
+            chosen.append(logits.gather(-1, wanted[:, None])[:, 0] - normalizer)
+            # H = log Z - E[z]; both about the largest logit.
+            entropies.append(normalizer - torch.linalg.vecdot(exponentials, logits) / sums)
+            normalizers.append(normalizer + largest[:, 0])
         ctx.save_for_backward(hidden, weight, labels, torch.cat(normalizers))
         ctx.temperature = temperature
         entropy = torch.cat(entropies)
@@ -37,11 +42,10 @@ class _LogProbs(torch.autograd.Function):
         at_hidden, at_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, len(hidden), TOKENS_AT_ONCE):
             part = slice(start, start + TOKENS_AT_ONCE)
-            incoming = gradients[0][part, None]
-            logits = (hidden[part] @ weight.T).float() / ctx.temperature
-            at_logits = torch.exp(logits - normalizers[part, None]).mul_(-incoming)
-            at_logits.scatter_add_(1, labels[part, None], incoming)
-            at_logits = (at_logits / ctx.temperature).to(weight.dtype)
+            incoming = gradients[0][part, None] / ctx.temperature
+            logits = (hidden[part] @ weight.T).float().div_(ctx.temperature)
+            at_logits = logits.sub_(normalizers[part, None]).exp_().mul_(-incoming)
+            at_logits = at_logits.scatter_add_(1, labels[part, None], incoming).to(weight.dtype)
             at_hidden[part] = at_logits @ weight
             at_weight += at_logits.T @ hidden[part]
         return at_hidden, at_weight.to(weight.dtype), None, None

@@ -87,7 +87,7 @@ def _kind(name: str) -> Any:
     if name == "adamw":
         return torch.optim.AdamW
     try:
-        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
+        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, attr-defined]
     except ImportError as error:
         raise UserError(
             "params.yaml: learner.optimizer: adamw_8bit needs bitsandbytes: `pip install bitsandbytes`, or use adamw."

@@ -121,6 +121,9 @@ def train(
     experiment: Experiment,
     arm: Annotated[str, typer.Argument(help="One of the experiment's arms.")],
     seed: Annotated[int, typer.Option(help="One of `seeds:` in params.yaml.")] = 0,
+    check_weights: Annotated[
+        bool, typer.Option("--check-weights", help="With vLLM: stop if engine and policy ever hold different weights.")
+    ] = False,
 ) -> None:
     """Stage: one GRPO run, that is one arm of an experiment with one seed."""
     from grpo.effective import effective_run, require_experiment
@@ -132,7 +135,7 @@ def train(
     run = effective_run(study, experiment, arm, seed, read_selections(experiment))
     from grpo.training.run import train_run
 
-    train_run(study, run)
+    train_run(study, run, check_weights)
 
 
 @app.command("select")

@@ -44,6 +44,7 @@ class GrpoConfig(Section):
     cliprange: PositiveFloat = 0.2
     max_grad_norm: PositiveFloat = 1.0
     prompt: PromptName = "r1_zero"
+    importance_cap: PositiveFloat | None = None  # truncated importance sampling between engine and learner, token by token
     measure_kl: bool = False  # to the frozen starting weights, at every step; it never enters the loss
     wall_clock_limit_s: PositiveFloat | None = None  # the run ends after the step at which its time is up
 

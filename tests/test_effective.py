@@ -61,7 +61,11 @@ def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study
     assert set(run.sources) == set(GrpoConfig.model_fields)
     assert run.sources.pop("learning_rate") == "arm 3e-5"
     # What params.yaml does not name has the handout's value.
-    assert {key for key, source in run.sources.items() if source == "default"} == {"measure_kl", "wall_clock_limit_s"}
+    assert {key for key, source in run.sources.items() if source == "default"} == {
+        "importance_cap",
+        "measure_kl",
+        "wall_clock_limit_s",
+    }
     assert set(run.sources.values()) == {"default", "study"}
 
 

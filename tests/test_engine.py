@@ -107,7 +107,7 @@ def test_log_probs_are_those_of_a_fresh_forward_pass(
 
     def warp(logits: Tensor, i: int) -> Tensor:
         logits = logits / temperature
-        if i + 1 < min_tokens:
+        if i < min_tokens:
             logits[eos] = -torch.inf
         return nucleus(logits, top_p) if top_p < 1 else logits
 
@@ -159,7 +159,7 @@ def test_top_p_is_the_share_of_what_is_allowed() -> None:
     # Of the others' .5 the second has .6, which is the nucleus by itself.
     assert set(tokens.tolist()) == {1}
     assert log_probs.abs().max() < 1e-6
-    tokens, _ = sample(logits, params, eos_token_id=0, length=3, uniform=uniform)
+    tokens, _ = sample(logits, params, eos_token_id=0, length=4, uniform=uniform)
     assert set(tokens.tolist()) == {0, 1}
 
 
@@ -388,12 +388,12 @@ def test_rows_that_end_at_different_times_do_not_disturb_each_other(say: Say) ->
 
 def test_end_of_text_is_forbidden_before_the_minimum(say: Say) -> None:
     (completion,) = say("ab$$$$cd", min_tokens=5, max_tokens=12)
-    # tokens 3 and 4 are the fallback in the place of end of text; the fifth may end the completion
-    assert (completion.text, completion.finish_reason, len(completion.token_ids)) == ("ab..", "stop", 5)
+    # tokens 3 to 5 are the fallback in the place of end of text; the sixth may end the completion
+    assert (completion.text, completion.finish_reason, len(completion.token_ids)) == ("ab...", "stop", 6)
 
 
-def test_an_end_of_text_exactly_at_the_minimum_is_allowed(say: Say) -> None:
-    (completion,) = say("abcd$", min_tokens=5, max_tokens=12)
+def test_an_end_of_text_right_after_the_minimum_is_allowed(say: Say) -> None:
+    (completion,) = say("abcd$", min_tokens=4, max_tokens=12)
     assert (completion.text, len(completion.token_ids)) == ("abcd", 5)
 
 
@@ -401,9 +401,9 @@ def test_log_probs_account_for_the_forbidden_token(chatty: tuple[Any, Any], prom
     model, tokenizer = chatty
     params = SamplingParams(min_tokens=10, max_tokens=10)
     groups = TransformersEngine(model, tokenizer).generate(prompts, params, n=8, seed=0)
-    assert all(tokenizer.eos_token_id not in c.token_ids[:9] for c in flatten(groups))
+    assert all(tokenizer.eos_token_id not in c.token_ids for c in flatten(groups))
     free = TransformersEngine(model, tokenizer).generate(prompts, SamplingParams(max_tokens=10), n=8, seed=0)
-    assert any(tokenizer.eos_token_id in c.token_ids[:9] for c in flatten(free))
+    assert any(tokenizer.eos_token_id in c.token_ids for c in flatten(free))
 
 
 def test_a_stop_string_before_the_minimum_ends_nothing(say: Say) -> None:
@@ -425,6 +425,6 @@ def test_an_early_stop_string_is_not_found_again_later(say: Say) -> None:
     assert completion.text == "<e>b>cd"
 
 
-def test_a_stop_string_that_is_complete_at_the_minimum_ends_a_completion(say: Say) -> None:
-    (completion,) = say("abc;def", min_tokens=4, max_tokens=30, stop=(";",))
+def test_a_stop_string_that_is_complete_right_after_the_minimum_ends_a_completion(say: Say) -> None:
+    (completion,) = say("abc;def", min_tokens=3, max_tokens=30, stop=(";",))
     assert (completion.text, len(completion.token_ids), completion.finish_reason) == ("abc;", 4, "stop")

@@ -23,6 +23,7 @@ WITHOUT_A_SAY = {
     "grpo.evaluation.statistics",
     "grpo.experiments",
     "grpo.files",
+    "grpo.memory",
     "grpo.models",
     "grpo.paths",
     "grpo.records",

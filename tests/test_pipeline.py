@@ -31,7 +31,8 @@ def sh(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedP
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "GIT_CONFIG_GLOBAL": "/dev/null"}
     env |= {f"GIT_{who}_{what}": f"tests@{who}.invalid" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     env.pop("MLFLOW_TRACKING_URI", None)
-    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    program = [sys.executable, "-m", "grpo"] if command[0] == "grpo" else [command[0]]  # not every environment has the script
+    result = subprocess.run([*program, *command[1:]], cwd=folder, env=env, capture_output=True, text=True, check=False)
     if check:
         assert result.returncode == 0, f"{command}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
     return result

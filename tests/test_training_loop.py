@@ -131,7 +131,17 @@ def same_weights(a: Any, b: Any) -> bool:
 HISTORY = [
     *("step", "update", "train/reward", "train/format_reward", "train/answer_reward", "train/zero_signal_fraction"),
     *("train/response_length", "train/response_length_max", "train/cut_off", "loss", "gradient_norm", "token_entropy"),
-    *("clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "skipped_update", "learning_rate"),
+    *(
+        "clip_fraction",
+        "ratio_mean",
+        "mismatch_mean",
+        "mismatch_above",
+        "mismatch_kl",
+        "ratio_min",
+        "ratio_max",
+        "mismatch_max",
+    ),
+    *("skipped_update", "learning_rate"),
 ]
 
 

@@ -41,8 +41,9 @@ class CheckpointEvaluator:
         self.study, self.checkpoint = study, checkpoint
         self._states: list[Path] = []
         self.tokenizer = load_tokenizer(checkpoint)
-        model = load_model(checkpoint, study.engine.dtype, study.engine.device)
-        self.engine = make_engine(study, model, self.tokenizer)
+        engine = study.engine
+        model = None if engine.name == "vllm" else load_model(checkpoint, engine.dtype, engine.device)
+        self.engine = make_engine(study, checkpoint, model, self.tokenizer)
 
     def sample(self, problems: Sequence[Problem], prompt: str, n: int = 1) -> list[list[Rollout]]:
         """``n`` scored completions of each problem, taken up where an earlier, killed evaluation stopped.

@@ -116,9 +116,9 @@ def grpo_microbatch_train_step(
     Args:
         policy_log_probs, response_mask, old_log_probs: (microbatch, length).
         raw_rewards, advantages: (microbatch, 1).
-        weights: (microbatch,) weight of each response's tokens, where they were worked out over the whole optimizer batch
-            beforehand (:func:`grpo.objective.masking.response_weights`); then the microbatch may be of any size, and the
-            number of accumulation steps and the normalisation do not matter.
+        weights: (microbatch, 1) or (microbatch, length) weight of each token, where they were worked out over the whole
+            optimizer batch beforehand (:func:`grpo.objective.masking.response_weights`); then the microbatch may be of any
+            size, and the number of accumulation steps and the normalisation do not matter.
 
     Returns:
         the scalar loss (detached) and the metadata of :func:`compute_policy_gradient_loss`.
@@ -130,7 +130,7 @@ def grpo_microbatch_train_step(
         n_sequences = len(policy_log_probs) * gradient_accumulation_steps
         by_token = token_weights(response_mask, length_normalization, n_sequences, constant_normalizer)
     else:
-        by_token = response_mask * weights[:, None]
+        by_token = response_mask * weights
     loss = masked_normalize(per_token * by_token, response_mask)
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach(), metadata

@@ -19,7 +19,7 @@ class SamplingParams:
     Attributes:
         temperature: divides the logits; above 0.
         top_p: smallest set of tokens with this much probability is kept.
-        min_tokens: before this many tokens neither end-of-text nor a stop string ends a completion.
+        min_tokens: only after this many tokens end-of-text or a stop string may end a completion (as in vLLM and transformers).
         max_tokens: a completion of this many tokens is cut off (``finish_reason == "length"``).
         stop: strings that end a completion; the string itself is kept in the text.
     """

@@ -87,7 +87,7 @@ class TransformersEngine:
                     log_probs[row].append(log_prob)
             for i in self._may_have_stopped(tokens, params.stop).tolist():
                 row = rows[i]
-                if reasons[row] == "length" and length >= params.min_tokens:
+                if reasons[row] == "length" and length > params.min_tokens:
                     past = self._characters_past_stop(token_ids[row], params.stop)
                     if past is not None:
                         reasons[row], past_stop[row] = "stop", past
@@ -218,7 +218,7 @@ def sample(
         tokens (rows,) and their log-probabilities (rows,) under the distribution they were drawn from, in float32.
     """
     log_probs = torch.log_softmax(logits.float() / params.temperature, dim=-1)
-    if length < params.min_tokens:
+    if length <= params.min_tokens:
         log_probs[:, eos_token_id] = -torch.inf
         log_probs = torch.log_softmax(log_probs, dim=-1)
     if params.top_p < 1.0:

@@ -8,6 +8,7 @@ share the work (:mod:`grpo.training.world`); the gradient is then still the same
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,22 @@ from grpo.config import GrpoConfig
 from grpo.objective.kl import estimate_kl
 from grpo.objective.losses import grpo_microbatch_train_step, sft_microbatch_train_step
 from grpo.objective.masking import response_weights
+from grpo.objective.mismatch import importance_weights, mismatch_sums
 from grpo.records import Rollout
 from grpo.training.microbatches import Ids, Microbatch, packed_microbatches, padded_microbatches
 from grpo.training.optimizer import Optimizer
 from grpo.training.world import World
+
+_MEANS = (  # over a train batch's response tokens
+    "token_entropy",
+    "clip_fraction",
+    "ratio_mean",
+    "mismatch_mean",
+    "mismatch_above",
+    "mismatch_kl",
+    "importance_mean",
+    "importance_capped",
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,10 @@ class Learner:
 
         Returns:
             loss; gradient norm before clipping; and over the batch's response tokens mean entropy (nats), share of
-            clipped tokens, and mean, smallest and largest ratio pi / pi_old; ``skipped_update`` (1 or 0).
+            clipped tokens, and mean, smallest and largest ratio pi / pi_old; between the engine's and the learner's
+            log-probabilities under the sampling weights mean and largest absolute difference, share of tokens above
+            :data:`grpo.objective.mismatch.NOTICEABLE`, and the sampled KL; with ``importance_cap`` the mean weight and the
+            share of tokens at the cap; ``skipped_update`` (1 or 0).
         """
         return self._together("_update", batch)  # type: ignore[no-any-return]
 
@@ -174,67 +190,92 @@ class Learner:
             config.micro_train_batch_size,
             config.sampling_max_tokens,
         )
-        totals = torch.zeros(5, dtype=torch.float64)
-        smallest, largest = float("inf"), float("-inf")
+        sums = dict.fromkeys(("loss", "tokens", *_MEANS), 0.0)
+        extremes = {"ratio_min": float("inf"), "ratio_max": float("-inf"), "mismatch_max": 0.0}
         self.optimizer.zero_grad()
         for micro in self._microbatches(self.model, prompts, responses):
-            mask = micro.mask
-            loss, metadata = grpo_microbatch_train_step(
-                micro.log_probs,
-                mask,
-                config.gradient_accumulation_steps,
-                config.loss_type,
-                raw_rewards=batch.raw_rewards[micro.members, None].to(mask.device),
-                advantages=batch.advantages[micro.members, None].to(mask.device),
-                old_log_probs=_place(batch.old_log_probs, micro),
-                cliprange=config.cliprange,
-                weights=weights[micro.members].to(mask.device),
-            )
-            ratio, clipped = metadata["ratio"][mask], metadata["clipped"][mask]
-            sums = (loss, mask.sum(), micro.entropy[mask].sum(), ratio.sum(), clipped.sum())
-            totals += torch.tensor([x.item() for x in sums], dtype=torch.float64)
-            if len(ratio):
-                smallest, largest = min(smallest, ratio.min().item()), max(largest, ratio.max().item())
-        norm, taken = self._step([totals])
-        extremes = self.world.everyones((smallest, largest))
-        loss_sum, tokens, entropy, ratios, clips = totals.tolist()
-        tokens = max(1.0, tokens)
+            self._backward(batch, micro, weights[micro.members, None].to(micro.mask.device), sums, extremes)
+        norm, taken = self._step(sums)
+        everyones = self.world.everyones(extremes)
+        narrowest = {name: (min if name == "ratio_min" else max)(each[name] for each in everyones) for name in extremes}
+        without = () if config.importance_cap is not None else ("importance_mean", "importance_capped")
         return {
-            "loss": loss_sum,
+            "loss": sums["loss"],
             "gradient_norm": norm,
-            "token_entropy": entropy / tokens,
-            "clip_fraction": clips / tokens,
-            "ratio_mean": ratios / tokens,
-            "ratio_min": min(low for low, _ in extremes),
-            "ratio_max": max(high for _, high in extremes),
+            **{name: sums[name] / max(1.0, sums["tokens"]) for name in _MEANS if name not in without},
+            **narrowest,
             "skipped_update": 0.0 if taken else 1.0,
             "learning_rate": self.optimizer.learning_rate,
         }
 
+    def _backward(
+        self, batch: Batch, micro: Microbatch, weights: Tensor, sums: dict[str, float], extremes: dict[str, float]
+    ) -> None:
+        """Add a microbatch's gradient to the others', and its tokens to ``sums`` and ``extremes``.
+
+        Args:
+            weights: (members, 1) how much each token of a response counts.
+        """
+        config, mask = self.config, micro.mask
+        # The learner's and the engine's log-probabilities under the weights that sampled the tokens.
+        old = _place(batch.old_log_probs, micro)
+        engine = _place([torch.tensor(r.completion.log_probs) for r in batch.rollouts], micro)
+        importance = torch.ones_like(old)
+        if config.importance_cap is not None:
+            importance = importance_weights(old, engine, config.importance_cap)
+        loss, metadata = grpo_microbatch_train_step(
+            micro.log_probs,
+            mask,
+            config.gradient_accumulation_steps,
+            config.loss_type,
+            raw_rewards=batch.raw_rewards[micro.members, None].to(mask.device),
+            advantages=batch.advantages[micro.members, None].to(mask.device),
+            old_log_probs=old,
+            cliprange=config.cliprange,
+            weights=weights * importance,
+        )
+        sums["loss"] += loss.item()
+        sums["tokens"] += mask.sum().item()
+        sums["token_entropy"] += micro.entropy[mask].sum().item()
+        sums["clip_fraction"] += metadata["clipped"][mask].sum().item()
+        sums["ratio_mean"] += metadata["ratio"][mask].sum().item()
+        sums["importance_mean"] += importance[mask].sum().item()
+        sums["importance_capped"] += (importance[mask] >= (config.importance_cap or math.inf)).sum().item()
+        for name, value in mismatch_sums(old[mask], engine[mask]).items():
+            sums[f"mismatch_{name}"] += value
+        if mask.any():
+            ratio = metadata["ratio"][mask]
+            extremes["ratio_min"] = min(extremes["ratio_min"], ratio.min().item())
+            extremes["ratio_max"] = max(extremes["ratio_max"], ratio.max().item())
+            extremes["mismatch_max"] = max(extremes["mismatch_max"], (old - engine)[mask].abs().max().item())
+
     def _sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float) -> dict[str, float]:
-        totals = torch.zeros(4, dtype=torch.float64)
+        sums = dict.fromkeys(("loss", "tokens", "token_entropy", "mean_nll"), 0.0)
         self.optimizer.zero_grad()
         for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
             mask = micro.mask
             weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
             loss, _ = sft_microbatch_train_step(micro.log_probs, mask, 1, normalize_constant, weights)
-            sums = (loss, mask.sum(), micro.entropy[mask].sum(), -micro.log_probs.detach()[mask].sum())
-            totals += torch.tensor([x.item() for x in sums], dtype=torch.float64)
-        norm, taken = self._step([totals])
-        loss_sum, tokens, entropy, nll = totals.tolist()
-        tokens = max(1.0, tokens)
+            sums["loss"] += loss.item()
+            sums["tokens"] += mask.sum().item()
+            sums["token_entropy"] += micro.entropy[mask].sum().item()
+            sums["mean_nll"] -= micro.log_probs.detach()[mask].sum().item()
+        norm, taken = self._step(sums)
+        tokens = max(1.0, sums["tokens"])
         return {
-            "loss": loss_sum,
+            "loss": sums["loss"],
             "gradient_norm": norm,
-            "token_entropy": entropy / tokens,
-            "mean_nll": nll / tokens,
+            "token_entropy": sums["token_entropy"] / tokens,
+            "mean_nll": sums["mean_nll"] / tokens,
             "skipped_update": 0.0 if taken else 1.0,
             "learning_rate": self.optimizer.learning_rate,
         }
 
-    def _step(self, totals: list[Tensor]) -> tuple[float, bool]:
-        """Sum gradients and totals over all processes, and take the step."""
-        self.world.add_up([*self.optimizer.gradients(), *totals])
+    def _step(self, sums: dict[str, float]) -> tuple[float, bool]:
+        """Add up gradients and sums over all processes, and take the step; see :meth:`Optimizer.step`."""
+        totals = torch.tensor(list(sums.values()), dtype=torch.float64)
+        self.world.add_up([*self.optimizer.gradients(), totals])
+        sums.update(zip(sums, totals.tolist(), strict=True))
         return self.optimizer.step(self.config.max_grad_norm)
 
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
@@ -250,9 +291,9 @@ def _ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple
     return [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
 
 
-def _place(old_log_probs: list[Tensor] | None, micro: Microbatch) -> Tensor:
-    """Old log-probabilities in the layout of the current ones; those themselves where no update has happened yet."""
+def _place(log_probs: list[Tensor] | None, micro: Microbatch) -> Tensor:
+    """Log-probabilities of a batch in the layout of the current ones; those themselves where there are no others yet."""
     placed = micro.log_probs.detach().clone()
-    if old_log_probs is not None:
-        placed[micro.mask] = torch.cat([old_log_probs[i] for i in micro.members]).to(placed.device)
+    if log_probs is not None:
+        placed[micro.mask] = torch.cat([log_probs[i] for i in micro.members]).to(placed.device)
     return placed

@@ -37,8 +37,12 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     }
 
 
-def train_run(study: Study, run: EffectiveRun) -> None:
-    """Train one run, or take over the equal one that an experiment before it already trained, and write its results."""
+def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
+    """Train one run, or take over the equal one that an experiment before it already trained, and write its results.
+
+    Args:
+        check_weights: see :func:`grpo.rollout.make.make_engine`.
+    """
     require_checkpoint(paths.MODEL)
     problems = read_problems(paths.TRAIN), read_problems(paths.VALIDATION)
     identity = run_identity(study, run)
@@ -54,7 +58,7 @@ def train_run(study: Study, run: EffectiveRun) -> None:
             else:
                 from grpo.training.session import train
 
-                timing = train(study, run, problems, folder, checkpoint, mlflow)
+                timing = train(study, run, problems, folder, checkpoint, mlflow, check_weights)
         for name in ("config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.jsonl"):
             mlflow.artifact(paths.RUNS / run.name / name)
         mlflow.tag(checkpoint_digest=files_digest(paths.CHECKPOINTS / run.name), same_as=twin or "")

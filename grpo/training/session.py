@@ -30,6 +30,7 @@ def train(
     folder: Path,
     checkpoint: Path,
     mlflow: MlflowRun,
+    check_weights: bool = False,
 ) -> dict[str, Any]:
     """Train one run, and write its results and its checkpoints.
 
@@ -38,6 +39,7 @@ def train(
         folder: receives history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl.
         checkpoint: receives ``last`` and ``best`` (by validation answer reward), as far as the study keeps them, each in
             Hugging Face format with a metadata.json.
+        check_weights: see :func:`grpo.rollout.make.make_engine`.
 
     Returns:
         the wall-clock figures.
@@ -46,7 +48,7 @@ def train(
     tokenizer, learner = _start_learner(study, run)
     model = learner.model
     training_problems, validation_problems = problems
-    engine = make_engine(study, model, tokenizer)
+    engine = make_engine(study, paths.MODEL, model, tokenizer, check_weights)
     log = RunLog(folder, mlflow)
 
     def keep(kind: str, evaluation: dict[str, Any]) -> None:

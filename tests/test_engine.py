@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +16,13 @@ import torch
 from torch import Tensor
 
 from grpo.errors import UserError
+from grpo.models.checkpoint import compile_layers
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.records import Completion
 from grpo.rollout.engine import SamplingParams, derive_seed
+from grpo.rollout.make import make_engine
 from grpo.rollout.transformers_engine import TransformersEngine, sample
+from grpo.study import Study
 
 TEXTS = [
     "Mia has 3 apples.",
@@ -428,3 +433,29 @@ def test_an_early_stop_string_is_not_found_again_later(say: Say) -> None:
 def test_a_stop_string_that_is_complete_right_after_the_minimum_ends_a_completion(say: Say) -> None:
     (completion,) = say("abc;def", min_tokens=3, max_tokens=30, stop=(";",))
     assert (completion.text, len(completion.token_ids), completion.finish_reason) == ("abc;", 4, "stop")
+
+
+# ------------------------------------------------------------------------------------------------ engines that cannot start
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"name": "vllm"}, r"engine\.name: vllm cannot be imported .*set engine\.name to transformers"),
+        ({"name": "vllm", "device": "cuda:1"}, r"vLLM takes the first GPU it sees\. Set it to cuda:0"),
+        ({"device": "cuda:1"}, r"engine\.device \(cuda:1\) and learner\.device \(cpu\) must be the same"),
+    ],
+)
+def test_an_engine_that_cannot_start_says_what_to_change(
+    mini_study: Study, model: Any, tokenizer: Any, engine: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
+    study = mini_study.model_copy(update={"engine": mini_study.engine.model_copy(update=engine)})
+    with pytest.raises(UserError, match=message):
+        make_engine(study, Path("data/model"), model, tokenizer)
+
+
+def test_compiling_without_a_compiler_says_what_to_install(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(UserError, match=r"learner\.compile: needs a C\+\+ compiler such as g\+\+"):
+        compile_layers(model)

@@ -260,6 +260,11 @@ class Study(Section):
             )
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds: {self.seeds} names a seed twice")
+        if self.learner.processes > 1 and self.engine.name == "vllm":
+            raise ValueError(
+                f"learner.processes: {self.learner.processes} processes cannot share one with vLLM in it: "
+                "set it to 1, or engine.name to transformers"
+            )
         for name, experiment in self.experiments.items():
             for arm, overrides in experiment.arms.items():
                 path = f"experiments.{name}.arms.{arm}"

@@ -86,6 +86,8 @@ def edit(project: Path, old: str, new: str) -> None:
         ("seeds: [0]", "seeds: [0, 0]", "seeds", "twice"),
         ("  train_size: 256", "  train_size: 2", "task.train_size (2)", "raise it"),
         ("study: smoke", "study: [", "params.yaml:", "Mend that line"),
+        ("learner:\n  device: cpu", "learner:\n  processes: 2\n  device: cuda:0", "2 processes", "use device cuda"),
+        ("  max_batch_size: 128\n\nlearner:", "\nlearner:\n  processes: 0", "learner.processes", "greater than 0"),
     ],
 )
 def test_wrong_params_are_told_with_key_and_remedy(project, monkeypatch, capsys, old, new, named, remedy):
@@ -96,6 +98,13 @@ def test_wrong_params_are_told_with_key_and_remedy(project, monkeypatch, capsys,
     assert named in error and remedy in error
     assert "Traceback" not in error
     assert not (project / "data").exists() and not (project / "reports").exists()
+
+
+def test_several_processes_cannot_hold_one_vllm(project, monkeypatch, capsys):
+    edit(project, "name: transformers", "name: vllm")
+    edit(project, "learner:\n", "learner:\n  processes: 2\n")
+    code, _, error = run(monkeypatch, capsys, "dataset")
+    assert code == 2 and "learner.processes: 2 processes" in error and "engine.name to transformers" in error
 
 
 def test_every_wrong_key_is_told_at_once(project, monkeypatch, capsys):

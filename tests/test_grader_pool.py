@@ -315,7 +315,9 @@ def test_ctrl_c_ends_a_batch_at_once(make_pool: MakePool, tmp_path: Path) -> Non
     command = [sys.executable, "-c", script, str(tmp_path), str(report)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:
         wait_until(report.exists)
+        wait_until(lambda: len(grading_processes(parent.pid)[1]) == 2)  # both are at work, the second a moment later
         zygote, workers = grading_processes(parent.pid)
+        time.sleep(0.1)
         parent.send_signal(signal.SIGINT)
         _, said = parent.communicate(timeout=5)
     assert "KeyboardInterrupt" in said

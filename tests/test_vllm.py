@@ -15,6 +15,7 @@ import torch
 from ruamel.yaml import YAML
 
 from grpo.config import GrpoConfig
+from grpo.errors import UserError
 from grpo.evaluation.evaluate import evaluate_vllm
 from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM, load_model, save_checkpoint
 from grpo.records import Problem, Rollout
@@ -147,6 +148,35 @@ def test_after_an_update_vllm_samples_with_the_new_weights(served: Any) -> None:
         assert torch.tensor(rollout.completion.log_probs) == pytest.approx(log_probs, abs=1e-3)
 
 
+def test_an_engine_that_ends_says_what_to_change(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    for error in (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), EngineDeadError()):
+
+        def fail(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(served.engine._llm, "generate", fail)
+            with pytest.raises(UserError, match=r"vLLM ended while it sampled .*lower engine\.max_batch_size"):
+                rollouts(served, SamplingParams(max_tokens=4), n=1)
+
+
+def test_a_response_that_does_not_fit_the_context_is_refused(served: Any) -> None:
+    with pytest.raises(UserError, match=r"do not fit the model's context of 256 tokens"):
+        rollouts(served, SamplingParams(max_tokens=255), n=1)
+
+
+def test_a_folder_without_a_model_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"vLLM could not start with .*grpo\.gpu_memory_utilization"):
+        VllmEngine(tmp_path, None, "float32", "cpu", 0.5, 8)
+
+
+def test_sleeping_is_for_gpus(served: Any) -> None:
+    with pytest.raises(UserError, match=r"engine\.sleep_level: vLLM can only sleep on a GPU"):
+        VllmEngine(served.folder, None, "float32", "cpu", 0.5, 8, sleep_level=1)
+
+
 def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path) -> None:
     from vllm import SamplingParams as VllmSamplingParams
 
@@ -162,7 +192,7 @@ def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path)
 
 
 def test_the_mini_study_learns_on_vllm(tmp_path: Path) -> None:
-    """Zero-shot rewards of both engines agree, and 20 GRPO steps on vLLM lift the reward; every update is checked."""
+    """Zero-shot rewards of both engines agree; 20 GRPO steps lift the reward as far on both; every update is checked."""
     folder = fresh_clone(tmp_path)
     sh(folder, "grpo", "study", "use", "mini")
     yaml = YAML()
@@ -180,10 +210,19 @@ def test_the_mini_study_learns_on_vllm(tmp_path: Path) -> None:
     p, n = (vllm["value"] + transformers["value"]) / 2, vllm["problems"]
     assert abs(vllm["value"] - transformers["value"]) < 3 * math.sqrt(2 * p * (1 - p) / n)
 
+    run = folder / "data/runs/grpo_learning_rate/3e-4-0"
     sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4", "--check-weights")
-    metrics = json.loads((folder / "data/runs/grpo_learning_rate/3e-4-0/metrics.json").read_text())
-    print(f"vLLM: {metrics['first/answer_reward']:.3f} to {metrics['val/answer_reward']:.3f}")
-    assert metrics["val/answer_reward"] > metrics["first/answer_reward"] + 0.2
-    header, *rows = (folder / "data/runs/grpo_learning_rate/3e-4-0/history.csv").read_text().splitlines()
+    on_vllm = json.loads((run / "metrics.json").read_text())
+    header, *rows = (run / "history.csv").read_text().splitlines()
     column = header.split(",").index("mismatch_mean")
     assert max(float(row.split(",")[column]) for row in rows) < 1e-3
+    assert on_vllm["val/answer_reward"] > on_vllm["first/answer_reward"] + 0.2
+
+    params["engine"]["name"] = "transformers"
+    yaml.dump(params, folder / "params.yaml")
+    sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4")
+    on_transformers = json.loads((run / "metrics.json").read_text())
+    found, expected = on_vllm["val/answer_reward"], on_transformers["val/answer_reward"]
+    print(f"answer reward after 20 steps: {found:.3f} on vLLM, {expected:.3f} on transformers")
+    # Four standard errors: problems (n = 512), and a spread between runs of .03.
+    assert abs(found - expected) < 4 * math.sqrt(2 * (expected * (1 - expected) / n + 0.03**2))

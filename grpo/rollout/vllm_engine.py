@@ -99,6 +99,7 @@ class VllmEngine:
             UserError: a prompt and ``max_tokens`` together exceed the model's context, or vLLM ran out of memory.
         """
         from vllm import SamplingParams as VllmSamplingParams
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         longest = max(len(prompt) for prompt in prompts)
         if longest + params.max_tokens > self.context:
@@ -121,10 +122,11 @@ class VllmEngine:
         torch.manual_seed(seed)
         try:
             outputs = self._llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], asked, use_tqdm=False)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, EngineDeadError) as error:
             raise UserError(
-                "vLLM ran out of GPU memory while it sampled. Lower engine.max_batch_size, grpo.sampling_max_tokens or "
-                f"grpo.gpu_memory_utilization, or set engine.sleep_level to 1. ({str(error).splitlines()[0]})"
+                f"vLLM ended while it sampled ({type(error).__name__}: {str(error).splitlines()[0]}). If memory is short, "
+                "lower engine.max_batch_size, grpo.sampling_max_tokens or grpo.gpu_memory_utilization, or set "
+                "engine.sleep_level to 1; then run the same command again."
             ) from error
         self._rest()
         return [[self._completion(one) for one in output.outputs] for output in outputs]

@@ -78,8 +78,8 @@ class VllmEngine:
             )
         except (RuntimeError, ValueError) as error:
             raise UserError(
-                f"vLLM could not start with {folder} ({error}). If memory is short, change grpo.gpu_memory_utilization "
-                f"({gpu_memory_utilization}) or engine.max_batch_size ({max_batch_size})."
+                f"vLLM could not start with {folder} ({' '.join(str(error).split())}). If memory is short, change "
+                f"grpo.gpu_memory_utilization ({gpu_memory_utilization}) or engine.max_batch_size ({max_batch_size})."
             ) from error
         self.context = int(self._llm.model_config.max_model_len)
         if model is not None:

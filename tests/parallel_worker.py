@@ -68,8 +68,7 @@ def compute(world: World | None = None) -> dict[str, Any]:
                 case = f"{loss}, {normalization}, {budget}"
                 found["metrics"][case] = learner.update(Batch(rollouts, rewards, advantages, old))
                 found["gradients"][case] = gradient(model)
-                sft = [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
-                found["metrics"][f"sft {case}"] = learner.sft_update(*sft, normalize_constant=7.0)
+                found["metrics"][f"sft {case}"] = learner.sft_update(*ids_of(rollouts), normalize_constant=7.0)
                 found["gradients"][f"sft {case}"] = gradient(model)
                 found["log_probs"] = learner.log_probs(rollouts)
                 found["entropies"] = learner.token_entropies(rollouts)
@@ -77,7 +76,7 @@ def compute(world: World | None = None) -> dict[str, Any]:
                 learner.dismiss()
             else:
                 learner.follow()
-            found["rows_of_leader"] = sum(1 for _ in learner._microbatches(model, *sft_ids(rollouts)))
+            found["rows_of_leader"] = sum(1 for _ in learner._microbatches(model, *ids_of(rollouts)))
             found["weights"] = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return found
 
@@ -102,7 +101,7 @@ def gradient(model: Any) -> torch.Tensor:
     return torch.cat([copy.deepcopy(p.grad).flatten() for p in model.parameters()])
 
 
-def sft_ids(rollouts: list[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+def ids_of(rollouts: list[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     return [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
 
 

@@ -13,7 +13,7 @@ from tests.parallel_worker import compute
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def alone() -> dict:
     torch.set_num_threads(1)
     return compute()
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from grpo.errors import UserError
 from grpo.records import Completion
 
 STOP_STRINGS: dict[str, tuple[str, ...]] = {"r1_zero": ("</answer>",), "question_only": ()}
@@ -51,3 +52,18 @@ def derive_seed(*parts: int | str) -> int:
     """A 63-bit seed that depends on every part (run seed, purpose, step, ...), the same on every machine and run."""
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def require_room(context: int, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+    """Refuse sampling that could run past the model's context of so many tokens.
+
+    Raises:
+        UserError: naming the longest prompt, the response limit and the context.
+    """
+    longest = max(len(prompt) for prompt in prompts)
+    if longest + max_tokens > context:
+        remedy = f"Lower it to {context - longest} or less." if longest < context else "Use a model with a longer context."
+        raise UserError(
+            f"grpo.sampling_max_tokens / evaluation.max_tokens: a prompt of {longest} tokens and a response of up to "
+            f"{max_tokens} do not fit the model's context of {context} tokens. {remedy}"
+        )

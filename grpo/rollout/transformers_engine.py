@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from grpo.errors import UserError
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.models.shared_prompt import NO_MASK
 from grpo.records import Completion
-from grpo.rollout.engine import SamplingParams
+from grpo.rollout.engine import SamplingParams, require_room
 
 REPLACEMENT = "\ufffd"  # what incomplete UTF-8 decodes to
 COMPACT_BELOW = 0.8  # drop finished sequences once fewer than this share of the batch's rows still run
@@ -50,7 +49,7 @@ class TransformersEngine:
         Raises:
             UserError: a prompt and ``max_tokens`` together exceed the model's context.
         """
-        check_context(self.model, prompts, params.max_tokens)
+        require_room(self.model.config.max_position_embeddings, prompts, params.max_tokens)
         per_batch = max(1, self.max_batch_size // n)
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
         groups: list[list[Completion]] = []
@@ -231,19 +230,3 @@ def sample(
     cumulative = log_probs.exp().cumsum(dim=-1, dtype=torch.float64)
     tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
     return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
-
-
-def check_context(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
-    """Refuse sampling that could run past the model's context.
-
-    Raises:
-        UserError: naming the longest prompt, the response limit and the context.
-    """
-    longest = max(len(prompt) for prompt in prompts)
-    context = model.config.max_position_embeddings
-    if longest + max_tokens > context:
-        remedy = f"Lower it to {context - longest} or less." if longest < context else "Use a model with a longer context."
-        raise UserError(
-            f"grpo.sampling_max_tokens / evaluation.max_tokens: a prompt of {longest} tokens and a response of up to "
-            f"{max_tokens} do not fit the model's context of {context} tokens. {remedy}"
-        )

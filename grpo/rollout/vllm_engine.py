@@ -15,7 +15,7 @@ import torch
 
 from grpo.errors import UserError
 from grpo.records import Completion
-from grpo.rollout.engine import SamplingParams
+from grpo.rollout.engine import SamplingParams, require_room
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
 
 
@@ -101,12 +101,7 @@ class VllmEngine:
         from vllm import SamplingParams as VllmSamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        longest = max(len(prompt) for prompt in prompts)
-        if longest + params.max_tokens > self.context:
-            raise UserError(
-                f"grpo.sampling_max_tokens / evaluation.max_tokens: a prompt of {longest} tokens and a response of up to "
-                f"{params.max_tokens} do not fit the model's context of {self.context} tokens."
-            )
+        require_room(self.context, prompts, params.max_tokens)
         self._wake()
         asked = VllmSamplingParams(
             n=n,

@@ -50,6 +50,37 @@ def dataset() -> None:
     print(f"data/dataset: {report['train']['problems']} training and {report['validation']['problems']} validation problems")
 
 
+@app.command("sft_dataset")
+def sft_dataset() -> None:
+    """Stage: generate or read reasoning traces for supervised fine-tuning, and reward each of them."""
+    from grpo.study import load_study
+    from grpo.tasks.sft_dataset import build_sft_dataset
+
+    report = build_sft_dataset(load_study())
+    print(f"data/sft_dataset: {report['examples']} examples, of which {report['correct']} earn the reward")
+
+
+@app.command("keyword_model")
+def keyword_model() -> None:
+    """Stage: pretrain the project's own Transformer for the keyword task, into data/keyword/model."""
+    from grpo.study import load_study
+
+    study = load_study()
+    from grpo.training.base_model import make_keyword_model
+
+    make_keyword_model(study)
+
+
+@app.command("keyword_dataset")
+def keyword_dataset() -> None:
+    """Stage: prompts of the keyword task with answers that hold all keywords, in two splits."""
+    from grpo.study import load_study
+    from grpo.tasks.keyword_dataset import build_keyword_dataset
+
+    report = build_keyword_dataset(load_study())
+    print(f"data/keyword/dataset: {report['train']['examples']} and {report['validation']['examples']} examples")
+
+
 @app.command("math_baseline")
 def math_baseline() -> None:
     """Stage: zero-shot evaluation of the base model, by outcome category."""
@@ -81,7 +112,7 @@ def best_of_n() -> None:
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, such as data/checkpoints/EXPERIMENT/ARM-SEED.")],
     out: Annotated[Path, typer.Option(help="Folder for PROMPT.jsonl and PROMPT_examples.md.")],
-    prompt: Annotated[str, typer.Option(help="r1_zero or question_only.")] = "r1_zero",
+    prompt: Annotated[str, typer.Option(help="r1_zero or question_only; keyword for the keyword task.")] = "r1_zero",
     problems: Annotated[int | None, typer.Option(min=1, help="How many validation problems; all, if not given.")] = None,
 ) -> None:
     """Evaluate any checkpoint on the study's validation problems; killed and started again, it goes on where it was."""
@@ -139,7 +170,7 @@ def train(
         bool, typer.Option("--check-weights", help="With vLLM: stop if engine and policy ever hold different weights.")
     ] = False,
 ) -> None:
-    """Stage: one GRPO run, that is one arm of an experiment with one seed."""
+    """Stage: one run, that is one arm of an experiment with one seed."""
     from grpo.effective import effective_run, require_experiment
     from grpo.selection import read_selections
     from grpo.study import load_study

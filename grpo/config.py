@@ -1,15 +1,15 @@
-"""The hyperparameters of one GRPO run, typed and checked; nothing here imports torch."""
+"""The hyperparameters of one run of each method, typed and checked; nothing here imports torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest"]
-PromptName = Literal["r1_zero", "question_only"]
+PromptName = Literal["r1_zero", "question_only", "keyword"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -22,43 +22,119 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class GrpoConfig(Section):
-    """The hyperparameters of one GRPO run, by the handouts' names and with their defaults (Section 7 of CS336 A5)."""
+class TrainingConfig(Section):
+    """What the methods have in common: how a batch becomes an optimizer step, and when a run ends."""
 
-    n_grpo_steps: PositiveInt = 200
     learning_rate: PositiveFloat = 1e-5
-    advantage_eps: PositiveFloat = 1e-6
-    rollout_batch_size: PositiveInt = 256
-    group_size: PositiveInt = 8
+    train_batch_size: PositiveInt = 256
+    gradient_accumulation_steps: PositiveInt = 128
+    max_grad_norm: PositiveFloat = 1.0
+    prompt: PromptName = "r1_zero"
+    wall_clock_limit_s: PositiveFloat | None = None  # the run ends after the step at which its time is up
+
+    @model_validator(mode="after")
+    def _microbatches_divide(self) -> Self:
+        self._divides("train_batch_size", "gradient_accumulation_steps")
+        return self
+
+    def _divides(self, whole: str, part: str) -> None:
+        if getattr(self, whole) % getattr(self, part):
+            raise ValueError(
+                f"{whole} ({getattr(self, whole)}) must be divisible by {part} ({getattr(self, part)}): change one of them"
+            )
+
+    @property
+    def micro_train_batch_size(self) -> int:
+        """Responses in one padded forward and backward pass."""
+        return self.train_batch_size // self.gradient_accumulation_steps
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of the method's loop."""
+        raise NotImplementedError
+
+
+class SamplingConfig(TrainingConfig):
+    """What the methods that sample from the policy have in common."""
+
+    group_size: PositiveInt = 8  # rollouts of each question
     sampling_temperature: PositiveFloat = 1.0
     sampling_top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     sampling_min_tokens: NonNegativeInt = 4
     sampling_max_tokens: PositiveInt = 1024
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        if self.sampling_min_tokens > self.sampling_max_tokens:
+            raise ValueError(
+                f"sampling_min_tokens ({self.sampling_min_tokens}) must not exceed "
+                f"sampling_max_tokens ({self.sampling_max_tokens})"
+            )
+        return self
+
+
+class SftConfig(TrainingConfig):
+    """Supervised fine-tuning on reasoning traces (CS336 A5, Section 4.3).
+
+    All arms take the same number of steps, so that they differ in the examples and not in how long they train.
+    """
+
+    sampling_temperature: ClassVar[float] = 1.0  # nothing is sampled; log-probabilities are those of the model itself
+
+    n_sft_steps: PositiveInt = 200  # optimizer steps
+    evaluate_every: PositiveInt = 20
+    examples: PositiveInt | None = None  # so many unique ones, drawn by the run's seed; null: all
+    filtered: bool = False  # only those whose response earns the reward
+    normalize_constant: PositiveFloat = 1.0  # divides each response's sum of token losses
+    keep_steps: list[PositiveInt] = Field(default_factory=list)  # checkpoints step-N, for GRPO to start from
+
+    @model_validator(mode="after")
+    def _kept_steps_are_taken(self) -> Self:
+        late = [step for step in self.keep_steps if step > self.n_sft_steps]
+        if late:
+            raise ValueError(f"keep_steps: {late} come after the last step, n_sft_steps ({self.n_sft_steps}): leave them out")
+        return self
+
+    @property
+    def n_steps(self) -> int:
+        """Optimizer steps."""
+        return self.n_sft_steps
+
+
+class ExpertIterationConfig(SamplingConfig):
+    """Expert iteration (CS336 A5, Algorithm 2): sample, keep what is correct, fine-tune on it, repeat."""
+
+    n_ei_steps: PositiveInt = 5
+    ei_batch_size: PositiveInt = 512  # questions of a step, the handout's D_b
+    epochs_per_ei_step: PositiveInt = 1
+    normalize_constant: PositiveFloat = 1.0
+
+    @property
+    def n_steps(self) -> int:
+        """Expert iteration steps."""
+        return self.n_ei_steps
+
+
+class GrpoConfig(SamplingConfig):
+    """The hyperparameters of one GRPO run, by the handouts' names and with their defaults (Section 7 of CS336 A5)."""
+
+    n_grpo_steps: PositiveInt = 200
+    advantage_eps: PositiveFloat = 1e-6
+    rollout_batch_size: PositiveInt = 256
     epochs_per_rollout_batch: PositiveInt = 1
-    train_batch_size: PositiveInt = 256
-    gradient_accumulation_steps: PositiveInt = 128
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
     loss_type: LossType = "reinforce_with_baseline"
     use_std_normalization: bool = True
     length_normalization: LengthNormalization = "masked_mean"
     cliprange: PositiveFloat = 0.2
-    max_grad_norm: PositiveFloat = 1.0
-    prompt: PromptName = "r1_zero"
     importance_cap: PositiveFloat | None = None  # truncated importance sampling between engine and learner, token by token
     measure_kl: bool = False  # to the frozen starting weights, at every step; it never enters the loss
-    wall_clock_limit_s: PositiveFloat | None = None  # the run ends after the step at which its time is up
+    start_from: str | None = None  # an SFT checkpoint of the same seed, sft_experiment/ARM/CHECKPOINT; null: the base model
 
     @model_validator(mode="after")
     def _sanity_checks(self) -> GrpoConfig:
-        def divides(whole: str, part: str) -> None:
-            if getattr(self, whole) % getattr(self, part):
-                raise ValueError(
-                    f"{whole} ({getattr(self, whole)}) must be divisible by {part} ({getattr(self, part)}): change one of them"
-                )
-
-        divides("train_batch_size", "gradient_accumulation_steps")
-        divides("rollout_batch_size", "group_size")
-        divides("rollout_batch_size", "train_batch_size")
+        self._divides("rollout_batch_size", "group_size")
+        self._divides("rollout_batch_size", "train_batch_size")
         if self.train_batch_size < self.group_size:
             raise ValueError(
                 f"train_batch_size ({self.train_batch_size}) must be at least group_size ({self.group_size}): raise the former"
@@ -68,11 +144,6 @@ class GrpoConfig(Section):
                 "group_size 1 leaves every advantage at zero, so nothing would be trained: "
                 "use at least 2, or loss_type no_baseline"
             )
-        if self.sampling_min_tokens > self.sampling_max_tokens:
-            raise ValueError(
-                f"sampling_min_tokens ({self.sampling_min_tokens}) must not exceed "
-                f"sampling_max_tokens ({self.sampling_max_tokens})"
-            )
         return self
 
     @property
@@ -81,9 +152,9 @@ class GrpoConfig(Section):
         return self.rollout_batch_size // self.group_size
 
     @property
-    def micro_train_batch_size(self) -> int:
-        """Rollouts in one forward and backward pass."""
-        return self.train_batch_size // self.gradient_accumulation_steps
+    def n_steps(self) -> int:
+        """GRPO steps."""
+        return self.n_grpo_steps
 
     @property
     def updates_per_rollout_batch(self) -> int:
@@ -94,12 +165,13 @@ class GrpoConfig(Section):
 def explain(path: Path, item: Any) -> str:
     """One line for one pydantic error: file, key path, what is wrong, what was expected."""
     # pydantic puts the chosen member of a union into the location; it is no key of the file.
-    inserted = {"arithmetic", "math", "gsm8k", "pretrain", "hub", "local", "HubDataset", "LocalFiles"}
+    inserted = {"arithmetic", "math", "gsm8k", "pretrain", "hub", "local", "generated", "jsonl", "HubDataset", "LocalFiles"}
     parts = [str(part) for part in item["loc"]]
     key = ".".join(
         part
         for i, part in enumerate(parts)
-        if not (i == 1 and parts[0] in {"task", "model"} and part in inserted) and part not in {"HubDataset", "LocalFiles"}
+        if not (i == 1 and parts[0] in {"task", "model", "sft_dataset"} and part in inserted)
+        and part not in {"HubDataset", "LocalFiles"}
     )
     kind, value = item["type"], item.get("input")
     if kind == "extra_forbidden":
@@ -112,7 +184,11 @@ def explain(path: Path, item: Any) -> str:
     return f"{path}: {key}: {message[0].lower() + message[1:]}, but it is {value!r}."
 
 
-def apply_overrides(config: GrpoConfig, overrides: dict[str, Any], path: str) -> GrpoConfig:
+RunConfig = GrpoConfig | SftConfig | ExpertIterationConfig
+Config = TypeVar("Config", bound=TrainingConfig)
+
+
+def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Config:
     """``config`` with ``overrides`` applied and everything checked again.
 
     Args:
@@ -120,10 +196,10 @@ def apply_overrides(config: GrpoConfig, overrides: dict[str, Any], path: str) ->
         path: where the overrides stand, for the message.
 
     Raises:
-        ValueError: a key that GrpoConfig does not have, or a value or combination it refuses.
+        ValueError: a key that the method does not have, or a value or combination it refuses.
     """
     try:
-        return GrpoConfig.model_validate({**config.model_dump(), **overrides})
+        return type(config).model_validate({**config.model_dump(), **overrides})
     except ValidationError as error:
         lines = [explain(Path(), item).removeprefix(".: ") for item in error.errors()]
         raise ValueError(f"{path}: " + " ".join(lines).rstrip(".")) from error

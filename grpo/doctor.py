@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from grpo.study import HubDataset, HubModel, Study
+from grpo.sections import HubDataset, HubModel
+from grpo.study import Study
 
 GIB = 2**30
 HUB_TIMEOUT_S = 10.0

@@ -1,16 +1,18 @@
-"""The effective configuration of a run: defaults <- winners of earlier experiments <- the arm's own values."""
+"""The effective configuration of a run (defaults <- winners of earlier experiments <- the arm's own values), and its inputs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from grpo.config import OFF_POLICY_RANK, GrpoConfig, apply_overrides
+from grpo import paths
+from grpo.config import OFF_POLICY_RANK, Config, GrpoConfig, RunConfig, apply_overrides
 from grpo.errors import UserError
-from grpo.experiments import BUILDS_ON, CLIP_ABLATION, RANKED_BY
+from grpo.experiments import BUILDS_ON, CLIP_ABLATION, KEYWORD, RANKED_BY, SFT, method_of
 from grpo.study import Study
 
 
@@ -29,7 +31,7 @@ class EffectiveRun(BaseModel):
     experiment: str
     arm: str
     seed: int
-    config: GrpoConfig
+    config: RunConfig
     sources: dict[str, str]
     overrides: dict[str, Any]
 
@@ -37,6 +39,27 @@ class EffectiveRun(BaseModel):
     def name(self) -> str:
         """``EXPERIMENT/ARM-SEED``: the run's folder below data/runs, data/checkpoints and data/timing."""
         return f"{self.experiment}/{self.arm}-{self.seed}"
+
+    @property
+    def model(self) -> Path:
+        """The checkpoint that the run starts from."""
+        start = self.config.start_from if isinstance(self.config, GrpoConfig) else None
+        if start is not None:
+            experiment, arm, checkpoint = start.split("/")
+            return paths.CHECKPOINTS / experiment / f"{arm}-{self.seed}" / checkpoint
+        return paths.KEYWORD_MODEL if self.experiment == KEYWORD else paths.MODEL
+
+    @property
+    def train(self) -> Path:
+        """The file with the run's problems, or with its examples where it is supervised fine-tuning."""
+        if self.experiment == SFT:
+            return paths.SFT_EXAMPLES
+        return paths.KEYWORD_TRAIN if self.experiment == KEYWORD else paths.TRAIN
+
+    @property
+    def validation(self) -> Path:
+        """The file with the problems that the run is evaluated on."""
+        return paths.KEYWORD_VALIDATION if self.experiment == KEYWORD else paths.VALIDATION
 
 
 def effective_run(study: Study, experiment: str, arm: str, seed: int, selections: list[dict[str, Any]]) -> EffectiveRun:
@@ -48,7 +71,7 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
             arm's own values only.
 
     Raises:
-        UserError: no such experiment, arm or seed in the study, or a combination that GRPO refuses.
+        UserError: no such experiment, arm or seed in the study, or a combination that the method refuses.
     """
     require_experiment(study, experiment)
     arms = study.experiments[experiment].arms
@@ -56,11 +79,12 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
         raise UserError(f"experiments.{experiment}.arms: no arm {arm!r} (known: {', '.join(arms)}).")
     if seed not in study.seeds:
         raise UserError(f"seeds: {seed} is not among {study.seeds}. Add it to params.yaml, or choose one of these.")
-    config = study.grpo
-    sources = {key: "study" if key in study.grpo.model_fields_set else "default" for key in GrpoConfig.model_fields}
+    config: RunConfig = getattr(study, method_of(experiment))
+    sources = {key: "study" if key in config.model_fields_set else "default" for key in type(config).model_fields}
     for winner in (s for s in selections if s["experiment"] in BUILDS_ON[experiment]):
         # Clipping shows off-policy only. An on-policy configuration keeps its own loss.
-        if winner["experiment"] == CLIP_ABLATION and config.updates_per_rollout_batch == 1:
+        on_policy = isinstance(config, GrpoConfig) and config.updates_per_rollout_batch == 1
+        if winner["experiment"] == CLIP_ABLATION and on_policy:
             continue
         source = f"winner of {winner['experiment']} ({winner['winner']})"
         config = _apply(config, winner["overrides"], f"experiments.{experiment}.arms.{arm} ({source})")
@@ -76,7 +100,7 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     return EffectiveRun(experiment=experiment, arm=arm, seed=seed, config=config, sources=sources, overrides=overrides)
 
 
-def _apply(config: GrpoConfig, overrides: dict[str, Any], path: str) -> GrpoConfig:
+def _apply(config: Config, overrides: dict[str, Any], path: str) -> Config:
     try:
         return apply_overrides(config, overrides, path)
     except ValueError as error:

@@ -1,8 +1,19 @@
-"""The GRPO experiments of the handouts: their names, and whose winners each builds on. dvc.yaml states the same as deps."""
+"""The experiments of the handouts: names, methods, and whose winners each builds on. dvc.yaml states the same as deps."""
 
 from __future__ import annotations
 
+from typing import Literal
+
+Method = Literal["grpo", "sft", "expert_iteration"]
+
+SFT = "sft_experiment"
+EXPERT_ITERATION = "expert_iteration_experiment"
+SFT_INITIALIZATION = "grpo_sft_initialization"
+KEYWORD = "grpo_keyword_inclusion"
+
 EXPERIMENTS: dict[str, str] = {
+    SFT: "Supervised fine-tuning",
+    EXPERT_ITERATION: "Expert iteration",
     "grpo_learning_rate": "Learning rate",
     "grpo_baselines": "Baselines",
     "grpo_length_normalization": "Length normalization",
@@ -11,9 +22,10 @@ EXPERIMENTS: dict[str, str] = {
     "grpo_off_policy_sweep_focused": "Off-policy sweep, focused",
     "grpo_off_policy_clip_ablation": "Off-policy clip ablation",
     "grpo_prompt_ablation": "Prompt ablation",
-    "grpo_sft_initialization": "SFT initialization",
+    SFT_INITIALIZATION: "SFT initialization",
     "grpo_kl_divergence": "KL divergence from the starting policy",
     "leaderboard": "Leaderboard",
+    KEYWORD: "Keyword inclusion, on the project's own language model",
 }
 
 _ON_POLICY = ["grpo_learning_rate", "grpo_baselines", "grpo_length_normalization", "grpo_group_standard_deviation"]
@@ -22,6 +34,8 @@ _BEST = [*_ON_POLICY, "grpo_off_policy_sweep_focused", CLIP_ABLATION]
 
 # The experiments whose winners' values an experiment's runs start from, first to last.
 BUILDS_ON: dict[str, list[str]] = {
+    SFT: [],
+    EXPERT_ITERATION: [],
     "grpo_learning_rate": [],
     "grpo_baselines": _ON_POLICY[:1],
     "grpo_length_normalization": _ON_POLICY[:2],
@@ -30,9 +44,10 @@ BUILDS_ON: dict[str, list[str]] = {
     "grpo_off_policy_sweep_focused": _ON_POLICY,
     CLIP_ABLATION: _ON_POLICY,
     "grpo_prompt_ablation": _BEST,
-    "grpo_sft_initialization": _BEST,
+    SFT_INITIALIZATION: _BEST,
     "grpo_kl_divergence": _BEST,
     "leaderboard": [*_BEST, "grpo_prompt_ablation"],
+    KEYWORD: [],
 }
 
 # The sweep from which an experiment's arms with `off_policy_rank: K` take their values.
@@ -40,6 +55,13 @@ RANKED_BY: dict[str, str] = {
     "grpo_off_policy_sweep_focused": "grpo_off_policy_sweep_broad",
     CLIP_ABLATION: "grpo_off_policy_sweep_focused",
 }
+
+
+def method_of(experiment: str) -> Method:
+    """How an experiment's runs are trained; also the section of params.yaml that its arms change."""
+    if experiment == SFT:
+        return "sft"
+    return "expert_iteration" if experiment == EXPERT_ITERATION else "grpo"
 
 
 def needed_selections(experiment: str) -> list[str]:

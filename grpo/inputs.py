@@ -1,4 +1,4 @@
-"""What all runs share, in one small file that their stages depend on: the study's settings, and the code that decides results.
+"""What runs of a method share, in one small file that their stages depend on: settings, and the code that decides results.
 
 Without it every run's entry in dvc.lock would repeat some hundred lines, and DVC reads and writes the whole lock after each
 stage. Of Python files the syntax tree counts, without docstrings: an edit of a comment trains nothing again.
@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from grpo import paths
+from grpo.experiments import Method
 from grpo.files import write_json
 from grpo.study import Study
 
-# dvc.yaml names the same as the stage's deps.
-CODE = (
+# dvc.yaml names all of it as the stage's deps.
+SHARED_CODE = (
     "grpo/config.py",
     "grpo/cpu.py",
     "grpo/effective.py",
@@ -24,33 +25,54 @@ CODE = (
     "grpo/models/checkpoint.py",
     "grpo/models/packed_attention.py",
     "grpo/models/prefix_attention.py",
+    "grpo/models/qwen2_format.py",
     "grpo/models/shared_prompt.py",
+    "grpo/models/transformer.py",
     "grpo/objective",
     "grpo/prompts",
     "grpo/rewards",
     "grpo/rollout",
     "grpo/tasks/prompts.py",
     "grpo/training/divergence.py",
-    "grpo/training/grpo.py",
     "grpo/training/learner.py",
     "grpo/training/microbatches.py",
     "grpo/training/optimizer.py",
+    "grpo/training/order.py",
     "grpo/training/packing.py",
     "grpo/training/run.py",
     "grpo/training/session.py",
     "grpo/training/validation.py",
     "grpo/training/world.py",
 )
+CODE: dict[Method, tuple[str, ...]] = {
+    "grpo": ("grpo/tasks/keyword.py", "grpo/training/grpo.py"),
+    "sft": ("grpo/training/sft.py",),
+    "expert_iteration": ("grpo/training/expert_iteration.py", "grpo/training/grpo.py"),
+}
 
 
 def write_training_inputs(study: Study) -> None:
-    """Write data/training_inputs.json."""
-    evaluation = study.evaluation.model_dump(exclude={"zero_shot_problems", "zero_shot_prompts", "best_of_n"})
-    settings: dict[str, Any] = {
-        name: getattr(study, name).model_dump() for name in ("grpo", "engine", "learner", "divergence") if getattr(study, name)
+    """Write data/training_inputs/METHOD.json."""
+    settings, code = shared_settings(study), code_digests(Path(), SHARED_CODE)
+    for method, own in CODE.items():
+        content = {
+            "settings": settings | {method: getattr(study, method).model_dump()},
+            "code": code | code_digests(Path(), own),
+        }
+        write_json(paths.TRAINING_INPUTS / f"{method}.json", content)
+
+
+def shared_settings(study: Study) -> dict[str, Any]:
+    """What decides the results of all runs, whatever their method, experiment and arm."""
+    return {
+        "evaluation": study.evaluation.model_dump(exclude={"zero_shot_problems", "zero_shot_prompts", "best_of_n"}),
+        "engine": study.engine.model_dump(),
+        "gpu_memory_utilization": study.grpo.gpu_memory_utilization,  # the engine's, whoever samples
+        "learner": study.learner.model_dump(),
+        "divergence": study.divergence and study.divergence.model_dump(),
+        "checkpoints": study.checkpoints,
+        "threads": study.threads,
     }
-    settings |= {"evaluation": evaluation, "threads": study.threads, "checkpoints": study.checkpoints}
-    write_json(paths.TRAINING_INPUTS, {"settings": settings, "code": code_digests(Path(), CODE)})
 
 
 def code_digests(root: Path, names: tuple[str, ...]) -> dict[str, str]:

@@ -10,7 +10,11 @@ from pathlib import Path
 MODEL = Path("data/model")
 TRAIN = Path("data/dataset/train.jsonl")
 VALIDATION = Path("data/dataset/validation.jsonl")
-TRAINING_INPUTS = Path("data/training_inputs.json")
+SFT_EXAMPLES = Path("data/sft_dataset/train.jsonl")
+KEYWORD_MODEL = Path("data/keyword/model")
+KEYWORD_TRAIN = Path("data/keyword/dataset/train.jsonl")
+KEYWORD_VALIDATION = Path("data/keyword/dataset/validation.jsonl")
+TRAINING_INPUTS = Path("data/training_inputs")  # one file for each method
 BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
 RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run
@@ -23,6 +27,8 @@ LOCK = Path("dvc.lock")
 
 REPORTS = Path("reports")
 DATASET_REPORT = REPORTS / "dataset.json"
+SFT_REPORT = REPORTS / "sft_dataset.json"
+KEYWORD_REPORT = REPORTS / "keyword_dataset.json"
 BASELINE_METRICS = REPORTS / "math_baseline.json"
 BEST_OF_N_METRICS = REPORTS / "best_of_n.json"
 SELECT = REPORTS / "select"  # an experiment's winner, and nothing that can change while the winner stays

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from grpo.errors import UserError
 
@@ -59,33 +60,64 @@ class Rollout:
     rewards: dict[str, float]
 
 
-def write_problems(path: Path, problems: Iterable[Problem]) -> None:
+@dataclass(frozen=True)
+class Example:
+    """One reasoning trace for supervised fine-tuning.
+
+    Attributes:
+        prompt: the whole prompt, as the model sees it.
+        response: what it is to answer.
+        ground_truth: the short answer.
+        reward: what the reward function gives the response.
+    """
+
+    prompt: str
+    response: str
+    ground_truth: str
+    reward: float
+
+
+Record = TypeVar("Record", Problem, Example)
+
+
+def write_records(path: Path, records: Iterable[Problem | Example]) -> None:
     """Write one JSON object per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
-        for problem in problems:
-            file.write(json.dumps(asdict(problem), ensure_ascii=False) + "\n")
+        for record in records:
+            file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Read what :func:`write_problems` wrote.
+    """Read the problems of a split, as :func:`write_records` wrote them; see :func:`_read`."""
+    return _read(path, Problem, "dataset")
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Read reasoning traces, as :func:`write_records` wrote them; see :func:`_read`."""
+    return _read(path, Example, "sft_dataset")
+
+
+def _read(path: Path, kind: type[Record], stage: str) -> list[Record]:
+    """Read records of one kind, which ``stage`` makes.
 
     Raises:
-        UserError: the file is missing or empty, or a line is not a problem.
+        UserError: the file is missing or empty, or a line is no such record.
     """
     if not path.exists():
-        raise UserError(f"{path}: no such file. Run `dvc repro dataset` to make it.")
-    problems = []
+        raise UserError(f"{path}: no such file. Run `dvc repro {stage}` to make it.")
+    records = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                problems.append(Problem(**json.loads(line)))
+                records.append(kind(**json.loads(line)))
             except (ValueError, TypeError) as error:
+                what = kind.__name__.lower()
                 raise UserError(
-                    f"{path}:{number}: not a problem record ({error}). Run `dvc repro -f dataset` to make it anew."
+                    f"{path}:{number}: not a {what} record ({error}). Run `dvc repro -f {stage}` to make it anew."
                 ) from error
-    if not problems:
+    if not records:
         raise UserError(
-            f"{path}: holds no problems. Check the sizes under `task:` in params.yaml and run `dvc repro -f dataset`."
+            f"{path}: holds no {kind.__name__.lower()}s. Check the sizes in params.yaml and run `dvc repro -f {stage}`."
         )
-    return problems
+    return records

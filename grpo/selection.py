@@ -21,7 +21,7 @@ METRIC = "val/answer_reward"
 def select(study: Study, experiment: str) -> dict[str, Any]:
     """The winner of an experiment, with every candidate and the reason.
 
-    An arm counts by the mean, over its seeds and the last ``selection.last_k`` evaluations, of the validation answer
+    An arm counts by the mean, over its seeds and the last few evaluations (:meth:`Study.last_k`), of the validation answer
     reward. The arm with the highest mean leads. Arms whose difference to it cannot be told from zero (two-level bootstrap)
     are tied with it, and of those tied the earliest in params.yaml wins, where the simpler arms stand first. An arm of which
     a run diverged cannot win unless that is so of all. ``selection.pinned`` overrides all of this.
@@ -36,7 +36,7 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
     Raises:
         UserError: a run of the experiment is missing.
     """
-    last_k = study.selection.last_k
+    last_k = study.last_k(experiment)
     scores = {
         arm: np.stack([mean_of_last(read_outcomes(experiment, arm, seed), last_k) for seed in study.seeds])
         for arm in study.experiments[experiment].arms
@@ -67,7 +67,7 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         "candidates": candidates,
     }
     if experiment in RANKED_BY.values():
-        off_policy = [c for c in candidates if c["updates_per_rollout_batch"] > 1]
+        off_policy = [c for c in candidates if c["updates_per_rollout_batch"] > 1]  # every sweep is one of GRPO runs
         ranking = sorted(off_policy, key=lambda c: (c is not winner, bool(c["diverged"]), -c["value"]))
         result["off_policy_ranking"] = [{k: c[k] for k in ("arm", "overrides")} for c in ranking[: study.selection.best_few]]
     return result
@@ -131,7 +131,7 @@ def _candidate(study: Study, experiment: str, arm: str, scores: NDArray[np.float
     return {
         "arm": arm,
         "overrides": config["overrides"],
-        "updates_per_rollout_batch": config["updates_per_rollout_batch"],
+        "updates_per_rollout_batch": config.get("updates_per_rollout_batch"),
         **{key: estimate[key] for key in ("value", "low", "high")},
         "diverged": [run["run"] for run in runs if run["diverged_step"] is not None],
         "runs": runs,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import paths
-from grpo.config import OFF_POLICY_RANK
+from grpo.config import OFF_POLICY_RANK, GrpoConfig
 from grpo.effective import effective_run
 from grpo.errors import UserError
 from grpo.experiments import BUILDS_ON, RANKED_BY
@@ -33,10 +33,12 @@ def describe(study: Study) -> str:
         lines.append(name + (f", builds on {', '.join(before)}" if before else ""))
         for arm, overrides in experiment.arms.items():
             config = effective_run(study, name, arm, study.seeds[0], []).config
-            updates = f"{config.updates_per_rollout_batch} update(s) per rollout batch"
+            steps = f"{config.n_steps} steps"
             if OFF_POLICY_RANK in overrides:
-                updates = f"updates as in {RANKED_BY[name]}'s off-policy arm of that rank"
-            lines.append(f"  {arm}: {overrides}, {config.n_grpo_steps} steps, {updates}")
+                steps += f", updates as in {RANKED_BY[name]}'s off-policy arm of that rank"
+            elif isinstance(config, GrpoConfig):
+                steps += f", {config.updates_per_rollout_batch} update(s) per rollout batch"
+            lines.append(f"  {arm}: {overrides}, {steps}")
     return "\n".join(lines)
 
 

@@ -169,10 +169,11 @@ class RunLog:
             self._peaks[name] = max(peak_mb(), self._peaks.get(name, 0.0))
 
     def step(self, step: int, updates: list[dict[str, float]], rollout: dict[str, float], tokens: int) -> None:
-        """Record one GRPO step: its optimizer steps, its rollout batch, and its times.
+        """Record one step of a method's loop: its optimizer steps, its rollout batch, and its times.
 
         Args:
-            tokens: response tokens of the rollout batch.
+            rollout: metrics of the rollout batch; empty where there is none.
+            tokens: response tokens of the step's batch.
         """
         for update in updates:
             self._updates += 1
@@ -183,7 +184,7 @@ class RunLog:
         times = {
             "step": step,
             **seconds,
-            "tokens_per_s": tokens / max(1e-9, self._phases["rollout"] + self._phases["training"]),
+            "tokens_per_s": tokens / max(1e-9, self._phases.get("rollout", 0.0) + self._phases["training"]),
             **{f"{name}_peak_mb": value for name, value in self._peaks.items()},
         }
         self.times.append(times)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo.study import PretrainedHere, Study, load_study
+from grpo.sections import PretrainedHere
+from grpo.study import Study, load_study
 
 REPOSITORY = Path(__file__).parent.parent
 

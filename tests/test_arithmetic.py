@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo.study import ArithmeticTask, PretrainedHere, Study
+from grpo.sections import ArithmeticTask, PretrainedHere
+from grpo.study import Study
 from grpo.tasks.arithmetic import WordProblem, load, word_problems
 from grpo.tasks.prompts import load_prompt
 from grpo.training.documents import documents

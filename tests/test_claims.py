@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ REPOSITORY = Path(__file__).parent.parent
 PUBLISHED = read_yaml(REPOSITORY / "grpo" / "claims.yaml")
 IN_THIS_VERSION = [c for c in PUBLISHED["claims"] if c["experiment"] in {*EXPERIMENTS, "math_baseline"}]
 AGREES, DISAGREES, CANNOT_TELL, NOT_MEASURED = "agrees", "disagrees", "cannot tell", "not measured"
-COMES_LATER = {"sft_final"}  # arms of stages that this version does not have
 PROBLEMS = 100
 
 
@@ -189,6 +189,38 @@ def test_not_below_needs_every_arm() -> None:
         claims.not_below(
             {"better": "a", "worse": ["b", "c"], "margin": 0.0}, evidence(ending("a", each(1)), ending("b", each(1)))
         )
+
+
+# --------------------------------------------------------------------------------------------------------- winner_above
+
+
+@pytest.mark.parametrize(
+    ("won", "other", "expected"),
+    [
+        (solved(60), solved(30), AGREES),
+        (solved(30), solved(60), DISAGREES),
+        (solved(52), solved(50), CANNOT_TELL),
+        (each(0.5), each(0.5), CANNOT_TELL),
+        (each(0.5), each(0.25), AGREES),
+        (each(0.25), each(0.5), DISAGREES),
+    ],
+)
+def test_winner_above_is_about_the_winners(won: NDArray[np.float64], other: NDArray[np.float64], expected: str) -> None:
+    """Of both experiments: an arm that did not win, as good as can be, says nothing."""
+    theirs = evidence(ending("b", other), ending("pinned_away", each(1.0)))
+    found = evidence(ending("pinned_away", each(1.0)), ending("a", won))
+    found = replace(found, winner="a", other=replace(theirs, winner="b"))
+    measured, told = claims.winner_above({"other": "another"}, found)
+    assert told == expected
+    difference = won.mean() - other.mean()
+    assert measured.startswith(f"a {won.mean():.3f}; another: b {other.mean():.3f}; difference {difference:.3f} (")
+
+
+def test_winner_above_counts_each_experiment_by_its_own_last_evaluations() -> None:
+    ours, theirs = ([made_up(arm, each(0.5), each(0.25), each(0.75))] for arm in ("a", "b"))
+    found = replace(evidence(ours, last_k=1), winner="a", other=replace(evidence(theirs, last_k=2), winner="b"))
+    measured, told = claims.winner_above({"other": "another"}, found)
+    assert (measured, told) == ("a 0.750; another: b 0.500; difference 0.250 (0.250 to 0.250)", AGREES)
 
 
 # --------------------------------------------------------------------------------------------------------- starts_above
@@ -530,8 +562,14 @@ def write(run: Run, experiment: str) -> None:
 
 
 def write_study(study: Study) -> None:
-    """All runs of a study: each experiment's first arm ends at 50 of 100 problems, its second at 70, all others at 60."""
+    """All runs of a study: each experiment's first arm ends at 50 of 100 problems, its second at 70, all others at 60.
+
+    Those are means of two evaluations, of which the last is better by 20. The second arm wins, where there is one.
+    """
+    Path("reports/candidates").mkdir(parents=True)
     for experiment, content in study.experiments.items():
+        won = list(content.arms)[:2][-1]
+        Path(f"reports/candidates/{experiment}.json").write_text(json.dumps({"winner": won}))
         for place, arm in enumerate(content.arms):
             for seed in study.seeds:
                 end = 50 + 20 * place if place < 2 else 60
@@ -548,7 +586,6 @@ def write_study(study: Study) -> None:
                     lengths=(100.0, 10.0, 10.0, 90.0),
                 )
                 write(run, experiment)
-    Path("reports").mkdir()
     accuracy = {"value": 0.04, "low": 0.03, "high": 0.06}
     Path("reports/math_baseline.json").write_text(json.dumps({"r1_zero": {"accuracy": accuracy}}))
 
@@ -566,9 +603,9 @@ EXPECTED = {  # from write_study's 50, 70 and 60
     "clipping-stabilises": AGREES,  # with clipping 1, without 2
     "prompt": DISAGREES,  # 20 against 40
     "prompt-final": AGREES,  # 70 against 50
-    "sft-initialization-hurts": NOT_MEASURED,
-    "expert-iteration-beats-sft": NOT_MEASURED,
-    "filtered-sft": NOT_MEASURED,
+    "sft-initialization-hurts": DISAGREES,  # 50 against 60
+    "expert-iteration-beats-sft": AGREES,  # 80, the last of 60 and 80, against 70
+    "filtered-sft": CANNOT_TELL,  # 60 against 60
     "kl-not-needed": AGREES,  # 40 to 50
     "one-step-behind": NOT_MEASURED,
 }
@@ -590,9 +627,6 @@ def test_what_is_not_measured_says_why(study: Study) -> None:
     write_study(study)
     notes = {c["id"]: (c["measured"], c["note"]) for c in judge_claims(study) if c["verdict"] == NOT_MEASURED}
     assert notes == {
-        "sft-initialization-hurts": ("", "the study has no arm sft_final"),
-        "expert-iteration-beats-sft": ("", "this version has no stage expert_iteration_experiment"),
-        "filtered-sft": ("", "this version has no stage sft_experiment"),
         "one-step-behind": ("", "this version has no stage grpo_async_offpolicy"),
     }
 
@@ -611,6 +645,9 @@ def test_one_run_an_arm_is_said_where_it_matters(study: Study) -> None:
         "many-updates-collapse",
         "clipping-stabilises",
         "prompt-final",
+        "sft-initialization-hurts",
+        "expert-iteration-beats-sft",
+        "filtered-sft",
         "kl-not-needed",
     }
     assert {id for id, text in one.items() if not text} == {"zero-shot-r1-zero", "no-baseline-length-collapse", "prompt"}
@@ -673,7 +710,10 @@ def test_the_report_and_its_table_hold_every_claim(study: Study) -> None:
     assert "reinforce_with_baseline 0.500, no_baseline 0.700; difference -0.200 (" in row
     assert row.endswith("<br>one run an arm, so the spread between runs is not in the interval | disagrees |")
     row = next(line for line in lines if "Expert iteration" in line)
-    assert row.endswith("| this version has no stage expert_iteration_experiment | not measured |")
+    second = [list(study.experiments[name].arms)[1] for name in ("expert_iteration_experiment", "sft_experiment")]
+    assert f"| {second[0]} 0.800; sft_experiment: {second[1]} 0.700; difference 0.100 (" in row
+    row = next(line for line in lines if "one version behind" in line)
+    assert row.endswith("| this version has no stage grpo_async_offpolicy | not measured |")
 
 
 def test_bars_in_a_cell_do_not_end_it() -> None:
@@ -706,9 +746,10 @@ def test_claims_of_this_version_have_a_test_whose_arms_the_studies_have(claim: d
         assert parameters["prompt"] in study.evaluation.zero_shot_prompts
         return
     arms = study.experiments[claim["experiment"]].arms
-    assert arms_of(parameters) - COMES_LATER <= set(arms)
-    assert bool(arms_of(parameters)) == (kind not in {"best_inside_range", "collapses"})
-    assert not COMES_LATER & set(arms)  # else the exception above has outlived its reason
+    assert arms_of(parameters) <= set(arms)
+    assert bool(arms_of(parameters)) == (kind not in {"best_inside_range", "collapses", "winner_above"})
+    if kind == "winner_above":
+        assert parameters["other"] in study.experiments and parameters["other"] != claim["experiment"]
 
 
 @pytest.mark.parametrize("name", ["mini", "math-h100"])

@@ -172,8 +172,9 @@ def test_study_use_validates_before_it_writes(project, monkeypatch, capsys):
 
 
 def test_study_use_says_what_changes(project, monkeypatch, capsys):
+    steps = load_study(project / "studies/mini.yaml").grpo.n_grpo_steps
     code, output, _ = run(monkeypatch, capsys, "study", "use", "mini", "--dry-run")
-    assert code == 0 and "grpo.n_grpo_steps: 3 -> 40" in output
+    assert code == 0 and f"grpo.n_grpo_steps: 3 -> {steps}" in output
     assert load_study().study == "smoke", "a dry run changes nothing"
     stale = paths.RUNS / "grpo_learning_rate" / "9e-9-0"
     stale.mkdir(parents=True)
@@ -271,15 +272,15 @@ def test_of_runs_that_were_taken_over_the_trained_one_is_named(project):
 
 
 def test_select_writes_the_winner_apart_from_its_numbers(project, monkeypatch, capsys):
-    folder = paths.RUNS / "grpo_sft_initialization" / "base-0"
+    folder = paths.RUNS / "leaderboard" / "best-0"
     folder.mkdir(parents=True)
     lines = [json.dumps({"step": step, "answer_reward": answers}) for step, answers in ((0, [0, 0, 0, 0]), (2, [1, 1, 1, 0]))]
     (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "config.yaml").write_text("identity: abc\noverrides: {}\nupdates_per_rollout_batch: 1\n")
     (folder / "metrics.json").write_text('{"diverged_step": null, "diverged_reason": ""}')
-    code, output, _ = run(monkeypatch, capsys, "select", "grpo_sft_initialization")
-    assert code == 0 and output.startswith("grpo_sft_initialization: base, 0.750 (")
-    winner = json.loads((paths.SELECT / "grpo_sft_initialization.json").read_text())
-    assert winner == {"experiment": "grpo_sft_initialization", "winner": "base", "overrides": {}}
-    candidates = json.loads((paths.CANDIDATES / "grpo_sft_initialization.json").read_text())
+    code, output, _ = run(monkeypatch, capsys, "select", "leaderboard")
+    assert code == 0 and output.startswith("leaderboard: best, 0.750 (")
+    winner = json.loads((paths.SELECT / "leaderboard.json").read_text())
+    assert winner == {"experiment": "leaderboard", "winner": "best", "overrides": {}}
+    candidates = json.loads((paths.CANDIDATES / "leaderboard.json").read_text())
     assert winner.items() <= candidates.items() and candidates["value"] == 0.75

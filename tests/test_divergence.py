@@ -21,7 +21,8 @@ from grpo.effective import effective_run
 from grpo.evaluation.statistics import wilson_interval
 from grpo.records import Problem
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study import Divergence, Experiment, Study
+from grpo.sections import Divergence, Experiment
+from grpo.study import Study
 from grpo.tracking import RunLog
 from grpo.training.divergence import divergence
 from grpo.training.grpo import train_grpo
@@ -238,7 +239,12 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
         policy, best = copy.deepcopy(model), []
         log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
         engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, run.config, tokenizer.pad_token_id)
-        validate = Validation(study, run, problems, engine, learner, tokenizer, log, best.append, time.perf_counter())
+
+        def keep(kind: str, about: dict[str, Any]) -> None:
+            assert kind == "best"  # whoever trains keeps the last
+            best.append(about)
+
+        validate = Validation(study, run, problems, engine, learner, tokenizer, log, keep, time.perf_counter())
         train_grpo(run.config, 0, problems, tokenizer, engine, learner, reward, validate, log)
         ended = Ended(tmp_path, validate, policy, best)
         log.close()

@@ -13,12 +13,25 @@ import pytest
 from grpo.config import GrpoConfig
 from grpo.effective import effective_run
 from grpo.errors import UserError
-from grpo.experiments import BUILDS_ON, CLIP_ABLATION, EXPERIMENTS, RANKED_BY, needed_selections
-from grpo.study import Experiment, Study, load_study, read_yaml
+from grpo.experiments import (
+    BUILDS_ON,
+    CLIP_ABLATION,
+    EXPERIMENTS,
+    EXPERT_ITERATION,
+    KEYWORD,
+    RANKED_BY,
+    SFT,
+    SFT_INITIALIZATION,
+    method_of,
+    needed_selections,
+)
+from grpo.sections import Experiment
+from grpo.study import Study, load_study, read_yaml
 from grpo.training.run import run_identity
 
 ROOT = Path(__file__).parents[1]
 BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
+LONG = load_study(ROOT / "studies" / "mini.yaml").experiments[FOCUSED].arms["best_1"]["n_grpo_steps"]
 STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
 
 
@@ -47,8 +60,8 @@ BROAD_RESULT = ranked(
     ("epochs_1-batch_32", FOUR_UPDATES),
 )
 ON_POLICY_WON = ranked(FOCUSED, "on_policy", {"epochs_per_rollout_batch": 1, "train_batch_size": 128})
-OFF_POLICY_WON = ranked(FOCUSED, "best_1", TWO_UPDATES | {"n_grpo_steps": 40}, ("best_1", TWO_UPDATES | {"n_grpo_steps": 40}))
-NO_CLIP_WON = winner(CLIP_ABLATION, "grpo_no_clip", **TWO_UPDATES | {"n_grpo_steps": 40, "loss_type": "grpo_no_clip"})
+OFF_POLICY_WON = ranked(FOCUSED, "best_1", TWO_UPDATES | {"n_grpo_steps": LONG}, ("best_1", TWO_UPDATES | {"n_grpo_steps": LONG}))
+NO_CLIP_WON = winner(CLIP_ABLATION, "grpo_no_clip", **TWO_UPDATES | {"n_grpo_steps": LONG, "loss_type": "grpo_no_clip"})
 
 
 # ------------------------------------------------------------------------------------------------------------ values
@@ -64,6 +77,7 @@ def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study
     assert {key for key, source in run.sources.items() if source == "default"} == {
         "importance_cap",
         "measure_kl",
+        "start_from",
         "wall_clock_limit_s",
     }
     assert set(run.sources.values()) == {"default", "study"}
@@ -94,13 +108,14 @@ def test_every_experiment_builds_on_the_winners_of_its_chain(mini_study: Study, 
     chain = dict(zip([*BUILDS_ON["grpo_off_policy_sweep_broad"], FOCUSED], keys, strict=True))
     selections = [ranked(name, "w", {key: 0.125}, ("two", TWO_UPDATES), ("four", FOUR_UPDATES)) for name, key in chain.items()]
     selections.append(BROAD_RESULT)
-    arms = {"plain": {"n_grpo_steps": 7}}
+    steps = {"sft": "n_sft_steps", "expert_iteration": "n_ei_steps", "grpo": "n_grpo_steps"}[method_of(experiment)]
+    arms = {"plain": {steps: 7}}
     study = mini_study.model_copy(update={"experiments": {experiment: Experiment(arms=arms)}})
     run = effective_run(study, experiment, "plain", 0, selections)
     expected = {key for name, key in chain.items() if name in BUILDS_ON[experiment]}
-    assert {key for key in keys if getattr(run.config, key) == 0.125} == expected
+    assert {key for key in keys if getattr(run.config, key, None) == 0.125} == expected
     assert {key for key, source in run.sources.items() if source.startswith("winner of")} == expected
-    assert run.overrides == {"n_grpo_steps": 7}
+    assert run.overrides == {steps: 7} and run.config.n_steps == 7
 
 
 def test_the_chain_of_experiments() -> None:
@@ -112,6 +127,7 @@ def test_the_chain_of_experiments() -> None:
     assert needed_selections(BROAD) == [first, second, third, fourth]
     assert needed_selections(FOCUSED) == [first, second, third, fourth, BROAD]
     assert needed_selections(CLIP_ABLATION) == [first, second, third, fourth, FOCUSED]
+    assert needed_selections(SFT) == needed_selections(EXPERT_ITERATION) == needed_selections(KEYWORD) == []
     for experiment in ("grpo_prompt_ablation", "grpo_sft_initialization", "grpo_kl_divergence"):
         assert needed_selections(experiment) == [first, second, third, fourth, FOCUSED, CLIP_ABLATION]
     assert needed_selections("leaderboard") == [*needed_selections("grpo_prompt_ablation"), "grpo_prompt_ablation"]
@@ -135,7 +151,7 @@ def test_building_a_run_leaves_the_study_and_the_selections_alone(mini_study: St
 
 def test_an_arm_takes_the_values_of_its_rank_and_its_own_on_top(mini_study: Study) -> None:
     run = effective_run(mini_study, FOCUSED, "best_2", 0, [*ON_POLICY, BROAD_RESULT])
-    assert run.overrides == FOUR_UPDATES | {"n_grpo_steps": 40}
+    assert run.overrides == FOUR_UPDATES | {"n_grpo_steps": LONG}
     assert {key: getattr(run.config, key) for key in run.overrides} == run.overrides
     assert run.config.updates_per_rollout_batch == 4
     source = "rank 2 of grpo_off_policy_sweep_broad (epochs_1-batch_32)"
@@ -144,21 +160,21 @@ def test_an_arm_takes_the_values_of_its_rank_and_its_own_on_top(mini_study: Stud
     }
     assert run.sources["learning_rate"] == "winner of grpo_learning_rate (1e-3)"
     first = effective_run(mini_study, FOCUSED, "best_1", 0, [*ON_POLICY, BROAD_RESULT])
-    assert first.overrides == TWO_UPDATES | {"n_grpo_steps": 40}
+    assert first.overrides == TWO_UPDATES | {"n_grpo_steps": LONG}
 
 
 def test_the_sweeps_winner_itself_is_not_built_on(mini_study: Study) -> None:
     """It is a short run; the focused sweep goes on from the ranking only."""
     run = effective_run(mini_study, FOCUSED, "on_policy", 0, [*ON_POLICY, BROAD_RESULT])
-    assert (run.config.n_grpo_steps, run.config.loss_type) == (40, "no_baseline")
+    assert (run.config.n_grpo_steps, run.config.loss_type) == (mini_study.grpo.n_grpo_steps, "no_baseline")
     assert run.overrides == {"epochs_per_rollout_batch": 1, "train_batch_size": 128}
 
 
 def test_the_clip_ablation_takes_the_best_of_the_focused_sweep(mini_study: Study) -> None:
-    ranking = (("best_2", FOUR_UPDATES | {"n_grpo_steps": 40}), ("best_1", TWO_UPDATES | {"n_grpo_steps": 40}))
+    ranking = (("best_2", FOUR_UPDATES | {"n_grpo_steps": LONG}), ("best_1", TWO_UPDATES | {"n_grpo_steps": LONG}))
     selections = [*ON_POLICY, ranked(FOCUSED, "on_policy", {}, *ranking)]
     run = effective_run(mini_study, CLIP_ABLATION, "grpo_no_clip", 0, selections)
-    assert run.overrides == FOUR_UPDATES | {"n_grpo_steps": 40, "loss_type": "grpo_no_clip"}
+    assert run.overrides == FOUR_UPDATES | {"n_grpo_steps": LONG, "loss_type": "grpo_no_clip"}
     assert run.sources["train_batch_size"] == "rank 1 of grpo_off_policy_sweep_focused (best_2)"
     assert run.sources["loss_type"] == "arm grpo_no_clip"
 
@@ -172,8 +188,8 @@ def test_a_rank_beyond_the_ranking_is_refused(mini_study: Study) -> None:
 
 def test_without_winners_a_ranked_arm_shows_its_own_values(mini_study: Study) -> None:
     run = effective_run(mini_study, FOCUSED, "best_2", 0, [])
-    assert run.overrides == {"n_grpo_steps": 40}
-    assert run.config == mini_study.grpo.model_copy(update={"n_grpo_steps": 40})
+    assert run.overrides == {"n_grpo_steps": LONG}
+    assert run.config == mini_study.grpo.model_copy(update={"n_grpo_steps": LONG})
 
 
 @pytest.mark.parametrize("experiment", [name for name, before in BUILDS_ON.items() if CLIP_ABLATION in before])
@@ -313,7 +329,8 @@ def test_every_studys_arms_can_be_run_whatever_wins(path: Path) -> None:
     def selection(experiment: str, arm: str, before: dict[str, dict[str, Any]]) -> dict[str, Any]:
         needed = [before[name] for name in needed_selections(experiment)]
         runs = {a: effective_run(study, experiment, a, study.seeds[0], needed) for a in study.experiments[experiment].arms}
-        ranking = [(a, run.overrides) for a, run in runs.items() if run.config.updates_per_rollout_batch > 1]
+        grpo = {a: run for a, run in runs.items() if isinstance(run.config, GrpoConfig)}
+        ranking = [(a, run.overrides) for a, run in grpo.items() if run.config.updates_per_rollout_batch > 1]
         ranking.sort(key=lambda item: item[0] != arm)
         return ranked(experiment, arm, runs[arm].overrides, *ranking[:few])
 
@@ -374,13 +391,35 @@ def test_dvc_names_everything_that_a_run_depends_on(
     stages: dict[str, Any], mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    identity = run_identity(mini_study, effective_run(mini_study, "grpo_learning_rate", "3e-4", 0, []))
-    files, matrix = {"model", "train", "validation"}, {"seed"}
-    sections = {"grpo" if key == "config" else key for key in set(identity) - files - matrix}
-    expected = (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]}
-    assert set(stages["training_inputs"]["params"]) == expected
+    expected: set[str] = set()
     for experiment in EXPERIMENTS:
-        assert stages[experiment]["deps"] == ["data/model", "data/dataset", "data/training_inputs.json"]
+        method = method_of(experiment)
+        study = mini_study
+        run = effective_run(study, experiment, next(iter(study.experiments[experiment].arms)), 0, [])
+        identity = run_identity(study, run)
+        assert identity["method"] == method
+        # The engine's share of memory, whoever samples, stands in the section grpo; the method follows from the experiment.
+        elsewhere = {"model", "train", "validation", "seed", "method", "gpu_memory_utilization"}
+        sections = {method if key == "config" else key for key in set(identity) - elsewhere}
+        expected |= (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]} | {"grpo"}
+        # What a run reads lies in what its stage names; a run that starts from another's weights is tested below.
+        deps = stages[experiment]["deps"]
+        for read in (run.model, run.train, run.validation):
+            assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)
+        assert f"data/training_inputs/{method}.json" in deps
+        assert sum(dep.startswith("data/training_inputs") for dep in deps) == 1
+    assert set(stages["training_inputs"]["params"]) == expected
+    assert set(stages["training_inputs"]["outs"]) == {
+        f"data/training_inputs/{method_of(experiment)}.json" for experiment in EXPERIMENTS
+    }
+
+
+def test_dvc_trains_grpo_from_sft_checkpoints_after_them(stages: dict[str, Any], mini_study: Study) -> None:
+    deps = stages[SFT_INITIALIZATION]["deps"]
+    started = [effective_run(mini_study, SFT_INITIALIZATION, arm, 0, []).model for arm in ("base", "sft_early", "sft_final")]
+    for model in started:
+        assert any(model == Path(dep) or Path(dep) in model.parents for dep in deps), model
+    assert len(set(started)) == 3
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

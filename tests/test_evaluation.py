@@ -20,7 +20,7 @@ from grpo.evaluation import zero_shot
 from grpo.evaluation.checkpoint import examples_to_read
 from grpo.evaluation.compare import compare_files
 from grpo.evaluation.evaluate import evaluate
-from grpo.records import Problem, write_problems
+from grpo.records import Problem, write_records
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import Study
@@ -147,7 +147,7 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> Pa
     shutil.copy(Path(__file__).parent.parent / "studies" / "mini.yaml", tmp_path / "params.yaml")
     save_checkpoint(tmp_path / "data/model", model, tokenizer)
     many = [Problem(f"p{i}", f"Mia has {i} apples. How many?", str(i), level=1) for i in range(3000)]
-    write_problems(tmp_path / "data/dataset/validation.jsonl", many)
+    write_records(tmp_path / "data/dataset/validation.jsonl", many)
     return tmp_path
 
 
@@ -204,7 +204,7 @@ def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
     ("arguments", "message"),
     [
         (["data/nothing"], "data/nothing"),
-        (["data/model", "--prompt", "haiku"], "--prompt haiku: no such prompt (known: r1_zero, question_only)"),
+        (["data/model", "--prompt", "haiku"], "--prompt haiku: no such prompt (known: r1_zero, question_only, keyword)"),
         (["data/model", "--problems", "3001"], "--problems 3001: data/dataset/validation.jsonl holds 3000 problems"),
     ],
 )

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from grpo.inputs import CODE, code_digests, meaning, write_training_inputs
+from grpo.inputs import CODE, SHARED_CODE, code_digests, meaning, write_training_inputs
 from grpo.study import Study, read_yaml
 
 ROOT = Path(__file__).parents[1]
+
+ALL_CODE = (*SHARED_CODE, *(name for own in CODE.values() for name in own))
 
 # Loaded by a run, but without a say in its results: texts, files, tracking, and what only reads or checks params.yaml, whose
 # values are in the settings.
@@ -23,10 +25,12 @@ WITHOUT_A_SAY = {
     "grpo.evaluation.statistics",
     "grpo.experiments",
     "grpo.files",
+    "grpo.inputs",
     "grpo.memory",
     "grpo.models",
     "grpo.paths",
     "grpo.records",
+    "grpo.sections",
     "grpo.study",
     "grpo.tasks",
     "grpo.tracking",
@@ -36,15 +40,15 @@ WITHOUT_A_SAY = {
 
 def test_dvc_yaml_names_the_same_code() -> None:
     deps = read_yaml(ROOT / "dvc.yaml")["stages"]["training_inputs"]["deps"]
-    assert sorted(deps) == sorted([*CODE, "grpo/inputs.py"])
+    assert sorted(deps) == sorted({*ALL_CODE, "grpo/inputs.py"})
 
 
 def test_every_module_that_a_run_loads_is_accounted_for() -> None:
     program = "import sys, grpo.training.session, grpo.training.run; print(*[m for m in sys.modules if m.startswith('grpo')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     files = {name: f"{name.replace('.', '/')}.py" for name in done.stdout.split()}
-    counted = {name for name, file in files.items() if file in code_digests(ROOT, CODE)}
-    packages = {name for name in files if f"{name.replace('.', '/')}/__init__.py" in code_digests(ROOT, CODE)}
+    counted = {name for name, file in files.items() if file in code_digests(ROOT, ALL_CODE)}
+    packages = {name for name in files if f"{name.replace('.', '/')}/__init__.py" in code_digests(ROOT, ALL_CODE)}
     assert set(files) - counted - packages <= WITHOUT_A_SAY
 
 
@@ -87,17 +91,32 @@ def test_other_files_count_as_they_are(tmp_path: Path) -> None:
 
 
 def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def written(study: Study) -> dict[str, dict[str, object]]:
+    def written(study: Study, method: str = "grpo") -> dict[str, dict[str, object]]:
         write_training_inputs(study)
-        content: dict[str, dict[str, object]] = json.loads(Path("data/training_inputs.json").read_text())
+        content: dict[str, dict[str, object]] = json.loads(Path(f"data/training_inputs/{method}.json").read_text())
         return content
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "grpo").symlink_to(ROOT / "grpo")
     first = written(mini_study)
-    assert set(first["settings"]) == {"grpo", "engine", "learner", "divergence", "evaluation", "threads", "checkpoints"}
-    assert {"grpo/training/grpo.py", "grpo/prompts/r1_zero.prompt", "grpo/rewards/grader.py"} <= set(first["code"])
+    shared = {"engine", "learner", "divergence", "evaluation", "threads", "checkpoints", "gpu_memory_utilization"}
+    code = {"grpo/training/learner.py", "grpo/prompts/r1_zero.prompt", "grpo/rewards/grader.py"}
+    own = {"grpo": "grpo/training/grpo.py", "sft": "grpo/training/sft.py"}
+    own["expert_iteration"] = "grpo/training/expert_iteration.py"
+    for method, loop in own.items():
+        content = written(mini_study, method)
+        assert set(content["settings"]) == {method, *shared}
+        assert {loop, *code} <= set(content["code"])
+    assert own["sft"] not in first["code"] and own["expert_iteration"] not in first["code"]
+    assert own["grpo"] not in written(mini_study, "sft")["code"]
     assert written(mini_study) == first
     assert written(mini_study.model_copy(update={"threads": 3}))["settings"] != first["settings"]
     assert written(mini_study.model_copy(update={"divergence": None}))["settings"] != first["settings"]
     assert written(mini_study.model_copy(update={"seeds": [7]})) == first  # a run's own seed is in its command
+    # A method's hyperparameters are its own, but for the engine's memory, which whoever samples has from GRPO's.
+    slower = mini_study.model_copy(update={"sft": mini_study.sft.model_copy(update={"learning_rate": 1e-9})})
+    assert written(slower) == first
+    assert written(slower, "sft") != written(mini_study, "sft")
+    shorter = mini_study.model_copy(update={"grpo": mini_study.grpo.model_copy(update={"n_grpo_steps": 1})})
+    assert written(shorter) != first
+    assert written(shorter, "sft") == written(mini_study, "sft")

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from grpo.experiments import EXPERIMENTS, needed_selections
+from grpo.experiments import BUILDS_ON, EXPERIMENTS, needed_selections
 from grpo.study import load_study
 
 ROOT = Path(__file__).parents[1]
-STAGES = 44  # 5 before training, 23 runs, 11 selections, 5 of the report
+STAGES = 57  # 8 before training, 30 runs, 14 selections, 5 of the report
 REPORT = {"claims", "tables", "figures", "timing", "writeup"}
 # What holds wall-clock figures or MLflow ids, and so differs between two equal studies.
 DIFFERS = ("data/timing", "reports/timing", "reports/writeup.md")
@@ -106,7 +106,12 @@ def test_the_study_makes_what_the_readme_promises(finished):
         *(f"reports/figures/{experiment}.png" for experiment in EXPERIMENTS),
         *(f"reports/tables/{experiment}.md" for experiment in EXPERIMENTS),
         "reports/tables/claims.md",
+        "reports/sft_dataset.json",
+        "reports/keyword_dataset.json",
+        "reports/figures/sft_examples.png",
         "reports/timing/times.csv",
+        "reports/timing/methods.md",
+        "reports/timing/methods.png",
         "reports/timing/grpo_off_policy_sweep_focused.png",
         "reports/select/grpo_baselines.json",
         "data/math_baseline/r1_zero_examples.md",
@@ -116,6 +121,11 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "data/runs/grpo_learning_rate/3e-4-0/rollouts.jsonl",
         "data/runs/grpo_learning_rate/3e-4-0/outcomes.jsonl",
         "data/checkpoints/grpo_learning_rate/3e-4-0/best/metadata.json",
+        "data/checkpoints/sft_experiment/all-0/step-2/metadata.json",
+        "data/checkpoints/expert_iteration_experiment/questions_16-rollouts_4-epochs_1-0/last/metadata.json",
+        "data/checkpoints/grpo_keyword_inclusion/grpo-0/last/metadata.json",
+        "data/keyword/dataset/validation.jsonl",
+        "data/sft_dataset/train.jsonl",
         "data/timing/grpo_learning_rate/3e-4-0.json",
     ]
     assert [name for name in expected if not (finished / name).stat().st_size] == []
@@ -198,9 +208,17 @@ def test_a_second_repro_does_nothing(finished):
 
 def test_a_run_trained_again_comes_back_byte_for_byte(finished):
     before = digests(finished)
-    runs = ["grpo_learning_rate@3e-4-0", "grpo_kl_divergence@best-0"]
+    runs = [
+        "grpo_learning_rate@3e-4-0",
+        "grpo_kl_divergence@best-0",
+        "sft_experiment@all-0",
+        "expert_iteration_experiment@questions_16-rollouts_8-epochs_2-0",
+        "grpo_sft_initialization@sft_final-0",
+        "grpo_keyword_inclusion@grpo-0",
+    ]
     ran = sh(finished, "dvc", "repro", "--force", "--single-item", *runs).stdout
-    assert "> grpo train grpo_learning_rate 3e-4 --seed 0" in ran and "> grpo train grpo_kl_divergence best --seed 0" in ran
+    for experiment, run in (name.split("@") for name in runs):
+        assert f"> grpo train {experiment} {run.removesuffix('-0')} --seed 0" in ran
     assert digests(finished) == before
     sh(finished, "dvc", "repro")
     sh(finished, "git", "commit", "-qam", "again")
@@ -220,6 +238,7 @@ def test_snakemake_from_scratch_gives_the_same_lock(finished, tmp_path):
     ("experiment", "arm", "old", "new"),
     [
         ("grpo_learning_rate", "1e-3", '"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 2e-3}'),
+        ("sft_experiment", "filtered", "filtered: {filtered: true}", "filtered: {filtered: true, examples: 8}"),
         ("grpo_off_policy_sweep_broad", "epochs_4-batch_8", "2, epochs_per_rollout_batch: 4, train_batch_size: 8", None),
     ],
 )
@@ -244,8 +263,9 @@ def test_metrics_diff_shows_what_a_pinned_rate_changed(finished):
     params.write_text(before.replace("pinned: {}", f'pinned: {{grpo_learning_rate: "{winner}"}}'))
     try:
         ran = sh(finished, "dvc", "repro").stdout
-        assert all(f"> grpo train {name} " in ran for name in EXPERIMENTS if name != "grpo_learning_rate")
-        assert "> grpo train grpo_learning_rate" not in ran
+        # Fine-tuning, expert iteration and the keyword task build on no winner.
+        trained = {name for name in EXPERIMENTS if f"> grpo train {name} " in ran}
+        assert trained == {name for name in EXPERIMENTS if "grpo_learning_rate" in BUILDS_ON[name]}
         difference = sh(finished, "dvc", "metrics", "diff").stdout
         assert "grpo_learning_rate.winner" in difference and winner in difference
         assert (

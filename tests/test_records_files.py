@@ -9,7 +9,7 @@ import pytest
 
 from grpo.errors import UserError
 from grpo.files import files_digest, read_json, whole_folder, write_json, write_text
-from grpo.records import Problem, read_problems, write_problems
+from grpo.records import Problem, read_problems, write_records
 
 PROBLEMS = [
     Problem("a/1", "What is 1 + 1?", "2", 1, "sums"),
@@ -20,7 +20,7 @@ PROBLEMS = [
 
 def test_problems_survive_writing_and_reading(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "problems.jsonl"
-    write_problems(path, PROBLEMS)
+    write_records(path, PROBLEMS)
     assert read_problems(path) == PROBLEMS
     lines = path.read_text(encoding="utf-8").split("\n")
     assert len(lines) == 4 and lines[-1] == ""
@@ -42,7 +42,7 @@ def test_problems_survive_writing_and_reading(tmp_path: Path) -> None:
 )
 def test_the_number_of_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "problems.jsonl"
-    write_problems(path, PROBLEMS[:2])
+    write_records(path, PROBLEMS[:2])
     with path.open("a") as file:
         file.write(line + "\n")
     with pytest.raises(UserError, match=r"problems\.jsonl:3: .*dvc repro -f dataset"):
@@ -51,7 +51,7 @@ def test_the_number_of_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
 
 def test_a_damaged_file_of_problems_is_a_users_error(tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
-    write_problems(path, PROBLEMS[:2])
+    write_records(path, PROBLEMS[:2])
     with path.open("ab") as file:
         file.write(b'{"id": "\xff\xfe"}\n')
     with pytest.raises(UserError, match=r"problems\.jsonl"):
@@ -61,7 +61,7 @@ def test_a_damaged_file_of_problems_is_a_users_error(tmp_path: Path) -> None:
 def test_missing_and_empty_files_of_problems(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.jsonl: no such file.*dvc repro dataset"):
         read_problems(tmp_path / "none.jsonl")
-    write_problems(tmp_path / "empty.jsonl", [])
+    write_records(tmp_path / "empty.jsonl", [])
     with pytest.raises(UserError, match=r"empty\.jsonl: holds no problems"):
         read_problems(tmp_path / "empty.jsonl")
 

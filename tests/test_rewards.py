@@ -280,9 +280,11 @@ def test_no_alternatives_are_a_mistake() -> None:
 
 
 def test_reward_functions_by_prompt_name() -> None:
-    assert set(REWARD_FNS) == {"r1_zero", "question_only"}
+    assert set(REWARD_FNS) == {"r1_zero", "question_only", "keyword"}
     assert REWARD_FNS["r1_zero"] is r1_zero_reward_fn
     assert REWARD_FNS["question_only"] is question_only_reward_fn
+    assert REWARD_FNS["keyword"]("A red apple.", "apple, red") == FULL  # its ground truth is the keywords, in one text
+    assert REWARD_FNS["keyword"]("A red pineapple.", "apple, red") == FORM_ONLY
 
 
 def test_keywords_count_as_whole_words_only() -> None:

@@ -15,7 +15,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from grpo.errors import UserError
 from grpo.records import Problem
 from grpo.rewards.grader import is_equivalent
-from grpo.study import Counts, DownloadedTask, HubDataset, LocalFiles
+from grpo.sections import Counts, DownloadedTask, HubDataset, LocalFiles
 from grpo.tasks import gsm8k, math
 from grpo.tasks.overlap import separate
 
@@ -200,7 +200,7 @@ def test_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error:
         raise error
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    with pytest.raises(UserError, match=r"someone/gsm8k: could not download .*network.*HF_TOKEN.*task.source: \{train:"):
+    with pytest.raises(UserError, match=r"someone/gsm8k: could not download .*network, the names under `task\.source`.*HF_TOKEN.*local files \(see `studies/"):
         gsm8k.load(hub_task("gsm8k"))
 
 

@@ -26,13 +26,15 @@ from grpo.effective import EffectiveRun, effective_run
 from grpo.errors import UserError
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.records import Problem, write_problems
+from grpo.records import Problem, write_records
 from grpo.rewards import REWARD_FNS
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study import Experiment, LocalModel, Study, read_yaml
+from grpo.sections import Experiment, LocalModel
+from grpo.study import Study, read_yaml
 from grpo.tracking import MlflowRun, RunLog
-from grpo.training.grpo import questions_of_step, train_grpo
+from grpo.training.grpo import train_grpo
 from grpo.training.learner import Learner
+from grpo.training.order import items_of_step
 from grpo.training.validation import Validation
 
 # --------------------------------------------------------------------------------------------------------- questions
@@ -45,7 +47,7 @@ def problems(n: int) -> list[Problem]:
 @pytest.mark.parametrize(("size", "n"), [(12, 4), (12, 5), (7, 3), (5, 8)])
 def test_every_question_is_asked_once_an_epoch(size: int, n: int) -> None:
     epochs = 3 * n  # a whole number of steps
-    asked = [q.id for step in range(1, epochs * size // n + 1) for q in questions_of_step(problems(size), 0, step, n)]
+    asked = [q.id for step in range(1, epochs * size // n + 1) for q in items_of_step(problems(size), 0, step, n)]
     everything = {p.id for p in problems(size)}
     orders = [asked[i : i + size] for i in range(0, len(asked), size)]
     assert len(orders) == epochs
@@ -55,21 +57,21 @@ def test_every_question_is_asked_once_an_epoch(size: int, n: int) -> None:
 
 
 def test_the_questions_of_a_step_depend_on_nothing_that_was_asked_before() -> None:
-    forward = [questions_of_step(problems(10), 3, step, 4) for step in range(1, 30)]
-    backward = [questions_of_step(problems(10), 3, step, 4) for step in reversed(range(1, 30))]
+    forward = [items_of_step(problems(10), 3, step, 4) for step in range(1, 30)]
+    backward = [items_of_step(problems(10), 3, step, 4) for step in reversed(range(1, 30))]
     assert forward == backward[::-1]
-    other_seed = [questions_of_step(problems(10), 4, step, 4) for step in range(1, 30)]
+    other_seed = [items_of_step(problems(10), 4, step, 4) for step in range(1, 30)]
     assert other_seed != forward
 
 
 def test_the_order_is_the_same_in_another_process() -> None:
     program = (
-        "from grpo.records import Problem\nfrom grpo.training.grpo import questions_of_step\n"
-        "print([q.id for q in questions_of_step([Problem(f'p/{i}', '', '') for i in range(9)], 5, 4, 4)])"
+        "from grpo.records import Problem\nfrom grpo.training.order import items_of_step\n"
+        "print([q.id for q in items_of_step([Problem(f'p/{i}', '', '') for i in range(9)], 5, 4, 4)])"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == str([q.id for q in questions_of_step(problems(9), 5, 4, 4)])
+    assert done.stdout.strip() == str([q.id for q in items_of_step(problems(9), 5, 4, 4)])
 
 
 # -------------------------------------------------------------------------------------------------------------- training
@@ -316,7 +318,7 @@ def tracked(tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factor
         log = RunLog(folder, mlflow)
         engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
         started = time.perf_counter()
-        validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda evaluation: None, started)
+        validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None, started)
         train_grpo(run.config, run.seed, problems(20), tokenizer, engine, learner, contains_a_t, validate, log)
         log.close()
         (folder / "note.txt").write_text("kept")
@@ -333,7 +335,8 @@ def test_evaluation_comes_first_every_few_steps_and_last(tracked: Tracked) -> No
     rows = read_csv(tracked.folder / "validation.csv")
     assert [row["step"] for row in rows] == [0, 2, 4, 5]
     columns = ["val/reward", "val/format_reward", "val/answer_reward", "val/response_length", "val/cut_off"]
-    assert list(rows[0]) == ["step", "update", *columns]
+    looked_at = ["val/token_entropy", "val/response_length_correct", "val/response_length_incorrect"]
+    assert list(rows[0]) == ["step", "update", *columns, *looked_at]
     assert all(0 <= row["val/cut_off"] <= 1 and 1 <= row["val/response_length"] <= 6 for row in rows)
     # a mean over six problems
     assert all(row["val/cut_off"] * 6 == pytest.approx(round(row["val/cut_off"] * 6)) for row in rows)
@@ -425,8 +428,8 @@ def test_gradient_checkpointing_computes_activations_twice(
 
     monkeypatch.chdir(tmp_path)
     save_checkpoint(paths.MODEL, model, tokenizer)
-    write_problems(paths.TRAIN, problems(20))
-    write_problems(paths.VALIDATION, problems(6))
+    write_records(paths.TRAIN, problems(20))
+    write_records(paths.VALIDATION, problems(6))
     config = tiny_study.grpo.model_copy(
         update={"n_grpo_steps": 1, "gradient_accumulation_steps": 1, "epochs_per_rollout_batch": 1, "loss_type": "no_baseline"}
     )
@@ -460,8 +463,8 @@ def session(
 
     monkeypatch.chdir(tmp_path)
     save_checkpoint(paths.MODEL, model, tokenizer)
-    write_problems(paths.TRAIN, problems(20))
-    write_problems(paths.VALIDATION, problems(6))
+    write_records(paths.TRAIN, problems(20))
+    write_records(paths.VALIDATION, problems(6))
     monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
     monkeypatch.setitem(REWARD_FNS, "question_only", contains_a_t)
 
@@ -500,7 +503,7 @@ def metadata(checkpoint: Path) -> dict[str, Any]:
 
 def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
     run, folder = session()
-    about = {"run": "grpo_learning_rate/slow-0", "prompt": "question_only", "base_model": "unused"}
+    about = {"run": "grpo_learning_rate/slow-0", "prompt": "question_only", "started_from": "unused"}
     # The best evaluation of the trained policy was the third of four; it took the place of the second.
     best = about | {"kind": "best", "step": 4, "update": 8, "answer_reward": pytest.approx(4 / 6)}
     last = about | {"kind": "last", "step": 5, "update": 10, "answer_reward": pytest.approx(1 / 6)}

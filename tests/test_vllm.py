@@ -138,6 +138,7 @@ def test_after_an_update_vllm_samples_with_the_new_weights(served: Any) -> None:
     assert stale["mismatch_mean"] > 1e-2  # the measure sees weights that were not put in
 
     served.engine.synchronize(served.model, policy_version=2)
+    assert served.engine.policy_version == 2
     sums = checksums_of_vllm(served.engine._llm)
     assert len(sums) >= 6 and "model.embed_tokens.weight" in sums
     assert sums == {name: pytest.approx(of, rel=1e-9) for name, of in checksums_of_policy(served.model, sums).items()}

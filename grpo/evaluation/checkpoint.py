@@ -23,6 +23,7 @@ from grpo.records import Problem, Rollout, read_problems
 from grpo.rewards import REWARD_FNS, read_answer
 from grpo.rollout.make import make_engine
 from grpo.study import Study
+from grpo.tasks.keyword_dataset import read_keyword_problems
 
 EXAMPLES_OF_EACH = 10
 _CODE = ("evaluation", "models", "rewards", "rollout")  # rooms whose code decides what an evaluation's chunks hold
@@ -98,9 +99,10 @@ def evaluate_any(study: Study, checkpoint: Path, prompt: str, n_problems: int | 
     """
     if prompt not in REWARD_FNS:
         raise UserError(f"--prompt {prompt}: no such prompt (known: {', '.join(REWARD_FNS)})")
-    problems = read_problems(paths.VALIDATION)
+    file = paths.KEYWORD_VALIDATION if prompt == "keyword" else paths.VALIDATION
+    problems = read_keyword_problems(file) if prompt == "keyword" else read_problems(file)
     if n_problems is not None and n_problems > len(problems):
-        raise UserError(f"--problems {n_problems}: {paths.VALIDATION} holds {len(problems)} problems. Ask for fewer.")
+        raise UserError(f"--problems {n_problems}: {file} holds {len(problems)} problems. Ask for fewer.")
     evaluator = CheckpointEvaluator(study, checkpoint)
     metrics = evaluate_checkpoint(evaluator, problems[:n_problems], prompt, folder)
     evaluator.forget_chunks()

@@ -15,7 +15,7 @@ from grpo.files import write_text
 from grpo.records import Completion, Problem, Rollout
 from grpo.rewards import RewardFn, score_batch
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
-from grpo.study import Evaluation
+from grpo.sections import Evaluation
 from grpo.tasks.prompts import format_prompt, load_prompt
 
 SEQUENCES_PER_CHUNK = 1024  # how much work a kill can cost; part of the results, because each chunk has its own seed
@@ -130,6 +130,15 @@ def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "response_length": sum(lengths) / n,
         "cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / n,
     }
+
+
+def lengths_by_outcome(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean response length (tokens) of the correct and of the incorrect ones; NaN where there is none."""
+    lengths: dict[bool, list[int]] = {True: [], False: []}
+    for rollout in rollouts:
+        lengths[rollout.rewards["answer_reward"] == 1.0].append(len(rollout.completion.token_ids))
+    means = {right: sum(values) / len(values) if values else float("nan") for right, values in lengths.items()}
+    return {"response_length_correct": means[True], "response_length_incorrect": means[False]}
 
 
 def log_generations(

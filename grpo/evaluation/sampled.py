@@ -15,7 +15,8 @@ from grpo.evaluation.statistics import mean_over_problems
 from grpo.files import files_digest, whole_folder, write_json, write_text
 from grpo.records import Rollout, read_problems
 from grpo.rewards import grade_batch, read_answer
-from grpo.study import BestOfN, Study
+from grpo.sections import BestOfN
+from grpo.study import Study
 from grpo.tracking import MlflowRun
 
 

@@ -36,7 +36,9 @@ finally:
     if _hidden:
         del sys.modules["sklearn"]
 
+from grpo.models.qwen2_format import written_here  # noqa: E402
 from grpo.models.shared_prompt import SHARED_PROMPT  # noqa: E402
+from grpo.models.transformer import TransformerLM  # noqa: E402
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
@@ -65,6 +67,8 @@ def load_tokenizer(folder: Path) -> Any:
 def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any:
     """A causal language model, with the attention that packed rows and sampling need (:mod:`grpo.models.shared_prompt`).
 
+    A checkpoint written by the project's own model is loaded as such, every other as a Hugging Face model.
+
     Raises:
         UserError: the folder is missing or damaged, or the device is not there.
     """
@@ -73,8 +77,12 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any
         raise UserError(
             f"device {device}: torch sees no GPU. Set engine.device and learner.device to cpu, or use a GPU machine."
         )
+    precision = getattr(torch, dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=SHARED_PROMPT)
+        if written_here(folder):
+            model: Any = TransformerLM.from_pretrained(folder, precision)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, attn_implementation=SHARED_PROMPT)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{folder}: not a readable model ({error}). Run `dvc repro -f model` to make it anew.") from error
     return model.to(device)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from grpo import paths
 from grpo.evaluation.statistics import format_interval, two_level_difference
 from grpo.files import read_json, write_json
-from grpo.reporting.results import Run, by_arm, final_scores, first_scores, read_runs
+from grpo.reporting.results import Run, by_arm, final_scores, first_scores, read_runs, read_selection
 from grpo.study import Study, read_yaml
 
 PUBLISHED = Path(__file__).parents[1] / "claims.yaml"
@@ -52,11 +52,15 @@ class Evidence:
         arms: the experiment's runs by arm, in the order of params.yaml.
         last_k: how many evaluations a run counts by.
         baseline: reports/math_baseline.json, for claims about the untrained model.
+        winner: the arm that was selected.
+        other: the experiment that a claim compares this one with.
     """
 
     arms: dict[str, list[Run]]
     last_k: int
     baseline: dict[str, Any] = field(default_factory=dict)
+    winner: str = ""
+    other: Evidence | None = None
 
     def runs(self, arm: str) -> list[Run]:
         """The runs of an arm.
@@ -124,6 +128,18 @@ def not_below(parameters: Parameters, evidence: Evidence) -> Judgement:
     rival = max(rivals, key=lambda arm: float(evidence.final(arm).mean()))
     measured, difference = _final_difference(evidence, parameters["better"], rival)
     return f"{measured}; margin {margin:g}", _above(difference["low"], difference["high"], -margin)
+
+
+def winner_above(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Final answer reward of the winner minus that of experiment ``other``: agrees if low > 0, disagrees if high < 0."""
+    other = evidence.other
+    assert other is not None
+    difference = two_level_difference(other.final(other.winner), evidence.final(evidence.winner))
+    measured = (
+        f"{_ends_at(evidence, evidence.winner)}; {parameters['other']}: {_ends_at(other, other.winner)}; "
+        f"difference {format_interval(difference)}"
+    )
+    return measured, _above(difference["low"], difference["high"])
 
 
 def starts_above(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -271,6 +287,7 @@ def _outer_quarters(values: NDArray[np.float64]) -> tuple[float, float]:
 KINDS: dict[str, Callable[[Parameters, Evidence], Judgement]] = {
     "ends_above": ends_above,
     "not_below": not_below,
+    "winner_above": winner_above,
     "starts_above": starts_above,
     "zero_shot_below": zero_shot_below,
     "best_inside_range": best_inside_range,
@@ -322,9 +339,18 @@ def _measure(study: Study, claim: dict[str, Any]) -> tuple[str, str, str]:
     if experiment == BASELINE:
         evidence = Evidence({}, study.selection.last_k, read_json(paths.BASELINE_METRICS, made_by=BASELINE))
     else:
-        evidence = Evidence(by_arm(read_runs(study, experiment)), study.selection.last_k)
+        evidence = _evidence(study, experiment, parameters.get("other"))
     note = ONE_RUN if len(study.seeds) == 1 and kind not in WITHOUT_SPREAD else ""
     return *KINDS[kind](parameters, evidence), note
+
+
+def _evidence(study: Study, experiment: str, other: str | None = None) -> Evidence:
+    return Evidence(
+        by_arm(read_runs(study, experiment)),
+        study.last_k(experiment),
+        winner=read_selection(experiment)["winner"],
+        other=None if other is None else _evidence(study, other),
+    )
 
 
 def write_claims(study: Study) -> None:

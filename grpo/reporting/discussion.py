@@ -32,7 +32,7 @@ def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
     sentences.append(_movement(arms, leader["arm"]))
     if "kl/per_token" in runs[0].history:
         sentences.append(_drift(runs))
-    elif any((run.history["ratio_max"] != 1).any() for run in runs):
+    elif any(_ratio_moved(run) for run in runs):
         sentences.append(_ratios(arms))
     return " ".join(sentences)
 
@@ -104,8 +104,12 @@ def _ratios(arms: dict[str, list[Run]]) -> str:
         low, high = history["ratio_min"].min(), history["ratio_max"].max()
         return f"{arm} {low:.2g} to {high:.2g} with {100 * history['clip_fraction'].mean():.2g}% of tokens clipped"
 
-    moved = {arm: runs for arm, runs in arms.items() if any((run.history["ratio_max"] != 1).any() for run in runs)}
+    moved = {arm: runs for arm, runs in arms.items() if any(_ratio_moved(run) for run in runs)}
     return "Ratios to the sampling policy: " + "; ".join(of_arm(arm, runs) for arm, runs in moved.items()) + "."
+
+
+def _ratio_moved(run: Run) -> bool:
+    return "ratio_max" in run.history and bool((run.history["ratio_max"] != 1).any())
 
 
 def _drift(runs: list[Run]) -> str:

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo import paths
-from grpo.experiments import EXPERIMENTS
+from grpo.experiments import EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
 from grpo.files import read_json, whole_folder
 from grpo.reporting.baseline import KINDS
+from grpo.reporting.fine_tuning import draw_by_examples
 from grpo.reporting.results import REWARD, Run, by_arm, experiments, mean_curve, read_runs, read_selection
 from grpo.study import Study
 from grpo.tracking import MlflowRun
@@ -29,6 +30,34 @@ PANELS = (
 )
 # Where no ratio moved there is nothing to clip; a group of equal rewards trains nothing either.
 WITHOUT_CLIPPING = (*PANELS[:-1], ("history", "train/zero_signal_fraction", "share of groups without signal"))
+ENTROPY = ("validation", "val/token_entropy", "token entropy of validation responses (nats)")
+LIKELIHOOD = ("history", "mean_nll", "negative log-likelihood of a training token (nats)")
+GRADIENT_NORM = ("history", "gradient_norm", "gradient norm, before clipping")
+SFT_PANELS = (
+    ENTROPY,
+    ("validation", "val/response_length_correct", "length of correct responses (tokens)"),
+    ("validation", "val/response_length_incorrect", "length of incorrect responses (tokens)"),
+    LIKELIHOOD,
+    GRADIENT_NORM,
+    ("validation", "val/format_reward", "validation format reward"),
+)
+EXPERT_ITERATION_PANELS = (
+    ENTROPY,
+    ("history", "train/correct", "correct rollouts, which are trained on"),
+    ("history", "train/solved", "share of questions with a correct rollout"),
+    LIKELIHOOD,
+    GRADIENT_NORM,
+    ("validation", "val/response_length", "validation response length (tokens)"),
+)
+KEYWORD_PANELS = (
+    ("validation", "val/is_sentence", "share of sentences of the grammar"),
+    ("validation", "val/lists_only", "share that only list the keywords"),
+    ("validation", "val/repeats_prompt", "share that repeat the prompt"),
+    ENTROPY,
+    ("validation", "val/response_length", "validation response length (tokens)"),
+    GRADIENT_NORM,
+)
+STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
 KL_PANELS = (
     ("history", "kl/per_token", "KL per token, sampled estimate (nats)"),
     ("history", "kl/per_token_low_variance", "KL per token, low-variance estimate"),
@@ -47,6 +76,8 @@ def draw_figures(study: Study) -> None:
         for experiment in experiments(study):
             runs = read_runs(study, experiment)
             save_figure(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")
+            if experiment == SFT:
+                save_figure(draw_by_examples(runs, read_selection(experiment)), folder / "sft_examples.png")
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
     for path in sorted(paths.FIGURES.glob("*.png")):
         mlflow = MlflowRun(path.stem, "figures", {}, {"stage": "figures"})
@@ -67,10 +98,7 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
     grid = figure.add_gridspec(2, 5)
     main = figure.add_subplot(grid[:, :2])
     axes = [main, *(figure.add_subplot(grid[i // 3, 2 + i % 3]) for i in range(6))]
-    details = PANELS if any(run.history["clip_fraction"].any() for run in runs) else WITHOUT_CLIPPING
-    if "kl/per_token" in runs[0].history:
-        details = KL_PANELS
-    panels = (("validation", REWARD, "validation answer reward"), *details)
+    panels = (("validation", REWARD, "validation answer reward"), *panels_of(experiment, runs))
     for axis, (table, column, title) in zip(axes, panels, strict=True):
         for colour, (arm, of_arm) in zip(COLOURS, by_arm(runs).items(), strict=False):
             label = f"{arm} (winner)" if arm == selection["winner"] else arm
@@ -78,7 +106,7 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
             for run in of_arm if axis is main else []:
                 mark_divergence(axis, run, colour)
         axis.set_title(title, fontsize=11 if axis is main else 9)
-        axis.set_xlabel("GRPO step", fontsize=9)
+        axis.set_xlabel(STEP[method_of(experiment)], fontsize=9)
         axis.grid(alpha=0.3)
         axis.tick_params(labelsize=8)
     main.set_ylim(-0.02, 1.02)
@@ -90,6 +118,17 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
     cross = "; a cross: diverged and stopped" if any(run.metrics["diverged_step"] is not None for run in runs) else ""
     figure.suptitle(f"{EXPERIMENTS[experiment]} ({experiment}), {n} fixed validation problems{spread}{cross}", fontsize=12)
     return figure
+
+
+def panels_of(experiment: str, runs: list[Run]) -> tuple[tuple[str, str, str], ...]:
+    """What explains an experiment's rewards: six times table, column, and title."""
+    if experiment in (SFT, EXPERT_ITERATION):
+        return SFT_PANELS if experiment == SFT else EXPERT_ITERATION_PANELS
+    if experiment == KEYWORD:
+        return KEYWORD_PANELS
+    if "kl/per_token" in runs[0].history:
+        return KL_PANELS
+    return PANELS if any(run.history["clip_fraction"].any() for run in runs) else WITHOUT_CLIPPING
 
 
 def mark_divergence(axis: Axes, run: Run, colour: str, x: float | None = None) -> None:

@@ -88,6 +88,11 @@ def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
     return arms
 
 
+def value(run: Run, key: str) -> Any:
+    """A value of a run's configuration."""
+    return run.config["config"][key]["value"]
+
+
 def final_scores(runs: list[Run], last_k: int) -> NDArray[np.float64]:
     """The number that counts, by run and problem, of the runs of one arm: (runs, problems).
 

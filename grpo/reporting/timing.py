@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo import paths
-from grpo.experiments import EXPERIMENTS
-from grpo.files import read_json, whole_folder
+from grpo.evaluation.statistics import format_interval, two_level_difference
+from grpo.experiments import EXPERIMENTS, EXPERT_ITERATION, SFT, SFT_INITIALIZATION
+from grpo.files import read_json, whole_folder, write_text
 from grpo.reporting.figures import COLOURS, mark_divergence, save_figure
-from grpo.reporting.results import REWARD, Run, by_arm, experiments, read_runs
+from grpo.reporting.results import (
+    REWARD,
+    Run,
+    by_arm,
+    experiments,
+    final_scores,
+    first_scores,
+    read_runs,
+    read_selection,
+    value,
+)
 from grpo.study import Study
 
 OVER_WALL_CLOCK = ("grpo_off_policy_sweep_focused", "leaderboard")
@@ -25,7 +37,11 @@ def write_timing(study: Study) -> None:
         rows = [time_row(study, run) for experiment in experiments(study) for run in read_runs(study, experiment)]
         pd.DataFrame(rows).to_csv(folder / "times.csv", index=False, lineterminator="\n")
         for experiment in OVER_WALL_CLOCK:
-            save_figure(draw_over_wall_clock(experiment, read_runs(study, experiment)), folder / f"{experiment}.png")
+            title = f"{EXPERIMENTS[experiment]} over wall-clock time"
+            figure = draw_curves_over_wall_clock(title, by_arm(read_runs(study, experiment)))
+            save_figure(figure, folder / f"{experiment}.png")
+        save_figure(draw_methods(study), folder / "methods.png")
+        write_text(folder / "methods.md", methods_table(study))
 
 
 def read_timing(run: Run) -> dict[str, Any]:
@@ -43,10 +59,10 @@ def time_row(study: Study, run: Run) -> dict[str, Any]:
         "run": run.name,
         "same_as": run.config["same_as"] or "",
         "seconds": round(seconds, 2),
-        "training_seconds": round(sum(timing["phases"][name] for name in TRAINING_PHASES), 2),
+        "training_seconds": round(sum(timing["phases"].get(name, 0.0) for name in TRAINING_PHASES), 2),
         **{name: round(value, 2) for name, value in timing["phases"].items()},
         "gpu_hours": round(seconds / 3600 * study.resources["train"].gpus, 4),
-        **{key: round(max((step[key] for step in timing["steps"]), default=0.0)) for key in PEAKS},
+        **{key: round(max((step.get(key, 0.0) for step in timing["steps"]), default=0.0)) for key in PEAKS},
     }
 
 
@@ -56,14 +72,14 @@ def times_of_arms(study: Study, runs: list[Run]) -> dict[str, tuple[float, float
     return {arm: (sum(r["seconds"] for r in of), sum(r["gpu_hours"] for r in of)) for arm, of in rows.items()}
 
 
-def draw_over_wall_clock(experiment: str, runs: list[Run]) -> Figure:
+def draw_curves_over_wall_clock(title: str, arms: dict[str, list[Run]]) -> Figure:
     """Validation answer reward over the seconds spent on rollouts and training, one line a run, evaluation left out."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axis = figure.add_subplot()
-    for colour, (arm, of_arm) in zip(COLOURS, by_arm(runs).items(), strict=False):
+    for colour, (arm, of_arm) in zip(COLOURS, arms.items(), strict=False):
         for i, run in enumerate(of_arm):
             steps = pd.DataFrame(read_timing(run)["steps"]).set_index("step")
-            elapsed = steps[list(TRAINING_PHASES)].sum(axis=1).cumsum()
+            elapsed = steps.reindex(columns=list(TRAINING_PHASES), fill_value=0.0).sum(axis=1).cumsum()
             seconds = [0.0, *(float(elapsed[step]) for step in run.validation["step"].iloc[1:])]
             axis.plot(seconds, run.validation[REWARD], color=colour, marker="o", markersize=3, label=arm if i == 0 else None)
             mark_divergence(axis, run, colour, seconds[-1])
@@ -72,5 +88,48 @@ def draw_over_wall_clock(experiment: str, runs: list[Run]) -> Figure:
     axis.set_ylabel("validation answer reward")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=9)
-    axis.set_title(f"{EXPERIMENTS[experiment]} over wall-clock time", fontsize=11)
+    axis.set_title(title, fontsize=11)
     return figure
+
+
+def methods(study: Study) -> dict[str, list[Run]]:
+    """The runs that stand for each method: the winners of SFT and of expert iteration, and GRPO's best configuration."""
+    found = {}
+    for title, experiment in (("supervised fine-tuning", SFT), ("expert iteration", EXPERT_ITERATION)):
+        winner = read_selection(experiment)["winner"]
+        found[f"{title} ({winner})"] = by_arm(read_runs(study, experiment))[winner]
+    for arm, runs in by_arm(read_runs(study, SFT_INITIALIZATION)).items():
+        if value(runs[0], "start_from") is None:
+            found[f"GRPO, best configuration ({arm})"] = runs
+    return found
+
+
+def methods_table(study: Study) -> str:
+    """Accuracy and wall-clock of each method, and how far each is from GRPO."""
+    found = methods(study)
+    scores = {title: final_scores(runs, study.last_k(runs[0].experiment)) for title, runs in found.items()}
+    *_, grpo = scores
+    lines = [
+        "| method | answer reward | above GRPO (95% interval) | best (step) | seconds a run | of these training |",
+        "|---|---|---|---|---|---|",
+        f"| the base model, untrained | {first_scores(found[grpo]).mean():.3f} | | | | |",
+    ]
+    for title, runs in found.items():
+        times = [time_row(study, run) for run in runs]
+        best = max(runs, key=lambda run: run.metrics["best/answer_reward"]).metrics
+        above = "" if title == grpo else format_interval(two_level_difference(scores[grpo], scores[title]))
+        cells = [
+            title,
+            f"{scores[title].mean():.3f}",
+            above,
+            f"{best['best/answer_reward']:.3f} ({best['best/step']})",
+            f"{np.mean([row['seconds'] for row in times]):.0f}",
+            f"{np.mean([row['training_seconds'] for row in times]):.0f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_methods(study: Study) -> Figure:
+    """The methods' validation answer reward over wall-clock time."""
+    return draw_curves_over_wall_clock("Three methods over wall-clock time", methods(study))

@@ -9,16 +9,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo import paths
 from grpo.evaluation.statistics import format_interval, wilson_interval
-from grpo.experiments import EXPERIMENTS
+from grpo.experiments import EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT
 from grpo.files import read_json, write_text
 from grpo.reporting.baseline import discuss_best_of_n
 from grpo.reporting.discussion import discuss
+from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft
+from grpo.reporting.keyword import discuss_keyword
 from grpo.reporting.results import Run, experiments, read_runs, read_selection
 from grpo.reporting.tables import experiment_table
 from grpo.reporting.timing import OVER_WALL_CLOCK, read_timing, time_row, times_of_arms
 from grpo.study import Study, read_yaml
 
 SAMPLES_SHOWN = 2
+BEFORE_AND_AFTER = (SFT, EXPERT_ITERATION, "grpo_learning_rate", KEYWORD)  # experiments of which samples are shown
 
 
 def write_writeup(study: Study) -> None:
@@ -39,10 +42,13 @@ def write_writeup(study: Study) -> None:
         baseline=read_json(paths.BASELINE_METRICS, made_by="math_baseline"),
         tables={path.stem: path.read_text(encoding="utf-8") for path in paths.TABLES.glob("*.md")},
         best_of_n={prompt: discuss_best_of_n(prompt, values) for prompt, values in sampled.items()},
+        sft_dataset=read_json(paths.SFT_REPORT, made_by="sft_dataset"),
+        keyword_dataset=read_json(paths.KEYWORD_REPORT, made_by="keyword_dataset"),
+        methods=(paths.TIMING_REPORT / "methods.md").read_text(encoding="utf-8"),
         sections=sections,
         claims=read_json(paths.CLAIMS, made_by="claims"),
         leaderboard=[_entry(study, run) for run in read_runs(study, "leaderboard")],
-        samples=_samples(sections[0]),
+        samples={section["name"]: _samples(section) for section in sections if section["name"] in BEFORE_AND_AFTER},
         provenance=[row for section in sections for row in section["provenance"]],
     )
     write_text(paths.WRITEUP, text)
@@ -55,11 +61,20 @@ def _section(study: Study, experiment: str, lock: dict[str, Any]) -> dict[str, A
         "title": EXPERIMENTS[experiment],
         "table": experiment_table(runs, selection, times_of_arms(study, runs)),
         "over_wall_clock": experiment in OVER_WALL_CLOCK,
-        "discussion": discuss(runs, selection),
+        "discussion": " ".join([discuss(runs, selection), *_more(study, experiment, runs, selection)]),
         "selection": selection,
         "builds_on": _origins(runs),
         "provenance": [_provenance(run, lock) for run in runs],
     }
+
+
+def _more(study: Study, experiment: str, runs: list[Run], selection: dict[str, Any]) -> list[str]:
+    """What the handouts ask to be discussed of this experiment in particular."""
+    if experiment == SFT:
+        return [discuss_sft(runs, study.last_k(experiment), read_json(paths.SFT_REPORT, made_by="sft_dataset"))]
+    if experiment == EXPERT_ITERATION:
+        return [discuss_expert_iteration(runs, selection)]
+    return [discuss_keyword(runs, study.last_k(experiment))] if experiment == KEYWORD else []
 
 
 def _origins(runs: list[Run]) -> list[str]:

@@ -81,7 +81,7 @@ def score_batch(prompt: str, responses: Sequence[str], ground_truths: Sequence[G
     """Reward many responses to one kind of prompt; answers that need computer algebra are spread over all cores.
 
     Args:
-        prompt: ``r1_zero`` or ``question_only``.
+        prompt: ``r1_zero``, ``question_only`` or ``keyword``.
         responses: as for the prompt's reward function, which would give each the same rewards.
         ground_truths: one for each response.
 
@@ -89,10 +89,12 @@ def score_batch(prompt: str, responses: Sequence[str], ground_truths: Sequence[G
         UserError: an unknown prompt, unequal numbers, or a ground truth that the reward functions refuse.
         RuntimeError: computer algebra is needed, and its processes cannot start.
     """
-    if prompt not in _READERS:
-        raise UserError(f"prompt: expected one of {', '.join(_READERS)}, but got {prompt!r}.")
+    if prompt not in REWARD_FNS:
+        raise UserError(f"prompt: expected one of {', '.join(REWARD_FNS)}, but got {prompt!r}.")
     if len(responses) != len(ground_truths):
         raise UserError(f"There are {len(responses)} responses but {len(ground_truths)} ground truths; they must match.")
+    if prompt not in _READERS:
+        return ScoredBatch([REWARD_FNS[prompt](*pair) for pair in zip(responses, ground_truths, strict=True)], 0)
     answers = [_READERS[prompt](response) for response in responses]
     truths = [_alternatives(ground_truth) for ground_truth in ground_truths]
     pairs = [(a, truth) for a, ts in zip(answers, truths, strict=True) if a is not None for truth in ts]
@@ -107,11 +109,23 @@ def score_batch(prompt: str, responses: Sequence[str], ground_truths: Sequence[G
 
 
 def read_answer(prompt: str, response: str) -> str | None:
-    """The answer that the reward function of ``prompt`` reads from a response; None where the form is wrong."""
-    return _READERS[prompt](response)
+    """The answer that the reward function of ``prompt`` reads from a response; None where the form is wrong.
+
+    A prompt that asks for no answer in particular is answered by the whole response.
+    """
+    return _READERS[prompt](response) if prompt in _READERS else response
 
 
-REWARD_FNS: dict[str, RewardFn] = {"r1_zero": r1_zero_reward_fn, "question_only": question_only_reward_fn}
+def _keyword_reward_fn(response: str, ground_truth: str) -> dict[str, float]:
+    """:func:`keyword_inclusion_reward_fn` for keywords that stand in one text, such as ``apple, red``."""
+    return keyword_inclusion_reward_fn(response, ground_truth.split(","))
+
+
+REWARD_FNS: dict[str, RewardFn] = {
+    "r1_zero": r1_zero_reward_fn,
+    "question_only": question_only_reward_fn,
+    "keyword": _keyword_reward_fn,
+}
 """Prompt name -> the reward function that reads what the prompt asks for."""
 
 

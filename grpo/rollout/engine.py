@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from grpo.errors import UserError
 from grpo.records import Completion
 
-STOP_STRINGS: dict[str, tuple[str, ...]] = {"r1_zero": ("</answer>",), "question_only": ()}
+STOP_STRINGS: dict[str, tuple[str, ...]] = {"r1_zero": ("</answer>",), "question_only": (), "keyword": (".",)}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,13 @@ class SamplingParams:
 
 
 class Engine(Protocol):
-    """Samples completions with the policy's current weights."""
+    """Samples completions with the policy's current weights.
+
+    Attributes:
+        policy_version: of the weights it samples with; 0 at the start.
+    """
+
+    policy_version: int
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
         """Sample ``n`` completions of each prompt (token ids); same arguments and weights give the same completions.

@@ -8,12 +8,13 @@ property of its text (a hash), so the splits, and the documents the mini model i
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grpo.records import Problem
-from grpo.study import ArithmeticTask
+from grpo.sections import ArithmeticTask
 
 PEOPLE = (("Mia", "she"), ("Tom", "he"), ("Ana", "she"), ("Ben", "he"))
 THINGS = ("apples", "coins", "books", "shells")
@@ -22,6 +23,7 @@ LOSSES = ("loses", "sells", "gives away")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 LARGEST = 15  # every number on the way lies in 0..LARGEST
 VALIDATION_ONE_IN = 5
+_STEP = re.compile(r"(\w+): (\d+) ([+-]) (\d+) = (\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,18 @@ def make_word_problem(rng: random.Random, level: int) -> WordProblem:
         number += change
     question.append(f"How many {thing} does {person} have?")
     return WordProblem(" ".join(question), " ".join(steps), number, level)
+
+
+def derail(problem: WordProblem, rng: random.Random) -> WordProblem:
+    """The same question with a solution that miscalculates one step by 1 to 3 and goes on from there."""
+    steps = _STEP.findall(problem.steps)
+    at, error = rng.randrange(len(steps)), rng.randint(1, 3)
+    told, number = [], int(steps[0][1])
+    for i, (day, _, sign, change, _) in enumerate(steps):
+        result = number + (int(change) if sign == "+" else -int(change)) + (error if i == at else 0)
+        told.append(f"{day}: {number} {sign} {change} = {result}.")
+        number = result
+    return WordProblem(problem.question, " ".join(told), number, problem.level)
 
 
 def word_problems(seed: int, levels: int, validation: bool) -> Iterator[WordProblem]:

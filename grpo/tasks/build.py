@@ -8,9 +8,10 @@ from typing import Any
 from grpo import paths
 from grpo.errors import UserError
 from grpo.files import files_digest, whole_folder, write_json
-from grpo.records import Problem, write_problems
+from grpo.records import Problem, write_records
 from grpo.rewards.grader import check_ground_truth
-from grpo.study import ArithmeticTask, Study
+from grpo.sections import ArithmeticTask
+from grpo.study import Study
 from grpo.tasks import arithmetic, gsm8k, math
 from grpo.tasks.overlap import separate
 
@@ -34,8 +35,8 @@ def build_dataset(study: Study) -> dict[str, Any]:
         train, validation, dropped = separate(*loader(study.task), study.task.drop_overlap)
     _check_sizes(study, train, validation)
     with whole_folder(paths.TRAIN.parent) as folder:
-        write_problems(folder / paths.TRAIN.name, train)
-        write_problems(folder / paths.VALIDATION.name, validation)
+        write_records(folder / paths.TRAIN.name, train)
+        write_records(folder / paths.VALIDATION.name, validation)
     report = {
         "task": study.task.name,
         "train": _describe(train) | {"digest": files_digest(paths.TRAIN)},

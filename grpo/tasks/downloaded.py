@@ -12,7 +12,7 @@ from typing import Any, Literal
 from grpo.errors import UserError
 from grpo.records import Problem
 from grpo.rewards.grader import check_ground_truth
-from grpo.study import DownloadedTask, HubDataset
+from grpo.sections import DownloadedTask, HubDataset
 
 Split = Literal["train", "validation"]
 
@@ -95,11 +95,25 @@ def checked_problem(row: Row, problem: Problem) -> Problem:
 def _rows(task: DownloadedTask, split: Split, hub_files: list[str]) -> list[Row]:
     if isinstance(task.source, HubDataset):
         names = [name.format(split=HUB_SPLIT[split]) for name in hub_files]
-        return [row for name in names for row in _read_parquet(_download(task.source, name), f"{task.source.hub}/{name}")]
-    return _read_jsonl(Path(getattr(task.source, split)), f"task.source.{split}")
+        return [
+            row
+            for name in names
+            for row in _read_parquet(
+                download(task.source.hub, name, task.source.revision, "task.source"), f"{task.source.hub}/{name}"
+            )
+        ]
+    return read_jsonl(Path(getattr(task.source, split)), f"task.source.{split}")
 
 
-def _read_jsonl(path: Path, key: str) -> list[Row]:
+def read_jsonl(path: Path, key: str) -> list[Row]:
+    """The rows of a JSONL file.
+
+    Args:
+        key: where params.yaml names the file.
+
+    Raises:
+        UserError: the file is missing, or a line is no JSON object.
+    """
     if not path.is_file():
         raise UserError(f"{path}: no such file. Correct `{key}` in params.yaml, or put the file there.")
     rows = []
@@ -117,19 +131,26 @@ def _read_jsonl(path: Path, key: str) -> list[Row]:
     return rows
 
 
-def _download(source: HubDataset, name: str) -> Path:
-    """Fetch one file of the dataset at its fixed revision, or take it from the Hub's local cache."""
+def download(repo: str, name: str, revision: str, key: str) -> Path:
+    """Fetch one file of a Hub dataset at its fixed revision, or take it from the Hub's local cache.
+
+    Args:
+        key: the section of params.yaml that names it.
+
+    Raises:
+        UserError: it cannot be had.
+    """
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.hf_hub_download(source.hub, name, repo_type="dataset", revision=source.revision))
+        return Path(huggingface_hub.hf_hub_download(repo, name, repo_type="dataset", revision=revision))
     except Exception as error:
         # Which exceptions mean "no network", "no such file" or "no access" has changed between releases of the client.
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UserError(
-            f"{source.hub}: could not download {name} at revision {source.revision} ({type(error).__name__}: {reason}). "
-            "Check the network, the names under `task.source`, and, for a gated dataset, your token (HF_TOKEN); or use local "
-            "files: `task.source: {train: FILE.jsonl, validation: FILE.jsonl}`."
+            f"{repo}: could not download {name} at revision {revision} ({type(error).__name__}: {reason}). "
+            f"Check the network, the names under `{key}`, and, for a gated dataset, your token (HF_TOKEN); or use local "
+            "files (see `studies/math-h100.yaml`)."
         ) from error
 
 

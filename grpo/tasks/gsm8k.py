@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpo.errors import UserError
 from grpo.records import Problem
-from grpo.study import DownloadedTask
+from grpo.sections import DownloadedTask
 from grpo.tasks.downloaded import Row, Split, checked_problem, load_task
 
 _HUB_FILES = ["main/{split}-00000-of-00001.parquet"]

@@ -8,7 +8,7 @@ import re
 from grpo.errors import UserError
 from grpo.records import Problem
 from grpo.rewards.extract import last_boxed
-from grpo.study import DownloadedTask
+from grpo.sections import DownloadedTask
 from grpo.tasks.downloaded import Row, Split, checked_problem, load_task
 
 SUBJECTS = (

@@ -33,8 +33,8 @@ def separate(
     twice = [id_ for id_, count in Counter(problem.id for problem in (*train, *validation)).items() if count > 1]
     if twice:
         raise UserError(f"ids occur more than once: {_first(twice)}. Make them unique in the source files.")
-    held_out = {_key(problem.question) for problem in validation}
-    shared = [problem.id for problem in train if _key(problem.question) in held_out]
+    held_out = {layout_free(problem.question) for problem in validation}
+    shared = [problem.id for problem in train if layout_free(problem.question) in held_out]
     if shared and not drop_overlap:
         raise UserError(
             f"{len(shared)} questions of the training set are also in the validation set: {_first(shared)}. "
@@ -47,7 +47,8 @@ def separate(
     return kept, validation, shared
 
 
-def _key(question: str) -> str:
+def layout_free(question: str) -> str:
+    """A text without what copies of it often differ in: white space and case."""
     return _LAYOUT.sub("", question).casefold()
 
 

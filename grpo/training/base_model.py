@@ -1,9 +1,11 @@
-"""The ``model`` stage: the base model that every run starts from."""
+"""The stages ``model`` and ``keyword_model``: the models that runs start from."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -12,9 +14,12 @@ from grpo.cpu import start_threads
 from grpo.errors import UserError
 from grpo.files import files_digest, whole_folder
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.study import ArithmeticTask, HubModel, LocalModel, PretrainedHere, Study
+from grpo.sections import ArithmeticTask, HubModel, LocalModel, PretrainedHere, Pretraining
+from grpo.study import Study
+from grpo.tasks import keyword
 from grpo.tracking import MlflowRun
-from grpo.training.pretrain import pretrain
+from grpo.training.documents import documents as math_documents
+from grpo.training.pretrain import build_qwen2, build_transformer, pretrain
 
 LOG_EVERY = 10
 
@@ -33,19 +38,38 @@ def make_base_model(study: Study) -> None:
                     f"params.yaml: model.source: a model can be pretrained for the arithmetic task only, "
                     f"not for {study.task.name}. Use source hub or local."
                 )
-            _pretrain(settings, study.task.levels)
+            stream = math_documents(settings, study.task.levels)
+            _pretrain("model", paths.MODEL, settings, lambda on_step: pretrain(settings, stream, build_qwen2, on_step))
         case HubModel() as hub:
             _copy(_download(hub))
         case LocalModel() as local:
             _copy(Path(local.path))
 
 
-def _pretrain(settings: PretrainedHere, levels: int) -> None:
-    mlflow = MlflowRun("model", f"pretrain-{settings.seed}", settings.model_dump(), {"stage": "model"})
+def make_keyword_model(study: Study) -> None:
+    """Pretrain the project's own Transformer on the keyword task's generated text, into ``data/keyword/model``."""
+    start_threads(study.threads)
+    settings = study.keyword.model
+    # The task's seed decides which pairs of keywords are held out, and so which the text may ask for.
+    stream = keyword.documents(study.keyword.seed, settings.keyword_share, settings.steps_in_full * settings.batch_size)
+    _pretrain(
+        "keyword_model",
+        paths.KEYWORD_MODEL,
+        settings,
+        lambda on_step: pretrain(settings, stream, build_transformer, on_step, keyword.pieces),
+    )
+
+
+OnStep = Callable[[int, float, float], None]
+
+
+def _pretrain(stage: str, target: Path, settings: Pretraining, train: Callable[[OnStep], tuple[Any, Any]]) -> None:
+    """Call ``train`` with progress shown and tracked, and save the model and the tokenizer that it returns."""
+    mlflow = MlflowRun(stage, f"pretrain-{settings.seed}", settings.model_dump(), {"stage": stage})
     start = time.perf_counter()
     try:
         with (
-            whole_folder(paths.MODEL) as folder,
+            whole_folder(target) as folder,
             tqdm(total=settings.steps, desc="pretraining", unit="step", mininterval=1.0) as bar,
         ):
 
@@ -55,15 +79,15 @@ def _pretrain(settings: PretrainedHere, levels: int) -> None:
                     bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                     mlflow.log({"loss": loss, "learning_rate": rate}, step)
 
-            model, tokenizer = pretrain(settings, levels, on_step)
+            model, tokenizer = train(on_step)
             save_checkpoint(folder, model, tokenizer)
     except BaseException:
         mlflow.finish("FAILED")
         raise
-    mlflow.tag(model_digest=files_digest(paths.MODEL))
+    mlflow.tag(model_digest=files_digest(target))
     mlflow.finish()
     n = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{paths.MODEL}: {n:,} parameters, {len(tokenizer)} tokens, {time.perf_counter() - start:.0f} s")
+    print(f"{target}: {n:,} parameters, {len(tokenizer)} tokens, {time.perf_counter() - start:.0f} s")
 
 
 def _download(hub: HubModel) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from grpo.study import PretrainedHere
+from grpo.sections import PretrainedHere
 from grpo.tasks.arithmetic import LARGEST, WordProblem, word_problems
 from grpo.tasks.prompts import format_prompt, load_prompt
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
-from grpo.config import GrpoConfig
+from grpo.config import GrpoConfig, SamplingConfig
 from grpo.evaluation.evaluate import encode_prompts
 from grpo.objective.advantages import compute_group_normalized_rewards
 from grpo.records import Problem, Rollout
@@ -15,6 +13,7 @@ from grpo.rewards import RewardFn
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
 from grpo.tracking import RunLog
 from grpo.training.learner import Batch, Learner
+from grpo.training.order import items_of_step
 
 
 def train_grpo(
@@ -42,7 +41,7 @@ def train_grpo(
         validate(0, [])
     for step in range(1, config.n_grpo_steps + 1):
         with log.phase("rollout"):
-            questions = questions_of_step(problems, seed, step, config.n_prompts_per_rollout_batch)
+            questions = items_of_step(problems, seed, step, config.n_prompts_per_rollout_batch)
             prompts = encode_prompts(tokenizer, questions, config.prompt)
             groups = engine.generate(prompts, sampling, n=config.group_size, seed=derive_seed(seed, "rollout", step))
 
@@ -81,7 +80,7 @@ def train_grpo(
             break
 
 
-def rollout_sampling(config: GrpoConfig) -> SamplingParams:
+def rollout_sampling(config: SamplingConfig) -> SamplingParams:
     """The sampling settings of training rollouts."""
     return SamplingParams(
         temperature=config.sampling_temperature,
@@ -90,23 +89,6 @@ def rollout_sampling(config: GrpoConfig) -> SamplingParams:
         max_tokens=config.sampling_max_tokens,
         stop=STOP_STRINGS[config.prompt],
     )
-
-
-def questions_of_step(problems: Sequence[Problem], seed: int, step: int, n: int) -> list[Problem]:
-    """The ``n`` questions of one step: the training set in a new seeded order each time through.
-
-    It depends on nothing but its arguments, so a run that is taken up again sees the same questions.
-    """
-    chosen = []
-    for position in range((step - 1) * n, step * n):
-        epoch, index = divmod(position, len(problems))
-        chosen.append(problems[_order(len(problems), seed, epoch)[index]])
-    return chosen
-
-
-@lru_cache(maxsize=2)
-def _order(n: int, seed: int, epoch: int) -> list[int]:
-    return random.Random(f"order {seed} {epoch}").sample(range(n), n)
 
 
 def rollout_metrics(rewards: dict[str, Any], rollouts: list[Rollout]) -> dict[str, float]:

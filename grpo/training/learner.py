@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.config import GrpoConfig
+from grpo.config import GrpoConfig, RunConfig
 from grpo.objective.kl import estimate_kl
 from grpo.objective.losses import grpo_microbatch_train_step, sft_microbatch_train_step
 from grpo.objective.masking import response_weights
@@ -77,7 +77,7 @@ class Learner:
     def __init__(
         self,
         model: Any,
-        config: GrpoConfig,
+        config: RunConfig,
         pad_token_id: int,
         max_tokens_per_microbatch: int | None = None,
         optimizer: str = "adamw",
@@ -89,7 +89,8 @@ class Learner:
         self.config = config
         self.pad_token_id = pad_token_id
         self.max_tokens = max_tokens_per_microbatch
-        self.reference = copy.deepcopy(model).requires_grad_(False) if config.measure_kl else None
+        wanted = isinstance(config, GrpoConfig) and config.measure_kl
+        self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
         self.reference_home = "cpu" if offload_reference else model.device
         if self.reference is not None:
             self.reference.to(self.reference_home)
@@ -144,6 +145,11 @@ class Learner:
         """
         return self._together("_sft_update", prompts, responses, normalize_constant)  # type: ignore[no-any-return]
 
+    @property
+    def _grpo(self) -> GrpoConfig:
+        assert isinstance(self.config, GrpoConfig), "only a GRPO run has rewards to learn from"
+        return self.config
+
     # ------------------------------------------------------------------------------------------- several processes
 
     def _together(self, method: str, *arguments: Any) -> Any:
@@ -181,7 +187,7 @@ class Learner:
         return [found.get(i, nothing) for i in range(len(responses))]
 
     def _update(self, batch: Batch) -> dict[str, float]:
-        config = self.config
+        config = self._grpo
         prompts, responses = _ids(batch.rollouts)
         weights = response_weights(
             torch.tensor([len(ids) for ids in responses]),
@@ -216,7 +222,7 @@ class Learner:
         Args:
             weights: (members, 1) how much each token of a response counts.
         """
-        config, mask = self.config, micro.mask
+        config, mask = self._grpo, micro.mask
         # The learner's and the engine's log-probabilities under the weights that sampled the tokens.
         old = _place(batch.old_log_probs, micro)
         engine = _place([torch.tensor(r.completion.log_probs) for r in batch.rollouts], micro)

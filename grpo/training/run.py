@@ -11,29 +11,29 @@ from pathlib import Path
 from typing import Any
 
 from grpo import paths
+from grpo.config import GrpoConfig, SftConfig
 from grpo.effective import EffectiveRun, digest
-from grpo.experiments import needed_selections
+from grpo.experiments import KEYWORD, method_of, needed_selections
 from grpo.files import files_digest, whole_folder, write_json
+from grpo.inputs import shared_settings
 from grpo.models import require_checkpoint
-from grpo.records import read_problems
+from grpo.records import Problem, read_examples, read_problems
 from grpo.study import Study, read_yaml
+from grpo.tasks.keyword_dataset import read_keyword_problems
 from grpo.tracking import MlflowRun, now, source_tags
+from grpo.training.order import choose_examples
 
 
 def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     """Everything that a run's results depend on; two runs with equal identities have equal results."""
     return {
+        "method": method_of(run.experiment),
         "config": run.config.model_dump(),
         "seed": run.seed,
-        "evaluation": study.evaluation.model_dump(exclude={"zero_shot_problems", "zero_shot_prompts", "best_of_n"}),
-        "engine": study.engine.model_dump(),
-        "learner": study.learner.model_dump(),
-        "divergence": study.divergence and study.divergence.model_dump(),
-        "checkpoints": study.checkpoints,
-        "threads": study.threads,
-        "model": files_digest(paths.MODEL),
-        "train": files_digest(paths.TRAIN),
-        "validation": files_digest(paths.VALIDATION),
+        **shared_settings(study),
+        "model": files_digest(run.model),
+        "train": files_digest(run.train),
+        "validation": files_digest(run.validation),
     }
 
 
@@ -43,8 +43,8 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
     Args:
         check_weights: see :func:`grpo.rollout.make.make_engine`.
     """
-    require_checkpoint(paths.MODEL)
-    problems = read_problems(paths.TRAIN), read_problems(paths.VALIDATION)
+    require_checkpoint(run.model)
+    data, validation_problems = _read_data(run)
     identity = run_identity(study, run)
     twin = _finished_twin(study, run.experiment, identity)
     if study.learner.processes > 1 and not twin and _done_by_others(study, run):
@@ -58,7 +58,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
             else:
                 from grpo.training.session import train
 
-                timing = train(study, run, problems, folder, checkpoint, mlflow, check_weights)
+                timing = train(study, run, data, validation_problems, folder, checkpoint, mlflow, check_weights)
         for name in ("config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.jsonl"):
             mlflow.artifact(paths.RUNS / run.name / name)
         mlflow.tag(checkpoint_digest=files_digest(paths.CHECKPOINTS / run.name), same_as=twin or "")
@@ -70,6 +70,16 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
         paths.TIMING / f"{run.name}.json",
         {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), **timing},
     )
+
+
+def _read_data(run: EffectiveRun) -> tuple[list[Any], list[Problem]]:
+    """What the run is trained on (problems, or chosen examples), and its validation problems."""
+    if run.experiment == KEYWORD:
+        return read_keyword_problems(run.train), read_keyword_problems(run.validation)
+    validation = read_problems(run.validation)
+    if isinstance(run.config, SftConfig):
+        return choose_examples(read_examples(run.train), run.config, run.seed), validation
+    return read_problems(run.train), validation
 
 
 def _done_by_others(study: Study, run: EffectiveRun) -> bool:
@@ -112,7 +122,7 @@ def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], twin:
         "identity": digest(identity),
         "seed": run.seed,
         "overrides": run.overrides,
-        "updates_per_rollout_batch": run.config.updates_per_rollout_batch,
+        **({"updates_per_rollout_batch": run.config.updates_per_rollout_batch} if isinstance(run.config, GrpoConfig) else {}),
         "config": {key: {"value": value, "from": run.sources[key]} for key, value in values.items()},
         **{key: value for key, value in identity.items() if key not in {"config", "seed"}},
     }

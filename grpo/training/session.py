@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import paths
+from grpo.config import ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.cpu import start_threads
 from grpo.effective import EffectiveRun
 from grpo.files import write_json
@@ -17,8 +18,10 @@ from grpo.rewards import REWARD_FNS
 from grpo.rollout.make import make_engine
 from grpo.study import Study
 from grpo.tracking import MlflowRun, RunLog, now
+from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
 from grpo.training.learner import Learner
+from grpo.training.sft import train_sft
 from grpo.training.validation import Validation
 from grpo.training.world import join_world
 
@@ -26,7 +29,8 @@ from grpo.training.world import join_world
 def train(
     study: Study,
     run: EffectiveRun,
-    problems: tuple[list[Problem], list[Problem]],
+    data: list[Any],
+    validation_problems: list[Problem],
     folder: Path,
     checkpoint: Path,
     mlflow: MlflowRun,
@@ -35,7 +39,7 @@ def train(
     """Train one run, and write its results and its checkpoints.
 
     Args:
-        problems: training and validation problems.
+        data: training problems, or examples where it is supervised fine-tuning.
         folder: receives history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl.
         checkpoint: receives ``last`` and ``best`` (by validation answer reward), as far as the study keeps them, each in
             Hugging Face format with a metadata.json.
@@ -47,24 +51,32 @@ def train(
     started, start = now(), time.perf_counter()
     tokenizer, learner = _start_learner(study, run)
     model = learner.model
-    training_problems, validation_problems = problems
-    engine = make_engine(study, paths.MODEL, model, tokenizer, check_weights)
+    engine = make_engine(study, run.model, model, tokenizer, check_weights)
     log = RunLog(folder, mlflow)
 
     def keep(kind: str, evaluation: dict[str, Any]) -> None:
-        if kind in study.checkpoints:
+        if kind in study.checkpoints or kind.startswith("step-"):
             shutil.rmtree(checkpoint / kind, ignore_errors=True)
             save_checkpoint(checkpoint / kind, model, tokenizer)
-            about = {"run": run.name, "kind": kind, **evaluation, "prompt": run.config.prompt, "base_model": _source(study)}
+            about = {
+                "run": run.name,
+                "kind": kind,
+                **evaluation,
+                "prompt": run.config.prompt,
+                "started_from": _source(study, run),
+            }
             write_json(checkpoint / kind / "metadata.json", about)
 
-    validate = Validation(
-        study, run, validation_problems, engine, learner, tokenizer, log, lambda evaluation: keep("best", evaluation), start
-    )
-    train_grpo(
-        run.config, run.seed, training_problems, tokenizer, engine, learner, REWARD_FNS[run.config.prompt], validate, log
-    )
-    metrics = validate.final_metrics()
+    validate = Validation(study, run, validation_problems, engine, learner, tokenizer, log, keep, start)
+    reward_fn = REWARD_FNS[run.config.prompt]
+    match run.config:
+        case GrpoConfig() as config:
+            train_grpo(config, run.seed, data, tokenizer, engine, learner, reward_fn, validate, log)
+        case ExpertIterationConfig() as config:
+            train_by_expert_iteration(config, run.seed, data, tokenizer, engine, learner, reward_fn, validate, log)
+        case SftConfig() as config:
+            train_sft(config, run.seed, data, tokenizer, learner, validate, log)
+    metrics = validate.final_metrics() | ({"examples": len(data)} if isinstance(run.config, SftConfig) else {})
     log.close()
     write_json(folder / "metrics.json", metrics)
     validate.write(folder)
@@ -96,8 +108,8 @@ def _start_learner(study: Study, run: EffectiveRun) -> tuple[Any, Learner]:
     settings = study.learner
     start_threads(max(1, study.threads // settings.processes))
     world = join_world(settings.device)
-    tokenizer = load_tokenizer(paths.MODEL)
-    model = load_model(paths.MODEL, settings.dtype, settings.device)
+    tokenizer = load_tokenizer(run.model)
+    model = load_model(run.model, settings.dtype, settings.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     if settings.compile:
@@ -114,8 +126,10 @@ def _start_learner(study: Study, run: EffectiveRun) -> tuple[Any, Learner]:
     return tokenizer, learner
 
 
-def _source(study: Study) -> str:
+def _source(study: Study, run: EffectiveRun) -> str:
     """Where the starting weights came from, in a word or two."""
+    if run.model != paths.MODEL:
+        return str(run.model)
     model = study.model
     match model.source:
         case "hub":

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from grpo.config import GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.effective import EffectiveRun
-from grpo.evaluation.evaluate import evaluate, evaluation_sampling, log_generations, summarize
+from grpo.evaluation.evaluate import evaluate, evaluation_sampling, lengths_by_outcome, log_generations, summarize
 from grpo.evaluation.statistics import wilson_interval
 from grpo.files import write_text
 from grpo.records import Problem, Rollout
 from grpo.rollout.engine import Engine
 from grpo.study import Study
+from grpo.tasks.keyword_dataset import degenerate_shares
 from grpo.tracking import RunLog
 from grpo.training.divergence import divergence
 from grpo.training.learner import Learner
 
 SAMPLES = 8  # validation rollouts kept at the first, the middle and the last evaluation
+GENERATIONS = 64  # validation rollouts whose token entropy is measured at each evaluation
 REWARD = "val/answer_reward"
+
+
+def evaluation_steps(study: Study, config: RunConfig) -> list[int]:
+    """The steps after which a run is evaluated: 0, every few, and the last one."""
+    match config:
+        case GrpoConfig():
+            every = study.evaluation.every
+        case SftConfig():
+            every = config.evaluate_every
+        case _:
+            every = 1
+    return sorted({*range(0, config.n_steps + 1, every), config.n_steps})
 
 
 class Validation:
@@ -32,7 +49,7 @@ class Validation:
 
     Args:
         problems: the validation set; the first ``evaluation.problems`` are the ones that count.
-        keep_best: called with the metadata of a new best evaluation of the trained policy, to save its weights.
+        keep: saves the weights, given the checkpoint's kind (``best``, or ``step-N`` where that is wanted) and metadata.
         started: ``time.perf_counter()`` at the start of the run, for its time limit.
     """
 
@@ -45,22 +62,23 @@ class Validation:
         learner: Learner,
         tokenizer: Any,
         log: RunLog,
-        keep_best: Callable[[dict[str, Any]], None],
+        keep: Callable[[str, dict[str, Any]], None],
         started: float,
     ):
-        n, every = run.config.n_grpo_steps, study.evaluation.every
-        self.steps = sorted({*range(0, n + 1, every), n})
+        n = run.config.n_steps
+        self.steps = evaluation_steps(study, run.config)
         self.sampled_steps = {self.steps[0], self.steps[len(self.steps) // 2]}
         self.study, self.config = study, run.config
         self.all_problems, self.problems = problems, problems[: study.evaluation.problems]
         self.engine, self.learner, self.tokenizer, self.log = engine, learner, tokenizer, log
-        self.keep_best, self.started = keep_best, started
+        self.keep, self.started = keep, started
         self.samples: list[dict[str, Any]] = []
         self.outcomes: list[dict[str, Any]] = []
         self.ended: dict[str, Any] = {"diverged_step": None, "diverged_reason": "", "time_limit_step": None}
         self._latest: list[Rollout] = []
+        self._generations: list[dict[str, Any]] = []
         self._entropies: list[float] = []
-        self._skipped = 0
+        self._updates = self._skipped = 0
         self.bar = tqdm(total=n, desc=run.name, unit="step", mininterval=1.0)
 
     def __call__(self, step: int, updates: list[dict[str, float]]) -> bool:
@@ -73,21 +91,24 @@ class Validation:
             whether the run is over: it was the last step, or it has diverged, or its time is up.
         """
         self.bar.update(step - self.bar.n)
+        self._updates += len(updates)
         for update in updates:
             self._skipped = self._skipped + 1 if update["skipped_update"] else 0
         if step in self.steps:
             self._evaluate(step, updates)
         ended = self._must_end(step)
-        over = ended or step == self.config.n_grpo_steps
+        over = ended or step == self.config.n_steps
         if over and self.outcomes[-1]["step"] != step:
             self._evaluate(step, updates)
         if step in self.sampled_steps or over:
             self._keep_samples(step)
+        if isinstance(self.config, SftConfig) and step in self.config.keep_steps:
+            self.keep(f"step-{step}", {"step": step, "update": self._updates})
         return over
 
     def _must_end(self, step: int) -> bool:
         limit = self.config.wall_clock_limit_s
-        in_between = step < self.config.n_grpo_steps  # a limit that is passed in the last step has cut nothing short
+        in_between = step < self.config.n_steps  # a limit that is passed in the last step has cut nothing short
         if limit is not None and in_between and time.perf_counter() - self.started > limit:
             self.ended["time_limit_step"] = step
         if self.study.divergence is not None:
@@ -98,35 +119,45 @@ class Validation:
         return self.ended["diverged_step"] is not None or self.ended["time_limit_step"] is not None
 
     def _evaluate(self, step: int, updates: list[dict[str, float]]) -> None:
+        if self.engine.policy_version != step:  # supervised fine-tuning has no other use for the engine
+            self.engine.synchronize(self.learner.model, step)
         self._latest = rollouts = self._sample(self.problems)
-        metrics = summarize(rollouts)
-        update = step * self.config.updates_per_rollout_batch
+        metrics = summarize(rollouts) | self._look_at(rollouts)
+        if self.config.prompt == "keyword":
+            metrics |= degenerate_shares(rollouts)
         best = max((row[REWARD] for row in self.log.validations[1:]), default=-1.0)
-        self.log.validation(step, update, metrics)
+        self.log.validation(step, self._updates, metrics)
         self.outcomes.append({"step": step, "answer_reward": [r.rewards["answer_reward"] for r in rollouts]})
-        if updates:
-            self._entropies.append(updates[-1]["token_entropy"])
+        if step:
+            self._entropies.append(updates[-1]["token_entropy"] if updates else math.nan)
             if metrics["answer_reward"] > best:
-                self.keep_best({"step": step, "update": update, "answer_reward": metrics["answer_reward"]})
+                self.keep("best", {"step": step, "update": self._updates, "answer_reward": metrics["answer_reward"]})
         self.bar.set_postfix_str(f"validation answer reward {metrics['answer_reward']:.3f}")
 
     def _sample(self, problems: Sequence[Problem]) -> list[Rollout]:
         evaluation = self.study.evaluation
         sampling = evaluation_sampling(evaluation, self.config.prompt)
+        if isinstance(self.config, SamplingConfig):  # a response that is too long in training is too long here
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self.config.sampling_max_tokens))
         groups = evaluate(self.engine, self.tokenizer, problems, self.config.prompt, sampling, evaluation.seed)
         return [rollout for (rollout,) in groups]
 
-    def _keep_samples(self, step: int) -> None:
-        shown = self._latest[:SAMPLES]
-        records, _ = log_generations(
-            self.tokenizer.batch_decode([r.prompt_ids for r in shown]),
-            [r.completion.text for r in shown],
-            [r.problem.ground_truth for r in shown],
-            [r.rewards for r in shown],
-            self.learner.token_entropies(shown),
-            [len(r.completion.token_ids) for r in shown],
+    def _look_at(self, rollouts: list[Rollout]) -> dict[str, float]:
+        """Lengths of correct and of incorrect responses, and the mean token entropy (nats) of the first GENERATIONS."""
+        looked_at = rollouts[:GENERATIONS]
+        self._generations, summary = log_generations(
+            self.tokenizer.batch_decode([r.prompt_ids for r in looked_at]),
+            [r.completion.text for r in looked_at],
+            [r.problem.ground_truth for r in looked_at],
+            [r.rewards for r in looked_at],
+            self.learner.token_entropies(looked_at),
+            [len(r.completion.token_ids) for r in looked_at],
         )
-        self.samples += [{"step": step, "problem": r.problem.id, **record} for r, record in zip(shown, records, strict=True)]
+        return {"token_entropy": summary["token_entropy"], **lengths_by_outcome(rollouts)}
+
+    def _keep_samples(self, step: int) -> None:
+        shown = zip(self._latest, self._generations[:SAMPLES], strict=False)
+        self.samples += [{"step": step, "problem": rollout.problem.id, **record} for rollout, record in shown]
 
     def final_metrics(self) -> dict[str, Any]:
         """First, last and best validation, the last with its 95% Wilson interval, and how the run ended.
@@ -138,7 +169,7 @@ class Validation:
         best = max(validations, key=lambda row: row[REWARD])
         low, high = wilson_interval(last[REWARD] * n, n)
         metrics = {
-            **{key: value for key, value in last.items() if key.startswith("val/")},
+            **{key: None if math.isnan(value) else value for key, value in last.items() if key.startswith("val/")},
             "val/answer_reward_low": low,
             "val/answer_reward_high": high,
             "first/answer_reward": validations[0][REWARD],

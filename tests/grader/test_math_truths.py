@@ -13,7 +13,7 @@ import pytest
 from grpo.records import Problem
 from grpo.rewards import score_batch
 from grpo.rewards.pool import grade_batch
-from grpo.study import DownloadedTask, LocalFiles
+from grpo.sections import DownloadedTask, LocalFiles
 from grpo.tasks import math
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"

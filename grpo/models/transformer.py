@@ -1,0 +1,377 @@
+"""The project's own language model: a decoder-only Transformer, written out in torch.
+
+It computes what Qwen2 computes and gives each weight the name it has there, so that either's checkpoints load into the other.
+A token's vector goes through layers of attention and of a gated feed-forward network, each behind a norm and added to what
+came in; the last vectors, times the head, are the logits of the next token.
+
+Dimensions: ``width`` is hidden_size; ``heads`` num_attention_heads; ``key heads`` num_key_value_heads; ``size`` the numbers a
+head has (width / heads); ``inner`` intermediate_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.utils.checkpoint import checkpoint
+
+from grpo.errors import UserError
+from grpo.models.packed_attention import Layout, packed_attention
+from grpo.models.prefix_attention import SharedPrefix
+from grpo.models.qwen2_format import ANEW, WEIGHTS, TransformerConfig, fill, read_config, write_config
+
+Shared = Layout | BlockMask | SharedPrefix
+Mask = Tensor | Mapping[str, Tensor | None]
+
+
+class KeyValueCache(Protocol):
+    """Keys and values of the tokens that came before. ``transformers``' caches are such."""
+
+    def get_seq_length(self) -> int:
+        """How many tokens it holds."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, /) -> tuple[Tensor, Tensor]:
+        """Append a layer's keys and values (batch, key heads, new tokens, size), and return all of them so far."""
+
+
+class Hidden(NamedTuple):
+    """Result of the layers: (batch, tokens, width), after the last norm."""
+
+    last_hidden_state: Tensor
+
+
+class Prediction(NamedTuple):
+    """Result of the model: (batch, tokens, vocabulary)."""
+
+    logits: Tensor
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4), the division in float32."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., width)"""
+        exact = x.float()
+        normed = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(x.dtype)
+
+
+def rotations(position_ids: Tensor, size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles by which RoPE turns a head's pairs of numbers.
+
+    Pair i of a token at position p turns by p * theta^(-2 i / size) (Su et al. 2021, arXiv 2104.09864, equation 15). The
+    angles are float32: bfloat16 has 8 binary digits, and could not tell position 256 from 257.
+
+    Args:
+        position_ids: (batch, tokens).
+
+    Returns:
+        two of (batch, 1, tokens, size); number i belongs to pair i modulo size / 2.
+    """
+    even = torch.arange(0, size, 2, dtype=torch.float32, device=position_ids.device)
+    angles = position_ids[:, None, :, None].float() * (1.0 / theta ** (even / size))
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn queries or keys according to their positions, so that their products depend on the positions' difference only.
+
+    The two numbers of a pair stand half a head apart, as in Qwen2 and LLaMA; in the paper they are neighbours.
+
+    Args:
+        x: (batch, heads, tokens, size).
+        cos, sin: (batch, 1, tokens, size), of :func:`rotations`.
+
+    Returns:
+        (batch, heads, tokens, size)
+    """
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def visible_keys(attention_mask: Mask | None, new: int, past: int, device: torch.device) -> Tensor | None:
+    """Which keys each new token attends to: those that do not come after it, and are not padding.
+
+    Args:
+        attention_mask: (batch, past + new), 0 where there is padding; or for each kind of attention such a mask or None.
+        new, past: tokens.
+
+    Returns:
+        bool (batch or 1, 1, new, past + new); None where it is simply the causal mask of a text without past, or all.
+    """
+    padding = attention_mask["full_attention"] if isinstance(attention_mask, Mapping) else attention_mask
+    if padding is None and (past == 0 or new == 1):
+        return None
+    keys = torch.arange(past + new, device=device)
+    causal = keys <= keys[past:, None]
+    if padding is None:
+        return causal[None, None]
+    # Padding attends to itself: softmax over nothing is not a number.
+    return causal & padding[:, None, None, :].bool() | (keys == keys[past:, None])
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
+    """softmax(query key^T / sqrt(size)) value, where queries share keys (Ainslie et al. 2023, arXiv 2305.13245).
+
+    Args:
+        query: (batch, heads, new tokens, size).
+        key, value: (batch, key heads, tokens, size).
+        visible: as :func:`visible_keys` gives it.
+
+    Returns:
+        (batch, heads, new tokens, size)
+    """
+    if visible is None:
+        return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, enable_gqa=True)
+    # With a mask, and queries that share keys, there is only the slow kernel on a GPU, which stores all scores.
+    each = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(each, dim=1) if each > 1 else x for x in (key, value))
+    return scaled_dot_product_attention(query, key, value, visible)
+
+
+class Attention(nn.Module):
+    """Grouped-query causal self-attention."""
+
+    def __init__(self, config: TransformerConfig, layer_idx: int):
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.size = config.head_size
+        width, key_width = config.hidden_size, config.num_key_value_heads * config.head_size
+        self.q_proj = nn.Linear(width, width)
+        self.k_proj = nn.Linear(width, key_width)
+        self.v_proj = nn.Linear(width, key_width)
+        self.o_proj = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        turn: tuple[Tensor, Tensor],
+        visible: Tensor | None,
+        cache: KeyValueCache | None,
+        shared: Shared | None,
+    ) -> Tensor:
+        """Arguments as of :class:`Layer`; (batch, tokens, width) -> (batch, tokens, width)."""
+        batch, tokens, width = x.shape
+        query, key, value = (
+            project(x).view(batch, tokens, -1, self.size).transpose(1, 2)  # (batch, heads or key heads, tokens, size)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = rotate(query, *turn), rotate(key, *turn)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        if shared is None:
+            out = causal_attention(query, key, value, visible)
+        elif isinstance(shared, SharedPrefix):
+            out = shared.attend(self.layer_idx, query, key, value, self.size**-0.5)
+        else:
+            out = packed_attention(query, key, value, shared, self.size**-0.5)
+        mixed: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, tokens, width))
+        return mixed
+
+
+class SwiGLU(nn.Module):
+    """The feed-forward network: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202, equation 6)."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., inner) -> (..., width)"""
+        out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), and then x + feed-forward(norm(x))."""
+
+    def __init__(self, config: TransformerConfig, layer_idx: int):
+        super().__init__()
+        self.self_attn = Attention(config, layer_idx)
+        self.mlp = SwiGLU(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        turn: tuple[Tensor, Tensor],
+        visible: Tensor | None,
+        cache: KeyValueCache | None,
+        shared: Shared | None,
+    ) -> Tensor:
+        """Compute the layer.
+
+        Args:
+            x: (batch, tokens, width).
+            turn: two of (batch, 1, tokens, size), of :func:`rotations`.
+            visible: (batch or 1, 1, tokens, keys), of :func:`visible_keys`.
+            cache: gets the new keys and values.
+            shared: takes the place of ``visible``; see :mod:`grpo.models.shared_prompt`.
+
+        Returns:
+            (batch, tokens, width)
+        """
+        x = x + self.self_attn(self.input_layernorm(x), turn, visible, cache, shared)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Decoder(nn.Module):
+    """Everything but the head."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.gradient_checkpointing = False
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Mask | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: KeyValueCache | None = None,
+        use_cache: bool = False,
+        shared: Shared | None = None,
+    ) -> Hidden:
+        """Arguments as of :class:`TransformerLM`; (batch, tokens) -> (batch, tokens, width)."""
+        if use_cache and past_key_values is None:
+            raise ValueError("use_cache needs past_key_values: this model makes no cache of its own")
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        new, device = input_ids.shape[1], input_ids.device
+        if position_ids is None:
+            position_ids = torch.arange(past, past + new, device=device)[None]
+        x: Tensor = self.embed_tokens(input_ids)
+        turn = rotations(position_ids, self.config.head_size, self.config.rope_theta, x.dtype)
+        visible = visible_keys(attention_mask, new, past, device) if shared is None else None
+        again = self.gradient_checkpointing and self.training and past_key_values is None
+        for layer in self.layers:
+            if again:
+                # There is no dropout, so no random state has to be kept for the second time.
+                x = checkpoint(layer, x, turn, visible, None, shared, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, turn, visible, past_key_values, shared)
+        return Hidden(self.norm(x))
+
+
+class TransformerLM(nn.Module):
+    """A causal language model, with what engines and learner use of a Hugging Face model.
+
+    New weights are normal with ``config.initializer_range``; biases are 0 and norms 1.
+    """
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.tie_weights()
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=config.initializer_range)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def tie_weights(self) -> None:
+        """Make head and embedding one tensor, where they are to be one."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Mask | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: KeyValueCache | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+        shared: Shared | None = None,
+    ) -> Prediction:
+        """Predict each next token.
+
+        Args:
+            input_ids: (batch, tokens), those that are not in the cache yet.
+            attention_mask: (batch, tokens in the cache and new ones), 0 where there is padding;
+                :data:`grpo.models.shared_prompt.NO_MASK` is the same as None.
+            position_ids: (batch or 1, tokens); by default they count on from the cache's last token, padding included.
+            past_key_values: used and extended where it is given.
+            use_cache: says only that ``past_key_values`` must be given.
+            logits_to_keep: compute those of the last so many tokens; 0 stands for all.
+            shared: which tokens share a prompt; takes the place of ``attention_mask``.
+
+        Returns:
+            logits (batch, tokens or ``logits_to_keep``, vocabulary)
+        """
+        hidden = self.model(input_ids, attention_mask, position_ids, past_key_values, use_cache, shared).last_hidden_state
+        return Prediction(self.lm_head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden))
+
+    @property
+    def base_model(self) -> Decoder:
+        """Everything but the head."""
+        return self.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' precision."""
+        return self.lm_head.weight.dtype
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The head, with its weight (vocabulary, width)."""
+        return self.lm_head
+
+    def gradient_checkpointing_enable(self) -> None:
+        """In training, keep only what goes into each layer, and compute the layer again on the way back."""
+        self.model.gradient_checkpointing = True
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write weights and config.json in the format of a Qwen2 checkpoint; a tied head is left out."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: parameter.detach().contiguous() for name, parameter in self.named_parameters()}
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        write_config(folder, self.config, self.dtype)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str, dtype: torch.dtype = torch.float32) -> TransformerLM:
+        """Load any Qwen2 checkpoint, written here or by Hugging Face, in one file or several.
+
+        Raises:
+            UserError: it is missing or damaged, or needs what is not computed here.
+        """
+        folder = Path(folder)
+        config = read_config(folder / "config.json")
+        with torch.device("meta"):  # takes neither memory nor random numbers
+            model = cls(config)
+        model.to(dtype).to_empty(device="cpu")
+        model.tie_weights()
+        try:
+            problems = fill(model, folder)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise UserError(f"{folder}: its weights cannot be read ({error!r}). {ANEW}") from error
+        if problems:
+            more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+            raise UserError(f"{folder}: its weights do not fit config.json: {'; '.join(problems[:3])}{more}. {ANEW}")
+        return model.eval()

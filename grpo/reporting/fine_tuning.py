@@ -1,0 +1,128 @@
+"""Supervised fine-tuning and expert iteration: what their arms show, in words and in one figure."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from grpo.evaluation.statistics import format_interval, two_level_difference
+from grpo.reporting.results import REWARD, Run, by_arm, final_scores, first_scores, mean_curve, value
+
+# What an arm of expert iteration varies, in words.
+VARIED = {"ei_batch_size": "questions a step", "group_size": "rollouts of a question", "epochs_per_ei_step": "epochs a step"}
+
+
+# ---------------------------------------------------------------------------------------------------- fine-tuning
+
+
+def examples_of(runs: list[Run]) -> dict[bool, list[list[Run]]]:
+    """The arms' runs, apart by whether only examples that earn the reward were used, by rising number of examples."""
+    arms = sorted(by_arm(runs).values(), key=lambda of_arm: of_arm[0].metrics["examples"])
+    return {filtered: [of_arm for of_arm in arms if value(of_arm[0], "filtered") is filtered] for filtered in (False, True)}
+
+
+def discuss_sft(runs: list[Run], last_k: int, report: dict[str, Any]) -> str:
+    """How many traces there are, whether more of them help, and whether filtering does.
+
+    Args:
+        report: reports/sft_dataset.json.
+    """
+    found = examples_of(runs)
+    n, right = report["examples"], report["correct"]
+    sentences = [
+        f"Of {n:,} examples {right:,} ({right / n:.1%}) earn the reward; the filtered set holds only these. In "
+        f"{report['wrong_answer']:,} the answer is wrong, in {report['wrong_form']:,} the form."
+    ]
+    unfiltered = found[False]
+    if len(unfiltered) > 1:
+        fewest, most = unfiltered[0], unfiltered[-1]
+        series = ", ".join(f"{final_scores(a, last_k).mean():.3f} with {a[0].metrics['examples']:,}" for a in unfiltered)
+        difference = two_level_difference(final_scores(fewest, last_k), final_scores(most, last_k))
+        sentences.append(
+            f"Answer reward by number of unique examples: {series}. {most[0].metrics['examples']:,} instead of "
+            f"{fewest[0].metrics['examples']:,} make a difference of {format_interval(difference)}: "
+            f"{_verdict(difference, 'more examples help', 'more examples harm')}."
+        )
+    if found[True] and unfiltered:
+        filtered, everything = found[True][-1], unfiltered[-1]
+        difference = two_level_difference(final_scores(everything, last_k), final_scores(filtered, last_k))
+        sentences.append(
+            f"The {filtered[0].metrics['examples']:,} filtered examples end at {final_scores(filtered, last_k).mean():.3f}, "
+            f"all {everything[0].metrics['examples']:,} at {final_scores(everything, last_k).mean():.3f}: a difference of "
+            f"{format_interval(difference)}, so {_verdict(difference, 'filtering helps', 'filtering harms')}."
+        )
+    return " ".join(sentences)
+
+
+def _verdict(difference: dict[str, float], above: str, below: str) -> str:
+    if difference["low"] > 0:
+        return above
+    return below if difference["high"] < 0 else "these runs cannot tell the two apart"
+
+
+def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Figure:
+    """Answer reward against the number of unique examples, all and filtered, with 95% intervals."""
+    candidates = {candidate["arm"]: candidate for candidate in selection["candidates"]}
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axis = figure.add_subplot()
+    styles = {False: ("#0072B2", "o", "all kinds of examples"), True: ("#009E73", "s", "only examples that earn the reward")}
+    for filtered, arms in examples_of(runs).items():
+        colour, marker, label = styles[filtered]
+        points = [candidates[of_arm[0].arm] for of_arm in arms]
+        if points:
+            axis.errorbar(
+                [of_arm[0].metrics["examples"] for of_arm in arms],
+                [point["value"] for point in points],
+                [[p["value"] - p["low"] for p in points], [p["high"] - p["value"] for p in points]],
+                color=colour, marker=marker, capsize=3, label=label,
+            )  # fmt: skip
+    axis.set_xscale("log", base=2)
+    axis.set_ylim(-0.02, 1.02)
+    axis.set_xlabel("unique examples")
+    axis.set_ylabel("validation answer reward")
+    axis.set_title(f"Supervised fine-tuning: mean of the last {selection['last_k']} evaluations", fontsize=11)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=9)
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------- expert iteration
+
+
+def discuss_expert_iteration(runs: list[Run], selection: dict[str, Any]) -> str:
+    """Whether it rises over its steps, what each setting does, and what becomes of the entropy."""
+    arms, last_k = by_arm(runs), selection["last_k"]
+    winner = arms[selection["winner"]]
+    curve = mean_curve(winner, "validation", REWARD)["mean"]
+    gain = two_level_difference(first_scores(winner), final_scores(winner, 1))
+    rises = int((np.diff(curve) > 0).sum())
+    entropy = mean_curve(winner, "validation", "val/token_entropy")["mean"]
+    sentences = [
+        f"In {selection['winner']} the answer reward went over the steps from {curve.iloc[0]:.3f} to "
+        f"{', '.join(f'{point:.3f}' for point in curve.iloc[1:])}: it rose at {rises} of {len(curve) - 1} steps, by "
+        f"{format_interval(gain)} in all. The entropy of its responses went from {entropy.iloc[0]:.3f} to "
+        f"{entropy.iloc[-1]:.3f} nats a token."
+    ]
+    for key, words in VARIED.items():
+        for first, second in _pairs(arms, key):
+            low, high = value(arms[first][0], key), value(arms[second][0], key)
+            difference = two_level_difference(final_scores(arms[first], last_k), final_scores(arms[second], last_k))
+            what = _verdict(difference, "more is better", "fewer is better")
+            sentences.append(f"{high} instead of {low} {words}: {format_interval(difference)}, {what}.")
+    return " ".join(sentences)
+
+
+def _pairs(arms: dict[str, list[Run]], key: str) -> list[tuple[str, str]]:
+    """Arms that differ in ``key`` alone, each with the one that has the next larger value."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for arm, runs in arms.items():
+        others = tuple(value(runs[0], other) for other in VARIED if other != key)
+        groups.setdefault(others, []).append(arm)
+    pairs = []
+    for members in groups.values():
+        ordered = sorted(members, key=lambda arm: value(arms[arm][0], key))
+        pairs += [(a, b) for a, b in itertools.pairwise(ordered) if value(arms[a][0], key) < value(arms[b][0], key)]
+    return pairs

@@ -1,0 +1,36 @@
+"""The keyword experiment in words: what was won, and whether it was won by writing sentences."""
+
+from __future__ import annotations
+
+from grpo.evaluation.statistics import format_interval, two_level_difference
+from grpo.reporting.results import Run, final_scores, first_scores
+
+FLAGS = {
+    "val/lists_only": "only list the keywords",
+    "val/repeats_prompt": "repeat the prompt",
+    "val/is_sentence": "are sentences of the grammar that the model was pretrained on",
+}
+
+
+def discuss_keyword(runs: list[Run], last_k: int) -> str:
+    """Reward on held-out pairs before and after, and the shares of responses of each kind."""
+    before, after = first_scores(runs), final_scores(runs, last_k)
+    gain = two_level_difference(before, after)
+    kinds = "; ".join(
+        f"{_mean(runs, column, 0):.1%} before and {_mean(runs, column, -1):.1%} after {words}"
+        for column, words in FLAGS.items()
+    )
+    degenerate = max(_mean(runs, column, -1) for column in list(FLAGS)[:2])
+    verdict = (
+        "The reward was not won by degenerate responses."
+        if degenerate < 0.05
+        else f"Part of the reward is degenerate: up to {degenerate:.1%} of the responses are."
+    )
+    return (
+        f"On {before.shape[1]} held-out pairs of keywords {before.mean():.1%} of the responses hold both before GRPO and "
+        f"{after.mean():.1%} after it, {format_interval(gain)} more. Of the responses {kinds}. {verdict}"
+    )
+
+
+def _mean(runs: list[Run], column: str, row: int) -> float:
+    return float(sum(run.validation[column].iloc[row] for run in runs) / len(runs))

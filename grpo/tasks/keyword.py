@@ -1,0 +1,198 @@
+"""The task of keyword inclusion (UW CSE599-O, assignment 3): write a sentence that includes the words asked for.
+
+The sentences that the mini model reads come from a small grammar: templates whose slots take a noun, an adjective or another
+word of a list. The same templates and lists make the sentences and, as one regular expression, recognise them, so that what
+counts as a sentence is what the grammar can make. Pairs of keywords are split once into training and held-out pairs; no
+prompt of the generated documents asks for a held-out one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from grpo.errors import UserError
+from grpo.records import Problem
+from grpo.rewards.functions import keyword_inclusion_reward_fn
+from grpo.tasks.prompts import PLACEHOLDER, format_prompt, load_prompt
+
+Pair = tuple[str, str]
+
+# Some words are parts of others (car and card, pen and pencil, old and gold), so that a part of a word is no keyword.
+NOUNS = (
+    "apple", "ball", "basket", "bell", "bird", "boat", "book", "bottle", "bread", "bridge", "car", "card", "cart", "cat",
+    "chair", "clock", "coat", "coin", "cup", "dog", "door", "flower", "gold", "hat", "horse", "house", "key", "lamp",
+    "letter", "map", "pan", "pen", "pencil", "ring", "river", "shell", "ship", "stone", "table", "tree",
+)  # fmt: skip
+ADJECTIVES = (
+    "big", "black", "blue", "clean", "cold", "dark", "green", "heavy", "new", "old", "quiet", "red", "round", "small", "warm",
+    "white",
+)  # fmt: skip
+SLOTS = {
+    "noun": NOUNS,
+    "adjective": ADJECTIVES,
+    "the": ("the", "my", "her", "our"),
+    "The": ("The", "My", "Her", "Our"),
+    "person": ("Mia", "Tom", "Ana", "Ben"),
+    "lies": ("lies", "waits", "stands"),
+    "near": ("near", "under", "behind"),
+    "sees": ("sees", "finds", "likes", "draws"),
+}
+# Any pair of keywords has templates in which it can stand, and there are three other words at least in each of them, so that
+# no sentence passes for a list of keywords.
+TEMPLATES = (
+    "Today {the} {noun} {lies} {near} {the} {noun}.",
+    "{person} {sees} {the} {noun} {near} {the} {noun}.",
+    "{person} {sees} {the} {adjective} {noun} every day.",
+    "{The} {adjective} {noun} {lies} {near} {the} {noun}.",
+    "{The} {noun} looks both {adjective} and {adjective}.",
+    "{The} {noun} always looks {adjective} and {adjective}.",
+)
+TRAINING_SHARE = 0.8
+
+_SLOT = re.compile(r"\{(\w+)\}")
+_PIECE = re.compile(r" ?\w+|[^\w\s]|\s")
+_WORD = re.compile(r"\w+(?:['’-]\w+)*")
+_LINKING_WORDS = {"and", "or", "the", "a", "an", "with"}
+_OTHER_WORDS_OF_A_LIST = 2
+_PHRASES_OF_THE_PROMPT = ("sentence that includes the words", "includes the words:")
+
+
+def keyword_pairs(seed: int) -> tuple[list[Pair], list[Pair]]:
+    """All pairs of two different keywords in a seeded order, either word first: those for training, those held out."""
+    rng = random.Random(f"keyword pairs {seed}")
+    pairs = [(a, b) if rng.random() < 0.5 else (b, a) for a, b in itertools.combinations(NOUNS + ADJECTIVES, 2)]
+    rng.shuffle(pairs)
+    cut = round(TRAINING_SHARE * len(pairs))
+    return pairs[:cut], pairs[cut:]
+
+
+def sentence(rng: random.Random, keywords: Sequence[str] = ()) -> str:
+    """A sentence of the grammar, with no noun or adjective twice; ``keywords`` stand at random places of it.
+
+    Raises:
+        UserError: a keyword is none of ``NOUNS`` and ``ADJECTIVES``, or no template has room for all of them.
+    """
+    unknown = [keyword for keyword in keywords if keyword not in NOUNS + ADJECTIVES]
+    if unknown:
+        raise UserError(f"keywords: {', '.join(unknown)}: not in the grammar. Use words of NOUNS and ADJECTIVES.")
+    wanted = {kind: [word for word in SLOTS[kind] if word in keywords] for kind in ("noun", "adjective")}
+    roomy = [t for t in TEMPLATES if all(t.count(f"{{{kind}}}") >= len(words) for kind, words in wanted.items())]
+    if not roomy:
+        raise UserError(f"keywords: no sentence of the grammar has room for all of {', '.join(keywords)}. Ask for fewer.")
+    template = rng.choice(roomy)
+    words = {}
+    for kind, keep in wanted.items():
+        spare = rng.sample([word for word in SLOTS[kind] if word not in keep], template.count(f"{{{kind}}}") - len(keep))
+        words[kind] = rng.sample(keep + spare, len(keep) + len(spare))
+    return _SLOT.sub(lambda slot: words[slot[1]].pop() if slot[1] in words else rng.choice(SLOTS[slot[1]]), template)
+
+
+def is_sentence(text: str) -> bool:
+    """Whether :func:`sentence` can make ``text``, for some keywords and random numbers."""
+    drawn = [word for word in _WORD.findall(text) if word in NOUNS + ADJECTIVES]
+    return _grammar().fullmatch(text) is not None and len(set(drawn)) == len(drawn)
+
+
+@lru_cache(maxsize=1)
+def _grammar() -> re.Pattern[str]:
+    """All templates as one regular expression."""
+
+    def pattern(template: str) -> str:
+        literal_or_slot = _SLOT.split(template)  # literals at even places, names of slots at odd ones
+        return "".join(
+            f"(?:{'|'.join(map(re.escape, SLOTS[part]))})" if i % 2 else re.escape(part)
+            for i, part in enumerate(literal_or_slot)
+        )
+
+    return re.compile("|".join(map(pattern, TEMPLATES)))
+
+
+def question(pair: Sequence[str]) -> str:
+    """What replaces ``{question}`` in the prompt; :func:`keywords_of` reads it back."""
+    return ", ".join(pair)
+
+
+def keywords_of(text: str) -> list[str]:
+    """``["apple", "red"]`` from ``apple, red``.
+
+    Raises:
+        UserError: there is no keyword, or a blank one between two commas.
+    """
+    keywords = [word.strip() for word in text.split(",")]
+    if not all(keywords):
+        raise UserError(f"keywords: expected words with commas between them, such as 'apple, red', but got {text!r}.")
+    return keywords
+
+
+def keywords_of_prompt(prompt: str) -> list[str]:
+    """The keywords that a whole prompt asks for.
+
+    Raises:
+        UserError: the prompt has not the form of ``grpo/prompts/keyword.prompt``, or names no keywords.
+    """
+    before, after = load_prompt("keyword").split(PLACEHOLDER)
+    if not (prompt.startswith(before) and prompt.endswith(after) and len(prompt) >= len(before) + len(after)):
+        raise UserError(f"prompt: expected {before + 'apple, red' + after!r} with keywords of its own, but got {prompt!r}.")
+    return keywords_of(prompt[len(before) : len(prompt) - len(after)])
+
+
+def problems(pairs: Sequence[Sequence[str]], split: str) -> list[Problem]:
+    """One problem for each pair; ``split`` is part of their ids."""
+    return [Problem(f"keyword/{split}/{i}", question(pair), question(pair)) for i, pair in enumerate(pairs)]
+
+
+def documents(seed: int, keyword_share: float, in_full: int = 0) -> Iterator[tuple[str, str]]:
+    """An endless stream of (prompt, response) pairs for pretraining; their prompts ask for training pairs only.
+
+    Args:
+        seed: of the split (:func:`keyword_pairs`), and of what is drawn here.
+        keyword_share: how often a keyword of the prompt is used in the response, each by itself.
+        in_full: the first so many responses use every keyword. From these a small model learns in a minute to copy words;
+            from half-hearted answers alone it would take several times as long.
+    """
+    rng = random.Random(f"keyword documents {seed}")
+    pairs, _ = keyword_pairs(seed)
+    template = load_prompt("keyword")
+    for number in itertools.count():
+        pair = rng.choice(pairs)
+        used = [keyword for keyword in pair if number < in_full or rng.random() < keyword_share]
+        yield format_prompt(template, question(pair)), f" {sentence(rng, used)}"
+
+
+def pieces(text: str) -> list[str]:
+    """``text`` cut into words, each with the space before it, and punctuation: what to train the tokenizer on.
+
+    Trained on whole documents it merges a keyword with what stands beside it in the prompt (``words: apple, ``), and a small
+    model has to learn for each keyword which tokens mean the same. Trained on these, a keyword is one token everywhere.
+    """
+    return _PIECE.findall(text)
+
+
+def reference_examples(pairs: Sequence[Pair], seed: int) -> list[dict[str, str]]:
+    """For each pair its ``prompt`` and an ``answer``, a sentence with both keywords."""
+    rng = random.Random(f"keyword references {seed}")
+    template = load_prompt("keyword")
+    return [{"prompt": format_prompt(template, question(pair)), "answer": sentence(rng, pair)} for pair in pairs]
+
+
+def degenerate(response: str, keywords: Sequence[str]) -> dict[str, float]:
+    """How a response earns the reward, or fails to; each 0.0 or 1.0.
+
+    Returns:
+        ``lists_only``: it holds the keywords and, but for words that link a list, at most two other words;
+        ``repeats_prompt``: it holds the request itself, whatever the case and spacing;
+        ``is_sentence``: it is a sentence of the grammar.
+    """
+    own = _LINKING_WORDS | {word for keyword in keywords for word in _WORD.findall(keyword.lower())}
+    others = set(_WORD.findall(response.lower())) - own
+    found = keyword_inclusion_reward_fn(response, keywords)["reward"] == 1.0
+    squeezed = "".join(response.lower().split())
+    return {
+        "lists_only": float(found and len(others) <= _OTHER_WORDS_OF_A_LIST),
+        "repeats_prompt": float(any(phrase.replace(" ", "") in squeezed for phrase in _PHRASES_OF_THE_PROMPT)),
+        "is_sentence": float(is_sentence(response.strip())),
+    }

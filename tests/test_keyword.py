@@ -1,0 +1,260 @@
+"""Keyword inclusion: the pairs, the grammar and its documents, and what counts as a keyword in a response."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from grpo.errors import UserError
+from grpo.rewards.functions import keyword_inclusion_reward_fn
+from grpo.tasks.keyword import (
+    ADJECTIVES,
+    NOUNS,
+    TEMPLATES,
+    degenerate,
+    documents,
+    is_sentence,
+    keyword_pairs,
+    keywords_of,
+    keywords_of_prompt,
+    pieces,
+    problems,
+    reference_examples,
+    sentence,
+)
+from grpo.tasks.prompts import format_prompt, load_prompt
+
+# ----------------------------------------------------------------------------------------------------------------- pairs
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_pairs_are_all_there_are_cut_at_four_fifths(seed: int) -> None:
+    training, held_out = keyword_pairs(seed)
+    n = len(NOUNS) + len(ADJECTIVES)
+    assert 5 * len(training) == 4 * (len(training) + len(held_out))
+    assert len(training) + len(held_out) == n * (n - 1) // 2
+    unordered = [{frozenset(pair) for pair in pairs} for pairs in (training, held_out)]
+    assert not unordered[0] & unordered[1]
+    assert unordered[0] | unordered[1] == {frozenset(pair) for pair in itertools.combinations(NOUNS + ADJECTIVES, 2)}
+    assert {word for pair in training for word in pair} == set(NOUNS + ADJECTIVES)  # none is new in a held-out pair
+
+
+def test_the_words_of_a_pair_come_in_either_order() -> None:
+    place = {word: i for i, word in enumerate(NOUNS + ADJECTIVES)}
+    pairs = [pair for part in keyword_pairs(0) for pair in part]
+    in_order = sum(place[a] < place[b] for a, b in pairs)
+    assert abs(in_order / len(pairs) - 0.5) <= 4 * (0.25 / len(pairs)) ** 0.5  # 4 standard deviations
+
+
+def test_pairs_are_the_same_in_another_process() -> None:
+    program = "from grpo.tasks.keyword import keyword_pairs, documents\nprint(keyword_pairs(3), next(documents(3, 0.5)))"
+    environment = {**os.environ, "PYTHONHASHSEED": "123"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == f"{keyword_pairs(3)} {next(documents(3, 0.5))}"
+    assert keyword_pairs(4) != keyword_pairs(3)
+
+
+def test_problems_ask_for_their_pair() -> None:
+    _, held_out = keyword_pairs(0)
+    made = problems(held_out, "held_out")
+    assert made[5].id == "keyword/held_out/5"
+    assert made[5].question == made[5].ground_truth == f"{held_out[5][0]}, {held_out[5][1]}"
+    assert [tuple(keywords_of(problem.ground_truth)) for problem in made] == held_out
+    prompt = format_prompt(load_prompt("keyword"), "apple, red")
+    assert prompt == "Write a sentence that includes the words: apple, red."
+
+
+# --------------------------------------------------------------------------------------------------------------- grammar
+
+
+def test_a_sentence_includes_the_keywords_asked_for_whatever_the_pair() -> None:
+    rng = random.Random(0)
+    for pair in itertools.chain(*keyword_pairs(0)):
+        text = sentence(rng, pair)
+        assert keyword_inclusion_reward_fn(text, pair)["reward"] == 1.0
+        assert degenerate(text, pair) == {"lists_only": 0.0, "repeats_prompt": 0.0, "is_sentence": 1.0}
+
+
+def test_keywords_stand_at_any_place_of_a_sentence() -> None:
+    rng = random.Random(0)
+    texts = [sentence(rng, ("apple", "clock")) for _ in range(200)]
+    assert 60 < sum(text.index("apple") < text.index("clock") for text in texts) < 140  # 5.6 standard deviations
+    asked_nothing = [sentence(rng) for _ in range(200)]
+    assert len({text.split()[-1] for text in asked_nothing}) > 20
+
+
+@pytest.mark.parametrize(("keywords", "complaint"), [(["apple", "zebra"], "zebra"), (["apple", "cat", "dog"], "room for all")])
+def test_keywords_that_no_sentence_can_hold_are_refused(keywords: list[str], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        sentence(random.Random(0), keywords)
+
+
+def test_mutilated_sentences_are_none() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        text = sentence(rng)
+        words = text.split()
+        assert is_sentence(text)
+        assert not is_sentence(text[:-1])
+        assert not is_sentence(text + " " + text)
+        assert not is_sentence(text + "\n")
+        assert not is_sentence(text.lower())
+        assert not is_sentence(" ".join(words[1:]))
+        assert not is_sentence(" ".join(words[:2] + words[3:]))
+        assert not is_sentence(" ".join(words[::-1]))
+        assert not is_sentence(text.replace(words[2], "zebra"))
+    assert not is_sentence("")
+    assert not any(is_sentence(template) for template in TEMPLATES)
+
+
+def test_sentences_are_written_out_by_hand() -> None:
+    assert is_sentence("The red apple lies near the clock.")
+    assert not is_sentence("The apple red lies near the clock.")
+    assert not is_sentence("The red apple lies near the clock!")
+    assert not is_sentence("The red apple lies near the apple.")  # no word twice
+
+
+# ------------------------------------------------------------------------------------------------------------- documents
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.7, 1.0])
+def test_documents_ask_for_training_pairs_and_include_them_as_often_as_asked(share: float) -> None:
+    n, (training, _) = 3000, keyword_pairs(2)
+    allowed = set(training)
+    included = 0.0
+    for prompt, response in itertools.islice(documents(2, share), n):
+        keywords = keywords_of_prompt(prompt)
+        assert tuple(keywords) in allowed
+        assert response.startswith(" ")
+        assert is_sentence(response[1:])
+        included += keyword_inclusion_reward_fn(response, keywords)["reward"]
+    # 4 standard deviations; up to 1% more, as a sentence of any words may happen to include both
+    assert -4 * (share * (1 - share) / n) ** 0.5 <= included / n - share <= 4 * (share * (1 - share) / n) ** 0.5 + 0.01
+
+
+def test_documents_are_seeded() -> None:
+    def some(seed: int) -> list[tuple[str, str]]:
+        return list(itertools.islice(documents(seed, 0.5), 50))
+
+    assert some(1) == some(1)
+    assert not set(some(1)) & set(some(2))
+
+
+def test_reference_answers_hold_their_keywords() -> None:
+    _, held_out = keyword_pairs(0)
+    examples = reference_examples(held_out, 0)
+    assert len(examples) == len(held_out)
+    assert all(set(example) == {"prompt", "answer"} for example in examples)
+    assert [tuple(keywords_of_prompt(example["prompt"])) for example in examples] == held_out
+    for pair, example in zip(held_out, examples, strict=True):
+        assert keyword_inclusion_reward_fn(example["answer"], pair)["reward"] == 1.0
+        assert is_sentence(example["answer"])
+    assert examples == reference_examples(held_out, 0) != reference_examples(held_out, 1)
+
+
+def test_pieces_are_words_with_their_space_and_lose_nothing() -> None:
+    assert pieces("the words: apple, red.\n The") == ["the", " words", ":", " apple", ",", " red", ".", "\n", " The"]
+    for prompt, response in itertools.islice(documents(0, 0.5), 50):
+        assert "".join(pieces(prompt + response)) == prompt + response
+
+
+# -------------------------------------------------------------------------------------------------------------- keywords
+
+
+def test_keywords_are_read_back() -> None:
+    assert keywords_of("apple, red") == ["apple", "red"]
+    assert keywords_of(" ice cream ,C++") == ["ice cream", "C++"]
+    assert keywords_of_prompt("Write a sentence that includes the words: apple, red.") == ["apple", "red"]
+    assert keywords_of_prompt("Write a sentence that includes the words: e.g., red.") == ["e.g.", "red"]
+
+
+@pytest.mark.parametrize("text", ["", "  ", ",", "apple,", "apple, , red"])
+def test_missing_keywords_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="keywords: expected words with commas"):
+        keywords_of(text)
+    with pytest.raises(UserError, match="keywords: expected words with commas"):
+        keywords_of_prompt(f"Write a sentence that includes the words: {text}.")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", "apple, red", "Write a sentence that includes the words: apple, red", "Write a poem that includes the words: red."],
+)
+def test_other_prompts_are_refused(prompt: str) -> None:
+    with pytest.raises(UserError, match=r"prompt: expected 'Write a sentence .* but got"):
+        keywords_of_prompt(prompt)
+
+
+# ------------------------------------------------------------------------------------------------------------ degenerate
+
+
+@pytest.mark.parametrize(
+    ("response", "lists_only"),
+    [
+        ("apple, red", 1.0), ("Apple and red.", 1.0), ("The red apple", 1.0), ("red apple with an apple or a red", 1.0),
+        ("A red apple falls down", 1.0), ("red apple falls, falls, falls", 1.0), ("A red apple falls down slowly", 0.0),
+        ("apple, apple", 0.0), ("", 0.0), ("The reddish apple", 0.0),
+    ],
+)  # fmt: skip
+def test_lists_of_the_keywords_are_told_from_sentences(response: str, lists_only: float) -> None:
+    assert degenerate(response, ["apple", "red"])["lists_only"] == lists_only
+
+
+def test_the_words_of_a_keyword_of_several_are_no_other_words() -> None:
+    assert degenerate("ice cream or Mia's C++ now", ["ice cream", "C++"])["lists_only"] == 1.0
+    assert degenerate("ice cream or Mia's C++ now here", ["ice cream", "C++"])["lists_only"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "repeats"),
+    [
+        (" Write a sentence that includes the words: apple, red.", 1.0), ("a SENTENCE  that includes\nthe words", 1.0),
+        ("It includes the words : red", 1.0), ("It includes the words red and apple.", 0.0), ("The red apple.", 0.0),
+    ],
+)  # fmt: skip
+def test_a_repeated_request_is_noticed(response: str, repeats: float) -> None:
+    assert degenerate(response, ["apple", "red"])["repeats_prompt"] == repeats
+
+
+def test_a_sentence_may_have_blanks_around_it() -> None:
+    assert degenerate(" The red apple lies near the clock.\n", ["apple", "red"])["is_sentence"] == 1.0
+    assert degenerate("The red apple lies near the clock. And", ["apple", "red"])["is_sentence"] == 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------------- reward
+
+
+@pytest.mark.parametrize(
+    ("response", "keywords", "reward"),
+    [
+        ("Two apples", ["apple"], 0), ("An apple", ["apples"], 0),
+        ("A reddish sky", ["red"], 0), ("An infrared lamp", ["red"], 0), ("red_1", ["red"], 0), ("red2", ["red"], 0),
+        ("(red), \"apple\"!", ["red", "apple"], 1), ("red.apple", ["red", "apple"], 1), ("red\napple", ["apple", "red"], 1),
+        ("a red-hot pan", ["red"], 1), ("a red-hot pan", ["red-hot"], 1), ("a red hot pan", ["red-hot"], 0),
+        ("the apple's core", ["apple"], 1), ("don't", ["don't"], 1), ("dont", ["don't"], 0),
+        ("RED ApPlE", ["red", "aPPle"], 1), ("ÉTÉ", ["été"], 1), ("étés", ["été"], 0),
+        ("red", ["red", "red"], 1), ("red", ["red", "Red"], 1), ("red red red", ["red"], 1), ("red red", ["red", "apple"], 0),
+        ("some ice cream", ["ice cream"], 1), ("ice and cream", ["ice cream"], 0), ("nice cream", ["ice cream"], 0),
+        ("abc", ["a.c"], 0), ("It is a.c here", ["a.c"], 1), ("(x", ["(x"], 1), ("aa", ["a+"], 0), ("x", [".*"], 0),
+        ("red", [" red "], 1), ("red", ("red",), 1),
+    ],
+)  # fmt: skip
+def test_what_counts_as_a_keyword(response: str, keywords: list[str], reward: int) -> None:
+    expected = {"format_reward": 1.0, "answer_reward": float(reward), "reward": float(reward)}
+    assert keyword_inclusion_reward_fn(response, keywords) == expected
+
+
+@pytest.mark.parametrize("response", ["", " ", "\n\t"])
+def test_an_empty_response_has_no_form(response: str) -> None:
+    assert set(keyword_inclusion_reward_fn(response, ["red"]).values()) == {0.0}
+
+
+@pytest.mark.parametrize("keywords", [(), [""], ["\t"], "apple, red", ""])
+def test_keywords_that_no_response_could_hold_are_refused(keywords: list[str]) -> None:
+    with pytest.raises(UserError, match="keywords: expected a list"):
+        keyword_inclusion_reward_fn("apple, red", keywords)

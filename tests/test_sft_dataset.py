@@ -1,0 +1,239 @@
+"""The reasoning traces: generated ones recalculated from their questions, files read and refused, and the report."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from grpo import paths
+from grpo.errors import UserError
+from grpo.records import Problem, read_examples, write_records
+from grpo.rewards import r1_zero_reward_fn
+from grpo.sections import ArithmeticTask, GeneratedTraces, HubTraces, JsonlTraces
+from grpo.study import Study, load_study, read_yaml
+from grpo.tasks.arithmetic import load
+from grpo.tasks.prompts import format_prompt, load_prompt
+from grpo.tasks.sft_dataset import build_sft_dataset, generated_traces
+
+ROOT = Path(__file__).parents[1]
+TASK = ArithmeticTask(name="arithmetic", train_size=1000, validation_size=100, levels=4, seed=3)
+
+
+def traces(wrong_share: float, examples: int = 1000, seed: int = 0) -> list[tuple[str, str, str]]:
+    settings = GeneratedTraces(source="generated", examples=examples, wrong_share=wrong_share, seed=seed)
+    return generated_traces(TASK, settings)
+
+
+def question_of(prompt: str) -> str:
+    before, after = load_prompt("r1_zero").split("{question}")
+    assert prompt.startswith(before) and prompt.endswith(after)
+    return prompt[len(before) : len(prompt) - len(after)]
+
+
+def errors_of(prompt: str, response: str) -> tuple[list[int], int]:
+    """By how much each step of a trace is off, given the numbers that the question tells; and the true answer."""
+    question = question_of(prompt)
+    start = re.match(r"\w+ has (\d+) \w+\. ", question)
+    told = re.findall(r"On (\w+) \w+ (buys|finds|wins|loses|sells|gives away) (\d+)\.", question)
+    form = re.fullmatch(r" (.*) </think> <answer>(\d+)</answer>", response)
+    assert start is not None and form is not None
+    steps = [re.fullmatch(r"(\w+): (\d+) ([+-]) (\d+) = (\d+)", step) for step in form[1].rstrip(".").split(". ")]
+    assert len(steps) == len(told) >= 2
+    number = truth = int(start[1])
+    errors = []
+    for step, (day, verb, change) in zip(steps, told, strict=True):
+        assert step is not None
+        sign = "+" if verb in ("buys", "finds", "wins") else "-"
+        assert (step[1], int(step[2]), step[3], step[4]) == (day, number, sign, change)  # it goes on from the step before
+        signed = int(change) if sign == "+" else -int(change)
+        errors.append(int(step[5]) - (number + signed))
+        number, truth = int(step[5]), truth + signed
+    assert int(form[2]) == number
+    return errors, truth
+
+
+# ---------------------------------------------------------------------------------------------------------- generated
+
+
+def test_a_derailed_trace_has_one_wrong_step_and_follows_from_it() -> None:
+    """Every trace is recalculated: right ones earn the reward, derailed ones do not, and there are as many as asked for."""
+    wrong, sizes, places = 0, set(), set()
+    for prompt, response, ground_truth in traces(0.4):
+        errors, truth = errors_of(prompt, response)
+        assert ground_truth == str(truth)
+        off = [(place, error) for place, error in enumerate(errors) if error]
+        assert len(off) <= 1
+        reward = r1_zero_reward_fn(response, str(truth))
+        assert reward == {"format_reward": 1.0, "answer_reward": float(not off), "reward": float(not off)}
+        wrong += len(off)
+        sizes |= {error for _, error in off}
+        places |= {place for place, _ in off}
+    assert sizes == {1, 2, 3}
+    assert {0, 1, 2, 3, 4} <= places  # anywhere in the longest ones
+    assert abs(wrong - 400) < 4 * (1000 * 0.4 * 0.6) ** 0.5
+
+
+@pytest.mark.parametrize(("share", "wrong"), [(0.0, 0), (1.0, 200)])
+def test_none_or_all_of_them_go_wrong(share: float, wrong: int) -> None:
+    assert sum(any(errors_of(prompt, response)[0]) for prompt, response, _ in traces(share, 200)) == wrong
+
+
+def test_traces_are_of_the_training_problems_and_of_no_validation_question() -> None:
+    train, validation = load(TASK)
+    found = [(question_of(prompt), truth) for prompt, _, truth in traces(0.4)]
+    assert found == [(problem.question, problem.ground_truth) for problem in train]
+    assert not {question for question, _ in found} & {problem.question for problem in validation}
+
+
+def test_the_seed_decides_which_go_wrong() -> None:
+    assert traces(0.4, 100) == traces(0.4, 100)
+    assert traces(0.4, 100, seed=1) != traces(0.4, 100)
+    assert traces(0.4, 100) == traces(0.4, 200)[:100]
+
+
+def test_more_traces_than_training_problems_are_refused() -> None:
+    with pytest.raises(UserError, match=r"sft_dataset\.examples: 1001 traces .* task\.train_size is 1000\. Lower"):
+        traces(0.4, 1001)
+    assert len(traces(0.0, 1000)) == 1000
+
+
+# ---------------------------------------------------------------------------------------------------------- the stage
+
+QUESTION = "Mia has 3 apples. On Monday she buys 2. How many apples does Mia have?"
+HELD_OUT = [Problem("v/0", QUESTION, "5"), Problem("v/1", "What is 2 + 2?", "4")]
+
+
+def row(question: str, response: str, truth: Any) -> dict[str, Any]:
+    return {"prompt": format_prompt(load_prompt("r1_zero"), question), "response": response, "ground_truth": truth}
+
+
+ROWS = [
+    row("What is 1 + 1?", " 2 </think> <answer>2</answer>", "2"),
+    row("What is 1 + 2?", r" 3 </think> <answer>\boxed{3}</answer>", 3),
+    row("What is 1 + 3?", " 5 </think> <answer>5</answer>", "4"),
+    row("What is 1 + 4?", " The answer is 5.", "5"),
+    row("What is 1 + 5?", " 6 </think> <answer>6", "6"),
+]
+
+
+@pytest.fixture
+def study(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """In a project folder with two validation problems; the traces are in traces.jsonl."""
+    monkeypatch.chdir(tmp_path)
+    write_records(paths.VALIDATION, HELD_OUT)
+    return mini_study.model_copy(update={"sft_dataset": JsonlTraces(source="jsonl", path="traces.jsonl")})
+
+
+def write_rows(*lines: dict[str, Any] | str) -> None:
+    Path("traces.jsonl").write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines))
+
+
+def test_a_file_of_traces_is_rewarded_and_reported(study: Study) -> None:
+    write_rows(*ROWS[:2], "", *ROWS[2:])
+    report = build_sft_dataset(study)
+    examples = read_examples(paths.SFT_EXAMPLES)
+    assert [(e.prompt, e.response) for e in examples] == [(r["prompt"], r["response"]) for r in ROWS]
+    assert [(e.ground_truth, e.reward) for e in examples] == [("2", 1.0), ("3", 1.0), ("4", 0.0), ("5", 0.0), ("6", 0.0)]
+    digest = report.pop("digest")
+    assert report == {
+        "source": "jsonl",
+        "examples": 5,
+        "correct": 2,
+        "wrong_answer": 1,
+        "wrong_form": 2,
+        "left_out_as_validation_question": 0,
+    }
+    assert json.loads(paths.SFT_REPORT.read_text()) == report | {"digest": digest}
+    write_rows(*ROWS[:4])
+    assert build_sft_dataset(study)["digest"] != digest
+
+
+@pytest.mark.parametrize("question", [QUESTION, QUESTION.upper(), QUESTION.replace(" ", "  "), QUESTION.replace(". ", ".\n")])
+def test_a_validation_question_is_left_out_and_counted(study: Study, question: str) -> None:
+    write_rows(ROWS[0], row(question, " 5 </think> <answer>5</answer>", "5"), ROWS[2])
+    report = build_sft_dataset(study)
+    assert (report["examples"], report["left_out_as_validation_question"]) == (2, 1)
+    assert [example.ground_truth for example in read_examples(paths.SFT_EXAMPLES)] == ["2", "4"]
+
+
+def test_a_question_that_only_looks_alike_stays(study: Study) -> None:
+    write_rows(row(QUESTION.replace("3", "4"), " 6 </think> <answer>6</answer>", "6"))
+    assert build_sft_dataset(study)["left_out_as_validation_question"] == 0
+
+
+def test_validation_questions_only_are_refused(study: Study) -> None:
+    write_rows(*(row(problem.question, " x", problem.ground_truth) for problem in HELD_OUT))
+    with pytest.raises(UserError, match=r"no example is left that is not a validation question\. Use another"):
+        build_sft_dataset(study)
+    assert not paths.SFT_EXAMPLES.exists()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"prompt": "p", "response": "r"}, r"traces\.jsonl:2: no column 'ground_truth' \(columns: prompt, response\)"),
+        ({"response": "r", "ground_truth": "1"}, r"traces\.jsonl:2: no column 'prompt'"),
+        ({"prompt": "p", "ground_truth": "1"}, r"traces\.jsonl:2: no column 'response'"),
+        ({"prompt": "p", "response": ["r"], "ground_truth": "1"}, r"traces\.jsonl:2: column 'response' holds \['r'\]"),
+        ('{"prompt": "p", ', r"traces\.jsonl:2: not valid JSON"),
+        ('["p", "r", "1"]', r"traces\.jsonl:2: expected a JSON object"),
+    ],
+)
+def test_a_bad_row_is_named(study: Study, bad: dict[str, Any] | str, message: str) -> None:
+    write_rows(ROWS[0], bad)
+    with pytest.raises(UserError, match=message):
+        build_sft_dataset(study)
+    assert not paths.SFT_EXAMPLES.exists()
+
+
+def test_a_missing_file_is_named_with_its_key(study: Study) -> None:
+    with pytest.raises(UserError, match=r"traces\.jsonl: no such file\. Correct `sft_dataset\.path` in params\.yaml"):
+        build_sft_dataset(study)
+
+
+def test_traces_come_from_the_hub_at_their_revision(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(*ROWS)
+    asked = []
+
+    def download(repo: str, name: str, **options: Any) -> str:
+        asked.append((repo, name, options))
+        return "traces.jsonl"
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    hub = HubTraces(source="hub", repo="someone/traces", file="sft/train.jsonl", revision="0" * 40)
+    report = build_sft_dataset(study.model_copy(update={"sft_dataset": hub}))
+    assert asked == [("someone/traces", "sft/train.jsonl", {"repo_type": "dataset", "revision": "0" * 40})]
+    assert (report["source"], report["examples"]) == ("hub", 5)
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    with pytest.raises(UserError, match=r"someone/traces: could not download sft/train\.jsonl .*under `sft_dataset`"):
+        build_sft_dataset(study.model_copy(update={"sft_dataset": hub}))
+
+
+def test_generated_traces_make_the_whole_stage(study: Study) -> None:
+    train, validation = load(TASK)
+    write_records(paths.VALIDATION, validation)
+    settings = GeneratedTraces(source="generated", examples=300, wrong_share=0.5, seed=0)
+    report = build_sft_dataset(study.model_copy(update={"task": TASK, "sft_dataset": settings}))
+    examples = read_examples(paths.SFT_EXAMPLES)
+    assert [example.ground_truth for example in examples] == [problem.ground_truth for problem in train[:300]]
+    right = [not any(errors_of(example.prompt, example.response)[0]) for example in examples]
+    assert [example.reward for example in examples] == [float(found) for found in right]
+    assert (report["examples"], report["correct"], report["wrong_answer"]) == (300, sum(right), 300 - sum(right))
+    assert (report["wrong_form"], report["left_out_as_validation_question"]) == (0, 0)
+
+
+def test_generated_traces_are_for_the_arithmetic_task_only(tmp_path: Path) -> None:
+    values = read_yaml(ROOT / "studies" / "gsm8k.yaml")
+    values["sft_dataset"] = {"source": "generated", "examples": 10, "wrong_share": 0.4, "seed": 0}
+    (tmp_path / "study.yaml").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"sft_dataset\.source: .* not for gsm8k: use source jsonl or hub"):
+        load_study(tmp_path / "study.yaml")

@@ -165,7 +165,19 @@ class GrpoConfig(SamplingConfig):
 def explain(path: Path, item: Any) -> str:
     """One line for one pydantic error: file, key path, what is wrong, what was expected."""
     # pydantic puts the chosen member of a union into the location; it is no key of the file.
-    inserted = {"arithmetic", "math", "gsm8k", "pretrain", "hub", "local", "generated", "jsonl", "HubDataset", "LocalFiles"}
+    inserted = {
+        "arithmetic",
+        "math",
+        "gsm8k",
+        "pretrain",
+        "hub",
+        "local",
+        "generated",
+        "solutions",
+        "jsonl",
+        "HubDataset",
+        "LocalFiles",
+    }
     parts = [str(part) for part in item["loc"]]
     key = ".".join(
         part

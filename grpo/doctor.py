@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from grpo.sections import HubDataset, HubModel
+from grpo.sections import HubDataset, HubModel, HubTraces, JsonlTraces, LocalFiles
 from grpo.study import Study
 
 GIB = 2**30
@@ -34,7 +34,18 @@ class Finding:
 
 def examine(study: Study) -> list[Finding]:
     """Look at everything; nothing is changed, and only the Hub is asked over the network, if the study needs it."""
-    checks: list[Callable[[Study], Finding]] = [_torch, _driver, _gpus, _vllm, _memory, _disk, _compiler, _bitsandbytes, _hub]
+    checks: list[Callable[[Study], Finding]] = [
+        _torch,
+        _driver,
+        _gpus,
+        _vllm,
+        _memory,
+        _disk,
+        _compiler,
+        _bitsandbytes,
+        _files,
+        _hub,
+    ]
     return [check(study) for check in checks]
 
 
@@ -129,19 +140,30 @@ def _bitsandbytes(study: Study) -> Finding:
         return Finding("bitsandbytes", not needed, text, "pip install bitsandbytes, or set learner.optimizer to adamw.")
 
 
+def _files(study: Study) -> Finding:
+    source = getattr(study.task, "source", None)
+    wanted = [source.train, source.validation] if isinstance(source, LocalFiles) else []
+    wanted += [study.sft_dataset.path] if isinstance(study.sft_dataset, JsonlTraces) else []
+    missing = [path for path in wanted if not Path(path).is_file()]
+    found = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted) or "none needed"
+    return Finding("data files", not missing, found, "Put them there, or correct `task.source` or `sft_dataset.path`.")
+
+
 def _hub(study: Study) -> Finding:
-    wanted = {"model": study.model.repo} if isinstance(study.model, HubModel) else {}
+    wanted = [("model", study.model.repo)] if isinstance(study.model, HubModel) else []
     source = getattr(study.task, "source", None)
     if isinstance(source, HubDataset):
-        wanted["dataset"] = source.hub
+        wanted.append(("dataset", source.hub))
+    if isinstance(study.sft_dataset, HubTraces):
+        wanted.append(("dataset", study.sft_dataset.repo))
     if not wanted:
         return Finding("Hugging Face Hub", True, "not needed")
     from huggingface_hub import HfApi
 
     try:
-        for kind, repo in wanted.items():
+        for kind, repo in wanted:
             HfApi().repo_info(repo, repo_type=kind, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # whatever the network, the proxy or the Hub raises
         remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download on another machine and use local files (README)."
         return Finding("Hugging Face Hub", False, f"{repo} cannot be reached ({type(error).__name__})", remedy)
-    return Finding("Hugging Face Hub", True, f"{', '.join(wanted.values())} can be reached")
+    return Finding("Hugging Face Hub", True, f"{', '.join(repo for _, repo in wanted)} can be reached")

@@ -45,7 +45,7 @@ SHARED_CODE = (
     "grpo/training/world.py",
 )
 CODE: dict[Method, tuple[str, ...]] = {
-    "grpo": ("grpo/tasks/keyword.py", "grpo/training/grpo.py"),
+    "grpo": ("grpo/tasks/keyword.py", "grpo/tasks/keyword_dataset.py", "grpo/training/grpo.py"),
     "sft": ("grpo/training/sft.py",),
     "expert_iteration": ("grpo/training/expert_iteration.py", "grpo/training/grpo.py"),
 }

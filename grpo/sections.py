@@ -125,6 +125,12 @@ class GeneratedTraces(Section):
     seed: int
 
 
+class WorkedSolutions(Section):
+    """The solutions that come with MATH's or GSM8K's training problems, put into the r1_zero form. All are right."""
+
+    source: Literal["solutions"]
+
+
 class JsonlTraces(Section):
     """A JSONL file with the columns ``prompt``, ``response`` and ``ground_truth``."""
 
@@ -141,7 +147,7 @@ class HubTraces(Section):
     revision: str = Field(pattern=r"^[0-9a-f]{40}$")
 
 
-SftDataset = Annotated[GeneratedTraces | JsonlTraces | HubTraces, Field(discriminator="source")]
+SftDataset = Annotated[GeneratedTraces | WorkedSolutions | JsonlTraces | HubTraces, Field(discriminator="source")]
 
 
 class KeywordModel(Pretraining):

@@ -29,6 +29,7 @@ from grpo.sections import (
     Selection,
     SftDataset,
     Task,
+    WorkedSolutions,
 )
 
 PARAMS_FILE = Path("params.yaml")
@@ -101,8 +102,10 @@ class Study(Section):
         if isinstance(self.sft_dataset, GeneratedTraces) and not generated:
             raise ValueError(
                 f"sft_dataset.source: traces can be generated for the arithmetic task only, not for {self.task.name}: "
-                "use source jsonl or hub"
+                "use source solutions, jsonl or hub"
             )
+        if isinstance(self.sft_dataset, WorkedSolutions) and generated:
+            raise ValueError("sft_dataset.source: the arithmetic task has no file with solutions: use source generated")
         return self
 
     def _check_arm(self, experiment: str, arm: str, overrides: dict[str, Any]) -> None:

@@ -1,22 +1,26 @@
 """The one place that writes metrics: CSV files for the pipeline, MLflow for the eye.
 
 A run's files hold everything that is reproducible; wall-clock figures go to a file of their own, so that the others can be
-compared byte for byte. MLflow is fed from a thread of its own: neither its import nor its database slows training down,
+compared byte for byte. MLflow is written by a process of its own: neither its import nor its database slows training down,
 and a tracking server that fails does not fail the run.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
+import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TextIO
 
 from grpo.memory import peak_mb, reset_peak
@@ -32,7 +36,7 @@ def tracking_uri() -> str:
 
 
 class MlflowRun:
-    """One MLflow run, written from a background thread.
+    """One MLflow run, written by a process of its own (:mod:`grpo.mlflow_process`).
 
     Args:
         experiment: the MLflow experiment's name; made if it does not exist.
@@ -41,13 +45,18 @@ class MlflowRun:
     """
 
     def __init__(self, experiment: str, name: str, params: Mapping[str, Any], tags: Mapping[str, Any]):
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
+        self._number = next(_numbers)
         self._pending: list[tuple[str, float, int, int]] = []
         self._last_flush = time.monotonic()
-        self._jobs: list[Future[Any]] = []
-        self._client: Any = None
-        self._run_id: str | None = None
-        self._submit(self._start, experiment, name, dict(params), dict(tags))
+        self._send(
+            "start",
+            uri=tracking_uri(),
+            artifacts=(Path(ARTIFACTS).absolute() / experiment).as_uri(),
+            experiment=experiment,
+            name=name,
+            params=_as_text(params),
+            tags=_as_text({**tags, **source_tags()}),
+        )
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics of one step."""
@@ -58,11 +67,11 @@ class MlflowRun:
 
     def tag(self, **tags: Any) -> None:
         """Set tags."""
-        self._submit(self._tag, {key: str(value) for key, value in tags.items()})
+        self._send("tag", tags=_as_text(tags))
 
-    def artifact(self, path: Path, folder: str | None = None) -> None:
+    def artifact(self, path: Path) -> None:
         """Keep a copy of a file with the run."""
-        self._submit(lambda: self._client.log_artifact(self._run_id, str(path), folder))
+        self._send("artifact", path=str(path.absolute()))
 
     def finish(self, status: str = "FINISHED") -> str | None:
         """Write what is left and close the run.
@@ -71,57 +80,75 @@ class MlflowRun:
             the run's id, or None where MLflow could not be written (a warning says why; the run's files are whole).
         """
         self._flush()
-        self._submit(lambda: self._client.set_terminated(self._run_id, status))
-        self._pool.shutdown(wait=True)
-        errors = [error for job in self._jobs if (error := job.exception()) is not None]
-        if errors:
-            print(f"warning: MLflow at {tracking_uri()} could not be written: {errors[0]!r}", file=sys.stderr)
+        self._send("finish", status=status)
+        answer = _writer().answer()
+        if answer["error"] is not None:
+            print(f"warning: MLflow at {tracking_uri()} could not be written: {answer['error']}", file=sys.stderr)
             print(
                 "  The run's own files are complete. Check MLFLOW_TRACKING_URI, or unset it to use a local file.",
                 file=sys.stderr,
             )
-        return self._run_id
-
-    def _submit(self, function: Any, *args: Any) -> None:
-        self._jobs.append(self._pool.submit(function, *args))
+        run_id: str | None = answer["run_id"]
+        return run_id
 
     def _flush(self) -> None:
         pending, self._pending, self._last_flush = self._pending, [], time.monotonic()
         if pending:
-            self._submit(self._write, pending)
+            self._send("log", metrics=pending)
 
-    def _write(self, pending: list[tuple[str, float, int, int]]) -> None:
-        from mlflow.entities import Metric
+    def _send(self, do: str, **arguments: Any) -> None:
+        _writer().send(json.dumps({"run": self._number, "do": do, **arguments}))
 
-        for start in range(0, len(pending), 1000):  # MLflow takes at most 1,000 metrics a call
-            self._client.log_batch(self._run_id, metrics=[Metric(*m) for m in pending[start : start + 1000]])
 
-    def _tag(self, tags: dict[str, str]) -> None:
-        from mlflow.entities import RunTag
+def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in values.items()}
 
-        self._client.log_batch(self._run_id, tags=[RunTag(*tag) for tag in tags.items()])
 
-    def _start(self, experiment: str, name: str, params: dict[str, Any], tags: dict[str, Any]) -> None:
-        from filelock import FileLock
-        from mlflow.tracking import MlflowClient
+class _Writer:
+    """The writing process, fed by a thread, so that one that is slow holds nobody up."""
 
-        uri = tracking_uri()
-        local = uri.startswith("sqlite:///")
-        # Processes that meet a new database at once race to make its tables; the first one does it alone.
-        with FileLock(f"{uri.removeprefix('sqlite:///')}.lock") if local else nullcontext():
-            self._client = MlflowClient(tracking_uri=uri)
-            found = self._client.get_experiment_by_name(experiment)
-            if found is None:
-                location = (Path(ARTIFACTS).absolute() / experiment).as_uri() if local else None
-                experiment_id = self._client.create_experiment(experiment, artifact_location=location)
-            else:
-                experiment_id = found.experiment_id
-        run = self._client.create_run(experiment_id, run_name=name, tags={k: str(v) for k, v in (tags | source_tags()).items()})
-        self._run_id = run.info.run_id
-        from mlflow.entities import Param
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "grpo.mlflow_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C is for the process that trains, which then says how the run ended
+        )
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        threading.Thread(target=self._feed, name="mlflow", daemon=True).start()
 
-        # One transaction for all: each costs the database a write to disk.
-        self._client.log_batch(self._run_id, params=[Param(key, str(value)) for key, value in params.items()])
+    def send(self, line: str) -> None:
+        """Have a message written, sooner or later."""
+        self._lines.put(line)
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the answer to a ``finish``."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            _writer.cache_clear()  # the next run gets a new one
+            return {"run_id": None, "error": "the process that writes to it has ended"}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _feed(self) -> None:
+        assert self._process.stdin is not None
+        try:
+            while True:
+                self._process.stdin.write(self._lines.get() + "\n")
+                self._process.stdin.flush()
+        except OSError:  # it has ended, which its missing answer will tell
+            pass
+
+
+_numbers = itertools.count()
+
+
+@lru_cache(maxsize=1)
+def _writer() -> _Writer:
+    return _Writer()
 
 
 def source_tags() -> dict[str, str]:

@@ -60,7 +60,9 @@ BROAD_RESULT = ranked(
     ("epochs_1-batch_32", FOUR_UPDATES),
 )
 ON_POLICY_WON = ranked(FOCUSED, "on_policy", {"epochs_per_rollout_batch": 1, "train_batch_size": 128})
-OFF_POLICY_WON = ranked(FOCUSED, "best_1", TWO_UPDATES | {"n_grpo_steps": LONG}, ("best_1", TWO_UPDATES | {"n_grpo_steps": LONG}))
+OFF_POLICY_WON = ranked(
+    FOCUSED, "best_1", TWO_UPDATES | {"n_grpo_steps": LONG}, ("best_1", TWO_UPDATES | {"n_grpo_steps": LONG})
+)
 NO_CLIP_WON = winner(CLIP_ABLATION, "grpo_no_clip", **TWO_UPDATES | {"n_grpo_steps": LONG, "loss_type": "grpo_no_clip"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -19,8 +20,8 @@ from grpo.evaluation import evaluate as module
 from grpo.evaluation import zero_shot
 from grpo.evaluation.checkpoint import examples_to_read
 from grpo.evaluation.compare import compare_files
-from grpo.evaluation.evaluate import evaluate
-from grpo.records import Problem, write_records
+from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations
+from grpo.records import Completion, Problem, Rollout, write_records
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import Study
@@ -137,6 +138,61 @@ def test_comparing_what_cannot_be_compared(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text('{"id": 1}\n')
     with pytest.raises(UserError, match=r"d\.jsonl:1: not a record"):
         compare_files(first, tmp_path / "d.jsonl")
+
+
+# ------------------------------------------------------------------------------------------------------- what is logged
+
+
+def _rewards(answer: float, form: float = 1.0) -> dict[str, float]:
+    return {"format_reward": form, "answer_reward": answer, "reward": answer}
+
+
+def test_generations_are_logged_with_all_that_is_known_of_them() -> None:
+    rewards = [_rewards(1.0), _rewards(0.0), _rewards(0.0, 0.0), _rewards(1.0)]
+    records, summary = log_generations(
+        ["a", "b", "c", "d"], ["w", "x", "y", "z"], ["1", "2", "3", "4"], rewards, [0.5, 0.25, 1.0, 0.25], [3, 10, 20, 8]
+    )
+    assert records[1] == {
+        "prompt": "b",
+        "response": "x",
+        "ground_truth": "2",
+        "format_reward": 1.0,
+        "answer_reward": 0.0,
+        "reward": 0.0,
+        "token_entropy": 0.25,
+        "response_length": 10,
+    }
+    assert [(record["prompt"], record["response"]) for record in records] == list(zip("abcd", "wxyz", strict=True))
+    assert summary == {
+        "token_entropy": 0.5,
+        "response_length": 10.25,
+        "response_length_correct": 5.5,  # (3 + 8) / 2
+        "response_length_incorrect": 15.0,  # (10 + 20) / 2
+    }
+
+
+@pytest.mark.parametrize(("answers", "correct", "incorrect"), [([1.0, 1.0], 5.0, math.nan), ([0.0, 0.0], math.nan, 5.0)])
+def test_a_kind_of_generation_that_there_is_not_has_no_length(answers: list[float], correct: float, incorrect: float) -> None:
+    _, summary = log_generations(["a", "b"], ["", ""], ["", ""], [_rewards(answer) for answer in answers], [1.0, 1.0], [4, 6])
+    found = summary["response_length_correct"], summary["response_length_incorrect"]
+    assert found == pytest.approx((correct, incorrect), nan_ok=True)
+
+
+def test_generations_and_what_belongs_to_them_must_be_equally_many() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        log_generations(["a", "b"], ["x"], ["1"], [_rewards(1.0)], [0.5], [3])
+
+
+def test_lengths_of_correct_and_incorrect_responses_by_hand() -> None:
+    def rollout(answer: float, length: int) -> Rollout:
+        completion = Completion((1,) * length, "text", (0.0,) * length, "stop")
+        return Rollout(Problem("p", "", ""), (1, 2, 3), completion, _rewards(answer))
+
+    mixed = [rollout(1.0, 2), rollout(0.0, 9), rollout(1.0, 5), rollout(0.0, 0)]
+    assert lengths_by_outcome(mixed) == {"response_length_correct": 3.5, "response_length_incorrect": 4.5}
+    nothing_right = lengths_by_outcome(mixed[1:2])
+    assert math.isnan(nothing_right["response_length_correct"]) and nothing_right["response_length_incorrect"] == 9.0
+    assert math.isnan(lengths_by_outcome(mixed[:1])["response_length_incorrect"])
 
 
 @pytest.fixture

@@ -445,3 +445,43 @@ def test_sft_microbatch_step_with_an_empty_response() -> None:
     loss, _ = sft_microbatch_train_step(policy, tensor([1, 1], [0, 0]), 1)
     assert_close(loss, torch.tensor(3.0))
     assert_close(policy.grad, tensor([-0.5, -0.5], [0.0, 0.0]))
+
+
+def test_two_sft_microbatches_are_one_batch() -> None:
+    values = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+    mask = tensor([1, 1, 1, 0, 0], [0, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0])
+    whole, parts = values.clone().requires_grad_(), values.clone().requires_grad_()
+    loss, metadata = sft_microbatch_train_step(whole, mask, 1, normalize_constant=2.0)
+    halves = [sft_microbatch_train_step(parts[rows], mask[rows], 2, 2.0) for rows in (slice(0, 2), slice(2, 4))]
+    assert_close(halves[0][0] + halves[1][0], loss)
+    assert_close(parts.grad, whole.grad)
+    assert_close(loss, -(values * mask).sum() / 2.0 / 4)
+    assert_close(metadata["mean_nll"], -(values * mask).sum() / 9)
+
+
+def test_sft_weights_take_the_place_of_the_average() -> None:
+    """Microbatches of one and of three responses make the loss of the four, each weighing a quarter."""
+    values = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
+    mask = tensor([1, 1, 0], [1, 1, 1], [0, 0, 1], [0, 1, 1])
+    whole, parts = values.clone().requires_grad_(), values.clone().requires_grad_()
+    loss, _ = sft_microbatch_train_step(whole, mask, 1, normalize_constant=3.0)
+    quarters = [
+        sft_microbatch_train_step(parts[rows], mask[rows], 7, 3.0, weights=torch.full((n,), 0.25))  # 7 counts for nothing
+        for rows, n in ((slice(0, 1), 1), (slice(1, 4), 3))
+    ]
+    assert_close(quarters[0][0] + quarters[1][0], loss)
+    assert_close(parts.grad, whole.grad)
+    policy = STEP_POLICY.clone().requires_grad_()
+    loss, _ = sft_microbatch_train_step(policy, STEP_MASK, 1, weights=torch.tensor([2.0, 0.5]))
+    assert_close(loss, torch.tensor(2.0 * 3 + 0.5 * 18))
+    assert_close(policy.grad, tensor([-2.0, -2.0, 0.0], [-0.5, -0.5, -0.5]))
+
+
+@pytest.mark.parametrize("masked", [-1e30, float("-inf"), float("nan")])
+def test_masked_positions_have_no_gradient_in_fine_tuning(masked: float) -> None:
+    """Exactly none, whatever stands there."""
+    policy = tensor([masked, -1.0, masked], [masked, masked, masked]).requires_grad_()
+    loss, metadata = sft_microbatch_train_step(policy, tensor([0, 1, 0], [0, 0, 0]), 1, normalize_constant=4.0)
+    assert (loss.item(), metadata["mean_nll"].item()) == (0.125, 1.0)
+    assert policy.grad is not None
+    assert policy.grad.tolist() == [[0.0, -0.125, 0.0], [0.0, 0.0, 0.0]]

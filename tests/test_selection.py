@@ -12,8 +12,8 @@ import pytest
 
 from grpo.errors import UserError
 from grpo.experiments import EXPERIMENTS, RANKED_BY
-from grpo.selection import mean_of_last, read_outcomes, read_selections, select, winner_file
 from grpo.sections import Experiment
+from grpo.selection import mean_of_last, read_outcomes, read_selections, select, winner_file
 from grpo.study import Study
 
 EXPERIMENT = "grpo_learning_rate"

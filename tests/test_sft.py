@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -37,9 +38,17 @@ MANY = [Example(f"prompt {i}", f"response {i}", str(i), float(i % 3 == 0)) for i
 def test_a_smaller_choice_is_part_of_a_larger_one_of_the_same_seed() -> None:
     chosen = [choose_examples(MANY, SftConfig(examples=n), 5) for n in (1, 4, 13, 30)]
     assert [len(examples) for examples in chosen] == [1, 4, 13, 30]
-    for fewer, more in zip(chosen, chosen[1:], strict=False):
+    for fewer, more in itertools.pairwise(chosen):
         assert set(fewer) < set(more)
     assert set(chosen[-1]) == set(MANY) == set(choose_examples(MANY, SftConfig(), 5))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_choices_of_very_different_sizes_are_nested_too(seed: int) -> None:
+    """``random.sample`` draws a few of many in another way than most of them."""
+    many = [Example(f"prompt {i}", "", "", 0.0) for i in range(2000)]
+    chosen = [set(choose_examples(many, SftConfig(examples=n), seed)) for n in (30, 300, 450, 1500)]
+    assert chosen[0] < chosen[1] < chosen[2] < chosen[3]
 
 
 def test_the_choice_depends_on_the_seed_only() -> None:
@@ -182,9 +191,7 @@ def test_updates_are_those_of_plain_torch(model: Any, tokenizer: Any, tmp_path: 
     assert distance(trained, expected, model) < 1e-3
     assert [(row["step"], row["update"]) for row in history] == [(step, step) for step in range(1, 7)]
     # Mean negative log-likelihood of a token: the loss without its divisors.
-    tokens = [
-        sum(len(tokenizer(e.response)["input_ids"]) for e in items_of_step(EXAMPLES, 3, step, 4)) for step in range(1, 7)
-    ]
+    tokens = [sum(len(tokenizer(e.response)["input_ids"]) for e in items_of_step(EXAMPLES, 3, step, 4)) for step in range(1, 7)]
     expected_nll = [loss * 3.0 * 4 / n for loss, n in zip(losses, tokens, strict=True)]
     assert [row["mean_nll"] for row in history] == pytest.approx(expected_nll, rel=1e-4)
     speeds = [row["tokens_per_s"] * row["training_s"] for row in log.times]

@@ -200,7 +200,8 @@ def test_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error:
         raise error
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    with pytest.raises(UserError, match=r"someone/gsm8k: could not download .*network, the names under `task\.source`.*HF_TOKEN.*local files \(see `studies/"):
+    message = r"someone/gsm8k: could not download .*network, the names under `task\.source`.*HF_TOKEN.*local files \(see"
+    with pytest.raises(UserError, match=message):
         gsm8k.load(hub_task("gsm8k"))
 
 

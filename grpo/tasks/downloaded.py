@@ -22,10 +22,11 @@ HUB_SPLIT: dict[Split, str] = {"train": "train", "validation": "test"}
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a source, and where it stands (``file:line``) for messages."""
+    """One row of a source, and for messages where it stands (``file:line``) and where params.yaml names the source."""
 
     where: str
     values: dict[str, Any]
+    key: str = "task.source"
 
     def text(self, *columns: str) -> str:
         """The first of ``columns`` that the row has, as text.
@@ -42,7 +43,7 @@ class Row:
                     return value
                 raise UserError(f"{self.where}: column {column!r} holds {value!r}, not text. Correct the row.")
         has = ", ".join(self.values) or "none"
-        raise UserError(f"{self.where}: no column {' or '.join(map(repr, columns))} (columns: {has}). Check `task.source`.")
+        raise UserError(f"{self.where}: no column {' or '.join(map(repr, columns))} (columns: {has}). Check `{self.key}`.")
 
 
 MakeProblem = Callable[[Row, Split, int], Problem]
@@ -75,6 +76,14 @@ def load_task(task: DownloadedTask, hub_files: list[str], make: MakeProblem) -> 
             )
         splits[split] = problems
     return splits["train"], splits["validation"]
+
+
+def load_solutions(
+    task: DownloadedTask, hub_files: list[str], make: MakeProblem, solution_of: Callable[[Row], str]
+) -> list[tuple[Problem, str]]:
+    """The training problems, each with the solution that its row holds; arguments and errors as of :func:`load_task`."""
+    rows = _rows(task, "train", hub_files)
+    return [(make(row, "train", number), solution_of(row)) for number, row in enumerate(rows)]
 
 
 def checked_problem(row: Row, problem: Problem) -> Problem:
@@ -127,7 +136,7 @@ def read_jsonl(path: Path, key: str) -> list[Row]:
                 raise UserError(f"{path}:{number}: not valid JSON ({error}). Correct or remove the line.") from error
             if not isinstance(values, dict):
                 raise UserError(f"{path}:{number}: expected a JSON object with named columns. Correct or remove the line.")
-            rows.append(Row(f"{path}:{number}", values))
+            rows.append(Row(f"{path}:{number}", values, key))
     return rows
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from grpo.errors import UserError
 from grpo.records import Problem
 from grpo.sections import DownloadedTask
-from grpo.tasks.downloaded import Row, Split, checked_problem, load_task
+from grpo.tasks.downloaded import Row, Split, checked_problem, load_solutions, load_task
 
 _HUB_FILES = ["main/{split}-00000-of-00001.parquet"]
 _MARK = "####"
@@ -20,6 +22,15 @@ def load(task: DownloadedTask) -> tuple[list[Problem], list[Problem]]:
         UserError: see :func:`grpo.tasks.downloaded.load_task`.
     """
     return load_task(task, _HUB_FILES, _problem)
+
+
+def solutions(task: DownloadedTask) -> list[tuple[Problem, str]]:
+    """The training problems with their solutions, without the calculator's notes (``<<48/2=24>>``) and the short answer."""
+    return load_solutions(task, _HUB_FILES, _problem, _solution)
+
+
+def _solution(row: Row) -> str:
+    return re.sub(r"<<[^>]*>>", "", row.text("answer").rpartition(_MARK)[0]).strip()
 
 
 def _problem(row: Row, split: Split, number: int) -> Problem:

@@ -80,7 +80,7 @@ def read_keyword_problems(path: Path) -> list[Problem]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             pairs.append(tuple(keywords_of_prompt(json.loads(line)["prompt"])))
-        except (ValueError, KeyError, TypeError, UserError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
             raise UserError(f"{path}:{number}: {error}. Run `dvc repro -f keyword_dataset` to make it anew.") from error
     if not pairs:
         raise UserError(f"{path}: holds no examples. Run `dvc repro -f keyword_dataset` to make it anew.")

@@ -9,7 +9,7 @@ from grpo.errors import UserError
 from grpo.records import Problem
 from grpo.rewards.extract import last_boxed
 from grpo.sections import DownloadedTask
-from grpo.tasks.downloaded import Row, Split, checked_problem, load_task
+from grpo.tasks.downloaded import Row, Split, checked_problem, load_solutions, load_task
 
 SUBJECTS = (
     "algebra",
@@ -42,6 +42,11 @@ def load(task: DownloadedTask) -> tuple[list[Problem], list[Problem]]:
         UserError: see :func:`grpo.tasks.downloaded.load_task`.
     """
     return load_task(task, _HUB_FILES, _problem)
+
+
+def solutions(task: DownloadedTask) -> list[tuple[Problem, str]]:
+    """The training problems with their solutions, from the column ``solution``."""
+    return load_solutions(task, _HUB_FILES, _problem, lambda row: row.text("solution").strip())
 
 
 def _problem(row: Row, split: Split, number: int) -> Problem:

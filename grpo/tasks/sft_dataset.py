@@ -12,12 +12,13 @@ from grpo.errors import UserError
 from grpo.files import files_digest, whole_folder, write_json
 from grpo.records import Example, read_problems, write_records
 from grpo.rewards import score_batch
-from grpo.sections import ArithmeticTask, GeneratedTraces, HubTraces
+from grpo.sections import ArithmeticTask, DownloadedTask, GeneratedTraces, HubTraces, JsonlTraces, WorkedSolutions
 from grpo.study import Study
+from grpo.tasks import gsm8k, math
 from grpo.tasks.arithmetic import derail, word_problems
 from grpo.tasks.downloaded import Row, download, read_jsonl
 from grpo.tasks.overlap import layout_free
-from grpo.tasks.prompts import format_prompt, load_prompt
+from grpo.tasks.prompts import PLACEHOLDER, format_prompt, load_prompt
 
 RESPONSE = " {steps} </think> <answer>{answer}</answer>"
 
@@ -32,10 +33,12 @@ def build_sft_dataset(study: Study) -> dict[str, Any]:
         UserError: the source is missing, a row lacks a column, or nothing is left.
     """
     settings, prompt = study.sft_dataset, study.sft.prompt
-    if isinstance(settings, GeneratedTraces):
-        assert isinstance(study.task, ArithmeticTask)  # Study sees to it
+    if isinstance(settings, GeneratedTraces) and isinstance(study.task, ArithmeticTask):
         rows = generated_traces(study.task, settings)
+    elif isinstance(settings, WorkedSolutions) and isinstance(study.task, DownloadedTask):
+        rows = worked_solutions(study.task)
     else:
+        assert isinstance(settings, JsonlTraces | HubTraces)  # Study refuses what does not go together
         rows = _traces_of_file(settings)
     kept = _without_validation(rows, prompt)
     rewards = score_batch(prompt, [r for _, r, _ in kept], [truth for _, _, truth in kept]).rewards
@@ -80,7 +83,21 @@ def generated_traces(task: ArithmeticTask, settings: GeneratedTraces) -> list[Tr
     return traces
 
 
-def _traces_of_file(settings: Any) -> list[Trace]:
+def worked_solutions(task: DownloadedTask) -> list[Trace]:
+    """The training set's own solutions in the r1_zero form."""
+    template = load_prompt("r1_zero")
+    solved = {"math": math.solutions, "gsm8k": gsm8k.solutions}[task.name](task)
+    return [
+        (
+            format_prompt(template, problem.question),
+            RESPONSE.format(steps=solution, answer=problem.ground_truth),
+            problem.ground_truth,
+        )
+        for problem, solution in solved
+    ]
+
+
+def _traces_of_file(settings: JsonlTraces | HubTraces) -> list[Trace]:
     if isinstance(settings, HubTraces):
         path = download(settings.repo, settings.file, settings.revision, "sft_dataset")
     else:
@@ -94,14 +111,20 @@ def _trace(row: Row) -> Trace:
 
 
 def _without_validation(traces: list[Trace], prompt: str) -> list[Trace]:
-    """Those whose prompt is not that of a validation problem, whatever its layout.
+    """Those whose prompt does not ask a validation question, whatever its layout.
 
     Raises:
         UserError: none is left.
     """
-    template = load_prompt(prompt)
-    held_out = {layout_free(format_prompt(template, problem.question)) for problem in read_problems(paths.VALIDATION)}
-    kept = [trace for trace in traces if layout_free(trace[0]) not in held_out]
+    held_out = {layout_free(problem.question) for problem in read_problems(paths.VALIDATION)}
+    before, after = (layout_free(part) for part in load_prompt(prompt).split(PLACEHOLDER))
+
+    def asks_one(text: str) -> bool:
+        if text.startswith(before) and text.endswith(after):
+            return text[len(before) : len(text) - len(after)] in held_out
+        return any(question in text for question in held_out)  # another template
+
+    kept = [trace for trace in traces if not asks_one(layout_free(trace[0]))]
     if not kept:
         raise UserError("sft_dataset: no example is left that is not a validation question. Use another source.")
     return kept

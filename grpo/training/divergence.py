@@ -32,7 +32,8 @@ def divergence(
     best = max(row["val/answer_reward"] for row in validations)
     if best > 0 and max(rewards) >= STILL_LEARNT * best:
         return None
-    if max(entropies[-rules.patience :]) < rules.entropy_below:
+    # An expert iteration step that found nothing to learn has no entropy, and NaN is below nothing.
+    if all(entropy < rules.entropy_below for entropy in entropies[-rules.patience :]):
         return f"token entropy collapsed to {entropies[-1]:.2g} nats {times}, answer reward {rewards[-1]:.3f}"
     if max(lengths) < rules.length_below * start["val/response_length"]:
         return f"response length collapsed to {lengths[-1]:.1f} tokens {times}, answer reward {rewards[-1]:.3f}"

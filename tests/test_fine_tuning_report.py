@@ -1,0 +1,365 @@
+"""What is written and drawn of fine-tuning, expert iteration and the keyword task, on made-up runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from grpo.experiments import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION
+from grpo.reporting import figures, timing
+from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples, examples_of
+from grpo.reporting.keyword import discuss_keyword
+from grpo.reporting.results import Run
+from grpo.study import Study
+
+PROBLEMS = 100
+
+
+def each(score: float) -> NDArray[np.float64]:
+    """The same score on every problem: the interval over problems is one point."""
+    return np.full(PROBLEMS, score)
+
+
+def solved(n: int) -> NDArray[np.float64]:
+    """The first ``n`` of 100 problems."""
+    return (np.arange(PROBLEMS) < n).astype(float)
+
+
+def made_up(
+    arm: str,
+    *evaluations: NDArray[np.float64],
+    seed: int = 0,
+    experiment: str = SFT,
+    metrics: dict[str, Any] | None = None,
+    validation: dict[str, Any] | None = None,
+    **config: Any,
+) -> Run:
+    """A run with an evaluation at each step, the untrained one first."""
+    n = len(evaluations)
+    rewards = [float(scores.mean()) for scores in evaluations]
+    columns = {"step": range(n), "val/answer_reward": rewards, "val/token_entropy": np.linspace(1.0, 0.25, n)}
+    best = int(np.argmax(rewards))
+    return Run(
+        experiment=experiment,
+        arm=arm,
+        seed=seed,
+        config={"config": {key: {"value": value} for key, value in config.items()}, "same_as": None},
+        metrics={"diverged_step": None, "best/answer_reward": rewards[best], "best/step": best} | (metrics or {}),
+        history=pd.DataFrame({"step": range(1, n), "mean_nll": np.ones(n - 1)}),
+        validation=pd.DataFrame(columns | (validation or {})),
+        outcomes=np.stack(evaluations),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- fine-tuning
+
+REPORT = {"examples": 2000, "correct": 1500, "wrong_answer": 400, "wrong_form": 100}
+
+
+def fine_tuned(arm: str, examples: int, *finals: NDArray[np.float64], filtered: bool = False) -> list[Run]:
+    return [
+        made_up(arm, each(0.0), final, seed=seed, metrics={"examples": examples}, filtered=filtered)
+        for seed, final in enumerate(finals)
+    ]
+
+
+def test_the_share_of_examples_that_earn_the_reward() -> None:
+    text = discuss_sft(fine_tuned("all", 2000, each(0.5)), 1, REPORT)
+    assert text.startswith("Of 2,000 examples 1,500 (75.0%) earn the reward; the filtered set holds only these.")
+    assert "In 400 the answer is wrong, in 100 the form." in text
+    assert "unique examples" not in text and "filtering" not in text  # nothing to compare
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "difference", "verdict"),
+    [
+        (each(0.25), each(0.5), "0.250 (0.250 to 0.250)", "more examples help"),
+        (each(0.5), each(0.25), "-0.250 (-0.250 to -0.250)", "more examples harm"),
+        (each(0.5), each(0.5), "0.000 (0.000 to 0.000)", "these runs cannot tell the two apart"),
+        (solved(50), solved(52), "0.020 (0.000 to 0.050)", "these runs cannot tell the two apart"),
+    ],
+)
+def test_whether_more_examples_help(few: NDArray[np.float64], many: NDArray[np.float64], difference: str, verdict: str) -> None:
+    """The fewest against the most of the unfiltered arms, whatever the order in params.yaml."""
+    runs = fine_tuned("all", 2000, many) + fine_tuned("some", 512, each(0.125)) + fine_tuned("few", 128, few)
+    text = discuss_sft(runs, 1, REPORT)
+    series = f"{few.mean():.3f} with 128, 0.125 with 512, {many.mean():.3f} with 2,000"
+    assert f"Answer reward by number of unique examples: {series}." in text
+    assert f"2,000 instead of 128 make a difference of {difference}: {verdict}." in text
+
+
+@pytest.mark.parametrize(
+    ("everything", "filtered", "verdict"),
+    [(0.25, 0.5, "filtering helps"), (0.5, 0.25, "filtering harms"), (0.5, 0.5, "these runs cannot tell the two apart")],
+)
+def test_whether_filtering_helps(everything: float, filtered: float, verdict: str) -> None:
+    """The filtered set against all examples, not against fewer of them."""
+    runs = fine_tuned("few", 128, each(0.375)) + fine_tuned("filtered", 1500, each(filtered), filtered=True)
+    text = discuss_sft(runs + fine_tuned("all", 2000, each(everything)), 1, REPORT)
+    difference = f"{filtered - everything:.3f}"
+    assert f"The 1,500 filtered examples end at {filtered:.3f}, all 2,000 at {everything:.3f}:" in text
+    assert f"a difference of {difference} ({difference} to {difference}), so {verdict}." in text
+
+
+def test_runs_that_differ_much_cannot_tell() -> None:
+    apart = fine_tuned("all", 2000, each(0.9), each(0.6), each(0.3))
+    alike = fine_tuned("all", 2000, each(0.6), each(0.6), each(0.6))
+    few = fine_tuned("few", 128, each(0.5), each(0.5), each(0.5))
+    assert "these runs cannot tell the two apart" in discuss_sft(few + apart, 1, REPORT)
+    assert "more examples help" in discuss_sft(few + alike, 1, REPORT)
+
+
+def test_the_last_evaluations_count() -> None:
+    runs = [
+        made_up("few", each(0.0), each(0.75), each(0.25), metrics={"examples": 8}, filtered=False),
+        made_up("all", each(0.0), each(0.0), each(0.5), metrics={"examples": 16}, filtered=False),
+    ]
+    assert "more examples help" in discuss_sft(runs, 1, REPORT)  # .5 against .25
+    assert "more examples harm" in discuss_sft(runs, 2, REPORT)  # .25 against .5
+
+
+def test_arms_by_filter_and_number_of_examples() -> None:
+    runs = [
+        *fine_tuned("b", 64, each(0.5), each(0.5)),
+        *fine_tuned("c", 99, each(0.5), filtered=True),
+        *fine_tuned("a", 8, each(0.5)),
+    ]
+    found = examples_of(runs)
+    assert {key: [[run.arm for run in of] for of in arms] for key, arms in found.items()} == {
+        False: [["a"], ["b", "b"]],
+        True: [["c"]],
+    }
+
+
+def test_the_figure_over_examples_holds_every_arm() -> None:
+    runs = fine_tuned("all", 64, each(0.5)) + fine_tuned("few", 8, each(0.25)) + fine_tuned("f", 48, each(0.75), filtered=True)
+    candidates = [
+        {"arm": run.arm, "value": run.outcomes[-1].mean(), "low": run.outcomes[-1].mean() - 0.125, "high": 1.0} for run in runs
+    ]
+    (axis,) = draw_by_examples(runs, {"candidates": candidates, "last_k": 2}).axes
+    lines = {container.get_label(): np.asarray(container.lines[0].get_xydata()).tolist() for container in axis.containers}
+    assert lines == {
+        "all kinds of examples": [[8.0, 0.25], [64.0, 0.5]],
+        "only examples that earn the reward": [[48.0, 0.75]],
+    }
+    (bars,) = axis.containers[0].lines[2]
+    assert [segment.tolist() for segment in bars.get_segments()] == [[[8, 0.125], [8, 1.0]], [[64, 0.375], [64, 1.0]]]
+    assert "last 2 evaluations" in axis.get_title()
+
+
+# ----------------------------------------------------------------------------------------------------- expert iteration
+
+
+def iterated(arm: str, questions: int, rollouts: int, epochs: int, *rewards: float) -> Run:
+    scores = [each(reward) for reward in rewards]
+    values = {"ei_batch_size": questions, "group_size": rollouts, "epochs_per_ei_step": epochs}
+    return made_up(arm, *scores, experiment=EXPERT_ITERATION, **values)
+
+
+def test_the_winners_curve_over_its_steps() -> None:
+    runs = [iterated("a", 32, 4, 1, 0.1, 0.2, 0.3, 0.4), iterated("b", 64, 4, 1, 0.125, 0.5, 0.25, 0.75)]
+    text = discuss_expert_iteration(runs, {"winner": "b", "last_k": 1})
+    assert text.startswith(
+        "In b the answer reward went over the steps from 0.125 to 0.500, 0.250, 0.750: it rose at 2 of 3 steps"
+    )
+    assert "by 0.625 (0.625 to 0.625) in all." in text
+    assert "The entropy of its responses went from 1.000 to 0.250 nats a token." in text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.25, 0.5, "more is better"), (0.5, 0.25, "fewer is better"), (0.5, 0.5, "these runs cannot tell the two apart")],
+)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (((32, 4, 1), (64, 4, 1)), "64 instead of 32 questions a step"),
+        (((32, 4, 1), (32, 8, 1)), "8 instead of 4 rollouts of a question"),
+        (((32, 4, 1), (32, 4, 3)), "3 instead of 1 epochs a step"),
+    ],
+)
+def test_each_setting_by_itself(
+    settings: tuple[tuple[int, int, int], ...], words: str, low: float, high: float, verdict: str
+) -> None:
+    first, second = settings
+    for runs in (
+        [iterated("a", *first, 0.0, low), iterated("b", *second, 0.0, high)],
+        [iterated("b", *second, 0.0, high), iterated("a", *first, 0.0, low)],
+    ):
+        text = discuss_expert_iteration(runs, {"winner": "a", "last_k": 1})
+        difference = f"{high - low:.3f} ({high - low:.3f} to {high - low:.3f})"
+        assert text.count(" instead of ") == 1
+        assert text.endswith(f"{words}: {difference}, {verdict}.")
+
+
+def test_arms_are_compared_that_differ_in_one_setting() -> None:
+    runs = [
+        iterated("q32", 32, 4, 1, 0.0, 0.125),
+        iterated("q128", 128, 4, 1, 0.0, 0.75),
+        iterated("q64", 64, 4, 1, 0.0, 0.25),
+        iterated("q64-8", 64, 8, 1, 0.0, 0.5),
+        iterated("q32-8-2", 32, 8, 2, 0.0, 1.0),
+    ]
+    text = discuss_expert_iteration(runs, {"winner": "q32", "last_k": 1})
+    assert "64 instead of 32 questions a step: 0.125 (" in text
+    assert "128 instead of 64 questions a step: 0.500 (" in text
+    assert "8 instead of 4 rollouts of a question: 0.250 (" in text
+    assert text.count(" instead of ") == 3  # 128 against 32 follows from these, and the last arm differs in several
+
+
+def test_expert_iteration_counts_the_last_evaluations() -> None:
+    runs = [iterated("a", 32, 4, 1, 0.0, 0.75, 0.25), iterated("b", 64, 4, 1, 0.0, 0.0, 0.5)]
+    assert "more is better" in discuss_expert_iteration(runs, {"winner": "a", "last_k": 1})
+    assert "fewer is better" in discuss_expert_iteration(runs, {"winner": "a", "last_k": 2})
+
+
+# --------------------------------------------------------------------------------------------------------------- keyword
+
+
+def with_keywords(seed: int, before: float, after: float, **kinds: tuple[float, float]) -> Run:
+    columns = {f"val/{kind}": values for kind, values in kinds.items()}
+    return made_up("grpo", each(before), each(after), seed=seed, experiment=KEYWORD, validation=columns)
+
+
+NOTHING_ODD = {"lists_only": (0.0, 0.0), "repeats_prompt": (0.25, 0.0), "is_sentence": (0.5, 1.0)}
+
+
+def test_the_keyword_reward_and_kinds_of_responses() -> None:
+    """Means over two runs."""
+    runs = [
+        with_keywords(0, 0.25, 0.75, **NOTHING_ODD),
+        with_keywords(1, 0.25, 0.75, lists_only=(0.1, 0.08), repeats_prompt=(0.25, 0.0), is_sentence=(0.25, 0.5)),
+    ]
+    text = discuss_keyword(runs, 1)
+    assert text.startswith("On 100 held-out pairs of keywords 25.0% of the responses hold both before GRPO and 75.0% after it")
+    assert "0.500 (0.500 to 0.500) more." in text
+    assert "5.0% before and 4.0% after only list the keywords; 25.0% before and 0.0% after repeat the prompt;" in text
+    assert "37.5% before and 75.0% after are sentences of the grammar" in text
+    assert text.endswith("The reward was not won by degenerate responses.")  # 4%
+
+
+@pytest.mark.parametrize("kind", ["lists_only", "repeats_prompt"])
+@pytest.mark.parametrize(("share", "degenerate"), [(0.049, False), (0.05, True), (0.5, True)])
+def test_degenerate_responses_are_told(kind: str, share: float, degenerate: bool) -> None:
+    text = discuss_keyword([with_keywords(0, 0.25, 0.75, **NOTHING_ODD | {kind: (0.0, share)})], 1)
+    assert ("The reward was not won by degenerate responses." in text) != degenerate
+    assert (f"Part of the reward is degenerate: up to {share:.1%} of the responses are." in text) == degenerate
+
+
+# ----------------------------------------------------------------------------------------------------- the three methods
+
+
+@pytest.fixture
+def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """Winners that are not first; GRPO's runs that started from fine-tuning stand for nothing here."""
+    runs = {
+        SFT: [made_up(arm, each(0.125), each(last), each(last)) for arm, last in (("loser", 1.0), ("sft_won", 0.25))],
+        EXPERT_ITERATION: [
+            made_up(arm, each(0.125), each(0.0), each(last), experiment=EXPERT_ITERATION)
+            for arm, last in (("loser", 1.0), ("ei_won", 0.75))
+        ],
+        SFT_INITIALIZATION: [
+            made_up("early", each(1.0), each(1.0), each(1.0), experiment=SFT_INITIALIZATION, start_from=f"{SFT}/all/last"),
+            made_up("base", each(0.125), each(0.625), each(0.375), experiment=SFT_INITIALIZATION, start_from=None),
+            made_up("base", each(0.125), each(0.5), each(0.5), seed=1, experiment=SFT_INITIALIZATION, start_from=None),
+        ],
+    }
+    seconds = {"sft_won": 10.0, "ei_won": 20.0, "base": 40.0}
+
+    def read_timing(run: Run) -> dict[str, Any]:
+        total = seconds[run.arm] + 10 * run.seed
+        phases = {"rollout_s": 0.25 * total, "training_s": 0.25 * total, "evaluation_s": 0.5 * total}
+        steps = [{"step": step, "rollout_s": 1.0, "training_s": 2.0, "evaluation_s": 100.0} for step in (1, 2)]
+        return {"total_s": total, "phases": phases, "steps": steps}
+
+    monkeypatch.setattr(timing, "read_runs", lambda _, experiment: runs[experiment])
+    monkeypatch.setattr(timing, "read_selection", lambda experiment: {"winner": {SFT: "sft_won"}.get(experiment, "ei_won")})
+    monkeypatch.setattr(timing, "read_timing", read_timing)
+    names = (SFT, EXPERT_ITERATION, SFT_INITIALIZATION)
+    last_k = {SFT: None, EXPERT_ITERATION: 1, SFT_INITIALIZATION: None}
+    changed = {name: mini_study.experiments[name].model_copy(update={"last_k": last_k[name]}) for name in names}
+    selection = mini_study.selection.model_copy(update={"last_k": 2})
+    return mini_study.model_copy(update={"experiments": mini_study.experiments | changed, "selection": selection})
+
+
+def test_the_table_of_methods(three_methods: Study) -> None:
+    lines = timing.methods_table(three_methods).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0][0] == "method" and all(len(row) == 6 for row in cells)
+    # GRPO's two runs each count with 0.5, the mean of their last two evaluations; expert iteration by its last one.
+    assert cells[2:] == [
+        ["the base model, untrained", "0.125", "", "", "", ""],
+        ["supervised fine-tuning (sft_won)", "0.250", "-0.250 (-0.250 to -0.250)", "0.250 (1)", "10", "5"],
+        ["expert iteration (ei_won)", "0.750", "0.250 (0.250 to 0.250)", "0.750 (2)", "20", "10"],
+        ["GRPO, best configuration (base)", "0.500", "", "0.625 (1)", "45", "22"],
+    ]
+
+
+def test_the_methods_over_wall_clock_time(three_methods: Study) -> None:
+    (axis,) = timing.draw_methods(three_methods).axes
+    labelled = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
+    assert [str(line.get_label()).partition(" (")[0] for line in labelled] == [
+        "supervised fine-tuning",
+        "expert iteration",
+        "GRPO, best configuration",
+    ]
+    assert len(axis.lines) == 4  # one for each run
+    for line in axis.lines:
+        assert np.asarray(line.get_xdata()).tolist() == [0.0, 3.0, 6.0]  # without evaluations
+    assert np.asarray(axis.lines[1].get_ydata()).tolist() == [0.125, 0.0, 0.75]
+
+
+# ---------------------------------------------------------------------------------------------------------------- panels
+
+
+def columns_of(experiment: str, history: list[str], validation: list[str]) -> Run:
+    numbers = {column: [0.5, 0.25] for column in history}
+    measured = {column: [0.5, 0.25, 0.125] for column in validation}
+    run = made_up("arm", each(0.5), each(0.25), each(0.125), experiment=experiment, validation=measured)
+    return Run(
+        experiment, "arm", 0, run.config, run.metrics | {"validation_problems": 100},
+        pd.DataFrame({"step": [1, 2]} | numbers), run.validation, run.outcomes,
+    )  # fmt: skip
+
+
+UPDATE = ["loss", "gradient_norm", "token_entropy", "mean_nll", "skipped_update", "learning_rate"]
+MEASURED = ["val/format_reward", "val/response_length", "val/response_length_correct", "val/response_length_incorrect"]
+ROLLOUTS = ["train/reward", "train/correct", "train/solved", "train/response_length", "train/cut_off"]
+GRPO_ROLLOUTS = ["train/format_reward", "train/zero_signal_fraction", "clip_fraction"]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "history", "validation", "axis"),
+    [
+        (SFT, UPDATE, MEASURED, "optimizer step"),
+        (EXPERT_ITERATION, UPDATE + ROLLOUTS, MEASURED, "expert iteration step"),
+        (
+            KEYWORD,
+            UPDATE + GRPO_ROLLOUTS,
+            [*MEASURED, "val/is_sentence", "val/lists_only", "val/repeats_prompt"],
+            "GRPO step",
+        ),
+        ("grpo_baselines", [name for name in UPDATE if name != "mean_nll"] + GRPO_ROLLOUTS, MEASURED, "GRPO step"),
+    ],
+)
+def test_panels_show_what_the_runs_log(experiment: str, history: list[str], validation: list[str], axis: str) -> None:
+    run = columns_of(experiment, history, validation)
+    panels = figures.panels_of(experiment, [run])
+    assert len({(table, column) for table, column, _ in panels}) == 6
+    assert all(column in getattr(run, table) for table, column, _ in panels)
+    figure = figures.draw_experiment(experiment, [run], {"winner": "arm"})
+    assert len(figure.axes) == 7
+    assert {drawn.get_xlabel() for drawn in figure.axes} == {axis}
+
+
+def test_a_step_that_trained_nothing_leaves_a_gap(tmp_path: Path) -> None:
+    """Its numbers are NaN; the figure is drawn all the same."""
+    run = columns_of(EXPERT_ITERATION, UPDATE + ROLLOUTS, MEASURED)
+    run.history.loc[1, ["mean_nll", "gradient_norm"]] = np.nan
+    figures.save_figure(figures.draw_experiment(EXPERT_ITERATION, [run], {"winner": "arm"}), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000

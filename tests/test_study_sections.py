@@ -1,0 +1,223 @@
+"""What a study may say about fine-tuning, expert iteration and the keyword task, and which files their runs use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.config import ExpertIterationConfig, GrpoConfig, SftConfig
+from grpo.effective import effective_run
+from grpo.errors import UserError
+from grpo.experiments import EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, method_of
+from grpo.study import Study, load_study, read_yaml
+from grpo.training.validation import evaluation_steps
+
+ROOT = Path(__file__).parents[1]
+Edit = Callable[[dict[str, Any]], None]
+
+
+def edited(tmp_path: Path, edit: Edit) -> Study:
+    """The mini study after ``edit``."""
+    values = read_yaml(ROOT / "studies" / "mini.yaml")
+    edit(values)
+    (tmp_path / "study.yaml").write_text(json.dumps(values))
+    return load_study(tmp_path / "study.yaml")
+
+
+def refused(tmp_path: Path, edit: Edit) -> str:
+    with pytest.raises(UserError) as caught:
+        edited(tmp_path, edit)
+    return str(caught.value)
+
+
+def new_arm(experiment: str, **overrides: Any) -> Edit:
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][experiment]["arms"]["extra"] = overrides
+
+    return edit
+
+
+# ---------------------------------------------------------------------------------------------------------- start_from
+
+
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != SFT_INITIALIZATION])
+def test_only_arms_of_sft_initialization_start_from_a_checkpoint(tmp_path: Path, experiment: str) -> None:
+    overrides = {"start_from": f"{SFT}/all/last"} | ({"prompt": "keyword"} if experiment == KEYWORD else {})
+    message = refused(tmp_path, new_arm(experiment, **overrides))
+    path = f"experiments.{experiment}.arms.extra"
+    if method_of(experiment) == "grpo":
+        assert f"{path}.start_from: only the arms of {SFT_INITIALIZATION} can have it" in message
+    else:
+        assert f"{path}: start_from: unknown key" in message
+
+
+def sft_arms(values: dict[str, Any]) -> None:
+    """Two arms, of which one keeps what it has after steps 4 and 9, and no arm that starts from others."""
+    values["experiments"][SFT]["arms"] = {"few": {"examples": 8}, "all": {"keep_steps": [4, 9]}}
+    values["experiments"][SFT_INITIALIZATION]["arms"] = {"base": {}}
+
+
+@pytest.mark.parametrize("kept", [["last", "best"], ["last"], ["best"]])
+def test_a_start_is_one_of_the_checkpoints_that_are_kept(tmp_path: Path, kept: list[str]) -> None:
+    def edit(start: Any) -> Edit:
+        def change(values: dict[str, Any]) -> None:
+            sft_arms(values)
+            values["checkpoints"] = kept
+            values["experiments"][SFT_INITIALIZATION]["arms"]["extra"] = {"start_from": start}
+
+        return change
+
+    known = [f"{SFT}/few/{kind}" for kind in kept]
+    known += [f"{SFT}/all/{kind}" for kind in ("step-4", "step-9", *kept)]
+    for start in known:
+        study = edited(tmp_path, edit(start))
+        assert study.experiments[SFT_INITIALIZATION].arms["extra"] == {"start_from": start}
+    wrong = [
+        f"{SFT}/few/step-4",
+        f"{SFT}/all/step-5",
+        f"{SFT}/none/last",
+        f"{EXPERT_ITERATION}/all/last",
+        "last",
+        "",
+        *(f"{SFT}/all/{kind}" for kind in {"last", "best"} - set(kept)),
+    ]
+    for start in wrong:
+        message = refused(tmp_path, edit(start))
+        assert f"experiments.{SFT_INITIALIZATION}.arms.extra.start_from: {start!r} is no checkpoint that {SFT} keeps" in message
+        assert f"(known: {', '.join(known)}); keep_steps keeps more" in message
+
+
+def test_steps_that_all_arms_keep_stand_in_the_section(tmp_path: Path) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][SFT]["arms"] = {"few": {"examples": 8}, "all": {"keep_steps": []}}
+        values["sft"]["keep_steps"] = [2]
+        values["experiments"][SFT_INITIALIZATION]["arms"] = {"base": {"start_from": f"{SFT}/few/step-2"}}
+
+    edited(tmp_path, edit)
+
+    def other(values: dict[str, Any]) -> None:
+        edit(values)
+        values["experiments"][SFT_INITIALIZATION]["arms"] = {"base": {"start_from": f"{SFT}/all/step-2"}}
+
+    assert "is no checkpoint" in refused(tmp_path, other)
+
+
+@pytest.mark.parametrize(("steps", "late"), [([31], [31]), ([1, 30, 31, 99], [31, 99])])
+def test_steps_after_the_last_cannot_be_kept(tmp_path: Path, steps: list[int], late: list[int]) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["sft"]["n_sft_steps"] = 30
+        values["experiments"][SFT]["arms"]["extra"] = {"keep_steps": steps}
+
+    message = refused(tmp_path, edit)
+    assert f"experiments.{SFT}.arms.extra: " in message
+    assert f"keep_steps: {late} come after the last step, n_sft_steps (30)" in message
+    assert SftConfig(n_sft_steps=30, keep_steps=[1, 30]).keep_steps == [1, 30]
+
+
+# --------------------------------------------------------------------------------------------------------------- prompts
+
+
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != KEYWORD])
+def test_the_keyword_prompt_is_for_its_experiment_only(tmp_path: Path, experiment: str) -> None:
+    message = refused(tmp_path, new_arm(experiment, prompt="keyword"))
+    assert f"experiments.{experiment}.arms.extra: prompt: keyword is for {KEYWORD} only" in message
+
+
+@pytest.mark.parametrize("overrides", [{}, {"prompt": "r1_zero"}])
+def test_the_keyword_experiment_needs_its_prompt(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    message = refused(tmp_path, new_arm(KEYWORD, **overrides))
+    assert f"experiments.{KEYWORD}.arms.extra: prompt: must be keyword" in message
+
+
+# --------------------------------------------------------------------------------------------------- methods and last_k
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "key"),
+    [
+        (SFT, {"group_size": 4}, "group_size"),
+        (SFT, {"loss_type": "grpo_clip"}, "loss_type"),
+        (SFT, {"n_grpo_steps": 4}, "n_grpo_steps"),
+        (EXPERT_ITERATION, {"filtered": True}, "filtered"),
+        (EXPERT_ITERATION, {"rollout_batch_size": 64}, "rollout_batch_size"),
+        ("grpo_learning_rate", {"ei_batch_size": 64}, "ei_batch_size"),
+        ("grpo_learning_rate", {"examples": 64}, "examples"),
+    ],
+)
+def test_an_arm_changes_what_its_method_has(tmp_path: Path, experiment: str, overrides: dict[str, Any], key: str) -> None:
+    assert f"experiments.{experiment}.arms.extra: {key}: unknown key" in refused(tmp_path, new_arm(experiment, **overrides))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "told"),
+    [
+        (SFT, {"train_batch_size": 10, "gradient_accumulation_steps": 3}, "train_batch_size (10) must be divisible by"),
+        (EXPERT_ITERATION, {"train_batch_size": 10, "gradient_accumulation_steps": 4}, "train_batch_size (10)"),
+        (EXPERT_ITERATION, {"sampling_min_tokens": 99, "sampling_max_tokens": 9}, "sampling_min_tokens (99) must not exceed"),
+        (SFT, {"examples": 0}, "examples"),
+        (SFT, {"n_sft_steps": 1.5}, "n_sft_steps"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(tmp_path: Path, experiment: str, overrides: dict[str, Any], told: str) -> None:
+    message = refused(tmp_path, new_arm(experiment, **overrides))
+    assert f"experiments.{experiment}.arms.extra: " in message and told in message
+
+
+def test_an_experiments_last_k_comes_before_the_studys(tmp_path: Path) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["selection"]["last_k"] = 3
+        for name, experiment in values["experiments"].items():
+            experiment.pop("last_k", None)
+            if name in (SFT, "leaderboard"):
+                experiment["last_k"] = {SFT: 5, "leaderboard": 1}[name]
+
+    study = edited(tmp_path, edit)
+    assert {name: study.last_k(name) for name in EXPERIMENTS} == dict.fromkeys(EXPERIMENTS, 3) | {SFT: 5, "leaderboard": 1}
+
+    def nothing(values: dict[str, Any]) -> None:
+        values["experiments"][SFT]["last_k"] = 0
+
+    assert f"experiments.{SFT}.last_k" in refused(tmp_path, nothing)
+
+
+# ------------------------------------------------------------------------------------------------------- what a run uses
+
+
+def test_each_kind_of_run_has_its_model_and_its_data(mini_study: Study) -> None:
+    base, problems = "data/model", ("data/dataset/train.jsonl", "data/dataset/validation.jsonl")
+    words = tuple(f"data/keyword/dataset/{split}.jsonl" for split in ("train", "validation"))
+    expected = {
+        ("grpo_learning_rate", "3e-4"): (base, *problems),
+        (SFT, "all"): (base, "data/sft_dataset/train.jsonl", problems[1]),
+        (EXPERT_ITERATION, next(iter(mini_study.experiments[EXPERT_ITERATION].arms))): (base, *problems),
+        (SFT_INITIALIZATION, "base"): (base, *problems),
+        (SFT_INITIALIZATION, "sft_final"): (f"data/checkpoints/{SFT}/all-SEED/last", *problems),
+        (KEYWORD, next(iter(mini_study.experiments[KEYWORD].arms))): ("data/keyword/model", *words),
+    }
+    study = mini_study.model_copy(update={"seeds": [0, 7]})
+    for seed in study.seeds:  # a run starts from the checkpoint of its own seed
+        for (experiment, arm), files in expected.items():
+            run = effective_run(study, experiment, arm, seed, [])
+            found = tuple(path.as_posix() for path in (run.model, run.train, run.validation))
+            assert found == (files[0].replace("SEED", str(seed)), *files[1:])
+
+
+@pytest.mark.parametrize("experiment", list(EXPERIMENTS))
+def test_an_experiments_method_decides_the_configuration(mini_study: Study, experiment: str) -> None:
+    kinds = {SFT: SftConfig, EXPERT_ITERATION: ExpertIterationConfig}
+    arm = next(iter(mini_study.experiments[experiment].arms))
+    run = effective_run(mini_study, experiment, arm, 0, [])
+    assert type(run.config) is kinds.get(experiment, GrpoConfig)
+    assert set(run.sources) == set(type(run.config).model_fields)
+    assert {key for key, source in run.sources.items() if source == f"arm {arm}"} == set(run.overrides)
+
+
+def test_each_method_is_evaluated_at_its_own_steps(mini_study: Study) -> None:
+    study = mini_study.model_copy(update={"evaluation": mini_study.evaluation.model_copy(update={"every": 4})})
+    assert evaluation_steps(study, study.grpo.model_copy(update={"n_grpo_steps": 10})) == [0, 4, 8, 10]
+    assert evaluation_steps(study, SftConfig(n_sft_steps=7, evaluate_every=3)) == [0, 3, 6, 7]
+    assert evaluation_steps(study, ExpertIterationConfig(n_ei_steps=3)) == [0, 1, 2, 3]

@@ -251,6 +251,12 @@ def test_degenerate_responses_are_told(kind: str, share: float, degenerate: bool
     assert (f"Part of the reward is degenerate: up to {share:.1%} of the responses are." in text) == degenerate
 
 
+@pytest.mark.parametrize(("after", "told"), [(0.86, False), (0.84, True), (0.95, False)])
+def test_sentences_that_are_lost_are_told(after: float, told: bool) -> None:
+    text = discuss_keyword([with_keywords(0, 0.25, 0.75, **NOTHING_ODD | {"is_sentence": (0.9, after)})], 1)
+    assert ("in part at the cost of grammar" in text) == told
+
+
 # ----------------------------------------------------------------------------------------------------- the three methods
 
 

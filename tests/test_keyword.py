@@ -123,18 +123,26 @@ def test_sentences_are_written_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.7, 1.0])
-def test_documents_ask_for_training_pairs_and_include_them_as_often_as_asked(share: float) -> None:
+def test_documents_ask_for_training_pairs_and_use_each_keyword_as_often_as_asked(share: float) -> None:
     n, (training, _) = 3000, keyword_pairs(2)
     allowed = set(training)
-    included = 0.0
+    used = 0.0
     for prompt, response in itertools.islice(documents(2, share), n):
         keywords = keywords_of_prompt(prompt)
         assert tuple(keywords) in allowed
         assert response.startswith(" ")
         assert is_sentence(response[1:])
-        included += keyword_inclusion_reward_fn(response, keywords)["reward"]
-    # 4 standard deviations; up to 1% more, as a sentence of any words may happen to include both
-    assert -4 * (share * (1 - share) / n) ** 0.5 <= included / n - share <= 4 * (share * (1 - share) / n) ** 0.5 + 0.01
+        used += sum(keyword_inclusion_reward_fn(response, [keyword])["reward"] for keyword in keywords)
+    # 4 standard deviations; more where the words that fill the sentence happen to be a keyword, of 16 adjectives or 40 nouns
+    spread = 4 * (share * (1 - share) / (2 * n)) ** 0.5
+    assert -spread <= used / (2 * n) - share <= spread + 0.1 * (1 - share)
+
+
+def test_the_first_documents_use_all_keywords() -> None:
+    drawn = list(itertools.islice(documents(2, 0.0, in_full=200), 400))
+    right = [keyword_inclusion_reward_fn(r, keywords_of_prompt(p))["reward"] for p, r in drawn]
+    assert sum(right[:200]) == 200
+    assert sum(right[200:]) < 20
 
 
 def test_documents_are_seeded() -> None:

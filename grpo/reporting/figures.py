@@ -30,8 +30,8 @@ PANELS = (
 )
 # Where no ratio moved there is nothing to clip; a group of equal rewards trains nothing either.
 WITHOUT_CLIPPING = (*PANELS[:-1], ("history", "train/zero_signal_fraction", "share of groups without signal"))
-ENTROPY = ("validation", "val/token_entropy", "token entropy of validation responses (nats)")
-LIKELIHOOD = ("history", "mean_nll", "negative log-likelihood of a training token (nats)")
+ENTROPY = ("validation", "val/token_entropy", "token entropy, validation (nats)")
+LIKELIHOOD = ("history", "mean_nll", "negative log-likelihood per token")
 GRADIENT_NORM = ("history", "gradient_norm", "gradient norm, before clipping")
 SFT_PANELS = (
     ENTROPY,
@@ -43,20 +43,21 @@ SFT_PANELS = (
 )
 EXPERT_ITERATION_PANELS = (
     ENTROPY,
-    ("history", "train/correct", "correct rollouts, which are trained on"),
-    ("history", "train/solved", "share of questions with a correct rollout"),
-    LIKELIHOOD,
-    GRADIENT_NORM,
+    ("history", "train/correct", "correct rollouts, trained on"),
+    ("history", "train/solved", "share of questions solved"),
+    ("history", "mean_nll", "likelihood loss per token, last update"),
+    ("history", "gradient_norm", "gradient norm, last update of a step"),
     ("validation", "val/response_length", "validation response length (tokens)"),
 )
 KEYWORD_PANELS = (
-    ("validation", "val/is_sentence", "share of sentences of the grammar"),
-    ("validation", "val/lists_only", "share that only list the keywords"),
-    ("validation", "val/repeats_prompt", "share that repeat the prompt"),
+    ("validation", "val/is_sentence", "share of responses: sentences"),
+    ("validation", "val/lists_only", "share of responses: lists of words"),
+    ("validation", "val/repeats_prompt", "share of responses: prompt repeated"),
     ENTROPY,
     ("validation", "val/response_length", "validation response length (tokens)"),
     GRADIENT_NORM,
 )
+SHARE_OF_RESPONSES = "share of responses"
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
 KL_PANELS = (
     ("history", "kl/per_token", "KL per token, sampled estimate (nats)"),
@@ -106,6 +107,8 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
             for run in of_arm if axis is main else []:
                 mark_divergence(axis, run, colour)
         axis.set_title(title, fontsize=11 if axis is main else 9)
+        if title.startswith(SHARE_OF_RESPONSES):
+            axis.set_ylim(-0.02, 1.02)
         axis.set_xlabel(STEP[method_of(experiment)], fontsize=9)
         axis.grid(alpha=0.3)
         axis.tick_params(labelsize=8)

@@ -10,6 +10,7 @@ FLAGS = {
     "val/repeats_prompt": "repeat the prompt",
     "val/is_sentence": "are sentences of the grammar that the model was pretrained on",
 }
+NOTICEABLE = 0.05  # share of responses
 
 
 def discuss_keyword(runs: list[Run], last_k: int) -> str:
@@ -20,16 +21,23 @@ def discuss_keyword(runs: list[Run], last_k: int) -> str:
         f"{_mean(runs, column, 0):.1%} before and {_mean(runs, column, -1):.1%} after {words}"
         for column, words in FLAGS.items()
     )
-    degenerate = max(_mean(runs, column, -1) for column in list(FLAGS)[:2])
-    verdict = (
-        "The reward was not won by degenerate responses."
-        if degenerate < 0.05
-        else f"Part of the reward is degenerate: up to {degenerate:.1%} of the responses are."
-    )
     return (
         f"On {before.shape[1]} held-out pairs of keywords {before.mean():.1%} of the responses hold both before GRPO and "
-        f"{after.mean():.1%} after it, {format_interval(gain)} more. Of the responses {kinds}. {verdict}"
+        f"{after.mean():.1%} after it, {format_interval(gain)} more. Of the responses {kinds}. {_verdict(runs)}"
     )
+
+
+def _verdict(runs: list[Run]) -> str:
+    """Whether the reward was won by other means than sentences."""
+    degenerate = max(_mean(runs, column, -1) for column in list(FLAGS)[:2])
+    lost = _mean(runs, "val/is_sentence", 0) - _mean(runs, "val/is_sentence", -1)
+    if degenerate >= NOTICEABLE:
+        return f"Part of the reward is degenerate: up to {degenerate:.1%} of the responses are."
+    if lost >= NOTICEABLE:
+        return (
+            f"The reward was not won by lists or repetitions, but in part at the cost of grammar: {lost:.1%} fewer sentences."
+        )
+    return "The reward was not won by degenerate responses."
 
 
 def _mean(runs: list[Run], column: str, row: int) -> float:

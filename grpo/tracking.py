@@ -152,11 +152,16 @@ def _writer() -> _Writer:
 
 
 def source_tags() -> dict[str, str]:
-    """The git commit the code stands at, and whether it was changed since."""
+    """The git commit the code stands at, and whether it was changed since; asked once for each folder."""
+    return _source_tags(Path.cwd())
+
+
+@lru_cache
+def _source_tags(folder: Path) -> dict[str, str]:
 
     def git(*args: str) -> str:
         try:
-            return subprocess.run(["git", *args], capture_output=True, text=True, check=False).stdout.strip()
+            return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
         except FileNotFoundError:
             return ""
 

@@ -80,9 +80,10 @@ def draw_figures(study: Study) -> None:
             if experiment == SFT:
                 save_figure(draw_by_examples(runs, read_selection(experiment)), folder / "sft_examples.png")
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
-    for path in sorted(paths.FIGURES.glob("*.png")):
-        mlflow = MlflowRun(path.stem, "figures", {}, {"stage": "figures"})
+    kept = {path: MlflowRun(path.stem, "figures", {}, {"stage": "figures"}) for path in sorted(paths.FIGURES.glob("*.png"))}
+    for path, mlflow in kept.items():
         mlflow.artifact(path)
+    for mlflow in kept.values():
         mlflow.finish()
 
 

@@ -115,6 +115,32 @@ class ExpertIterationConfig(SamplingConfig):
         return self.n_ei_steps
 
 
+class Asynchronous(Section):
+    """Generator, scorer and learner apart, each a Ray actor: new rollouts are sampled while the learner trains on older ones.
+
+    A *version* of the policy is its weights after so many GRPO steps. A token's *lag* is the version that is trained on it
+    less the version that sampled it.
+    """
+
+    max_policy_lag: NonNegativeInt = 1  # of new rollouts; 0: generator and learner take turns
+    # scheduled: always exactly max_policy_lag behind, so that results do not depend on the clock.
+    # newest: a batch is sampled with the newest weights there are when it is begun; less lag, but no two runs are equal.
+    weights: Literal["scheduled", "newest"] = "scheduled"
+    replay_capacity: PositiveInt = 1  # rollout batches kept to draw from; 1: each batch is trained on once, in order
+    replay_max_age: NonNegativeInt | None = None  # groups with more lag than this are dropped; null: only capacity counts
+    stuck_after_s: PositiveFloat = 600.0  # an actor that takes longer for one call is ended and started again
+    save_state_every: PositiveInt = 10  # steps; a learner that dies starts from there, and trains the batches since again
+
+    @model_validator(mode="after")
+    def _new_rollouts_are_young_enough(self) -> Self:
+        if self.replay_max_age is not None and self.replay_max_age < self.max_policy_lag:
+            raise ValueError(
+                f"replay_max_age ({self.replay_max_age}) would drop new rollouts, which may lag by max_policy_lag "
+                f"({self.max_policy_lag}): raise the former"
+            )
+        return self
+
+
 class GrpoConfig(SamplingConfig):
     """The hyperparameters of one GRPO run, by the handouts' names and with their defaults (Section 7 of CS336 A5)."""
 
@@ -130,6 +156,7 @@ class GrpoConfig(SamplingConfig):
     importance_cap: PositiveFloat | None = None  # truncated importance sampling between engine and learner, token by token
     measure_kl: bool = False  # to the frozen starting weights, at every step; it never enters the loss
     start_from: str | None = None  # an SFT checkpoint of the same seed, sft_experiment/ARM/CHECKPOINT; null: the base model
+    asynchronous: Asynchronous | None = None  # null: one process samples, scores and trains in turns
 
     @model_validator(mode="after")
     def _sanity_checks(self) -> GrpoConfig:
@@ -138,6 +165,11 @@ class GrpoConfig(SamplingConfig):
         if self.train_batch_size < self.group_size:
             raise ValueError(
                 f"train_batch_size ({self.train_batch_size}) must be at least group_size ({self.group_size}): raise the former"
+            )
+        if self.measure_kl and self.asynchronous is not None:
+            raise ValueError(
+                "measure_kl needs rollouts of the current policy, and asynchronous ones are of an older one: "
+                "leave out one of the two"
             )
         if self.group_size == 1 and self.loss_type != "no_baseline":
             raise ValueError(

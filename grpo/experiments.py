@@ -10,6 +10,8 @@ SFT = "sft_experiment"
 EXPERT_ITERATION = "expert_iteration_experiment"
 SFT_INITIALIZATION = "grpo_sft_initialization"
 KEYWORD = "grpo_keyword_inclusion"
+COLOCATE = "grpo_colocate"
+ASYNCHRONOUS = "grpo_async_offpolicy"
 
 EXPERIMENTS: dict[str, str] = {
     SFT: "Supervised fine-tuning",
@@ -24,6 +26,8 @@ EXPERIMENTS: dict[str, str] = {
     "grpo_prompt_ablation": "Prompt ablation",
     SFT_INITIALIZATION: "SFT initialization",
     "grpo_kl_divergence": "KL divergence from the starting policy",
+    COLOCATE: "Colocated: one or several updates per rollout batch",
+    ASYNCHRONOUS: "Asynchronous: generator and learner apart",
     "leaderboard": "Leaderboard",
     KEYWORD: "Keyword inclusion, on the project's own language model",
 }
@@ -46,6 +50,8 @@ BUILDS_ON: dict[str, list[str]] = {
     "grpo_prompt_ablation": _BEST,
     SFT_INITIALIZATION: _BEST,
     "grpo_kl_divergence": _BEST,
+    COLOCATE: _ON_POLICY,
+    ASYNCHRONOUS: _ON_POLICY,
     "leaderboard": [*_BEST, "grpo_prompt_ablation"],
     KEYWORD: [],
 }

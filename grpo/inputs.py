@@ -1,4 +1,4 @@
-"""What runs of a method share, in one small file that their stages depend on: settings, and the code that decides results.
+"""What runs of a kind share, in one small file that their stages depend on: settings, and the code that decides results.
 
 Without it every run's entry in dvc.lock would repeat some hundred lines, and DVC reads and writes the whole lock after each
 stage. Of Python files the syntax tree counts, without docstrings: an edit of a comment trains nothing again.
@@ -35,31 +35,35 @@ SHARED_CODE = (
     "grpo/tasks/prompts.py",
     "grpo/training/divergence.py",
     "grpo/training/learner.py",
+    "grpo/training/make.py",
     "grpo/training/microbatches.py",
     "grpo/training/optimizer.py",
     "grpo/training/order.py",
     "grpo/training/packing.py",
     "grpo/training/run.py",
     "grpo/training/session.py",
+    "grpo/training/step.py",
     "grpo/training/validation.py",
     "grpo/training/world.py",
 )
-CODE: dict[Method, tuple[str, ...]] = {
-    "grpo": ("grpo/tasks/keyword.py", "grpo/tasks/keyword_dataset.py", "grpo/training/grpo.py"),
-    "sft": ("grpo/training/sft.py",),
-    "expert_iteration": ("grpo/training/expert_iteration.py", "grpo/training/grpo.py"),
+# And of each kind of run: the section of params.yaml with its settings, and its own code.
+CODE: dict[str, tuple[Method, tuple[str, ...]]] = {
+    "grpo": ("grpo", ("grpo/tasks/keyword.py", "grpo/tasks/keyword_dataset.py", "grpo/training/grpo.py")),
+    "asynchronous": ("grpo", ("grpo/training/asynchronous",)),
+    "sft": ("sft", ("grpo/training/sft.py",)),
+    "expert_iteration": ("expert_iteration", ("grpo/training/expert_iteration.py",)),
 }
 
 
 def write_training_inputs(study: Study) -> None:
-    """Write data/training_inputs/METHOD.json."""
+    """Write data/training_inputs/KIND.json."""
     settings, code = shared_settings(study), code_digests(Path(), SHARED_CODE)
-    for method, own in CODE.items():
+    for kind, (method, own) in CODE.items():
         content = {
             "settings": settings | {method: getattr(study, method).model_dump()},
             "code": code | code_digests(Path(), own),
         }
-        write_json(paths.TRAINING_INPUTS / f"{method}.json", content)
+        write_json(paths.TRAINING_INPUTS / f"{kind}.json", content)
 
 
 def shared_settings(study: Study) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_
 
 from grpo.config import OFF_POLICY_RANK, ExpertIterationConfig, GrpoConfig, Section, SftConfig, apply_overrides, explain
 from grpo.errors import UserError
-from grpo.experiments import EXPERIMENTS, KEYWORD, RANKED_BY, SFT, SFT_INITIALIZATION, method_of
+from grpo.experiments import ASYNCHRONOUS, EXPERIMENTS, KEYWORD, RANKED_BY, SFT, SFT_INITIALIZATION, method_of
 from grpo.sections import (
     ArithmeticTask,
     Divergence,
@@ -57,7 +57,7 @@ class Study(Section):
     divergence: Divergence | None  # null: no run is ever stopped
     checkpoints: list[Literal["last", "best"]] = Field(min_length=1)
     experiments: dict[str, Experiment]
-    resources: dict[Literal["small", "model", "evaluate", "train"], Resources]
+    resources: dict[Literal["small", "model", "evaluate", "train", "asynchronous"], Resources]
 
     def last_k(self, experiment: str) -> int:
         """By the mean of how many last evaluations a run of ``experiment`` counts."""
@@ -87,8 +87,8 @@ class Study(Section):
             if arm not in self.experiments[name].arms:
                 known = ", ".join(self.experiments[name].arms)
                 raise ValueError(f"selection.pinned.{name}: no arm {arm!r} (known: {known})")
-        if set(self.resources) != {"small", "model", "evaluate", "train"}:
-            raise ValueError("resources: needs exactly small, model, evaluate and train")
+        if set(self.resources) != {"small", "model", "evaluate", "train", "asynchronous"}:
+            raise ValueError("resources: needs exactly small, model, evaluate, train and asynchronous")
         return self
 
     @model_validator(mode="after")
@@ -119,6 +119,9 @@ class Study(Section):
         if (config.prompt == "keyword") != (experiment == KEYWORD):
             only = "must be keyword" if experiment == KEYWORD else f"keyword is for {KEYWORD} only"
             raise ValueError(f"{path}: prompt: {only}")
+        if isinstance(config, GrpoConfig) and (config.asynchronous is not None) != (experiment == ASYNCHRONOUS):
+            who = "every arm needs it" if experiment == ASYNCHRONOUS else f"only arms of {ASYNCHRONOUS} can have it"
+            raise ValueError(f"{path}: asynchronous: {who}")
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             self._check_start(f"{path}.start_from", experiment, config.start_from)
 

@@ -184,6 +184,7 @@ class RunLog:
         self._phases: dict[str, float] = {}
         self._peaks: dict[str, float] = {}  # MiB
         self._updates = 0
+        self._step_began = time.perf_counter()
         self._history = _CsvWriter(folder / "history.csv")
         self._validation = _CsvWriter(folder / "validation.csv")
 
@@ -200,25 +201,44 @@ class RunLog:
                 times[key] = times.get(key, 0.0) + seconds
             self._peaks[name] = max(peak_mb(), self._peaks.get(name, 0.0))
 
-    def step(self, step: int, updates: list[dict[str, float]], rollout: dict[str, float], tokens: int) -> None:
+    def step(
+        self,
+        step: int,
+        updates: list[dict[str, float]],
+        rollout: dict[str, float],
+        tokens: int,
+        elsewhere: Mapping[str, float] | None = None,
+    ) -> None:
         """Record one step of a method's loop: its optimizer steps, its rollout batch, and its times.
+
+        ``step_s`` is the time since the step before ended, without evaluation.
 
         Args:
             rollout: metrics of the rollout batch; empty where there is none.
             tokens: response tokens of the step's batch.
+            elsewhere: figures measured in other processes; they take the place of this one's by the same name.
         """
+        elsewhere = elsewhere or {}
         for update in updates:
             self._updates += 1
             row = {"step": step, "update": self._updates, **rollout, **update}
             self._history.write(row)
             self.mlflow.log({k: v for k, v in row.items() if k not in {"step", "update"}}, step=self._updates)
         seconds = {f"{name}_s": value for name, value in self._phases.items()}
+        peaks = {f"{name}_peak_mb": value for name, value in self._peaks.items()}
+        ended = time.perf_counter()
         times = {
             "step": step,
+            "step_s": ended - self._step_began - self._phases.get("evaluation", 0.0),
             **seconds,
-            "tokens_per_s": tokens / max(1e-9, self._phases.get("rollout", 0.0) + self._phases["training"]),
-            **{f"{name}_peak_mb": value for name, value in self._peaks.items()},
+            **peaks,
+            **elsewhere,
         }
+        times["tokens_per_s"] = tokens / max(1e-9, times.get("rollout_s", 0.0) + times["training_s"])
+        for name, value in elsewhere.items():
+            if name.endswith("_s") and name not in seconds:
+                self.phase_totals[name] = self.phase_totals.get(name, 0.0) + value
+        self._step_began = ended
         self.times.append(times)
         self.mlflow.log({f"time/{k}": v for k, v in times.items() if k != "step"}, step=self._updates)
         self._phases, self._peaks = {}, {}

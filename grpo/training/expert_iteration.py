@@ -13,9 +13,9 @@ from grpo.records import Problem, Rollout
 from grpo.rewards import RewardFn
 from grpo.rollout.engine import Engine, derive_seed
 from grpo.tracking import RunLog
-from grpo.training.grpo import rollout_sampling
 from grpo.training.learner import Learner
 from grpo.training.order import items_of_step
+from grpo.training.step import rollout_sampling
 from grpo.training.validation import Validation
 
 

@@ -58,6 +58,11 @@ class Batch:
         old = None if self.old_log_probs is None else self.old_log_probs[start:stop]
         return Batch(self.rollouts[start:stop], self.raw_rewards[start:stop], self.advantages[start:stop], old)
 
+    @property
+    def tokens(self) -> int:
+        """Response tokens of all rollouts."""
+        return sum(len(rollout.completion.token_ids) for rollout in self.rollouts)
+
 
 class Learner:
     """A policy with its optimizer.
@@ -144,6 +149,15 @@ class Learner:
             loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token.
         """
         return self._together("_sft_update", prompts, responses, normalize_constant)  # type: ignore[no-any-return]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that training changes: the weights, and the optimizer's state."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.restore(state["optimizer"])
 
     @property
     def _grpo(self) -> GrpoConfig:

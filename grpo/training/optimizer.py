@@ -68,6 +68,19 @@ class Optimizer:
                         parameter.copy_(weight)
         return norm.item(), finite
 
+    def state(self) -> dict[str, Any]:
+        """The moments, and the float32 weights where the model's own are rounded."""
+        pairs = zip(self.parameters, self.weights, strict=True)
+        return {"adamw": self.adamw.state_dict(), "weights": [None if p is w else w.detach() for p, w in pairs]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state`; the model's own weights are restored elsewhere."""
+        self.adamw.load_state_dict(state["adamw"])
+        with torch.no_grad():
+            for weight, saved in zip(self.weights, state["weights"], strict=True):
+                if saved is not None:
+                    weight.copy_(saved)
+
 
 def _add_to(weight: Tensor) -> Any:
     """A hook that moves a parameter's new gradient into the float32 weight's sum."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grpo import paths
-from grpo.config import ExpertIterationConfig, GrpoConfig, SftConfig
+from grpo.config import Asynchronous, ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.cpu import start_threads
 from grpo.effective import EffectiveRun
 from grpo.files import write_json
-from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint
+from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.records import Problem
 from grpo.rewards import REWARD_FNS
 from grpo.rollout.make import make_engine
@@ -21,6 +24,7 @@ from grpo.tracking import MlflowRun, RunLog, now
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
 from grpo.training.learner import Learner
+from grpo.training.make import make_learner
 from grpo.training.sft import train_sft
 from grpo.training.validation import Validation
 from grpo.training.world import join_world
@@ -49,15 +53,74 @@ def train(
         the wall-clock figures.
     """
     started, start = now(), time.perf_counter()
+    with _players(study, run, data, check_weights) as players:
+        log = RunLog(folder, mlflow)
+        metrics = _play(study, run, players, data, validation_problems, folder, checkpoint, log, start)
+    write_json(folder / "metrics.json", metrics)
+    return {
+        "started": started,
+        "finished": now(),
+        "total_s": time.perf_counter() - start,
+        "phases": log.phase_totals,
+        "restarts": players.restarts,
+        "threads": study.threads,
+        "device": study.learner.device,
+        "steps": log.times,
+    }
+
+
+@dataclass
+class _Players:
+    """Who samples and who learns, in this process or elsewhere.
+
+    Attributes:
+        save: saves the policy as a checkpoint.
+        restarts: of those in other processes.
+    """
+
+    tokenizer: Any
+    engine: Any
+    learner: Any
+    save: Callable[[Path], None]
+    restarts: dict[str, int] = field(default_factory=dict)
+
+
+@contextmanager
+def _players(study: Study, run: EffectiveRun, data: list[Any], check_weights: bool) -> Iterator[_Players]:
+    if isinstance(run.config, GrpoConfig) and run.config.asynchronous is not None:
+        from grpo.training.asynchronous.start import start_apart  # Ray is imported for this only
+
+        with start_apart(study, run, data, check_weights) as (pipeline, remote):
+            players = _Players(load_tokenizer(run.model), pipeline, remote, remote.save)
+            yield players
+            workers = (pipeline.generator, pipeline.scorer, remote.worker)
+            players.restarts = {worker.name: worker.restarts for worker in workers}
+        return
     tokenizer, learner = _start_learner(study, run)
-    model = learner.model
-    engine = make_engine(study, run.model, model, tokenizer, check_weights)
-    log = RunLog(folder, mlflow)
+    engine = make_engine(study, run.model, learner.model, tokenizer, check_weights)
+    yield _Players(tokenizer, engine, learner, lambda target: save_checkpoint(target, learner.model, tokenizer))
+    learner.dismiss()
+    learner.world.leave()
+
+
+def _play(
+    study: Study,
+    run: EffectiveRun,
+    players: _Players,
+    data: list[Any],
+    validation_problems: list[Problem],
+    folder: Path,
+    checkpoint: Path,
+    log: RunLog,
+    start: float,
+) -> dict[str, Any]:
+    """Train by the run's method, and write what comes out; returns the final metrics."""
+    tokenizer, engine, learner = players.tokenizer, players.engine, players.learner
 
     def keep(kind: str, evaluation: dict[str, Any]) -> None:
         if kind in study.checkpoints or kind.startswith("step-"):
             shutil.rmtree(checkpoint / kind, ignore_errors=True)
-            save_checkpoint(checkpoint / kind, model, tokenizer)
+            players.save(checkpoint / kind)
             about = {
                 "run": run.name,
                 "kind": kind,
@@ -70,30 +133,22 @@ def train(
     validate = Validation(study, run, validation_problems, engine, learner, tokenizer, log, keep, start)
     reward_fn = REWARD_FNS[run.config.prompt]
     match run.config:
+        case GrpoConfig(asynchronous=Asynchronous()) as config:
+            from grpo.training.asynchronous.loop import train_grpo_asynchronously
+
+            train_grpo_asynchronously(config, run.seed, engine, learner, validate, log)
         case GrpoConfig() as config:
             train_grpo(config, run.seed, data, tokenizer, engine, learner, reward_fn, validate, log)
         case ExpertIterationConfig() as config:
             train_by_expert_iteration(config, run.seed, data, tokenizer, engine, learner, reward_fn, validate, log)
         case SftConfig() as config:
             train_sft(config, run.seed, data, tokenizer, learner, validate, log)
-    metrics = validate.final_metrics() | ({"examples": len(data)} if isinstance(run.config, SftConfig) else {})
     log.close()
-    write_json(folder / "metrics.json", metrics)
     validate.write(folder)
     last = log.validations[-1]
-    learner.dismiss()
-    learner.world.leave()
     keep("last", {"step": last["step"], "update": last["update"], "answer_reward": last["val/answer_reward"]})
     validate.bar.close()
-    return {
-        "started": started,
-        "finished": now(),
-        "total_s": time.perf_counter() - start,
-        "phases": log.phase_totals,
-        "threads": study.threads,
-        "device": study.learner.device,
-        "steps": log.times,
-    }
+    return validate.final_metrics() | ({"examples": len(data)} if isinstance(run.config, SftConfig) else {})
 
 
 def follow(study: Study, run: EffectiveRun) -> None:
@@ -110,19 +165,7 @@ def _start_learner(study: Study, run: EffectiveRun) -> tuple[Any, Learner]:
     world = join_world(settings.device)
     tokenizer = load_tokenizer(run.model)
     model = load_model(run.model, settings.dtype, settings.device)
-    if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-    if settings.compile:
-        compile_layers(model)
-    learner = Learner(
-        model,
-        run.config,
-        tokenizer.pad_token_id,
-        settings.max_tokens_per_microbatch,
-        settings.optimizer,
-        settings.offload_reference,
-        world,
-    )
+    learner = make_learner(settings, run.config, model, tokenizer, world)
     return tokenizer, learner
 
 

@@ -1,0 +1,169 @@
+"""What runs in Ray actors: the generator, the scorer and the learner. Plain classes, which know nothing of one another.
+
+Every method returns its value and what it cost. The parts they work with are made in the actor's own process, by a function
+given to them; ``start`` calls it, so that what goes wrong there reaches the caller as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from grpo.config import GrpoConfig
+from grpo.memory import peak_mb, reset_peak
+from grpo.records import Completion, Problem
+from grpo.rewards import RewardFn
+from grpo.rollout.engine import Engine, SamplingParams
+from grpo.training.learner import Batch, Learner
+from grpo.training.step import Sampled, sample_rollouts, score_rollouts, train_on
+
+
+@dataclass
+class Cost:
+    """Seconds of a call, of these on taking over new weights, and the largest memory meanwhile (MiB)."""
+
+    seconds: float
+    weights_s: float = 0.0
+    peak_mb: float = 0.0
+
+
+def costed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method return its cost too."""
+
+    @functools.wraps(method)
+    def measured(self: Any, *arguments: Any) -> tuple[Any, Cost]:
+        reset_peak()
+        start = time.perf_counter()
+        value = method(self, *arguments)
+        seconds, weights_s = time.perf_counter() - start, getattr(self, "weights_s", 0.0)
+        return value, Cost(seconds - weights_s, weights_s, peak_mb())
+
+    return measured
+
+
+class Weights:
+    """A policy's weights without the policy, which is all that vLLM wants of it."""
+
+    def __init__(self) -> None:
+        self._state: dict[str, torch.Tensor] = {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over."""
+        self._state = state
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Give."""
+        return self._state
+
+
+class Generator:
+    """Samples with the weights it is told to use.
+
+    Args:
+        make: gives the engine, the model that it takes weights from (or a :class:`Weights`), and the tokenizer.
+    """
+
+    def __init__(self, make: Callable[[], tuple[Engine, Any, Any]], config: GrpoConfig, seed: int, problems: Sequence[Problem]):
+        self.make, self.config, self.seed, self.problems = make, config, seed, problems
+        self.weights_s = 0.0
+
+    @costed
+    def start(self) -> None:
+        """Start the engine."""
+        self.engine, self.model, self.tokenizer = self.make()
+
+    @costed
+    def sample(self, step: int, version: int, weights: list[Any]) -> Sampled:
+        """The rollouts of a step.
+
+        Args:
+            version: the policy that is to sample them.
+            weights: a reference to its weights, in a list so that they are fetched only where they are needed.
+        """
+        self._take_over(version, weights)
+        return sample_rollouts(self.config, self.seed, step, self.problems, self.tokenizer, self.engine)
+
+    @costed
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, version: int, weights: list[Any]
+    ) -> list[list[Completion]]:
+        """As :meth:`grpo.rollout.engine.Engine.generate`, with a version's weights."""
+        self._take_over(version, weights)
+        return self.engine.generate(prompts, params, n, seed)
+
+    def _take_over(self, version: int, weights: list[Any]) -> None:
+        start = time.perf_counter()
+        if self.engine.policy_version != version:
+            self.model.load_state_dict(ray.get(weights[0]))
+            self.engine.synchronize(self.model, version)
+        self.weights_s = time.perf_counter() - start
+
+
+class Scorer:
+    """Scores rollouts."""
+
+    def __init__(self, reward_fn: RewardFn, config: GrpoConfig):
+        self.reward_fn, self.config = reward_fn, config
+
+    @costed
+    def start(self) -> None:
+        """There is nothing to start."""
+
+    @costed
+    def score(self, sampled: Sampled) -> tuple[Batch, dict[str, float]]:
+        """See :func:`grpo.training.step.score_rollouts`."""
+        return score_rollouts(self.config, sampled, self.reward_fn)
+
+
+class LearnerActor:
+    """A :class:`grpo.training.learner.Learner` in a process of its own.
+
+    Args:
+        make: gives the learner, and a function that saves its model as a checkpoint.
+    """
+
+    def __init__(self, make: Callable[[], tuple[Learner, Callable[[Path], None]]], config: GrpoConfig):
+        self.make, self.config = make, config
+
+    @costed
+    def start(self) -> None:
+        """Load the model."""
+        self.learner, self.save_model = self.make()
+
+    @costed
+    def train(self, batch: Batch, version: int) -> list[dict[str, float]]:
+        """See :func:`grpo.training.step.train_on`."""
+        updates, _ = train_on(self.config, self.learner, batch, version)
+        return updates
+
+    @costed
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The policy's weights, in the CPU's memory."""
+        return {name: tensor.detach().cpu() for name, tensor in self.learner.model.state_dict().items()}
+
+    @costed
+    def state(self) -> dict[str, Any]:
+        """See :meth:`grpo.training.learner.Learner.state`."""
+        return self.learner.state()
+
+    @costed
+    def restore(self, state: dict[str, Any]) -> None:
+        """See :meth:`grpo.training.learner.Learner.restore`."""
+        self.learner.restore(state)
+
+    @costed
+    def token_entropies(self, rollouts: list[Any]) -> list[float]:
+        """See :meth:`grpo.training.learner.Learner.token_entropies`."""
+        return self.learner.token_entropies(rollouts)
+
+    @costed
+    def save(self, folder: Path) -> None:
+        """Save the model as a checkpoint."""
+        self.save_model(folder)

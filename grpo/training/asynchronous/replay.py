@@ -1,0 +1,86 @@
+"""The replay buffer: scored groups, kept for a while to be trained on again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from grpo.rollout.engine import derive_seed
+from grpo.training.learner import Batch
+
+
+@dataclass
+class Group:
+    """A group of scored rollouts, the version that sampled it, and how often it has been drawn."""
+
+    batch: Batch
+    version: int
+    uses: int = 0
+
+
+class ReplayBuffer:
+    """Scored groups up to a capacity and an age.
+
+    The rule: a step's rollout batch is drawn uniformly, without replacement, from all groups in the buffer, the newest
+    batch's among them. So a group that stays for ``capacity`` steps is drawn once on average: some are drawn several times
+    and some never, and both is counted. With a capacity of one batch a draw is that batch, in its order. Each rollout brings
+    along the log-probabilities of the policy that sampled it, for the ratio.
+
+    Args:
+        group_size: rollouts of a group.
+        groups_per_batch: groups of a rollout batch, and of a draw.
+        capacity: rollout batches; when there are more groups, the oldest leave.
+        max_age: groups that lag by more versions leave; None keeps them.
+        seed: of the draws.
+    """
+
+    def __init__(self, group_size: int, groups_per_batch: int, capacity: int, max_age: int | None, seed: int):
+        self.group_size, self.groups_per_batch = group_size, groups_per_batch
+        self.capacity, self.max_age, self.seed = capacity * groups_per_batch, max_age, seed
+        self.groups: list[Group] = []  # oldest first
+        self.left: list[int] = []  # how often each group that has left was drawn
+
+    def add(self, batch: Batch) -> None:
+        """Take in a scored rollout batch; the oldest groups leave where there is no room."""
+        for start in range(0, len(batch.rollouts), self.group_size):
+            group = batch.slice(start, start + self.group_size)
+            self.groups.append(Group(group, group.rollouts[0].completion.policy_version))
+        self._keep(self.groups[-self.capacity :])
+
+    def draw(self, step: int, version: int) -> Batch:
+        """The rollout batch of a step; groups that are too old for ``version`` leave first."""
+        if self.max_age is not None:
+            self._keep([group for group in self.groups if version - group.version <= self.max_age])
+        chosen = random.Random(derive_seed(self.seed, "replay", step)).sample(range(len(self.groups)), self.groups_per_batch)
+        drawn = [self.groups[i] for i in sorted(chosen)]
+        for group in drawn:
+            group.uses += 1
+        return join([group.batch for group in drawn])
+
+    def metrics(self) -> dict[str, float]:
+        """Groups in the buffer, and of those that have left so far: how many, uses of each, and the share never drawn."""
+        left = len(self.left)
+        return {
+            "replay/groups": len(self.groups),
+            "replay/left": left,
+            "replay/uses_mean": sum(self.left) / max(1, left),
+            "replay/uses_max": max(self.left, default=0),
+            "replay/never_drawn": self.left.count(0) / max(1, left),
+        }
+
+    def _keep(self, groups: list[Group]) -> None:
+        kept = set(map(id, groups))
+        self.left += [group.uses for group in self.groups if id(group) not in kept]
+        self.groups = groups
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """Batches that were never trained on, one after the other."""
+    return Batch(
+        [rollout for batch in batches for rollout in batch.rollouts],
+        torch.cat([batch.raw_rewards for batch in batches]),
+        torch.cat([batch.advantages for batch in batches]),
+    )

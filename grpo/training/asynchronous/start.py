@@ -1,0 +1,154 @@
+"""Starting Ray and the actors of an asynchronous run, and ending them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from grpo.config import GrpoConfig
+from grpo.cpu import fix_cpu_kernels, start_threads
+from grpo.effective import EffectiveRun
+from grpo.errors import UserError
+from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.records import Problem
+from grpo.rewards import REWARD_FNS, RewardFn
+from grpo.rollout.engine import Engine
+from grpo.rollout.make import make_engine
+from grpo.study import Study
+from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer, Weights
+from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
+from grpo.training.asynchronous.worker import Worker
+from grpo.training.learner import Learner
+from grpo.training.make import make_learner
+
+MakeGenerator = Callable[[], tuple[Engine, Any, Any]]
+MakeLearner = Callable[[], tuple[Learner, Callable[[Path], None]]]
+
+
+@contextmanager
+def start_actors(
+    config: GrpoConfig,
+    seed: int,
+    problems: Sequence[Problem],
+    reward_fn: RewardFn,
+    make_generator: MakeGenerator,
+    make_learner: MakeLearner,
+    generator_resources: dict[str, float],
+    learner_resources: dict[str, float],
+) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
+    """Ray, and the three actors; however the block ends, no process is left behind."""
+    apart = config.asynchronous
+    assert apart is not None
+    scorer_resources = {"num_cpus": 1.0}
+    needs = [generator_resources, scorer_resources, learner_resources]
+    _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
+    limit = apart.stuck_after_s
+    workers = [
+        Worker("generator", Generator, (make_generator, config, seed, problems), generator_resources, limit),
+        Worker("scorer", Scorer, (reward_fn, config), scorer_resources, limit),
+        Worker("learner", LearnerActor, (make_learner, config), learner_resources, limit),
+    ]
+    pipeline = None
+    try:
+        generator, scorer, trainer = workers
+        with ThreadPoolExecutor(len(workers)) as threads:  # they load their models at the same time
+            list(threads.map(Worker.start, workers))
+        learner = RemoteLearner(trainer, apart.save_state_every)
+        pipeline = RolloutPipeline(generator, scorer, apart.weights, learner.model)
+        yield pipeline, learner
+    finally:
+        for worker in workers:
+            worker.close()
+        if pipeline is not None:
+            pipeline.close()
+        ray.shutdown()
+
+
+def start_apart(study: Study, run: EffectiveRun, problems: Sequence[Problem], check_weights: bool = False) -> Any:
+    """The actors of a study's run; see :func:`start_actors`.
+
+    Raises:
+        UserError: ``learner.processes`` is above 1, or the cluster has too few GPUs or cores.
+    """
+    config = run.config
+    assert isinstance(config, GrpoConfig)
+    if study.learner.processes > 1:
+        raise UserError(
+            f"params.yaml: learner.processes ({study.learner.processes}): an asynchronous run has one learner. Set it to 1, or "
+            "leave out the experiments with `asynchronous`."
+        )
+    alone = _each_with_its_own_gpu(study)
+    folder, here = run.model.absolute(), Path.cwd()
+    return start_actors(
+        config,
+        run.seed,
+        problems,
+        REWARD_FNS[config.prompt],
+        partial(_make_generator, alone, folder, here, check_weights),
+        partial(_make_learner, alone, run, folder, here),
+        {"num_cpus": study.threads, "num_gpus": int(alone.engine.device != "cpu")},
+        {"num_cpus": study.threads, "num_gpus": int(alone.learner.device != "cpu")},
+    )
+
+
+def _start_ray(needed: dict[str, float]) -> None:
+    """Connect to the cluster of RAY_ADDRESS, or start one on this machine that ends with this process."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = os.environ.get("RAY_ADDRESS")
+    cores = max(needed["num_cpus"], os.cpu_count() or 1)
+    own: dict[str, Any] = {} if address else {"num_cpus": cores, "include_dashboard": False}
+    try:
+        ray.init(address=address or "local", logging_level=logging.ERROR, **own)
+    except ConnectionError as error:
+        raise UserError(
+            f"RAY_ADDRESS ({address}): no Ray cluster answers there ({error}). Start one (`ray start --head`), or unset it to "
+            "use this machine alone."
+        ) from error
+    there = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    for name, key in (("num_gpus", "GPU"), ("num_cpus", "CPU")):
+        if there.get(key, 0) < needed[name]:
+            ray.shutdown()
+            raise UserError(
+                f"an asynchronous run needs {needed[name]:g} {key}s (generator, learner and scorer have their own), and Ray "
+                f"has {there.get(key, 0):g}. Use a larger machine or cluster (RAY_ADDRESS), or lower `threads` in params.yaml."
+            )
+
+
+def _each_with_its_own_gpu(study: Study) -> Study:
+    """The study as an actor sees it: Ray shows it one GPU, whatever that GPU's number is elsewhere."""
+    devices = {name: "cuda:0" if getattr(study, name).device.startswith("cuda") else "cpu" for name in ("engine", "learner")}
+    return study.model_copy(
+        update={name: getattr(study, name).model_copy(update={"device": device}) for name, device in devices.items()}
+    )
+
+
+def _make_generator(study: Study, folder: Path, here: Path, check_weights: bool) -> tuple[Engine, Any, Any]:
+    _settle(study, here)
+    tokenizer = load_tokenizer(folder)
+    if study.engine.name == "vllm":
+        return make_engine(study, folder, None, tokenizer, check_weights), Weights(), tokenizer
+    model = load_model(folder, study.learner.dtype, study.engine.device)
+    own = study.model_copy(update={"learner": study.learner.model_copy(update={"device": study.engine.device})})
+    return make_engine(own, folder, model, tokenizer), model, tokenizer
+
+
+def _make_learner(study: Study, run: EffectiveRun, folder: Path, here: Path) -> tuple[Learner, Callable[[Path], None]]:
+    _settle(study, here)
+    tokenizer = load_tokenizer(folder)
+    learner = make_learner(study.learner, run.config, load_model(folder, study.learner.dtype, study.learner.device), tokenizer)
+    return learner, lambda target: save_checkpoint(target, learner.model, tokenizer)
+
+
+def _settle(study: Study, here: Path) -> None:
+    """In an actor, before anything is computed."""
+    os.chdir(here)  # on a cluster the project's folder is shared
+    fix_cpu_kernels()
+    start_threads(study.threads)

@@ -1,0 +1,118 @@
+"""A Ray actor that is started again when it dies or hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
+from tqdm import tqdm
+
+ATTEMPTS = 4  # for one call
+T = TypeVar("T")
+
+
+class WorkerLost(Exception):
+    """The actor has died or hangs; the message says which."""
+
+
+@dataclass
+class Worker:
+    """Calls an actor's methods, each of which returns its value and its :class:`grpo.training.asynchronous.actors.Cost`.
+
+    One call runs at a time. When the actor dies during a call, or has not answered in time, a new one is started, brought to
+    where the old one was, and asked again. What it had begun is lost with it, so nothing is done twice.
+
+    Attributes:
+        name: for messages.
+        actor_class: the actor's class, not yet a Ray one; ``start()`` is called first.
+        arguments: of its constructor.
+        resources: Ray options, such as num_cpus and num_gpus.
+        stuck_after_s: a call that takes longer counts as hanging.
+        recovery: calls (method, arguments) that bring a new actor to where the old one was.
+        restarts: how often that was needed.
+    """
+
+    name: str
+    actor_class: type
+    arguments: tuple[Any, ...]
+    resources: dict[str, float]
+    stuck_after_s: float
+    recovery: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    restarts: int = 0
+    _actor: Any = None
+    _closed: bool = False
+
+    def call(self, method: str, *arguments: Any, keep: bool = False) -> tuple[Any, Any]:
+        """Call a method.
+
+        Args:
+            keep: leave the value in Ray's object store.
+
+        Returns:
+            the value, or a reference to it, and what it cost.
+
+        Raises:
+            UserError: the method raised one.
+            RuntimeError: the actor was lost at each of several attempts.
+        """
+        return self._until_it_holds(method, lambda: self._ask(method, arguments, keep))
+
+    def start(self) -> None:
+        """Start the actor now, and not only when it is first called.
+
+        Raises:
+            UserError, RuntimeError: as :meth:`call`.
+        """
+        self._until_it_holds("start", lambda: None)
+
+    def close(self) -> None:
+        """End the actor, whatever it is doing."""
+        self._closed = True
+        self._end()
+
+    def _until_it_holds(self, what: str, do: Callable[[], T]) -> T:
+        """Do something with a running actor; with a new one where that is lost meanwhile."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                if self._actor is None:
+                    self._bring_up()
+                return do()
+            except WorkerLost as lost:
+                if self._closed:
+                    raise
+                self.restarts += 1
+                tqdm.write(f"The {self.name} {lost}: attempt {attempt} of {ATTEMPTS} at {what}. It is started again.")
+                self._end()
+        raise RuntimeError(
+            f"the {self.name} was lost {ATTEMPTS} times in a row at {what}. Its last messages stand above and in Ray's logs "
+            "(/tmp/ray/session_latest/logs)."
+        )
+
+    def _bring_up(self) -> None:
+        """A new actor, brought to where the one before was."""
+        self._actor = ray.remote(self.actor_class).options(**self.resources).remote(*self.arguments)
+        self._ask("start", (), keep=False)
+        for method, arguments in self.recovery:
+            self._ask(method, arguments, keep=True)
+
+    def _ask(self, method: str, arguments: tuple[Any, ...], keep: bool) -> tuple[Any, Any]:
+        try:
+            value, cost = getattr(self._actor, method).options(num_returns=2).remote(*arguments)
+            costs = ray.get(cost, timeout=self.stuck_after_s)
+            return (value if keep else ray.get(value, timeout=self.stuck_after_s)), costs
+        except GetTimeoutError:
+            raise WorkerLost(f"has not answered {method} for {self.stuck_after_s:g} s") from None
+        except (RayActorError, ObjectLostError) as error:
+            raise WorkerLost(f"has died ({type(error).__name__})") from error
+        except RayTaskError as error:
+            raise error.cause from error  # with the actor's own traceback above
+
+    def _end(self) -> None:
+        if self._actor is not None:
+            with suppress(Exception):
+                ray.kill(self._actor, no_restart=True)
+        self._actor = None

@@ -1,0 +1,33 @@
+"""Making a learner as the study asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo.config import RunConfig
+from grpo.models.checkpoint import compile_layers
+from grpo.sections import Learner as Settings
+from grpo.training.learner import Learner
+from grpo.training.world import World
+
+
+def make_learner(settings: Settings, config: RunConfig, model: Any, tokenizer: Any, world: World | None = None) -> Learner:
+    """A learner of ``model``.
+
+    Args:
+        model: as :func:`grpo.models.checkpoint.load_model` gives it.
+        world: the processes that share the work.
+    """
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    if settings.compile:
+        compile_layers(model)
+    return Learner(
+        model,
+        config,
+        tokenizer.pad_token_id,
+        settings.max_tokens_per_microbatch,
+        settings.optimizer,
+        settings.offload_reference,
+        world,
+    )

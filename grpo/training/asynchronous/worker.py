@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayT
 from tqdm import tqdm
 
 ATTEMPTS = 4  # for one call
+START_S = 900.0  # an actor may take so long to import its libraries and load its model, vLLM included
 T = TypeVar("T")
 
 
@@ -95,17 +96,18 @@ class Worker:
     def _bring_up(self) -> None:
         """A new actor, brought to where the one before was."""
         self._actor = ray.remote(self.actor_class).options(**self.resources).remote(*self.arguments)
-        self._ask("start", (), keep=False)
+        self._ask("start", (), keep=False, limit_s=START_S)
         for method, arguments in self.recovery:
             self._ask(method, arguments, keep=True)
 
-    def _ask(self, method: str, arguments: tuple[Any, ...], keep: bool) -> tuple[Any, Any]:
+    def _ask(self, method: str, arguments: tuple[Any, ...], keep: bool, limit_s: float | None = None) -> tuple[Any, Any]:
+        limit_s = limit_s or self.stuck_after_s
         try:
             value, cost = getattr(self._actor, method).options(num_returns=2).remote(*arguments)
-            costs = ray.get(cost, timeout=self.stuck_after_s)
-            return (value if keep else ray.get(value, timeout=self.stuck_after_s)), costs
+            costs = ray.get(cost, timeout=limit_s)
+            return (value if keep else ray.get(value, timeout=limit_s)), costs
         except GetTimeoutError:
-            raise WorkerLost(f"has not answered {method} for {self.stuck_after_s:g} s") from None
+            raise WorkerLost(f"has not answered {method} for {limit_s:g} s") from None
         except (RayActorError, ObjectLostError) as error:
             raise WorkerLost(f"has died ({type(error).__name__})") from error
         except RayTaskError as error:

@@ -1,0 +1,450 @@
+"""Asynchronous GRPO on real Ray: equal to the synchronous loop, bounded lag, faults, and nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import asynchronous_parts as parts
+import pytest
+import torch
+from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner, problems
+from pydantic import ValidationError
+
+from grpo.config import Asynchronous
+from grpo.errors import UserError
+from grpo.models.checkpoint import save_checkpoint
+from grpo.records import Completion, Problem, Rollout
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.tracking import RunLog
+from grpo.training.asynchronous.replay import ReplayBuffer
+from grpo.training.grpo import train_grpo
+from grpo.training.learner import Batch
+from grpo.training.step import lag_metrics, train_on
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _actors_find_the_parts() -> Any:
+    """Ray's processes import what tests give them by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the tiny model."""
+    target = tmp_path_factory.mktemp("model")
+    save_checkpoint(target, fresh_model, tokenizer)
+    return target
+
+
+def synchronously(config: Any, model: Any, tokenizer: Any, target: Path) -> tuple[RunLog, dict[str, Any]]:
+    target.mkdir()
+    torch.set_num_threads(1)
+    model = copy.deepcopy(model)
+    log = RunLog(target, parts.NoMlflow())  # type: ignore[arg-type]
+    learner = parts.RecordingLearner(model, config, tokenizer.pad_token_id)
+    engine = TransformersEngine(model, tokenizer)
+    train_grpo(config, 0, problems(), tokenizer, engine, learner, parts.Reward(target), lambda step, updates: False, log)
+    log.close()
+    return log, learner.state()
+
+
+def with_actors(
+    config: Any, folder: Path, target: Path, naps: float = 0.0, meanwhile: Any = None
+) -> tuple[RunLog, dict[str, Any], dict[str, int]]:
+    generator = partial(make_generator, folder, target, naps)
+    return parts.run(config, generator, partial(make_learner, folder, target, naps, config), target, meanwhile)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two states (tensors in mappings and lists) are the same bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)
+
+
+def rows(target: Path) -> list[dict[str, float]]:
+    import csv
+
+    with (target / "history.csv").open(newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+# --------------------------------------------------------------------------------------------------------------- the buffer
+
+
+def scored(step: int, n_groups: int = 3, version: int | None = None) -> Batch:
+    """A batch of groups of two; everything in it tells its step."""
+    version = step - 1 if version is None else version
+    completions = [Completion((step, i), "", (-float(step), -0.5), "stop", version) for i in range(2 * n_groups)]
+    rollouts = [Rollout(Problem(f"{step}/{i // 2}", "", ""), (7,), c, {}) for i, c in enumerate(completions)]
+    return Batch(rollouts, torch.arange(2 * n_groups) + 100.0 * step, torch.arange(2 * n_groups) - 100.0 * step)
+
+
+def ids(batch: Batch) -> list[str]:
+    return [rollout.problem.id for rollout in batch.rollouts[::2]]
+
+
+def test_a_buffer_of_one_batch_gives_that_batch_in_its_order() -> None:
+    buffer = ReplayBuffer(2, 3, 1, None, seed=0)
+    for step in range(1, 6):
+        batch = scored(step)
+        buffer.add(batch)
+        drawn = buffer.draw(step, step - 1)
+        assert drawn.rollouts == batch.rollouts
+        assert torch.equal(drawn.raw_rewards, batch.raw_rewards) and torch.equal(drawn.advantages, batch.advantages)
+    assert buffer.metrics() == {
+        "replay/groups": 3, "replay/left": 12, "replay/uses_mean": 1.0, "replay/uses_max": 1, "replay/never_drawn": 0.0
+    }  # fmt: skip
+
+
+def test_groups_stay_whole_and_keep_rewards_advantages_and_log_probs() -> None:
+    buffer = ReplayBuffer(2, 3, 3, None, seed=0)
+    for step in range(1, 9):
+        buffer.add(scored(step))
+        drawn = buffer.draw(step, step)
+        for i, rollout in enumerate(drawn.rollouts):
+            of, position = rollout.completion.token_ids
+            assert rollout.completion.log_probs[0] == -of
+            assert drawn.raw_rewards[i] == 100 * of + position and drawn.advantages[i] == position - 100 * of
+            assert position % 2 == i % 2  # the two of a group side by side
+        assert len(set(ids(drawn))) == 3  # without replacement
+        assert {int(name.split("/")[0]) for name in ids(drawn)} <= {step - 2, step - 1, step}  # the last three batches
+
+
+def test_the_oldest_leave_first_and_every_use_is_counted() -> None:
+    buffer = ReplayBuffer(2, 3, 2, None, seed=1)
+    drawn: list[str] = []
+    for step in range(1, 200):
+        buffer.add(scored(step))
+        drawn += ids(buffer.draw(step, step))
+        assert len(buffer.groups) == min(2, step) * 3
+    names = [f"{step}/{i}" for step in range(1, 198) for i in range(3)]  # those that have left
+    uses = [drawn.count(name) for name in names]
+    metrics = buffer.metrics()
+    assert buffer.left == uses
+    assert metrics["replay/left"] == len(names) and metrics["replay/uses_max"] == 2
+    assert metrics["replay/uses_mean"] == pytest.approx(sum(uses) / len(uses))
+    # A group is there for two draws of half the buffer each: never with probability 1/4, once 1/2, twice 1/4.
+    assert metrics["replay/never_drawn"] == pytest.approx(0.25, abs=0.05)
+    assert metrics["replay/uses_mean"] == pytest.approx(1.0, abs=0.02)
+
+
+def test_groups_that_are_too_old_leave_before_the_draw() -> None:
+    buffer = ReplayBuffer(2, 3, 10, max_age=2, seed=0)
+    for step in range(1, 12):
+        buffer.add(scored(step))  # sampled by version step - 1
+        drawn = buffer.draw(step, version=step - 1)
+        assert max(step - 1 - r.completion.policy_version for r in drawn.rollouts) <= 2
+        assert len(buffer.groups) == 3 * min(step, 3)
+
+
+def test_draws_depend_on_the_seed_and_the_step_only() -> None:
+    def draws(seed: int) -> list[list[str]]:
+        buffer = ReplayBuffer(2, 3, 4, None, seed)
+        found = []
+        for step in range(1, 8):
+            buffer.add(scored(step))
+            found.append(ids(buffer.draw(step, step)))
+        return found
+
+    assert draws(0) == draws(0) != draws(1)
+
+
+# ------------------------------------------------------------------------------------------------------------ lag and ratios
+
+
+def test_lag_is_counted_by_token() -> None:
+    rollouts = [
+        Rollout(Problem("", "", ""), (1,), Completion((5,) * n, "", (0.0,) * n, "stop", version), {})
+        for n, version in ((3, 4), (1, 2), (0, 5))
+    ]
+    batch = Batch(rollouts, torch.zeros(3), torch.zeros(3))
+    # Trained by version 5: three tokens of lag 1, one of lag 3.
+    assert lag_metrics(batch, 5) == {"lag_mean": pytest.approx(6 / 4), "lag_min": 0, "lag_max": 3}
+
+
+class Remembering:
+    """A learner that only notes what it is given."""
+
+    def __init__(self) -> None:
+        self.old: list[Any] = []
+
+    def log_probs(self, rollouts: list[Rollout]) -> list[torch.Tensor]:
+        return [torch.full((len(r.completion.token_ids),), -9.0) for r in rollouts]
+
+    def drift(self, rollouts: Any, old: Any) -> dict[str, float]:
+        return {}
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        self.old.append(batch.old_log_probs)
+        return {}
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(epochs: int) -> None:
+    config = CONFIG.model_copy(
+        update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2, "epochs_per_rollout_batch": epochs}
+    )
+    fresh, stale = Remembering(), Remembering()
+    train_on(config, fresh, scored(4), version=3)  # type: ignore[arg-type]
+    train_on(config, stale, scored(4), version=4)  # type: ignore[arg-type]
+    assert len(fresh.old) == len(stale.old) == epochs
+    if epochs == 1:
+        assert fresh.old == [None]  # the current policy's own: ratios are exactly 1
+    else:
+        assert all(old.eq(-9.0).all() for update in fresh.old for old in update)
+    assert all(equal(update, [torch.tensor([-4.0, -0.5])] * 6) for update in stale.old)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_policy_lag": -1}, "max_policy_lag"),
+        ({"replay_capacity": 0}, "replay_capacity"),
+        ({"max_policy_lag": 3, "replay_max_age": 2}, "replay_max_age"),
+        ({"lag": 1}, "lag"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Asynchronous(**settings)
+
+
+# ------------------------------------------------------------------------------------------------------------------ real Ray
+
+
+@pytest.mark.parametrize("epochs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
+    folder: Path, fresh_model: Any, tokenizer: Any, tmp_path: Path, epochs: int
+) -> None:
+    config = CONFIG.model_copy(update={"epochs_per_rollout_batch": epochs, "train_batch_size": 8})
+    _, expected = synchronously(config, fresh_model, tokenizer, tmp_path / "synchronous")
+    _, found, restarts = with_actors(asynchronous(config, max_policy_lag=0), folder, tmp_path / "asynchronous")
+    assert equal(found, expected)
+    assert not equal(found["model"], fresh_model.state_dict())
+    assert restarts == {"generator": 0, "scorer": 0, "learner": 0}
+    both = [rows(tmp_path / name) for name in ("synchronous", "asynchronous")]
+    assert len(both[0]) == 8 * 2 * epochs
+    for one, other in zip(*both, strict=True):
+        assert one.items() <= other.items()
+        assert other["lag_max"] == 0
+
+
+@pytest.mark.slow
+def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_path: Path) -> None:
+    config = asynchronous(max_policy_lag=2, replay_capacity=2)
+    _, expected, _ = with_actors(config, folder, tmp_path / "straight")
+    _, found, _ = with_actors(config, folder, tmp_path / "napping", naps=0.1)
+    assert equal(found, expected)
+    lags = [row["lag_max"] for row in rows(tmp_path / "napping")]
+    assert lags[:3] == [0, 1, 2] and max(lags) == 3  # two versions behind, and a batch of the buffer before that
+
+
+@pytest.mark.slow
+def test_the_newest_weights_never_lag_by_more_than_the_bound(folder: Path, tmp_path: Path) -> None:
+    config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 40}), max_policy_lag=3, weights="newest")
+    _, state, _ = with_actors(config, folder, tmp_path / "run", naps=0.08)
+    found = rows(tmp_path / "run")
+    assert len(found) == 40 and len(state["trained"]) == 40 * 16
+    # Measured from what each token was sampled with, and counted again from what was trained on.
+    for i, row in enumerate(found):
+        versions = [version for version, _ in state["trained"][16 * i : 16 * (i + 1)]]
+        assert row["lag_max"] == i - min(versions) and row["lag_min"] == i - max(versions)
+        assert 0 <= row["lag_min"] <= row["lag_max"] <= 3
+    assert len({row["lag_max"] for row in found}) > 1  # the delays did change who waited for whom
+
+
+class Killer:
+    """Kills actors at random moments, but in a seeded order."""
+
+    def __init__(self, notes: Path, seed: int, kills: int, between: tuple[float, float]):
+        self.notes, self.rng, self.kills, self.between = notes, random.Random(seed), kills, between
+        self.killed: list[str] = []
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._go, daemon=True)
+
+    def __call__(self, *actors: Any) -> None:
+        self.thread.start()
+
+    def _go(self) -> None:
+        while len(self.killed) < self.kills and not self.over.wait(self.rng.uniform(*self.between)):
+            role = self.rng.choice(["generator", "scorer", "learner"])
+            if parts.Process(self.notes, role).kill():
+                self.killed.append(role)
+
+
+@pytest.mark.slow
+def test_no_group_is_lost_or_trained_twice_when_actors_are_killed(folder: Path, tmp_path: Path) -> None:
+    config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 60}), max_policy_lag=1, save_state_every=4)
+    _, expected, _ = with_actors(config, folder, tmp_path / "undisturbed")
+    assert len(expected["trained"]) == 60 * 16
+    killer = Killer(tmp_path / "killed", seed=0, kills=9, between=(0.3, 4.0))
+    _, found, restarts = with_actors(config, folder, tmp_path / "killed", naps=0.3, meanwhile=killer)
+    killer.over.set()
+    assert len(killer.killed) >= 5 and set(killer.killed) == {"generator", "scorer", "learner"}
+    assert all(restarts[role] > 0 for role in killer.killed)
+    assert found["trained"] == expected["trained"]  # every rollout once, in its order, by the same version
+    assert equal(found, expected)
+    for one, other in zip(*(rows(tmp_path / name) for name in ("undisturbed", "killed")), strict=True):
+        assert one == other
+
+
+@pytest.mark.slow
+def test_a_dead_learner_and_a_dead_generator_go_on_where_they_were(folder: Path, tmp_path: Path) -> None:
+    config = asynchronous(max_policy_lag=1, save_state_every=3)
+    _, expected, _ = with_actors(config, folder, tmp_path / "undisturbed")
+
+    def kill_later(pipeline: Any, remote: Any) -> None:
+        train = remote.train
+
+        def killing(batch: Batch, version: int) -> Any:
+            if version in (2, 4):  # after the state was kept at step 3, and before it was ever kept
+                parts.Process(tmp_path / "killed", "learner").kill()
+            if version == 6:
+                parts.Process(tmp_path / "killed", "generator").kill()
+            return train(batch, version)
+
+        remote.train = killing
+
+    _, found, restarts = with_actors(config, folder, tmp_path / "killed", meanwhile=kill_later)
+    assert equal(found, expected)
+    assert restarts["learner"] == 2 and restarts["scorer"] == 0
+
+
+@pytest.mark.slow
+def test_a_stuck_actor_is_noticed_and_replaced(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = asynchronous(max_policy_lag=1, stuck_after_s=2.0)
+    began = time.monotonic()
+    log, _, restarts = parts.run(
+        config,
+        partial(parts.make_stuck_generator, folder, tmp_path),
+        partial(parts.make_fixed_time_learner, 0.0),
+        tmp_path / "run",
+    )
+    assert (tmp_path / "was-stuck").exists() and time.monotonic() - began < 60
+    assert restarts == {"generator": 1, "scorer": 0, "learner": 0} and len(log.times) == CONFIG.n_grpo_steps
+    assert "The generator has not answered sample for 2 s" in capsys.readouterr().out
+
+
+def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Path) -> None:
+    """Where each has its own device, a step takes hardly longer than the slower of the two."""
+    config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 12}), max_policy_lag=1)
+    for generation, training in ((0.3, 0.2), (0.2, 0.3)):
+        log, _, _ = parts.run(
+            config,
+            partial(parts.make_fixed_time_generator, folder, generation),
+            partial(parts.make_fixed_time_learner, training),
+            tmp_path / str(generation),
+        )
+        steps = log.times[2:]
+        mean = {key: sum(step[key] for step in steps) / len(steps) for key in steps[0]}
+        assert 0.3 <= mean["step_s"] <= 1.15 * 0.3, mean
+        assert mean["rollout_s"] == pytest.approx(generation, abs=0.03)
+        assert generation + mean["generator_waiting_s"] == pytest.approx(mean["step_s"], abs=0.05)
+        assert training + mean["waiting_s"] == pytest.approx(mean["step_s"], abs=0.05)
+
+
+def test_what_goes_wrong_in_an_actor_arrives_as_it_is(folder: Path, tmp_path: Path) -> None:
+    config = asynchronous()
+    learner = partial(make_learner, folder, tmp_path, 0.0, config)
+    with pytest.raises(UserError, match="nowhere"):
+        parts.run(config, partial(make_generator, tmp_path / "nowhere", tmp_path, 0.0), learner, tmp_path / "run")
+
+
+def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from grpo.training.asynchronous.start import start_actors
+
+    def never() -> Any:
+        raise AssertionError
+
+    one = {"num_cpus": 1.0, "num_gpus": 1.0}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match="2 GPUs"), start_actors(asynchronous(), 0, [], never, never, never, one, one):
+        pass
+
+
+# --------------------------------------------------------------------------------------------------- nothing is left behind
+
+
+def marked(mark: str) -> set[int]:
+    """Processes that have inherited the mark."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes() and "Z" not in (process / "stat").read_text().split()[2]:
+                found.add(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+PROGRAM = """
+import sys
+from functools import partial
+from pathlib import Path
+import asynchronous_parts as parts
+folder, notes = map(Path, sys.argv[1:])
+config = parts.asynchronous(parts.CONFIG.model_copy(update={"n_grpo_steps": 10_000}), max_policy_lag=1)
+generator = partial(parts.make_fixed_time_generator, folder, 0.2)
+parts.run(config, generator, partial(parts.make_fixed_time_learner, 0.2), notes, lambda *_: print("started", flush=True))
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGKILL))],
+    ids=lambda how: how.name,
+)
+def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
+    mark = f"GRPO_TEST_MARK={tmp_path.name}-{how.name}"
+    environment = os.environ | dict([mark.split("=")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "started\n", process.communicate()
+        _until(lambda: (tmp_path / "history.csv").exists() and len((tmp_path / "history.csv").read_text().splitlines()) > 3)
+        assert len(marked(mark)) > 4  # Ray's own processes and three actors
+        if how is signal.SIGINT:
+            os.killpg(process.pid, how)  # a terminal tells all of the group
+        else:
+            process.send_signal(how)
+        process.wait(timeout=30)
+        assert process.returncode != 0
+        _until(lambda: not marked(mark), 60.0, lambda: [Path(f"/proc/{p}/cmdline").read_bytes()[:150] for p in marked(mark)])
+    finally:
+        for left in marked(mark):
+            os.kill(left, signal.SIGKILL)
+
+
+def _until(holds: Callable[[], bool], seconds: float = 60.0, what: Callable[[], Any] = str) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, what()
+        time.sleep(0.1)

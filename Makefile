@@ -22,8 +22,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(INSTALLED)
 
-repro: install ## Run the active study (params.yaml); does nothing where nothing changed
-	@start=$$(date +%s); dvc repro && echo "dvc repro: $$(( $$(date +%s) - start )) s. The report is reports/writeup.md, the runs are in 'make ui'."
+repro: install ## Run the active study (params.yaml), stages side by side; does nothing where nothing changed
+	@start=$$(date +%s); snakemake --profile local && echo "make repro: $$(( $$(date +%s) - start )) s. The report is reports/writeup.md, the runs are in 'make ui'."
 
 test: repro ## The same, then the fast tests
 	@start=$$(date +%s); pytest && echo "pytest: $$(( $$(date +%s) - start )) s"

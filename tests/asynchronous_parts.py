@@ -1,4 +1,4 @@
-"""What the tests of asynchronous training give to the Ray actors: real engines and learners, and slow, stuck or made-up ones."""
+"""What the tests of asynchronous training give to the Ray actors: real ones, and slow, stuck or made-up ones."""
 
 from __future__ import annotations
 

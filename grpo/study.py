@@ -57,7 +57,7 @@ class Study(Section):
     divergence: Divergence | None  # null: no run is ever stopped
     checkpoints: list[Literal["last", "best"]] = Field(min_length=1)
     experiments: dict[str, Experiment]
-    resources: dict[Literal["small", "model", "evaluate", "train", "asynchronous"], Resources]
+    resources: dict[Literal["small", "model", "evaluate", "train", "asynchronous", "colocate"], Resources]
 
     def last_k(self, experiment: str) -> int:
         """By the mean of how many last evaluations a run of ``experiment`` counts."""
@@ -87,8 +87,8 @@ class Study(Section):
             if arm not in self.experiments[name].arms:
                 known = ", ".join(self.experiments[name].arms)
                 raise ValueError(f"selection.pinned.{name}: no arm {arm!r} (known: {known})")
-        if set(self.resources) != {"small", "model", "evaluate", "train", "asynchronous"}:
-            raise ValueError("resources: needs exactly small, model, evaluate, train and asynchronous")
+        if set(self.resources) != {"small", "model", "evaluate", "train", "asynchronous", "colocate"}:
+            raise ValueError("resources: needs exactly small, model, evaluate, train, asynchronous and colocate")
         return self
 
     @model_validator(mode="after")

@@ -607,7 +607,7 @@ EXPECTED = {  # from write_study's 50, 70 and 60
     "expert-iteration-beats-sft": AGREES,  # 80, the last of 60 and 80, against 70
     "filtered-sft": CANNOT_TELL,  # 60 against 60
     "kl-not-needed": AGREES,  # 40 to 50
-    "one-step-behind": NOT_MEASURED,
+    "one-step-behind": AGREES,  # 70 against 50
 }
 
 
@@ -623,12 +623,15 @@ def test_every_claim_is_judged_in_the_order_of_the_file(study: Study) -> None:
         assert bool(re.search(r"\d", claim["measured"])) == (claim["verdict"] != NOT_MEASURED)
 
 
-def test_what_is_not_measured_says_why(study: Study) -> None:
+def test_what_is_not_measured_says_why(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every published claim has its test by now, so this one is made up."""
     write_study(study)
-    notes = {c["id"]: (c["measured"], c["note"]) for c in judge_claims(study) if c["verdict"] == NOT_MEASURED}
-    assert notes == {
-        "one-step-behind": ("", "this version has no stage grpo_async_offpolicy"),
-    }
+    assert NOT_MEASURED not in {claim["verdict"] for claim in judge_claims(study)}
+    published = tmp_path / "claims.yaml"
+    published.write_text("claims:\n  - {id: later, experiment: grpo_next, statement: It is., reported: {me: 1}}\n")
+    monkeypatch.setattr(claims, "PUBLISHED", published)
+    (claim,) = judge_claims(study)
+    assert (claim["measured"], claim["verdict"], claim["note"]) == ("", NOT_MEASURED, "this version has no stage grpo_next")
 
 
 def test_one_run_an_arm_is_said_where_it_matters(study: Study) -> None:
@@ -649,6 +652,7 @@ def test_one_run_an_arm_is_said_where_it_matters(study: Study) -> None:
         "expert-iteration-beats-sft",
         "filtered-sft",
         "kl-not-needed",
+        "one-step-behind",
     }
     assert {id for id, text in one.items() if not text} == {"zero-shot-r1-zero", "no-baseline-length-collapse", "prompt"}
 
@@ -713,7 +717,8 @@ def test_the_report_and_its_table_hold_every_claim(study: Study) -> None:
     second = [list(study.experiments[name].arms)[1] for name in ("expert_iteration_experiment", "sft_experiment")]
     assert f"| {second[0]} 0.800; sft_experiment: {second[1]} 0.700; difference 0.100 (" in row
     row = next(line for line in lines if "one version behind" in line)
-    assert row.endswith("| this version has no stage grpo_async_offpolicy | not measured |")
+    assert "| lag_1 0.700, lag_0 0.500; difference 0.200 (" in row
+    assert row.endswith("; margin 0.02<br>one run an arm, so the spread between runs is not in the interval | agrees |")
 
 
 def test_bars_in_a_cell_do_not_end_it() -> None:

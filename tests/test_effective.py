@@ -14,6 +14,7 @@ from grpo.config import GrpoConfig
 from grpo.effective import effective_run
 from grpo.errors import UserError
 from grpo.experiments import (
+    ASYNCHRONOUS,
     BUILDS_ON,
     CLIP_ABLATION,
     EXPERIMENTS,
@@ -77,6 +78,7 @@ def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study
     assert run.sources.pop("learning_rate") == "arm 3e-5"
     # What params.yaml does not name has the handout's value.
     assert {key for key, source in run.sources.items() if source == "default"} == {
+        "asynchronous",
         "importance_cap",
         "measure_kl",
         "start_from",
@@ -394,6 +396,7 @@ def test_dvc_names_everything_that_a_run_depends_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     expected: set[str] = set()
+    kinds: set[str] = set()
     for experiment in EXPERIMENTS:
         method = method_of(experiment)
         study = mini_study
@@ -408,12 +411,12 @@ def test_dvc_names_everything_that_a_run_depends_on(
         deps = stages[experiment]["deps"]
         for read in (run.model, run.train, run.validation):
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)
-        assert f"data/training_inputs/{method}.json" in deps
+        kind = "asynchronous" if experiment == ASYNCHRONOUS else method
+        kinds.add(kind)
+        assert f"data/training_inputs/{kind}.json" in deps
         assert sum(dep.startswith("data/training_inputs") for dep in deps) == 1
     assert set(stages["training_inputs"]["params"]) == expected
-    assert set(stages["training_inputs"]["outs"]) == {
-        f"data/training_inputs/{method_of(experiment)}.json" for experiment in EXPERIMENTS
-    }
+    assert set(stages["training_inputs"]["outs"]) == {f"data/training_inputs/{kind}.json" for kind in kinds}
 
 
 def test_dvc_trains_grpo_from_sft_checkpoints_after_them(stages: dict[str, Any], mini_study: Study) -> None:

@@ -14,7 +14,7 @@ from grpo.study import Study, read_yaml
 
 ROOT = Path(__file__).parents[1]
 
-ALL_CODE = (*SHARED_CODE, *(name for own in CODE.values() for name in own))
+ALL_CODE = (*SHARED_CODE, *(name for _, own in CODE.values() for name in own))
 
 # Loaded by a run, but without a say in its results: texts, files, tracking, and what only reads or checks params.yaml, whose
 # values are in the settings.
@@ -44,7 +44,8 @@ def test_dvc_yaml_names_the_same_code() -> None:
 
 
 def test_every_module_that_a_run_loads_is_accounted_for() -> None:
-    program = "import sys, grpo.training.session, grpo.training.run; print(*[m for m in sys.modules if m.startswith('grpo')])"
+    loaded = "grpo.training.session, grpo.training.run, grpo.training.asynchronous.start, grpo.training.asynchronous.loop"
+    program = f"import sys, {loaded}; print(*[m for m in sys.modules if m.startswith('grpo')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     files = {name: f"{name.replace('.', '/')}.py" for name in done.stdout.split()}
     counted = {name for name, file in files.items() if file in code_digests(ROOT, ALL_CODE)}
@@ -103,11 +104,12 @@ def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkey
     code = {"grpo/training/learner.py", "grpo/prompts/r1_zero.prompt", "grpo/rewards/grader.py"}
     own = {"grpo": "grpo/training/grpo.py", "sft": "grpo/training/sft.py"}
     own["expert_iteration"] = "grpo/training/expert_iteration.py"
-    for method, loop in own.items():
-        content = written(mini_study, method)
-        assert set(content["settings"]) == {method, *shared}
+    own["asynchronous"] = "grpo/training/asynchronous/loop.py"
+    for kind, loop in own.items():
+        content = written(mini_study, kind)
+        assert set(content["settings"]) == {"grpo" if kind == "asynchronous" else kind, *shared}
         assert {loop, *code} <= set(content["code"])
-    assert own["sft"] not in first["code"] and own["expert_iteration"] not in first["code"]
+    assert not {own["sft"], own["expert_iteration"], own["asynchronous"]} & set(first["code"])
     assert own["grpo"] not in written(mini_study, "sft")["code"]
     assert written(mini_study) == first
     assert written(mini_study.model_copy(update={"threads": 3}))["settings"] != first["settings"]

@@ -20,7 +20,7 @@ from grpo.experiments import BUILDS_ON, EXPERIMENTS, needed_selections
 from grpo.study import load_study
 
 ROOT = Path(__file__).parents[1]
-STAGES = 57  # 8 before training, 30 runs, 14 selections, 5 of the report
+STAGES = 64  # 8 before training, 35 runs, 16 selections, 5 of the report
 REPORT = {"claims", "tables", "figures", "timing", "writeup"}
 # What holds wall-clock figures or MLflow ids, and so differs between two equal studies.
 DIFFERS = ("data/timing", "reports/timing", "reports/writeup.md")

@@ -12,7 +12,7 @@ import pytest
 from grpo.config import ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.effective import effective_run
 from grpo.errors import UserError
-from grpo.experiments import EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, method_of
+from grpo.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, method_of
 from grpo.study import Study, load_study, read_yaml
 from grpo.training.validation import evaluation_steps
 
@@ -46,13 +46,31 @@ def new_arm(experiment: str, **overrides: Any) -> Edit:
 
 @pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != SFT_INITIALIZATION])
 def test_only_arms_of_sft_initialization_start_from_a_checkpoint(tmp_path: Path, experiment: str) -> None:
-    overrides = {"start_from": f"{SFT}/all/last"} | ({"prompt": "keyword"} if experiment == KEYWORD else {})
+    needed: dict[str, dict[str, Any]] = {KEYWORD: {"prompt": "keyword"}, ASYNCHRONOUS: {"asynchronous": {}}}
+    overrides = {"start_from": f"{SFT}/all/last"} | needed.get(experiment, {})
     message = refused(tmp_path, new_arm(experiment, **overrides))
     path = f"experiments.{experiment}.arms.extra"
     if method_of(experiment) == "grpo":
         assert f"{path}.start_from: only the arms of {SFT_INITIALIZATION} can have it" in message
     else:
         assert f"{path}: start_from: unknown key" in message
+
+
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if method_of(name) == "grpo" and name != KEYWORD])
+def test_all_arms_of_one_experiment_are_asynchronous_and_no_others(tmp_path: Path, experiment: str) -> None:
+    right = {"asynchronous": {"max_policy_lag": 2}}
+    with_it, without = (right, {}) if experiment == ASYNCHRONOUS else ({}, right)
+    study = edited(tmp_path, new_arm(experiment, **with_it))
+    assert study.experiments[experiment].arms["extra"] == with_it
+    message = refused(tmp_path, new_arm(experiment, **without))
+    assert f"experiments.{experiment}.arms.extra: asynchronous: " in message
+
+
+def test_an_asynchronous_setting_is_refused_with_its_path(tmp_path: Path) -> None:
+    message = refused(tmp_path, new_arm(ASYNCHRONOUS, asynchronous={"max_policy_lag": 3, "replay_max_age": 2}))
+    assert "arms.extra" in message and "replay_max_age (2) would drop new rollouts" in message
+    message = refused(tmp_path, new_arm(ASYNCHRONOUS, asynchronous={}, measure_kl=True))
+    assert "measure_kl needs rollouts of the current policy" in message
 
 
 def sft_arms(values: dict[str, Any]) -> None:

@@ -102,6 +102,7 @@ def start_apart(study: Study, run: EffectiveRun, problems: Sequence[Problem], ch
 def _start_ray(needed: dict[str, float]) -> None:
     """Connect to the cluster of RAY_ADDRESS, or start one on this machine that ends with this process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)  # or it tells of its defaults at each start
     address = os.environ.get("RAY_ADDRESS")
     cores = max(needed["num_cpus"], os.cpu_count() or 1)
     own: dict[str, Any] = {} if address else {"num_cpus": cores, "include_dashboard": False}

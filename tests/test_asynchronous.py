@@ -6,6 +6,7 @@ import copy
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from grpo.records import Completion, Problem, Rollout
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tracking import RunLog
 from grpo.training.asynchronous.replay import ReplayBuffer
+from grpo.training.asynchronous.start import start_actors
 from grpo.training.grpo import train_grpo
 from grpo.training.learner import Batch
 from grpo.training.step import lag_metrics, train_on
@@ -372,8 +374,6 @@ def test_what_goes_wrong_in_an_actor_arrives_as_it_is(folder: Path, tmp_path: Pa
 
 
 def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from grpo.training.asynchronous.start import start_actors
-
     def never() -> Any:
         raise AssertionError
 
@@ -381,6 +381,33 @@ def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UserError, match="2 GPUs"), start_actors(asynchronous(), 0, [], never, never, never, one, one):
         pass
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:  # a port on which nobody listens
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
+        one = {"num_cpus": 1.0}
+        with pytest.raises(UserError, match="RAY_ADDRESS"), start_actors(asynchronous(), 0, [], len, len, len, one, one):
+            pass
+
+
+@pytest.mark.slow
+def test_a_cluster_is_used_and_left_as_it_was(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray = Path(sys.executable).parent / "ray"
+    start = [ray, "start", "--head", "--num-cpus=4", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"]
+    subprocess.run(start, check=True, capture_output=True)
+    try:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        for name in ("first", "second"):  # the second finds no actors of the first, and room for its own
+            log, _, _ = with_actors(asynchronous(max_policy_lag=1), folder, tmp_path / name)
+            assert len(log.times) == CONFIG.n_grpo_steps
+        assert (tmp_path / "first/history.csv").read_text() == (tmp_path / "second/history.csv").read_text()
+    finally:
+        subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
 
 
 # --------------------------------------------------------------------------------------------------- nothing is left behind

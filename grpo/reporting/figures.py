@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo import paths
-from grpo.experiments import EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
+from grpo.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
 from grpo.files import read_json, whole_folder
+from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.baseline import KINDS
 from grpo.reporting.fine_tuning import draw_by_examples
 from grpo.reporting.results import REWARD, Run, by_arm, experiments, mean_curve, read_runs, read_selection
@@ -79,6 +80,8 @@ def draw_figures(study: Study) -> None:
             save_figure(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")
             if experiment == SFT:
                 save_figure(draw_by_examples(runs, read_selection(experiment)), folder / "sft_examples.png")
+            if experiment == ASYNCHRONOUS:
+                save_figure(draw_staleness(runs, study.last_k(experiment)), folder / "staleness.png")
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
     kept = {path: MlflowRun(path.stem, "figures", {}, {"stage": "figures"}) for path in sorted(paths.FIGURES.glob("*.png"))}
     for path, mlflow in kept.items():

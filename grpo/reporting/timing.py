@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from grpo import paths
 from grpo.evaluation.statistics import format_interval, two_level_difference
-from grpo.experiments import EXPERIMENTS, EXPERT_ITERATION, SFT, SFT_INITIALIZATION
+from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, SFT, SFT_INITIALIZATION
 from grpo.files import read_json, whole_folder, write_text
 from grpo.reporting.figures import COLOURS, mark_divergence, save_figure
 from grpo.reporting.results import (
@@ -24,24 +24,35 @@ from grpo.reporting.results import (
     read_selection,
     value,
 )
+from grpo.reporting.time_breakdown import (
+    breakdown_table,
+    discuss_at_equal_time,
+    discuss_overlap,
+    draw_time_breakdown,
+    variants,
+)
 from grpo.study import Study
 
-OVER_WALL_CLOCK = ("grpo_off_policy_sweep_focused", "leaderboard")
+OVER_WALL_CLOCK = ("grpo_off_policy_sweep_focused", COLOCATE, ASYNCHRONOUS, "leaderboard")
 TRAINING_PHASES = ("rollout_s", "scoring_s", "training_s", "synchronization_s")
+# What is reserved for a run, as dvc.yaml has it under `meta`, where it is not `train`.
+RESERVED: dict[str, Literal["colocate", "asynchronous"]] = {COLOCATE: "colocate", ASYNCHRONOUS: "asynchronous"}
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
 
 
 def write_timing(study: Study) -> None:
-    """Write reports/timing/times.csv, and the curves over wall-clock time as PNG."""
+    """Write reports/timing/times.csv, the curves over wall-clock time (PNG), and where the time of a step goes."""
     with whole_folder(paths.TIMING_REPORT) as folder:
         rows = [time_row(study, run) for experiment in experiments(study) for run in read_runs(study, experiment)]
         pd.DataFrame(rows).to_csv(folder / "times.csv", index=False, lineterminator="\n")
         for experiment in OVER_WALL_CLOCK:
             title = f"{EXPERIMENTS[experiment]} over wall-clock time"
-            figure = draw_curves_over_wall_clock(title, by_arm(read_runs(study, experiment)))
-            save_figure(figure, folder / f"{experiment}.png")
+            save_figure(draw_curves_over_wall_clock(title, curves_of(study, experiment)), folder / f"{experiment}.png")
         save_figure(draw_methods(study), folder / "methods.png")
         write_text(folder / "methods.md", methods_table(study))
+        runs = [run for experiment in (COLOCATE, ASYNCHRONOUS) for run in read_runs(study, experiment)]
+        save_figure(draw_time_breakdown(variants(runs, read_timing)), folder / "time_breakdown.png")
+        write_text(folder / "time_breakdown.md", time_breakdown_page(runs))
 
 
 def read_timing(run: Run) -> dict[str, Any]:
@@ -54,16 +65,35 @@ def read_timing(run: Run) -> dict[str, Any]:
 def time_row(study: Study, run: Run) -> dict[str, Any]:
     """One run as a row of times.csv; ``seconds`` with evaluation, ``training_seconds`` without."""
     timing = read_timing(run)
-    seconds = timing["total_s"]
+    seconds, reserved = timing["total_s"], study.resources[RESERVED.get(run.experiment, "train")]
     return {
         "run": run.name,
         "same_as": run.config["same_as"] or "",
         "seconds": round(seconds, 2),
-        "training_seconds": round(sum(timing["phases"].get(name, 0.0) for name in TRAINING_PHASES), 2),
+        "training_seconds": round(_training_seconds(timing), 2),
         **{name: round(value, 2) for name, value in timing["phases"].items()},
-        "gpu_hours": round(seconds / 3600 * study.resources["train"].gpus, 4),
+        "gpu_hours": round(seconds / 3600 * reserved.gpus, 4),
         **{key: round(max((step.get(key, 0.0) for step in timing["steps"]), default=0.0)) for key in PEAKS},
     }
+
+
+def _training_seconds(timing: dict[str, Any]) -> float:
+    """Seconds without evaluation: of the steps, or of their phases where an older file does not say how long they took."""
+    if all("step_s" in step for step in timing["steps"]):
+        return float(sum(step["step_s"] for step in timing["steps"]))
+    return float(sum(timing["phases"].get(name, 0.0) for name in TRAINING_PHASES))
+
+
+def elapsed(run: Run) -> pd.Series[float]:
+    """Seconds since the run's start by step, evaluation left out.
+
+    They are those that the steps took, and not the sum of their phases, which overlap where generator and learner are apart;
+    that sum only where an older file has no ``step_s``.
+    """
+    steps = pd.DataFrame(read_timing(run)["steps"]).set_index("step")
+    if "step_s" in steps:
+        return steps["step_s"].cumsum()
+    return steps.reindex(columns=list(TRAINING_PHASES), fill_value=0.0).sum(axis=1).cumsum()
 
 
 def times_of_arms(study: Study, runs: list[Run]) -> dict[str, tuple[float, float]]:
@@ -72,15 +102,23 @@ def times_of_arms(study: Study, runs: list[Run]) -> dict[str, tuple[float, float
     return {arm: (sum(r["seconds"] for r in of), sum(r["gpu_hours"] for r in of)) for arm, of in rows.items()}
 
 
+def curves_of(study: Study, experiment: str) -> dict[str, list[Run]]:
+    """What an experiment's figure over wall-clock time shows: its arms, and beside asynchronous ones the run they rival."""
+    arms = by_arm(read_runs(study, experiment))
+    if experiment != ASYNCHRONOUS:
+        return arms
+    name, runs = next(iter(by_arm(read_runs(study, COLOCATE)).items()))
+    return {f"{name}, one process": runs} | arms
+
+
 def draw_curves_over_wall_clock(title: str, arms: dict[str, list[Run]]) -> Figure:
     """Validation answer reward over the seconds spent on rollouts and training, one line a run, evaluation left out."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axis = figure.add_subplot()
     for colour, (arm, of_arm) in zip(COLOURS, arms.items(), strict=False):
         for i, run in enumerate(of_arm):
-            steps = pd.DataFrame(read_timing(run)["steps"]).set_index("step")
-            elapsed = steps.reindex(columns=list(TRAINING_PHASES), fill_value=0.0).sum(axis=1).cumsum()
-            seconds = [0.0, *(float(elapsed[step]) for step in run.validation["step"].iloc[1:])]
+            by_step = elapsed(run)
+            seconds = [0.0, *(float(by_step[step]) for step in run.validation["step"].iloc[1:])]
             axis.plot(seconds, run.validation[REWARD], color=colour, marker="o", markersize=3, label=arm if i == 0 else None)
             mark_divergence(axis, run, colour, seconds[-1])
     axis.set_ylim(-0.02, 1.02)
@@ -133,3 +171,17 @@ def methods_table(study: Study) -> str:
 def draw_methods(study: Study) -> Figure:
     """The methods' validation answer reward over wall-clock time."""
     return draw_curves_over_wall_clock("Three methods over wall-clock time", methods(study))
+
+
+def time_breakdown_page(runs: list[Run]) -> str:
+    """Where the time of a step goes (Markdown): a table, how far generation and training overlap, and arms at equal time.
+
+    Args:
+        runs: those of the colocated and of the asynchronous experiment.
+    """
+    found = variants(runs, read_timing)
+    turns = [arm for arm in by_arm(runs).values() if value(arm[0], "asynchronous") is None]
+    behind = [arm for arm in by_arm(runs).values() if (value(arm[0], "asynchronous") or {}).get("max_policy_lag")]
+    rivals = [*turns[1:], *behind[:1]] if turns else []
+    at_equal_time = [discuss_at_equal_time(turns[0], rival, elapsed) for rival in rivals]
+    return "\n".join([breakdown_table(found), " ".join([discuss_overlap(found), *at_equal_time])]) + "\n"

@@ -9,13 +9,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo import paths
 from grpo.evaluation.statistics import format_interval, wilson_interval
-from grpo.experiments import EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT
+from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT
 from grpo.files import read_json, write_text
+from grpo.reporting.asynchronous import discuss_asynchronous, discuss_colocate
 from grpo.reporting.baseline import discuss_best_of_n
 from grpo.reporting.discussion import discuss
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft
 from grpo.reporting.keyword import discuss_keyword
-from grpo.reporting.results import Run, experiments, read_runs, read_selection
+from grpo.reporting.results import Run, by_arm, experiments, read_runs, read_selection
 from grpo.reporting.tables import experiment_table
 from grpo.reporting.timing import OVER_WALL_CLOCK, read_timing, time_row, times_of_arms
 from grpo.study import Study, read_yaml
@@ -45,6 +46,7 @@ def write_writeup(study: Study) -> None:
         sft_dataset=read_json(paths.SFT_REPORT, made_by="sft_dataset"),
         keyword_dataset=read_json(paths.KEYWORD_REPORT, made_by="keyword_dataset"),
         methods=(paths.TIMING_REPORT / "methods.md").read_text(encoding="utf-8"),
+        time_breakdown=(paths.TIMING_REPORT / "time_breakdown.md").read_text(encoding="utf-8"),
         sections=sections,
         claims=read_json(paths.CLAIMS, made_by="claims"),
         leaderboard=[_entry(study, run) for run in read_runs(study, "leaderboard")],
@@ -61,7 +63,7 @@ def _section(study: Study, experiment: str, lock: dict[str, Any]) -> dict[str, A
         "title": EXPERIMENTS[experiment],
         "table": experiment_table(runs, selection, times_of_arms(study, runs)),
         "over_wall_clock": experiment in OVER_WALL_CLOCK,
-        "discussion": " ".join([discuss(runs, selection), *_more(study, experiment, runs, selection)]),
+        "discussion": " ".join(filter(None, [discuss(runs, selection), *_more(study, experiment, runs, selection)])),
         "selection": selection,
         "builds_on": _origins(runs),
         "provenance": [_provenance(run, lock) for run in runs],
@@ -74,6 +76,11 @@ def _more(study: Study, experiment: str, runs: list[Run], selection: dict[str, A
         return [discuss_sft(runs, study.last_k(experiment), read_json(paths.SFT_REPORT, made_by="sft_dataset"))]
     if experiment == EXPERT_ITERATION:
         return [discuss_expert_iteration(runs, selection)]
+    if experiment == COLOCATE:
+        return [discuss_colocate(runs, study.last_k(experiment))]
+    if experiment == ASYNCHRONOUS:
+        in_turns = next(iter(by_arm(read_runs(study, COLOCATE)).values()))
+        return [discuss_asynchronous(runs, study.last_k(experiment), in_turns)]
     return [discuss_keyword(runs, study.last_k(experiment))] if experiment == KEYWORD else []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -104,15 +105,14 @@ def _start_ray(needed: dict[str, float]) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)  # or it tells of its defaults at each start
     address = os.environ.get("RAY_ADDRESS")
+    if address:
+        _require_answer(address)
     cores = max(needed["num_cpus"], os.cpu_count() or 1)
     own: dict[str, Any] = {} if address else {"num_cpus": cores, "include_dashboard": False}
     try:
         ray.init(address=address or "local", logging_level=logging.ERROR, **own)
     except ConnectionError as error:
-        raise UserError(
-            f"RAY_ADDRESS ({address}): no Ray cluster answers there ({error}). Start one (`ray start --head`), or unset it to "
-            "use this machine alone."
-        ) from error
+        raise UserError(_NO_CLUSTER.format(address, error)) from error
     there = ray.cluster_resources()  # type: ignore[no-untyped-call]
     for name, key in (("num_gpus", "GPU"), ("num_cpus", "CPU")):
         if there.get(key, 0) < needed[name]:
@@ -121,6 +121,19 @@ def _start_ray(needed: dict[str, float]) -> None:
                 f"an asynchronous run needs {needed[name]:g} {key}s (generator, learner and scorer have their own), and Ray "
                 f"has {there.get(key, 0):g}. Use a larger machine or cluster (RAY_ADDRESS), or lower `threads` in params.yaml."
             )
+
+
+_NO_CLUSTER = "RAY_ADDRESS ({}): no Ray cluster answers there ({}). Start one (`ray start --head`), or unset it to use this machine alone."
+
+
+def _require_answer(address: str) -> None:
+    """Ray itself would wait for minutes for a cluster that is not there."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise UserError(_NO_CLUSTER.format(address, error)) from error
 
 
 def _each_with_its_own_gpu(study: Study) -> Study:

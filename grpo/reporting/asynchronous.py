@@ -1,0 +1,229 @@
+"""Generator and learner in turns or apart: what staleness does to a run. Its seconds: :mod:`grpo.reporting.time_breakdown`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from grpo.evaluation.statistics import format_interval, two_level_difference, two_level_mean
+from grpo.reporting.results import Run, by_arm, final_scores, value
+
+
+def arms_in_order(runs: list[Run]) -> tuple[list[list[Run]], list[list[Run]]]:
+    """The asynchronous arms' runs: those without a replay buffer by rising lag, and those with one by rising capacity."""
+    arms = list(by_arm(runs).values())
+    plain = [of_arm for of_arm in arms if _setting(of_arm, "replay_capacity") == 1]
+    buffered = [of_arm for of_arm in arms if _setting(of_arm, "replay_capacity") > 1]
+    return (
+        sorted(plain, key=lambda of_arm: _setting(of_arm, "max_policy_lag")),
+        sorted(buffered, key=lambda of_arm: _setting(of_arm, "replay_capacity")),
+    )
+
+
+def _setting(of_arm: list[Run], key: str) -> Any:
+    return value(of_arm[0], "asynchronous")[key]
+
+
+def lag_bound(run: Run) -> int:
+    """The largest lag (versions) that the run's settings allow a token.
+
+    New rollouts lag by at most ``max_policy_lag``, and those in a buffer of N batches are up to N - 1 steps older.
+    """
+    apart = value(run, "asynchronous")
+    oldest = int(apart["max_policy_lag"] + apart["replay_capacity"] - 1)
+    return oldest if apart["replay_max_age"] is None else min(oldest, int(apart["replay_max_age"]))
+
+
+def staleness(of_arm: list[Run]) -> dict[str, float]:
+    """What an arm's updates were like, over all its runs.
+
+    Returns:
+        ``lag_mean`` (versions, over tokens) and ``clip_fraction``, means over the updates; ``gradient_norm``, ``ratio_min``,
+        ``ratio_mean`` and ``ratio_max`` (smallest, mean and largest over an update's tokens), medians over the updates.
+    """
+    history = pd.concat([run.history for run in of_arm])
+    means = {key: float(history[key].mean()) for key in ("lag_mean", "clip_fraction")}
+    return means | {key: float(history[key].median()) for key in ("gradient_norm", "ratio_min", "ratio_mean", "ratio_max")}
+
+
+def draw_staleness(runs: list[Run], last_k: int) -> Figure:
+    """Final answer reward, gradient norm, ratios and share of clipped tokens of each arm, against its measured lag."""
+    figure = Figure(figsize=(10, 6.6), layout="constrained")
+    reward, norm, ratio, clipped = axes = [figure.add_subplot(2, 2, i + 1) for i in range(4)]
+    # The names of arms stand above the intervals of one series and below those of the other.
+    styles = (("#0072B2", "o", "each batch trained on once", "high"), ("#D55E00", "s", "drawn from a buffer", "low"))
+    for (colour, marker, label, end), arms in zip(styles, arms_in_order(runs), strict=True):
+        if not arms:
+            continue
+        style: dict[str, Any] = {"color": colour, "marker": marker, "label": label, "linewidth": 1.2, "markersize": 5}
+        found, finals = [staleness(a) for a in arms], [two_level_mean(final_scores(a, last_k)) for a in arms]
+        lags = [of["lag_mean"] for of in found]
+        reward.errorbar(lags, *_with_ends(finals, "value", "low", "high"), capsize=3, **style)
+        ratio.errorbar(lags, *_with_ends(found, "ratio_mean", "ratio_min", "ratio_max"), capsize=3, **style)
+        norm.plot(lags, [of["gradient_norm"] for of in found], **style)
+        clipped.plot(lags, [100 * of["clip_fraction"] for of in found], **style)
+        for of_arm, lag, final in zip(arms, lags, finals, strict=True):
+            shift = (0, 4 if end == "high" else -12)
+            reward.annotate(
+                of_arm[0].arm, (lag, final[end]), shift, textcoords="offset points", fontsize=8, color=colour, ha="center"
+            )
+    low, high = reward.get_ylim()
+    reward.set_ylim(low - 0.05, high + 0.05)
+    ratio.set_yscale("log")
+    low, high = ratio.get_ylim()
+    ratio.set_ylim(min(low, 0.7), max(high, 1.5))
+    ratio.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+    ratio.yaxis.set_major_formatter("{x:g}")
+    ratio.minorticks_off()
+    figure.legend(*reward.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    titles = (
+        f"validation answer reward, mean of the last {last_k}, 95% interval",
+        "gradient norm before clipping, median over updates",
+        "ratio to the sampling policy: an update's smallest, mean and largest,\nmedians over updates",
+        "clipped tokens (%), mean over updates",
+    )
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("measured lag, mean over tokens (versions)", fontsize=9)
+        axis.margins(x=0.16)
+        axis.grid(alpha=0.3)
+        axis.tick_params(labelsize=8)
+    return figure
+
+
+def _with_ends(found: Sequence[Mapping[str, float]], middle: str, low: str, high: str) -> tuple[list[float], list[list[float]]]:
+    """Heights, and how far the bars reach below and above them."""
+    # Rounding may put an end a hair on the wrong side, which matplotlib refuses.
+    below = [max(0.0, of[middle] - of[low]) for of in found]
+    above = [max(0.0, of[high] - of[middle]) for of in found]
+    return [of[middle] for of in found], [below, above]
+
+
+def discuss_asynchronous(runs: list[Run], last_k: int, synchronous: list[Run]) -> str:
+    """What the asynchronous arms show: against the run in one process, by lag, by buffer, and whether lags kept their bound.
+
+    Args:
+        synchronous: the runs with one update on each rollout batch, in one process; to be compared with lag 0.
+    """
+    plain, buffered = arms_in_order(runs)
+    of_lag = {_setting(of_arm, "max_policy_lag"): of_arm for of_arm in plain}
+    sentences = [_agreement(of_lag[0], synchronous)] if 0 in of_lag else []
+    if 0 in of_lag and 1 in of_lag:
+        sentences.append(_one_behind(of_lag[0], of_lag[1], last_k))
+    if len(plain) > 1:
+        sentences.append(_from_to(plain[0], plain[-1], last_k))
+    if buffered:
+        without = of_lag.get(_setting(buffered[-1], "max_policy_lag"), buffered[0])
+        sentences += [_from_to(without, buffered[-1], last_k)] if without is not buffered[-1] else []
+    return " ".join([*sentences, _bounds(runs), *(_reuse(of_arm) for of_arm in buffered)])
+
+
+def _agreement(lag_0: list[Run], synchronous: list[Run]) -> str:
+    """Whether the runs that take turns across processes are those of one process, seed by seed."""
+    one_process = {run.seed: run for run in synchronous}
+    pairs = [(run, one_process[run.seed]) for run in lag_0 if run.seed in one_process]
+    if not pairs:
+        return f"There is no run in one process to compare {lag_0[0].arm} with."
+    names = f"{lag_0[0].arm} and {pairs[0][1].arm}, its counterpart in one process,"
+    parted = {run.seed: step for run, other in pairs if (step := first_difference(run, other)) is not None}
+    if not parted:
+        return (
+            f"{names} agree exactly: with each seed ({', '.join(str(run.seed) for run, _ in pairs)}), at every evaluation, "
+            "every problem has the same reward."
+        )
+    losses = " and ".join(str(value(run, "loss_type")) for run in pairs[0])
+    steps = ", ".join(f"with seed {seed} at step {step}" for seed, step in parted.items())
+    return f"{names} part (first evaluation at which a problem's reward differs; losses {losses}): {steps}."
+
+
+def first_difference(first: Run, second: Run) -> int | None:
+    """The step of the first evaluation in which two runs differ on any problem, or which one of them lacks."""
+    steps = first.validation["step"].tolist(), second.validation["step"].tolist()
+    for i in range(max(map(len, steps))):
+        if i >= min(map(len, steps)) or steps[0][i] != steps[1][i] or (first.outcomes[i] != second.outcomes[i]).any():
+            return int(min(of[i] for of in steps if i < len(of)))
+    return None
+
+
+def _one_behind(lag_0: list[Run], lag_1: list[Run], last_k: int) -> str:
+    text, difference = _difference(lag_0, lag_1, last_k)
+    if difference["high"] < 0:
+        return f"{text}: training one version behind costs final reward here."
+    if difference["low"] > 0:
+        return f"{text}: training one version behind gains final reward here."
+    return (
+        f"{text}: these runs cannot tell whether training one version behind costs final reward; a difference of "
+        f"{difference['detectable']:.3f} would have been found with a chance of 0.8."
+    )
+
+
+def _difference(first: list[Run], second: list[Run], last_k: int) -> tuple[str, dict[str, float]]:
+    """``SECOND ends at ..., FIRST at ...: a difference of ...``, and the difference of final answer rewards."""
+    scores = final_scores(first, last_k), final_scores(second, last_k)
+    difference = two_level_difference(*scores)
+    text = f"{_name(second)} ends at {scores[1].mean():.3f}, {_name(first)} at {scores[0].mean():.3f}"
+    return f"{text}, a difference of {format_interval(difference)}", difference
+
+
+def _name(of_arm: list[Run]) -> str:
+    diverged = sum(run.metrics["diverged_step"] is not None for run in of_arm)
+    return of_arm[0].arm + (f" ({diverged} of {len(of_arm)} runs diverged)" if diverged else "")
+
+
+def _verdict(difference: dict[str, float]) -> str:
+    if difference["low"] > 0:
+        return "more reward"
+    return "less reward" if difference["high"] < 0 else "these runs cannot tell the two apart"
+
+
+def _from_to(least: list[Run], most: list[Run], last_k: int) -> str:
+    """What changes from the least to the most stale arm."""
+    text, difference = _difference(least, most, last_k)
+    a, b = staleness(least), staleness(most)
+    return (
+        f"From {least[0].arm} to {most[0].arm} tokens are on average {a['lag_mean']:.2f} and {b['lag_mean']:.2f} versions old. "
+        f"{text}: {_verdict(difference)}. The median gradient norm goes from {a['gradient_norm']:.3g} to "
+        f"{b['gradient_norm']:.3g}, the range of an update's ratios from {a['ratio_min']:.2g}–{a['ratio_max']:.2g} to "
+        f"{b['ratio_min']:.2g}–{b['ratio_max']:.2g} (medians; their mean from {a['ratio_mean']:.3f} to {b['ratio_mean']:.3f}), "
+        f"and the share of clipped tokens from {a['clip_fraction']:.2%} to {b['clip_fraction']:.2%}."
+    )
+
+
+def _bounds(runs: list[Run]) -> str:
+    """The largest lag of each arm beside the one its settings allow, and where it was larger."""
+    measured = {run.name: int(run.history["lag_max"].max()) for run in runs}
+    of_arms = ", ".join(
+        f"{max(measured[run.name] for run in of_arm)} of {lag_bound(of_arm[0])} ({arm})" for arm, of_arm in by_arm(runs).items()
+    )
+    broken = [f"{run.name} ({measured[run.name]})" for run in runs if measured[run.name] > lag_bound(run)]
+    verdict = f"the bound was BROKEN in {', '.join(broken)}" if broken else f"the bound was respected in all {len(runs)} runs"
+    return f"Largest lag measured in any token, of the largest allowed: {of_arms} versions; {verdict}."
+
+
+def _reuse(of_arm: list[Run]) -> str:
+    """How often the groups of a buffer were drawn, over all the arm's runs."""
+    last = pd.DataFrame([run.history.iloc[-1] for run in of_arm])
+    left = last["replay/left"]
+    if not left.sum():
+        return f"No group had left the buffer of {of_arm[0].arm} when its runs ended."
+    uses, never = (float((left * last[key]).sum() / left.sum()) for key in ("replay/uses_mean", "replay/never_drawn"))
+    return (
+        f"A group that left the buffer of {of_arm[0].arm} had been drawn {uses:.2f} times on average and at most "
+        f"{last['replay/uses_max'].max():.0f} times; {never:.1%} of {left.sum():.0f} groups never were."
+    )
+
+
+def discuss_colocate(runs: list[Run], last_k: int) -> str:
+    """Several updates on each rollout batch against one, after as many steps; empty where there is nothing to compare."""
+    arms = sorted(by_arm(runs).values(), key=lambda of_arm: of_arm[0].config["updates_per_rollout_batch"])
+    if len(arms) < 2:
+        return ""
+    (one, few), (many, lots) = ((of[0].arm, of[0].config["updates_per_rollout_batch"]) for of in (arms[0], arms[-1]))
+    text, difference = _difference(arms[0], arms[-1], last_k)
+    return (
+        f"Per step, with {lots} updates on each rollout batch ({many}) against {few} ({one}): {text}, {_verdict(difference)}."
+    )

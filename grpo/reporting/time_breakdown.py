@@ -1,0 +1,218 @@
+"""Where the seconds of a step go when one process does everything in turns, and when generator and learner are apart.
+
+All of it depends on the clock, so it belongs into reports/timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+
+from grpo.evaluation.statistics import format_interval, two_level_difference
+from grpo.reporting.results import Run, by_arm, value
+
+Steps = Sequence[Mapping[str, float]]  # as in a timing file; times in seconds
+GOAL = 1.15  # a step should take at most so many times the longer of generation and training
+PARTS = (
+    "rollout",
+    "scoring",
+    "training",
+    "synchronization",  # the learner hands weights out
+    "generator_synchronization",  # the generator takes them over
+    "waiting",  # the learner waits for rollouts
+    "generator_waiting",  # the generator waits for an order
+)
+TURNS = {"rollout": "rollout", "scoring": "scoring", "training": "training", "synchronization": "weights"}
+GENERATOR = {"rollout": "rollout", "generator_synchronization": "weights", "generator_waiting": "waiting"}
+LEARNER = {"training": "training", "synchronization": "weights", "waiting": "waiting"}
+STYLES = {
+    "rollout": ("#0072B2", "rollout"),
+    "scoring": ("#E69F00", "scoring"),
+    "training": ("#009E73", "training"),
+    "weights": ("#CC79A7", "weights handed out or taken over"),
+    "waiting": ("#DDDDDD", "waiting for the other side"),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An arm of one of the two experiments.
+
+    Attributes:
+        lag: ``max_policy_lag``; None where one process does everything in turns.
+        times: see :func:`time_breakdown`.
+        restarts: of actors, over all its runs.
+    """
+
+    name: str
+    lag: int | None
+    times: dict[str, float] | None
+    restarts: int = 0
+
+
+def variants(runs: list[Run], read_timing: Callable[[Run], dict[str, Any]]) -> list[Variant]:
+    """The arms' times, each over the steady steps of all its runs together."""
+    found = []
+    for arm, of_arm in by_arm(runs).items():
+        apart = value(of_arm[0], "asynchronous")
+        lag = None if apart is None else int(apart["max_policy_lag"])
+        timings = [read_timing(run) for run in of_arm]
+        steps = [
+            step
+            for run, timing in zip(of_arm, timings, strict=True)
+            for step in steady_steps(timing["steps"], run.validation["step"].tolist(), lag)
+        ]
+        found.append(Variant(arm, lag, time_breakdown(steps), sum(sum(timing["restarts"].values()) for timing in timings)))
+    return found
+
+
+def steady_steps(steps: Steps, evaluated: Collection[int], lag: int | None) -> list[Mapping[str, float]]:
+    """The steps that no evaluation is felt in; the untrained one before the first step is one too.
+
+    The rollouts of the 1 + ``lag`` steps after an evaluation were ordered before it, and the generator finished them during
+    it, so that the learner has nothing to wait for; and before those of the step after them the generator stood idle. These
+    2 + ``lag`` steps are left out; where one process does everything (None), the first one.
+
+    Args:
+        evaluated: the steps after which the policy was evaluated, 0 among them.
+    """
+    left_out = 1 if lag is None else 2 + lag
+    felt = {step + i for step in evaluated for i in range(1, left_out + 1)}
+    return [step for step in steps if step["step"] not in felt]
+
+
+def time_breakdown(steps: Steps) -> dict[str, float] | None:
+    """Mean seconds of a step and of its parts; None if there are no steps.
+
+    Returns:
+        each of ``PARTS`` (0 where a run has no such part), ``step``, ``efficiency`` (the longer of rollout and training as a
+        share of the step: 1 where the shorter one and all else is hidden behind it) and ``steps``, how many were averaged.
+    """
+    if not steps:
+        return None
+    means = {part: float(np.mean([step.get(f"{part}_s", 0.0) for step in steps])) for part in (*PARTS, "step")}
+    return means | {"efficiency": max(means["rollout"], means["training"]) / means["step"], "steps": len(steps)}
+
+
+def draw_time_breakdown(found: list[Variant]) -> Figure:
+    """Seconds of a step, stacked: one bar where one process does everything, generator and learner side by side otherwise."""
+    figure = Figure(figsize=(max(7.0, 2.0 + 1.3 * len(found)), 4.8), layout="constrained")
+    axis = figure.add_subplot()
+    for x, variant in enumerate(found):
+        times = variant.times
+        if times is None:
+            axis.annotate("too few\nsteps", (x, 0), (0, 4), textcoords="offset points", ha="center", fontsize=9)
+            continue
+        if variant.lag is None:
+            top = _stack(axis, x, 0.5, times, TURNS)
+        else:
+            top = max(_stack(axis, x - 0.21, 0.38, times, GENERATOR), _stack(axis, x + 0.21, 0.38, times, LEARNER))
+            longer = max(times["rollout"], times["training"])
+            axis.hlines(longer, x - 0.44, x + 0.44, color="black", linewidth=1.6)
+            axis.hlines(GOAL * longer, x - 0.44, x + 0.44, color="black", linewidth=1.2, linestyle=(0, (2, 1.5)))
+            top = max(top, GOAL * longer)
+        axis.annotate(f"{times['efficiency']:.2f}", (x, top), (0, 4), textcoords="offset points", ha="center", fontsize=9)
+    axis.set_xticks(range(len(found)), [_label(variant) for variant in found], fontsize=9)
+    axis.set_xlim(-0.6, len(found) - 0.4)
+    axis.set_ylim(0, 1.1 * axis.get_ylim()[1])
+    axis.set_ylabel("seconds of a step, mean", fontsize=9)
+    axis.grid(axis="y", alpha=0.3)
+    axis.set_axisbelow(True)
+    handles: list[Artist] = [Patch(color=colour, label=label) for colour, label in STYLES.values()]
+    handles += [
+        Line2D([], [], color="black", linewidth=1.6, label="longer of rollout and training"),
+        Line2D([], [], color="black", linewidth=1.2, linestyle=(0, (2, 1.5)), label=f"{GOAL:g} times that: the goal"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    axis.set_title("Where a step's time goes; the number: longer of rollout and training, as a share of the step", fontsize=10)
+    return figure
+
+
+def _stack(axis: Axes, x: float, width: float, times: Mapping[str, float], parts: Mapping[str, str]) -> float:
+    """Draw one bar; returns its height."""
+    bottom = 0.0
+    for part, style in parts.items():
+        axis.bar(x, times[part], width, bottom, color=STYLES[style][0], edgecolor="white", linewidth=0.5)
+        bottom += times[part]
+    return bottom
+
+
+def _label(variant: Variant) -> str:
+    return variant.name.replace("_", " ") + ("\none process" if variant.lag is None else "\ngenerator | learner")
+
+
+def breakdown_table(found: list[Variant]) -> str:
+    """Mean seconds of a step and its parts, one row a variant, as Markdown."""
+    columns = [
+        "variant", "steps", "rollout", "scoring", "training", "weights handed out", "weights taken over", "learner waits",
+        "generator waits", "step", "longer of rollout and training, share of step",
+    ]  # fmt: skip
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for variant in found:
+        cells = [""] * (len(columns) - 2)
+        if variant.times is not None:
+            apart_only = ("generator_synchronization", "waiting", "generator_waiting")
+            parts = ["" if variant.lag is None and p in apart_only else f"{variant.times[p]:.3f}" for p in (*PARTS, "step")]
+            cells = [*parts, f"{variant.times['efficiency']:.2f}"]
+        count = 0 if variant.times is None else variant.times["steps"]
+        lines.append("| " + " | ".join([variant.name, f"{count:.0f}", *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def discuss_overlap(found: list[Variant]) -> str:
+    """Whether generation and training overlap as far as they should, and what a step takes beside one process."""
+    timed = [(variant, variant.times) for variant in found if variant.times is not None]
+    apart = {v.name: (v.lag, 1 / times["efficiency"], times["step"]) for v, times in timed if v.lag is not None}
+    goal = f"The goal is a step of at most {GOAL:g} times the longer of generation and training."
+    sentences = [goal]
+    for verdict, wanted in (("meet it", True), ("miss it", False)):
+        those = [f"{name} ({ratio:.2f})" for name, (lag, ratio, _) in apart.items() if lag and (ratio <= GOAL) == wanted]
+        sentences += [f"These {verdict}: {', '.join(those)}."] if those else []
+    turns = [f"{name} ({ratio:.2f})" for name, (lag, ratio, _) in apart.items() if lag == 0]
+    sentences += [f"With no lag the two take turns and cannot meet it: {', '.join(turns)}."] if turns else []
+    single = next(((v.name, times["step"]) for v, times in timed if v.lag is None), None)
+    if single is not None and apart:
+        steps = ", ".join(f"{step:.3f} s in {name} ({step / single[1]:.2f} times)" for name, (_, _, step) in apart.items())
+        sentences.append(f"A step takes {single[1]:.3f} s in {single[0]} (one process) and {steps}.")
+    without = [variant.name for variant in found if variant.times is None]
+    sentences += [f"No step counts in {', '.join(without)}: the runs are too short."] if without else []
+    early = [name for name, (_, ratio, _) in apart.items() if ratio < 1]
+    sentences += [f"Below 1, rollouts made during an evaluation were still left: {', '.join(early)}."] if early else []
+    restarted = [f"{v.name} {v.restarts}" for v in found if v.restarts]
+    sentences += [f"Actors that were lost and started again: {', '.join(restarted)}; this time counts."] if restarted else []
+    return " ".join(sentences)
+
+
+def discuss_at_equal_time(first: list[Run], second: list[Run], elapsed: Callable[[Run], pd.Series[float]]) -> str:
+    """How far two arms are when the first of their runs has ended.
+
+    Args:
+        elapsed: seconds since a run's start, without evaluation, by step.
+    """
+    times = {run.name: elapsed(run) for run in (*first, *second)}
+    end = min(float(seconds.iloc[-1]) for seconds in times.values())
+    scores = tuple(np.stack([_outcome_at(run, times[run.name], end) for run in arm]) for arm in (first, second))
+    difference = two_level_difference(scores[0], scores[1])
+    apart = difference["low"] > 0 or difference["high"] < 0
+    verdict = "" if apart else ": these runs cannot tell the two apart"
+    return (
+        f"After {end:.1f} s without evaluation, when the first of their runs had ended, {first[0].arm} stood at "
+        f"{scores[0].mean():.3f} and {second[0].arm} at {scores[1].mean():.3f} (last evaluation until then), a difference of "
+        f"{format_interval(difference)}{verdict}."
+    )
+
+
+def _outcome_at(run: Run, elapsed: pd.Series[float], seconds: float) -> NDArray[np.float64]:
+    """Rewards of the problems in a run's last evaluation within so many seconds: (problems,)."""
+    done = [i for i, step in enumerate(run.validation["step"]) if step == 0 or elapsed[step] <= seconds]
+    return np.asarray(run.outcomes[done[-1]])

@@ -392,20 +392,35 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
             pass
 
 
+ON_A_CLUSTER = """
+import sys
+from functools import partial
+from pathlib import Path
+import asynchronous_parts as parts
+folder, notes = map(Path, sys.argv[1:])
+config = parts.asynchronous(max_policy_lag=1)
+learner = partial(parts.make_learner, folder, notes, 0.0, config)
+parts.run(config, partial(parts.make_generator, folder, notes, 0.0), learner, notes)
+"""
+
+
 @pytest.mark.slow
-def test_a_cluster_is_used_and_left_as_it_was(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_is_used_and_left_as_it_was(folder: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ray = Path(sys.executable).parent / "ray"
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"}
     start = [ray, "start", "--head", "--num-cpus=4", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"]
-    subprocess.run(start, check=True, capture_output=True)
+    subprocess.run(start, env=environment, check=True, capture_output=True)
     try:
-        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-        for name in ("first", "second"):  # the second finds no actors of the first, and room for its own
-            log, _, _ = with_actors(asynchronous(max_policy_lag=1), folder, tmp_path / name)
-            assert len(log.times) == CONFIG.n_grpo_steps
-        assert (tmp_path / "first/history.csv").read_text() == (tmp_path / "second/history.csv").read_text()
+        environment["RAY_ADDRESS"] = f"127.0.0.1:{port}"
+        for name in ("first", "second"):  # the second finds the cluster there, and room for its own actors
+            program = [sys.executable, "-c", ON_A_CLUSTER, str(folder), str(tmp_path / name)]
+            done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
+            assert done.returncode == 0, done.stderr
+            assert len(rows(tmp_path / name)) == CONFIG.n_grpo_steps
+        assert rows(tmp_path / "first") == rows(tmp_path / "second")
     finally:
         subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
 

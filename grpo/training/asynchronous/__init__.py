@@ -3,3 +3,11 @@
 :mod:`.loop` is the algorithm; :mod:`.actors` is what runs elsewhere, :mod:`.remote` how the loop speaks to it, :mod:`.worker`
 what happens when it dies, :mod:`.replay` the buffer, and :mod:`.start` puts them together.
 """
+
+import os
+from pathlib import Path
+
+# Since 2.60 Ray's clusters ask for the token in this file where there is one; what connects to them has to be told so,
+# before Ray is imported.
+if os.environ.get("RAY_ADDRESS") and (Path.home() / ".ray" / "auth_token").exists():
+    os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -123,7 +123,10 @@ def _start_ray(needed: dict[str, float]) -> None:
             )
 
 
-_NO_CLUSTER = "RAY_ADDRESS ({}): no Ray cluster answers there ({}). Start one (`ray start --head`), or unset it to use this machine alone."
+_NO_CLUSTER = (
+    "RAY_ADDRESS ({}): no Ray cluster answers there ({}). Start one (`ray start --head`), or unset it to use this machine "
+    "alone. A cluster that asks for a token wants this machine to have its ~/.ray/auth_token."
+)
 
 
 def _require_answer(address: str) -> None:

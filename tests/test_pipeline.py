@@ -113,6 +113,10 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "reports/timing/methods.md",
         "reports/timing/methods.png",
         "reports/timing/grpo_off_policy_sweep_focused.png",
+        "reports/timing/grpo_async_offpolicy.png",
+        "reports/timing/time_breakdown.png",
+        "reports/timing/time_breakdown.md",
+        "reports/figures/staleness.png",
         "reports/select/grpo_baselines.json",
         "data/math_baseline/r1_zero_examples.md",
         "data/runs/grpo_learning_rate/3e-4-0/config.yaml",
@@ -174,6 +178,17 @@ def test_checkpoints_load_with_transformers(finished):
     for kind in ("last", "best"):
         model = AutoModelForCausalLM.from_pretrained(finished / "data/checkpoints/grpo_learning_rate/3e-4-0" / kind)
         assert type(model).__name__ == "Qwen2ForCausalLM"
+
+
+def test_without_lag_a_run_on_ray_ends_with_the_weights_of_the_synchronous_one(finished):
+    checkpoints = finished / "data/checkpoints"
+    one, other = (
+        checkpoints / name / "last/model.safetensors" for name in ("grpo_colocate/one_update-0", "grpo_async_offpolicy/lag_0-0")
+    )
+    start = finished / "data/model/model.safetensors"
+    assert one.read_bytes() == other.read_bytes() != start.read_bytes()
+    history = csv.DictReader((finished / "data/runs/grpo_async_offpolicy/lag_1-0/history.csv").open())
+    assert [row["lag_max"] for row in history] == ["0", "1", "1"]  # the first batch is never stale
 
 
 def test_both_tools_draw_the_whole_chain(finished):

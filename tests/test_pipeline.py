@@ -181,12 +181,10 @@ def test_checkpoints_load_with_transformers(finished):
 
 
 def test_without_lag_a_run_on_ray_ends_with_the_weights_of_the_synchronous_one(finished):
-    checkpoints = finished / "data/checkpoints"
-    one, other = (
-        checkpoints / name / "last/model.safetensors" for name in ("grpo_colocate/one_update-0", "grpo_async_offpolicy/lag_0-0")
-    )
-    start = finished / "data/model/model.safetensors"
-    assert one.read_bytes() == other.read_bytes() != start.read_bytes()
+    runs = ("grpo_colocate/one_update-0", "grpo_async_offpolicy/lag_0-0")
+    one, other = ((finished / "data/checkpoints" / run / "last/model.safetensors").read_bytes() for run in runs)
+    assert one == other
+    assert digests(finished)[f"data/runs/{runs[0]}/outcomes.jsonl"] == digests(finished)[f"data/runs/{runs[1]}/outcomes.jsonl"]
     history = csv.DictReader((finished / "data/runs/grpo_async_offpolicy/lag_1-0/history.csv").open())
     assert [row["lag_max"] for row in history] == ["0", "1", "1"]  # the first batch is never stale
 

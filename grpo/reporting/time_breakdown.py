@@ -184,6 +184,12 @@ def discuss_overlap(found: list[Variant]) -> str:
     if single is not None and apart:
         steps = ", ".join(f"{step:.3f} s in {name} ({step / single[1]:.2f} times)" for name, (_, _, step) in apart.items())
         sentences.append(f"A step takes {single[1]:.3f} s in {single[0]} (one process) and {steps}.")
+    if apart:
+        shares = ", ".join(f"{v.name} {share_of_turns(times):.2f}" for v, times in timed if v.lag is not None)
+        sentences.append(
+            "A machine's speed changes from run to run, so compare a step also with its own rollout, scoring and training, "
+            f"were they done one after the other; it takes this share of their sum: {shares}."
+        )
     without = [variant.name for variant in found if variant.times is None]
     sentences += [f"No step counts in {', '.join(without)}: the runs are too short."] if without else []
     early = [name for name, (_, ratio, _) in apart.items() if ratio < 1]
@@ -191,6 +197,11 @@ def discuss_overlap(found: list[Variant]) -> str:
     restarted = [f"{v.name} {v.restarts}" for v in found if v.restarts]
     sentences += [f"Actors that were lost and started again: {', '.join(restarted)}; this time counts."] if restarted else []
     return " ".join(sentences)
+
+
+def share_of_turns(times: Mapping[str, float]) -> float:
+    """A step's seconds as a share of its rollout, scoring and training one after the other."""
+    return times["step"] / (times["rollout"] + times["scoring"] + times["training"])
 
 
 def discuss_at_equal_time(first: list[Run], second: list[Run], elapsed: Callable[[Run], pd.Series[float]]) -> str:

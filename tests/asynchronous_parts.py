@@ -202,6 +202,11 @@ def make_stuck_generator(folder: Path, notes: Path) -> tuple[Any, Any, Any]:
     return StuckEngine(notes), SimpleNamespace(load_state_dict=lambda state: None), load_tokenizer(folder)
 
 
+def slow_to_start(notes: Path) -> Any:
+    (notes / "starting").touch()
+    time.sleep(3600)
+
+
 # -------------------------------------------------------------------------------------------------------------- in the test
 
 

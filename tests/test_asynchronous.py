@@ -479,7 +479,41 @@ def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Sig
             process.send_signal(how)
         process.wait(timeout=30)
         assert process.returncode != 0
-        _until(lambda: not marked(mark), 60.0, lambda: [Path(f"/proc/{p}/cmdline").read_bytes()[:150] for p in marked(mark)])
+        # Ray's agents ask a dead cluster for a minute before they give up, if the run was killed and could not end them.
+        _until(
+            lambda: not marked(mark),
+            150.0 if how is signal.SIGKILL else 20.0,
+            lambda: [Path(f"/proc/{p}/cmdline").read_bytes()[:150] for p in marked(mark)],
+        )
+    finally:
+        for left in marked(mark):
+            os.kill(left, signal.SIGKILL)
+
+
+STARTING = """
+import sys
+from functools import partial
+from pathlib import Path
+import asynchronous_parts as parts
+slow = partial(parts.slow_to_start, Path(sys.argv[2]))
+parts.run(parts.asynchronous(), slow, slow, Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_no_process_is_left_behind_while_actors_start(folder: Path, tmp_path: Path) -> None:
+    mark = f"GRPO_TEST_MARK={tmp_path.name}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTING, str(folder), str(tmp_path)],
+        env=os.environ | dict([mark.split("=")]),
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        _until(lambda: (tmp_path / "starting").exists())
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=30) != 0
+        _until(lambda: not marked(mark))
     finally:
         for left in marked(mark):
             os.kill(left, signal.SIGKILL)

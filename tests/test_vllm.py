@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections import Counter
@@ -17,6 +18,8 @@ from ruamel.yaml import YAML
 from grpo.config import GrpoConfig
 from grpo.errors import UserError
 from grpo.evaluation.evaluate import evaluate_vllm
+from grpo.experiments import ASYNCHRONOUS, needed_selections
+from grpo.files import write_json
 from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM, load_model, save_checkpoint
 from grpo.records import Problem, Rollout
 from grpo.rollout.engine import SamplingParams
@@ -192,20 +195,34 @@ def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path)
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == records
 
 
-def test_the_mini_study_learns_on_vllm(tmp_path: Path) -> None:
-    """Zero-shot rewards of both engines agree; 20 GRPO steps lift the reward as far on both; every update is checked."""
-    folder = fresh_clone(tmp_path)
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with the mini study's data and model; its runs have 20 steps."""
+    folder = fresh_clone(tmp_path_factory.mktemp("mini"))
     sh(folder, "grpo", "study", "use", "mini")
     yaml = YAML()
     params = yaml.load(folder / "params.yaml")
     params["evaluation"]["zero_shot_prompts"] = ["question_only"]
     params["grpo"].update({"n_grpo_steps": 20, "sampling_min_tokens": 0})  # a minimum narrows down what is drawn from
     yaml.dump(params, folder / "params.yaml")
-    for stage in ("dataset", "model", "math_baseline"):
+    for stage in ("dataset", "model"):
         sh(folder, "grpo", stage)
-    transformers = json.loads((folder / "reports/math_baseline.json").read_text())["question_only"]["accuracy"]
-    params["engine"]["name"] = "vllm"
+    return folder
+
+
+def use_engine(folder: Path, name: str) -> None:
+    yaml = YAML()
+    params = yaml.load(folder / "params.yaml")
+    params["engine"]["name"] = name
     yaml.dump(params, folder / "params.yaml")
+
+
+def test_the_mini_study_learns_on_vllm(mini: Path) -> None:
+    """Zero-shot rewards of both engines agree; 20 GRPO steps lift the reward as far on both; every update is checked."""
+    folder = mini
+    sh(folder, "grpo", "math_baseline")
+    transformers = json.loads((folder / "reports/math_baseline.json").read_text())["question_only"]["accuracy"]
+    use_engine(folder, "vllm")
     sh(folder, "grpo", "math_baseline")
     vllm = json.loads((folder / "reports/math_baseline.json").read_text())["question_only"]["accuracy"]
     p, n = (vllm["value"] + transformers["value"]) / 2, vllm["problems"]
@@ -219,11 +236,28 @@ def test_the_mini_study_learns_on_vllm(tmp_path: Path) -> None:
     assert max(float(row.split(",")[column]) for row in rows) < 1e-3
     assert on_vllm["val/answer_reward"] > on_vllm["first/answer_reward"] + 0.2
 
-    params["engine"]["name"] = "transformers"
-    yaml.dump(params, folder / "params.yaml")
+    use_engine(folder, "transformers")
     sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4")
     on_transformers = json.loads((run / "metrics.json").read_text())
     found, expected = on_vllm["val/answer_reward"], on_transformers["val/answer_reward"]
     print(f"answer reward after 20 steps: {found:.3f} on vLLM, {expected:.3f} on transformers")
     # Four standard errors: problems (n = 512), and a spread between runs of .03.
     assert abs(found - expected) < 4 * math.sqrt(2 * (expected * (1 - expected) / n + 0.03**2))
+
+
+def test_with_a_generator_of_its_own_vllm_is_one_version_behind(mini: Path) -> None:
+    """The Ray actor that samples has vLLM in it, and gets the learner's weights after each step; every update is checked."""
+    use_engine(mini, "vllm")
+    for experiment in needed_selections(ASYNCHRONOUS):
+        winner = {"experiment": experiment, "winner": "the study's own", "overrides": {}}
+        write_json(mini / f"reports/select/{experiment}.json", winner)
+    sh(mini, "grpo", "train", ASYNCHRONOUS, "lag_1", "--check-weights")
+    run = mini / f"data/runs/{ASYNCHRONOUS}/lag_1-0"
+    metrics = json.loads((run / "metrics.json").read_text())
+    print(f"answer reward after 20 steps one version behind: {metrics['val/answer_reward']:.3f} on vLLM")
+    assert metrics["val/answer_reward"] > metrics["first/answer_reward"] + 0.2
+    with (run / "history.csv").open(newline="") as file:
+        history = list(csv.DictReader(file))
+    assert [row["lag_max"] for row in history] == ["0"] + ["1"] * 19
+    # One step moves the policy a little; weights of another version, or of none, would show at once.
+    assert all(abs(float(row["ratio_mean"]) - 1) < 0.05 for row in history)

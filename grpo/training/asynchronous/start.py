@@ -57,17 +57,18 @@ def start_actors(
         Worker("scorer", Scorer, (reward_fn, config), scorer_resources, limit),
         Worker("learner", LearnerActor, (make_learner, config), learner_resources, limit),
     ]
+    threads = ThreadPoolExecutor(len(workers))
     pipeline = None
     try:
+        list(threads.map(Worker.start, workers))  # they load their models at the same time
         generator, scorer, trainer = workers
-        with ThreadPoolExecutor(len(workers)) as threads:  # they load their models at the same time
-            list(threads.map(Worker.start, workers))
         learner = RemoteLearner(trainer, apart.save_state_every)
         pipeline = RolloutPipeline(generator, scorer, apart.weights, learner.model)
         yield pipeline, learner
     finally:
         for worker in workers:
             worker.close()
+        threads.shutdown(wait=False)  # what still waits for an actor ends with it
         if pipeline is not None:
             pipeline.close()
         ray.shutdown()

@@ -280,7 +280,7 @@ def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Study:
     def read_timing(run: Run) -> dict[str, Any]:
         total = seconds[run.arm] + 10 * run.seed
         phases = {"rollout_s": 0.25 * total, "training_s": 0.25 * total, "evaluation_s": 0.5 * total}
-        steps = [{"step": step, "rollout_s": 1.0, "training_s": 2.0, "evaluation_s": 100.0} for step in (1, 2)]
+        steps = [{"step": step, "step_s": 0.25 * total, "evaluation_s": 100.0} for step in (1, 2)]
         return {"total_s": total, "phases": phases, "steps": steps}
 
     monkeypatch.setattr(timing, "read_runs", lambda _, experiment: runs[experiment])
@@ -315,8 +315,9 @@ def test_the_methods_over_wall_clock_time(three_methods: Study) -> None:
         "GRPO, best configuration",
     ]
     assert len(axis.lines) == 4  # one for each run
-    for line in axis.lines:
-        assert np.asarray(line.get_xdata()).tolist() == [0.0, 3.0, 6.0]  # without evaluations
+    # Half of each run's seconds, without evaluations.
+    ends = [np.asarray(line.get_xdata()).tolist() for line in axis.lines]
+    assert ends == [[0.0, 2.5, 5.0], [0.0, 5.0, 10.0], [0.0, 10.0, 20.0], [0.0, 12.5, 25.0]]
     assert np.asarray(axis.lines[1].get_ydata()).tolist() == [0.125, 0.0, 0.75]
 
 

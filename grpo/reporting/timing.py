@@ -34,7 +34,6 @@ from grpo.reporting.time_breakdown import (
 from grpo.study import Study
 
 OVER_WALL_CLOCK = ("grpo_off_policy_sweep_focused", COLOCATE, ASYNCHRONOUS, "leaderboard")
-TRAINING_PHASES = ("rollout_s", "scoring_s", "training_s", "synchronization_s")
 # What is reserved for a run, as dvc.yaml has it under `meta`, where it is not `train`.
 RESERVED: dict[str, Literal["colocate", "asynchronous"]] = {COLOCATE: "colocate", ASYNCHRONOUS: "asynchronous"}
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
@@ -70,30 +69,19 @@ def time_row(study: Study, run: Run) -> dict[str, Any]:
         "run": run.name,
         "same_as": run.config["same_as"] or "",
         "seconds": round(seconds, 2),
-        "training_seconds": round(_training_seconds(timing), 2),
+        "training_seconds": round(sum(step["step_s"] for step in timing["steps"]), 2),
         **{name: round(value, 2) for name, value in timing["phases"].items()},
         "gpu_hours": round(seconds / 3600 * reserved.gpus, 4),
         **{key: round(max((step.get(key, 0.0) for step in timing["steps"]), default=0.0)) for key in PEAKS},
     }
 
 
-def _training_seconds(timing: dict[str, Any]) -> float:
-    """Seconds without evaluation: of the steps, or of their phases where an older file does not say how long they took."""
-    if all("step_s" in step for step in timing["steps"]):
-        return float(sum(step["step_s"] for step in timing["steps"]))
-    return float(sum(timing["phases"].get(name, 0.0) for name in TRAINING_PHASES))
-
-
 def elapsed(run: Run) -> pd.Series[float]:
     """Seconds since the run's start by step, evaluation left out.
 
-    They are those that the steps took, and not the sum of their phases, which overlap where generator and learner are apart;
-    that sum only where an older file has no ``step_s``.
+    They are those that the steps took, and not the sum of their phases, which overlap where generator and learner are apart.
     """
-    steps = pd.DataFrame(read_timing(run)["steps"]).set_index("step")
-    if "step_s" in steps:
-        return steps["step_s"].cumsum()
-    return steps.reindex(columns=list(TRAINING_PHASES), fill_value=0.0).sum(axis=1).cumsum()
+    return pd.DataFrame(read_timing(run)["steps"]).set_index("step")["step_s"].cumsum()
 
 
 def times_of_arms(study: Study, runs: list[Run]) -> dict[str, tuple[float, float]]:

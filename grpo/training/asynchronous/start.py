@@ -84,8 +84,8 @@ def start_apart(study: Study, run: EffectiveRun, problems: Sequence[Problem], ch
     assert isinstance(config, GrpoConfig)
     if study.learner.processes > 1:
         raise UserError(
-            f"params.yaml: learner.processes ({study.learner.processes}): an asynchronous run has one learner. Set it to 1, or "
-            "leave out the experiments with `asynchronous`."
+            f"params.yaml: learner.processes ({study.learner.processes}): an asynchronous run has one process for its "
+            "learner. Set it to 1."
         )
     alone = _each_with_its_own_gpu(study)
     folder, here = run.model.absolute(), Path.cwd()

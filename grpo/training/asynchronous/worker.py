@@ -89,8 +89,8 @@ class Worker:
                 tqdm.write(f"The {self.name} {lost}: attempt {attempt} of {ATTEMPTS} at {what}. It is started again.")
                 self._end()
         raise RuntimeError(
-            f"the {self.name} was lost {ATTEMPTS} times in a row at {what}. Its last messages stand above and in Ray's logs "
-            "(/tmp/ray/session_latest/logs)."
+            f"the {self.name} was lost {ATTEMPTS} times in a row at {what}. Its last messages stand above, and in the logs of "
+            "its node (session_latest/logs in Ray's temporary folder)."
         )
 
     def _bring_up(self) -> None:

@@ -6,7 +6,7 @@ export PATH := $(BIN):$(PATH)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test test-slow test-vllm lint format ui bench bench-grader report clean
+.PHONY: help install repro test test-slow test-slurm test-vllm lint format ui mlflow-server bench bench-grader report clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,8 +28,12 @@ repro: install ## Run the active study (params.yaml), stages side by side; does 
 test: repro ## The same, then the fast tests
 	@start=$$(date +%s); pytest && echo "pytest: $$(( $$(date +%s) - start )) s"
 
-test-slow: install ## The slow tests: whole pipelines from scratch through DVC and Snakemake
-	pytest -m slow -rP
+SLOW ?= slow
+test-slow: install ## The slow tests, two at a time: whole pipelines from scratch through DVC and Snakemake, kills and faults
+	pytest -m "$(SLOW)" -n 2 --dist loadgroup -rP $(PYTEST_ARGUMENTS)
+
+test-slurm: install ## The smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)
+	pytest -m slurm -rP --show-capture=stdout tests/slurm
 
 test-vllm: install ## Tests with real vLLM (its CPU build), which is installed into .venv-vllm for this only
 	@test -x .venv-vllm/bin/python || { $(PYTHON) -m venv .venv-vllm && \
@@ -45,6 +49,18 @@ format: install ## Mend what the linter and the formatter can
 
 ui: install ## Open the MLflow UI of all runs on http://127.0.0.1:5000
 	mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}
+
+mlflow-server: install ## Serve MLflow to other machines, without a password; MLFLOW_PORT, MLFLOW_BACKEND=postgresql://...
+	@case "$$MLFLOW_BACKEND" in postgresql*) python -c 'import psycopg2' 2> /dev/null || \
+		$(BIN)/pip install --quiet --constraint constraints.txt 'psycopg2-binary>=2.9';; esac
+	@host=$$(python -c 'import socket; print(socket.gethostname())'); name=$${host%%.*}; port=$${MLFLOW_PORT:-5000}; \
+	names="$$name,$$name:*,$$name.*,localhost,localhost:*,127.*,10.*,192.168.*,172.1[6-9].*,172.2[0-9].*,172.3[01].*"; \
+	names=$${MLFLOW_SERVER_ALLOWED_HOSTS:-$$names}; \
+	echo "Runs write to this server where this is set: export MLFLOW_TRACKING_URI=http://$$host:$$port"; \
+	echo "There is no password: whoever reaches port $$port can read, change and delete all runs."; \
+	echo "It answers to the host names $$names (MLFLOW_SERVER_ALLOWED_HOSTS sets others)."; \
+	exec env MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow server --host 0.0.0.0 --port "$$port" --allowed-hosts "$$names" \
+		--backend-store-uri "$${MLFLOW_BACKEND:-sqlite:///mlflow.db}" --artifacts-destination "$(CURDIR)/mlruns/server"
 
 bench: install ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
 	@test -x .venv-bench/bin/python || { $(PYTHON) -m venv .venv-bench && \

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from typing import Annotated
 import typer
 
 from grpo.cpu import fix_cpu_kernels, share_cpu_fairly
-from grpo.errors import UserError
+from grpo.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error
 
 app = typer.Typer(
     help="GRPO with verified rewards as a reproducible study. The stages are run by `dvc repro` or Snakemake; see README.md.",
@@ -247,6 +248,22 @@ def writeup() -> None:
     write_writeup(load_study())
 
 
+@app.command("mlflow_import")
+def mlflow_import(
+    files: Annotated[list[Path] | None, typer.Argument(help="Files in data/state/mlflow; all, if not given.")] = None,
+) -> None:
+    """Deliver to MLflow what runs kept on disk because they could not reach it; files that are delivered are removed."""
+    from grpo import paths
+    from grpo.mlflow_unsent import import_files
+    from grpo.tracking import tracking_uri
+
+    found = files or sorted(paths.UNSENT_METRICS.glob("*.jsonl"))
+    if not found:
+        print(f"nothing to import: {paths.UNSENT_METRICS} holds no files")
+    for line in import_files(found, tracking_uri()):
+        print(line)
+
+
 @study_app.command("list")
 def study_list() -> None:
     """The studies at hand; the active one is marked."""
@@ -278,15 +295,22 @@ def study_use(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake becomes one message and exit code 2."""
+    """Run the command line; a user's mistake, or what the disk refuses, becomes one message and exit code 2."""
     fix_cpu_kernels()
     share_cpu_fairly()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a scheduler may have had it ignored, so that DVC outlives it
     # Imports make objects that stay; looking through them for garbage again and again is a fifth of a stage's start.
     gc.set_threshold(100_000, 20, 20)
     try:
         app()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except ToBeResumed as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(RESUME_ME)
+    except Exception as error:
+        message = explain_os_error(error) or (str(error) if isinstance(error, UserError) else None)
+        if message is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
 
 

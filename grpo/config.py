@@ -129,7 +129,6 @@ class Asynchronous(Section):
     replay_capacity: PositiveInt = 1  # rollout batches kept to draw from; 1: each batch is trained on once, in order
     replay_max_age: NonNegativeInt | None = None  # groups with more lag than this are dropped; null: only capacity counts
     stuck_after_s: PositiveFloat = 600.0  # an actor that takes longer for one call is ended and started again
-    save_state_every: PositiveInt = 10  # steps; a learner that dies starts from there, and trains the batches since again
 
     @model_validator(mode="after")
     def _new_rollouts_are_young_enough(self) -> Self:

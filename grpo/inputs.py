@@ -79,6 +79,11 @@ def shared_settings(study: Study) -> dict[str, Any]:
     }
 
 
+def code_of_runs() -> dict[str, str]:
+    """The code that decides the results of runs of any kind, as :func:`code_digests` gives it."""
+    return code_digests(Path(__file__).parents[1], (*SHARED_CODE, *(name for _, own in CODE.values() for name in own)))
+
+
 def code_digests(root: Path, names: tuple[str, ...]) -> dict[str, str]:
     """For each file below ``names`` the SHA-256 (first 16 hex digits) of what it says; see :func:`meaning`."""
     found: dict[str, str] = {}

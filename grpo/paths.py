@@ -21,7 +21,11 @@ RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.c
 CHECKPOINTS = Path("data/checkpoints")
 TIMING = Path("data/timing")  # wall-clock figures and MLflow ids: all that differs between two equal runs
 
-EVALUATION_STATE = Path("data/state/evaluation")  # chunks of evaluations that are not finished; nobody's output
+# What is not finished, and so no stage's output: DVC would remove it before the stage runs again.
+EVALUATION_STATE = Path("data/state/evaluation")  # chunks of evaluations
+UNSENT_METRICS = Path("data/state/mlflow")  # what MLflow lacks, until `grpo mlflow_import`
+RUN_STATE = Path("data/state/runs")  # saved states of runs
+RUN_LOCKS = Path("data/state/locks")
 
 LOCK = Path("dvc.lock")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from grpo.errors import UserError
+from grpo.files import read_jsonl
 
 
 @dataclass(frozen=True)
@@ -104,20 +105,8 @@ def _read(path: Path, kind: type[Record], stage: str) -> list[Record]:
     Raises:
         UserError: the file is missing or empty, or a line is no such record.
     """
-    if not path.exists():
-        raise UserError(f"{path}: no such file. Run `dvc repro {stage}` to make it.")
-    records = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                records.append(kind(**json.loads(line)))
-            except (ValueError, TypeError) as error:
-                what = kind.__name__.lower()
-                raise UserError(
-                    f"{path}:{number}: not a {what} record ({error}). Run `dvc repro -f {stage}` to make it anew."
-                ) from error
-    if not records:
+    if path.exists() and not path.stat().st_size:
         raise UserError(
-            f"{path}: holds no {kind.__name__.lower()}s. Check the sizes in params.yaml and run `dvc repro -f {stage}`."
+            f"{path}: holds no {kind.__name__.lower()}s. Check the sizes in params.yaml and run `dvc repro -f -s {stage}`."
         )
-    return records
+    return read_jsonl(path, stage, lambda values: kind(**values))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grpo import paths
-from grpo.errors import UserError
+from grpo.errors import UserError, reason
 from grpo.evaluation.statistics import two_level_difference, two_level_mean
 from grpo.experiments import RANKED_BY, needed_selections
-from grpo.files import read_json
+from grpo.files import damaged, read_json, read_jsonl, require_keys
 from grpo.study import Study, read_yaml
 
 METRIC = "val/answer_reward"
@@ -84,7 +83,10 @@ def read_selections(experiment: str) -> list[dict[str, Any]]:
     Raises:
         UserError: one of them is missing.
     """
-    return [read_json(paths.SELECT / f"{name}.json", made_by=f"select@{name}") for name in needed_selections(experiment)]
+    return [
+        read_json(paths.SELECT / f"{name}.json", made_by=f"select@{name}", keys=("experiment", "winner", "overrides"))
+        for name in needed_selections(experiment)
+    ]
 
 
 def read_outcomes(experiment: str, arm: str, seed: int) -> NDArray[np.float64]:
@@ -94,10 +96,41 @@ def read_outcomes(experiment: str, arm: str, seed: int) -> NDArray[np.float64]:
         UserError: the run is missing; the message names the stage that makes it.
     """
     folder = paths.RUNS / experiment / f"{arm}-{seed}"
-    if not (folder / "outcomes.jsonl").exists():
-        raise UserError(f"{folder}: holds no finished run. Run `dvc repro {experiment}@{arm}-{seed}` to make it.")
-    lines = (folder / "outcomes.jsonl").read_text(encoding="utf-8").splitlines()
-    return np.array([json.loads(line)["answer_reward"] for line in lines], dtype=float)
+    path, made_by = folder / "outcomes.jsonl", f"{experiment}@{arm}-{seed}"
+    if not path.exists():
+        raise UserError(f"{folder}: holds no finished run. Run `dvc repro {made_by}` to make it.")
+    evaluations = read_jsonl(path, made_by, lambda record: np.array(record["answer_reward"], dtype=float))
+    if any(evaluation.shape != evaluations[0].shape or evaluation.ndim != 1 for evaluation in evaluations):
+        raise damaged(path, "not as many problems in each evaluation", made_by)
+    return np.stack(evaluations)
+
+
+def read_config(experiment: str, arm: str, seed: int) -> dict[str, Any]:
+    """A run's config.yaml.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    path, made_by = paths.RUNS / experiment / f"{arm}-{seed}" / "config.yaml", f"{experiment}@{arm}-{seed}"
+    if not path.exists():
+        raise UserError(f"{path}: no such file. Run `dvc repro {made_by}` to make it.")
+    try:
+        config: dict[str, Any] = read_yaml(path)
+    except UserError as error:
+        raise damaged(path, reason(error), made_by) from error
+    require_keys(path, config, ("identity", "overrides"), made_by)
+    return config
+
+
+def read_metrics(experiment: str, arm: str, seed: int) -> dict[str, Any]:
+    """A run's metrics.json.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    path = paths.RUNS / experiment / f"{arm}-{seed}" / "metrics.json"
+    metrics: dict[str, Any] = read_json(path, f"{experiment}@{arm}-{seed}", keys=("diverged_step", "diverged_reason"))
+    return metrics
 
 
 def mean_of_last(outcomes: NDArray[np.float64], last_k: int) -> NDArray[np.float64]:
@@ -115,8 +148,7 @@ def _candidate(study: Study, experiment: str, arm: str, scores: NDArray[np.float
     runs = []
     for seed, row in zip(study.seeds, scores, strict=True):
         name = f"{experiment}/{arm}-{seed}"
-        config = read_yaml(paths.RUNS / name / "config.yaml")
-        metrics = read_json(paths.RUNS / name / "metrics.json", made_by=f"{experiment}@{arm}-{seed}")
+        config, metrics = (read(experiment, arm, seed) for read in (read_config, read_metrics))
         runs.append(
             {
                 "run": name,

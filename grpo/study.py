@@ -56,6 +56,7 @@ class Study(Section):
     selection: Selection
     divergence: Divergence | None  # null: no run is ever stopped
     checkpoints: list[Literal["last", "best"]] = Field(min_length=1)
+    save_state_every: PositiveInt  # steps; expert iteration, whose steps are long, saves after each
     experiments: dict[str, Experiment]
     resources: dict[Literal["small", "model", "evaluate", "train", "asynchronous", "colocate"], Resources]
 
@@ -159,7 +160,7 @@ def read_yaml(path: Path) -> Any:
     """Parse a YAML 1.2 file.
 
     Raises:
-        UserError: the file is missing or is not YAML; the message names file, line and remedy.
+        UserError: the file is missing or is not YAML in UTF-8; the message names file, line and remedy.
     """
     from ruamel.yaml import YAML, YAMLError
 
@@ -167,7 +168,10 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: no such file. Run this in the project's folder, or choose a study: `grpo study use mini`.")
     try:
         return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except YAMLError as error:
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}:{line}: not UTF-8 text ({error.reason}). Mend that line.") from error
+    except (YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UserError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error}). Mend that line.") from error

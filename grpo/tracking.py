@@ -11,10 +11,13 @@ import csv
 import itertools
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,6 +26,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TextIO
 
+from grpo import paths
 from grpo.memory import peak_mb, reset_peak
 
 DATABASE = "mlflow.db"
@@ -38,6 +42,8 @@ def tracking_uri() -> str:
 class MlflowRun:
     """One MLflow run, written by a process of its own (:mod:`grpo.mlflow_process`).
 
+    It carries the tag ``run_key``, by which it is known again when MLflow could not be written and the run is imported later.
+
     Args:
         experiment: the MLflow experiment's name; made if it does not exist.
         name: the run's name.
@@ -48,19 +54,25 @@ class MlflowRun:
         self._number = next(_numbers)
         self._pending: list[tuple[str, float, int, int]] = []
         self._last_flush = time.monotonic()
+        self._uri = tracking_uri()
+        key = uuid.uuid4().hex
+        unsent = f"{_file_name(experiment)}-{_file_name(name)}-{key[:12]}.jsonl"
+        self._unsent = (paths.UNSENT_METRICS / unsent).absolute()  # exists as long as MLflow lacks something
         self._send(
             "start",
-            uri=tracking_uri(),
+            uri=self._uri,
             artifacts=(Path(ARTIFACTS).absolute() / experiment).as_uri(),
             experiment=experiment,
             name=name,
             params=_as_text(params),
-            tags=_as_text({**tags, **source_tags()}),
+            tags=_as_text({**tags, **source_tags(), "run_key": key}),
+            time=_milliseconds(),
+            unsent=str(self._unsent),
         )
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics of one step."""
-        now = int(time.time() * 1000)
+        now = _milliseconds()
         self._pending += [(key, float(value), now, step) for key, value in metrics.items()]
         if time.monotonic() - self._last_flush > SECONDS_BETWEEN_FLUSHES:
             self._flush()
@@ -77,17 +89,14 @@ class MlflowRun:
         """Write what is left and close the run.
 
         Returns:
-            the run's id, or None where MLflow could not be written (a warning says why; the run's files are whole).
+            the run's id, or None where it could not be made. Where something could not be written, a warning says what and
+            how to deliver it later; the run's files are whole.
         """
         self._flush()
-        self._send("finish", status=status)
+        self._send("finish", status=status, time=_milliseconds())
         answer = _writer().answer()
         if answer["error"] is not None:
-            print(f"warning: MLflow at {tracking_uri()} could not be written: {answer['error']}", file=sys.stderr)
-            print(
-                "  The run's own files are complete. Check MLFLOW_TRACKING_URI, or unset it to use a local file.",
-                file=sys.stderr,
-            )
+            print(_warning(self._uri, answer["error"], self._unsent), file=sys.stderr)
         run_id: str | None = answer["run_id"]
         return run_id
 
@@ -98,6 +107,33 @@ class MlflowRun:
 
     def _send(self, do: str, **arguments: Any) -> None:
         _writer().send(json.dumps({"run": self._number, "do": do, **arguments}))
+
+
+def _warning(uri: str, error: str, unsent: Path) -> str:
+    """What a user has to know when MLflow could not be written."""
+    lines = [f"warning: MLflow at {without_password(uri)} could not be written: {error}", "  The run's own files are complete."]
+    if unsent.exists():
+        lines += [
+            f"  What MLflow lacks is kept in {unsent}",
+            "  Check MLFLOW_TRACKING_URI and the server; once it can be reached, this delivers it:",
+            f"    grpo mlflow_import {shlex.quote(str(unsent))}",
+        ]
+    else:
+        lines += ["  Check MLFLOW_TRACKING_URI, or unset it to use a local file."]
+    return "\n".join(lines)
+
+
+def without_password(uri: str) -> str:
+    """The URI as others may read it."""
+    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", uri)
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.=@-]+", "_", text)[:80]
+
+
+def _milliseconds() -> int:
+    return int(time.time() * 1000)
 
 
 def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
@@ -174,19 +210,29 @@ class RunLog:
 
     Writes ``history.csv`` (one row for each optimizer step) and ``validation.csv`` (one row for each evaluation) below
     ``folder`` as it goes, and passes the same numbers on to MLflow.
+
+    Args:
+        began: ``time.perf_counter()`` at the start of the run, where that was earlier.
     """
 
-    def __init__(self, folder: Path, mlflow: MlflowRun):
+    def __init__(self, folder: Path, mlflow: MlflowRun, began: float | None = None):
         self.mlflow = mlflow
+        self.history: list[dict[str, float]] = []
         self.validations: list[dict[str, float]] = []
         self.times: list[dict[str, float]] = []
         self.phase_totals: dict[str, float] = {}  # seconds of each phase, over all steps
+        self.resumed_after: list[int] = []  # steps
         self._phases: dict[str, float] = {}
         self._peaks: dict[str, float] = {}  # MiB
-        self._updates = 0
         self._step_began = time.perf_counter()
-        self._history = _CsvWriter(folder / "history.csv")
-        self._validation = _CsvWriter(folder / "validation.csv")
+        self._began = self._step_began if began is None else began
+        self._history_file = _CsvWriter(folder / "history.csv")
+        self._validation_file = _CsvWriter(folder / "validation.csv")
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the run has taken so far, without what was lost when it was killed."""
+        return time.perf_counter() - self._began
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -220,10 +266,7 @@ class RunLog:
         """
         elsewhere = elsewhere or {}
         for update in updates:
-            self._updates += 1
-            row = {"step": step, "update": self._updates, **rollout, **update}
-            self._history.write(row)
-            self.mlflow.log({k: v for k, v in row.items() if k not in {"step", "update"}}, step=self._updates)
+            self._write_history({"step": step, "update": len(self.history) + 1, **rollout, **update})
         seconds = {f"{name}_s": value for name, value in self._phases.items()}
         peaks = {f"{name}_peak_mb": value for name, value in self._peaks.items()}
         ended = time.perf_counter()
@@ -239,21 +282,51 @@ class RunLog:
             if name.endswith("_s") and name not in seconds:
                 self.phase_totals[name] = self.phase_totals.get(name, 0.0) + value
         self._step_began = ended
-        self.times.append(times)
-        self.mlflow.log({f"time/{k}": v for k, v in times.items() if k != "step"}, step=self._updates)
+        self._write_times(times, len(self.history))
         self._phases, self._peaks = {}, {}
 
     def validation(self, step: int, update: int, metrics: dict[str, float]) -> None:
         """Record one evaluation on the validation set, of the policy after ``update`` optimizer steps."""
-        row = {"step": step, "update": update, **{f"val/{key}": value for key, value in metrics.items()}}
-        self.validations.append(row)
-        self._validation.write(row)
-        self.mlflow.log({k: v for k, v in row.items() if k.startswith("val/")}, step=update)
+        self._write_validation({"step": step, "update": update, **{f"val/{key}": value for key, value in metrics.items()}})
+
+    def state(self) -> dict[str, Any]:
+        """All that was recorded so far."""
+        kept = ("history", "validations", "times", "phase_totals", "resumed_after", "elapsed_s")
+        return {name: getattr(self, name) for name in kept}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Record all that a run had recorded when it was saved, in MLflow too, where it becomes a new run."""
+        for row in state["history"]:
+            self._write_history(row)
+        for row in state["validations"]:
+            self._write_validation(row)
+        updates = {row["step"]: int(row["update"]) for row in self.history}  # after each step
+        for times in state["times"]:
+            self._write_times(times, updates[times["step"]])
+        self.phase_totals = state["phase_totals"]
+        self.resumed_after = [*state["resumed_after"], int(self.times[-1]["step"])]
+        self.mlflow.tag(resumed_after=", ".join(map(str, self.resumed_after)))
+        self._phases, self._peaks, self._step_began = {}, {}, time.perf_counter()
+        self._began = self._step_began - state["elapsed_s"]
 
     def close(self) -> None:
         """Close the files."""
-        self._history.close()
-        self._validation.close()
+        self._history_file.close()
+        self._validation_file.close()
+
+    def _write_history(self, row: dict[str, float]) -> None:
+        self.history.append(row)
+        self._history_file.write(row)
+        self.mlflow.log({k: v for k, v in row.items() if k not in {"step", "update"}}, step=int(row["update"]))
+
+    def _write_validation(self, row: dict[str, float]) -> None:
+        self.validations.append(row)
+        self._validation_file.write(row)
+        self.mlflow.log({k: v for k, v in row.items() if k.startswith("val/")}, step=int(row["update"]))
+
+    def _write_times(self, times: dict[str, float], update: int) -> None:
+        self.times.append(times)
+        self.mlflow.log({f"time/{k}": v for k, v in times.items() if k != "step"}, step=update)
 
 
 class _CsvWriter:

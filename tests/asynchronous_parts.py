@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from state_parts import saved_every
 
 from grpo.config import Asynchronous, GrpoConfig
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
@@ -220,12 +221,18 @@ def actors(
 
 
 def run(
-    config: GrpoConfig, generator: Callable[[], Any], learner: Callable[[], Any], folder: Path, meanwhile: Any = None
+    config: GrpoConfig,
+    generator: Callable[[], Any],
+    learner: Callable[[], Any],
+    folder: Path,
+    meanwhile: Any = None,
+    save_every: int = 10,
 ) -> tuple[RunLog, dict[str, Any], dict[str, int]]:
     """Train asynchronously.
 
     Args:
         meanwhile: called with the actors once they have started.
+        save_every: the run's state is saved after so many steps.
 
     Returns:
         the log, the learner's final state, and how often each actor was started again.
@@ -235,7 +242,8 @@ def run(
     with actors(config, generator, learner, folder) as (pipeline, remote):
         if meanwhile is not None:
             meanwhile(pipeline, remote)
-        train_grpo_asynchronously(config, 0, pipeline, remote, lambda step, updates: False, log)
+        saved = saved_every(save_every, folder, {"learner": remote})
+        train_grpo_asynchronously(config, 0, pipeline, remote, lambda step, updates: False, log, saved)
         state, _ = remote.worker.call("state")
         restarts = {worker.name: worker.restarts for worker in (pipeline.generator, pipeline.scorer, remote.worker)}
     log.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,38 @@ from grpo.sections import PretrainedHere
 from grpo.study import Study, load_study
 
 REPOSITORY = Path(__file__).parent.parent
+# Modules that share the study of the fixture `finished`. Where tests run side by side, these stay in one process, and so does
+# each other module.
+OF_ONE_STUDY = {"test_pipeline", "test_push_pull", "test_slurm"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests together that share what is dear to make (`pytest -n 2 --dist loadgroup`)."""
+    for item in items:
+        name = item.path.stem
+        item.add_marker(pytest.mark.xdist_group("one study" if name in OF_ONE_STUDY else name))
 
 
 @pytest.fixture(scope="session")
 def mini_study() -> Study:
     return load_study(REPOSITORY / "studies" / "mini.yaml")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone in which `dvc repro` has run the smoke study from scratch; its results are committed.
+
+    Takes minutes, so all tests share it: one that changes it brings it back to what it was.
+    """
+    from pipeline_parts import fresh_clone, sh
+
+    folder = fresh_clone(tmp_path_factory.mktemp("dvc"))
+    start = time.perf_counter()
+    sh(folder, "dvc", "repro")
+    print(f"smoke study through dvc repro: {time.perf_counter() - start:.0f} s")
+    sh(folder, "git", "add", "-A")
+    sh(folder, "git", "commit", "-qm", "results")
+    return folder
 
 
 @pytest.fixture(scope="session")

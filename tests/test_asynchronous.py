@@ -21,6 +21,7 @@ import pytest
 import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner, problems
 from pydantic import ValidationError
+from state_parts import never_saved
 
 from grpo.config import Asynchronous
 from grpo.errors import UserError
@@ -61,16 +62,27 @@ def synchronously(config: Any, model: Any, tokenizer: Any, target: Path) -> tupl
     log = RunLog(target, parts.NoMlflow())  # type: ignore[arg-type]
     learner = parts.RecordingLearner(model, config, tokenizer.pad_token_id)
     engine = TransformersEngine(model, tokenizer)
-    train_grpo(config, 0, problems(), tokenizer, engine, learner, parts.Reward(target), lambda step, updates: False, log)
+    train_grpo(
+        config,
+        0,
+        problems(),
+        tokenizer,
+        engine,
+        learner,
+        parts.Reward(target),
+        lambda step, updates: False,
+        log,
+        never_saved(target),
+    )
     log.close()
     return log, learner.state()
 
 
 def with_actors(
-    config: Any, folder: Path, target: Path, naps: float = 0.0, meanwhile: Any = None
+    config: Any, folder: Path, target: Path, naps: float = 0.0, meanwhile: Any = None, save_every: int = 10
 ) -> tuple[RunLog, dict[str, Any], dict[str, int]]:
     generator = partial(make_generator, folder, target, naps)
-    return parts.run(config, generator, partial(make_learner, folder, target, naps, config), target, meanwhile)
+    return parts.run(config, generator, partial(make_learner, folder, target, naps, config), target, meanwhile, save_every)
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -297,11 +309,11 @@ class Killer:
 
 @pytest.mark.slow
 def test_no_group_is_lost_or_trained_twice_when_actors_are_killed(folder: Path, tmp_path: Path) -> None:
-    config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 60}), max_policy_lag=1, save_state_every=4)
+    config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 60}), max_policy_lag=1)
     _, expected, _ = with_actors(config, folder, tmp_path / "undisturbed")
     assert len(expected["trained"]) == 60 * 16
     killer = Killer(tmp_path / "killed", seed=0, kills=9, between=(0.3, 4.0))
-    _, found, restarts = with_actors(config, folder, tmp_path / "killed", naps=0.3, meanwhile=killer)
+    _, found, restarts = with_actors(config, folder, tmp_path / "killed", naps=0.3, meanwhile=killer, save_every=4)
     killer.over.set()
     assert len(killer.killed) >= 5 and set(killer.killed) == {"generator", "scorer", "learner"}
     assert all(restarts[role] > 0 for role in killer.killed)
@@ -313,7 +325,7 @@ def test_no_group_is_lost_or_trained_twice_when_actors_are_killed(folder: Path, 
 
 @pytest.mark.slow
 def test_a_dead_learner_and_a_dead_generator_go_on_where_they_were(folder: Path, tmp_path: Path) -> None:
-    config = asynchronous(max_policy_lag=1, save_state_every=3)
+    config = asynchronous(max_policy_lag=1)
     _, expected, _ = with_actors(config, folder, tmp_path / "undisturbed")
 
     def kill_later(pipeline: Any, remote: Any) -> None:
@@ -328,7 +340,7 @@ def test_a_dead_learner_and_a_dead_generator_go_on_where_they_were(folder: Path,
 
         remote.train = killing
 
-    _, found, restarts = with_actors(config, folder, tmp_path / "killed", meanwhile=kill_later)
+    _, found, restarts = with_actors(config, folder, tmp_path / "killed", meanwhile=kill_later, save_every=3)
     assert equal(found, expected)
     assert restarts["learner"] == 2 and restarts["scorer"] == 0
 

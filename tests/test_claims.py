@@ -60,14 +60,18 @@ def made_up(
     if kl is not None:
         columns[KL] = np.array(kl, float)
     validation = pd.DataFrame(
-        {"step": range(len(evaluations)), "val/response_length": [100.0] * len(evaluations) if lengths is None else lengths}
+        {
+            "step": range(len(evaluations)),
+            "val/answer_reward": [scores.mean() for scores in evaluations],
+            "val/response_length": [100.0] * len(evaluations) if lengths is None else lengths,
+        }
     )
     return Run(
         experiment="made_up",
         arm=arm,
         seed=seed,
         config={"updates_per_rollout_batch": updates},
-        metrics={"diverged_step": diverged},
+        metrics={"diverged_step": diverged, "diverged_reason": ""},
         history=pd.DataFrame(columns),
         validation=validation,
         outcomes=np.stack(evaluations),
@@ -553,7 +557,8 @@ def study(mini_study: Study) -> Study:
 def write(run: Run, experiment: str) -> None:
     folder = Path(f"data/runs/{experiment}/{run.arm}-{run.seed}")
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(json.dumps(run.config))  # JSON is YAML
+    config = {"identity": run.name, "same_as": None, "overrides": {}, "config": {}}
+    (folder / "config.yaml").write_text(json.dumps(config | run.config))  # JSON is YAML
     (folder / "metrics.json").write_text(json.dumps(run.metrics))
     run.history.to_csv(folder / "history.csv", index=False)
     run.validation.to_csv(folder / "validation.csv", index=False)
@@ -569,7 +574,8 @@ def write_study(study: Study) -> None:
     Path("reports/candidates").mkdir(parents=True)
     for experiment, content in study.experiments.items():
         won = list(content.arms)[:2][-1]
-        Path(f"reports/candidates/{experiment}.json").write_text(json.dumps({"winner": won}))
+        chosen = {"leader": won, "reason": "leads", "candidates": []}
+        Path(f"reports/candidates/{experiment}.json").write_text(json.dumps(chosen | {"winner": won}))
         for place, arm in enumerate(content.arms):
             for seed in study.seeds:
                 end = 50 + 20 * place if place < 2 else 60

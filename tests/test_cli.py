@@ -235,7 +235,8 @@ def finished(name: str, identity: dict[str, object], same_as: str | None = None)
     """The folders of a run with this identity."""
     (paths.RUNS / name).mkdir(parents=True, exist_ok=True)
     (paths.CHECKPOINTS / name).mkdir(parents=True, exist_ok=True)
-    (paths.RUNS / name / "config.yaml").write_text(f"identity: {digest(identity)}\nsame_as: {same_as or 'null'}\n")
+    text = f"identity: {digest(identity)}\nsame_as: {same_as or 'null'}\noverrides: {{}}\n"
+    (paths.RUNS / name / "config.yaml").write_text(text)
 
 
 def test_only_runs_that_the_study_names_are_taken_over(project):

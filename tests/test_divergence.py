@@ -6,7 +6,6 @@ import copy
 import csv
 import json
 import math
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from state_parts import never_saved
 
 from grpo.config import GrpoConfig
 from grpo.effective import effective_run
@@ -244,8 +244,8 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
             assert kind == "best"  # whoever trains keeps the last
             best.append(about)
 
-        validate = Validation(study, run, problems, engine, learner, tokenizer, log, keep, time.perf_counter())
-        train_grpo(run.config, 0, problems, tokenizer, engine, learner, reward, validate, log)
+        validate = Validation(study, run, problems, engine, learner, tokenizer, log, keep)
+        train_grpo(run.config, 0, problems, tokenizer, engine, learner, reward, validate, log, never_saved(tmp_path))
         ended = Ended(tmp_path, validate, policy, best)
         log.close()
         return ended
@@ -308,6 +308,7 @@ def test_a_run_without_finite_gradients_ends_between_evaluations_with_a_last_one
     assert run.metrics["diverged_step"] == 3
     assert "not finite in 3 optimizer steps in a row" in run.metrics["diverged_reason"]
     assert [row["skipped_update"] for row in run.history] == [1.0] * 3
+    assert run.metrics["skipped_updates"] == 3
     assert [row["step"] for row in run.validations] == [line["step"] for line in run.outcomes] == [0, 2, 3]
     assert {sample["step"] for sample in run.samples} >= {0, 3}
     assert rewards_of(run) == [rewards_of(run)[0]] * 3  # nothing was trained
@@ -331,6 +332,7 @@ def test_one_finite_gradient_starts_the_count_anew(train: Any) -> None:
 
     run = train(now_and_then, RULES.model_copy(update={"skipped_updates": 3, "reward_below_start": 0.0}))
     assert [row["skipped_update"] for row in run.history] == [1, 1, 0] * 4
+    assert run.metrics["skipped_updates"] == 8
     assert (run.metrics["diverged_step"], run.metrics["steps"]) == (None, 12)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -78,6 +79,25 @@ def test_a_damaged_chunk_is_made_anew(damage: str, model: Any, tokenizer: Any, p
 
 
 @pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("place", [3, 0.3, 0.5, 0.9])  # in the checksum, and in what it is of
+def test_one_flipped_bit_in_a_chunk_is_noticed(
+    place: float, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = CountingEngine(model, tokenizer)
+    whole = evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path)
+    chunk = tmp_path / "3.json"
+    content = bytearray(chunk.read_bytes())
+    content[place if isinstance(place, int) else int(place * len(content))] ^= 1
+    chunk.write_bytes(content)
+    assert evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert engine.calls == 4 + 1
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    assert told.endswith(f"{chunk}: this part of the evaluation is damaged and is sampled again")
+    assert evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert engine.calls == 4 + 1  # it is whole again
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_chunks_draw_different_samples(model: Any, tokenizer: Any) -> None:
     same_question = [Problem(f"p{i}", "How many?", "1") for i in range(6)]
     groups = evaluate(TransformersEngine(model, tokenizer), tokenizer, same_question, "r1_zero", PARAMS, seed=3, n=2)
@@ -136,7 +156,7 @@ def test_comparing_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         compare_files(first, tmp_path / "c.jsonl")
     (tmp_path / "d.jsonl").write_text('{"id": 1}\n')
-    with pytest.raises(UserError, match=r"d\.jsonl:1: not a record"):
+    with pytest.raises(UserError, match=r"d\.jsonl:1: damaged .*problem"):
         compare_files(first, tmp_path / "d.jsonl")
 
 
@@ -229,6 +249,50 @@ def test_a_killed_evaluation_ends_with_the_same_files(project: Path) -> None:
     assert not list(state.glob("*/*.json"))  # removed at success
     whole = subprocess.run(_evaluation(project, "whole"), cwd=project, env=environment, capture_output=True, text=True)
     assert whole.returncode == 0, whole.stderr
+    for name in ("question_only.jsonl", "question_only_examples.md"):
+        assert (project / "killed" / name).read_bytes() == (project / "whole" / name).read_bytes()
+
+
+IN_SMALL_CHUNKS = """
+import sys
+from grpo.cli import main
+from grpo.evaluation import evaluate
+evaluate.SEQUENCES_PER_CHUNK = 30
+main()
+"""
+KILLS = 6
+
+
+@pytest.mark.slow
+def test_an_evaluation_killed_again_and_again_ends_with_the_same_files(project: Path) -> None:
+    """Each time at another moment: while a chunk is sampled, scored, or written."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    state, moments = project / "data/state/evaluation", random.Random(7)
+
+    def chunks() -> set[Path]:
+        return set(state.glob("*/[0-9]*.json"))
+
+    def command(out: str) -> list[str]:
+        return [sys.executable, "-c", IN_SMALL_CHUNKS, *_evaluation(project, out)[3:]]
+
+    for _ in range(KILLS):
+        before = chunks()
+        process = subprocess.Popen(command("killed"), cwd=project, env=environment, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while chunks() == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 0.5))
+        assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert len(chunks()) > len(before) and before < chunks(), "it goes on where it was"
+        assert len({chunk.parent for chunk in chunks()}) == 1
+        assert not (project / "killed").exists()
+    assert len(chunks()) < 100
+    for out in ("killed", "whole"):
+        result = subprocess.run(command(out), cwd=project, env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert not chunks()
     for name in ("question_only.jsonl", "question_only_examples.md"):
         assert (project / "killed" / name).read_bytes() == (project / "whole" / name).read_bytes()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from state_parts import never_saved
 
 from grpo.config import ExpertIterationConfig
 from grpo.records import Completion, Problem, Rollout
@@ -35,6 +36,7 @@ CONFIG = ExpertIterationConfig(
     sampling_max_tokens=6,
     prompt="question_only",
 )
+
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and response, as ids
 
 
@@ -113,7 +115,7 @@ def iterate(
     """Run the loop; the history."""
     folder.mkdir(parents=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    train_by_expert_iteration(config, seed, problems(), tokenizer, engine, learner, reward, validate, log)
+    train_by_expert_iteration(config, seed, problems(), tokenizer, engine, learner, reward, validate, log, never_saved(folder))
     log.close()
     return read_csv(folder / "history.csv")
 

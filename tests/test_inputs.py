@@ -31,10 +31,14 @@ WITHOUT_A_SAY = {
     "grpo.paths",
     "grpo.records",
     "grpo.sections",
+    "grpo.selection",
     "grpo.study",
     "grpo.tasks",
     "grpo.tracking",
     "grpo.training",
+    "grpo.training.interruption",
+    "grpo.training.lock",
+    "grpo.training.state",
 }
 
 

@@ -116,7 +116,7 @@ GOOD = {"prompt": f"{BEFORE}apple, red{AFTER}", "answer": "A red apple."}
 def test_a_damaged_line_is_named_with_the_remedy(tmp_path: Path, line: str) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n{line}\n")
-    with pytest.raises(UserError, match=r"train\.jsonl:2: .*dvc repro -f keyword_dataset"):
+    with pytest.raises(UserError, match=r"train\.jsonl:2: .*dvc repro -f -s keyword_dataset"):
         read_keyword_problems(path)
 
 
@@ -124,7 +124,7 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.jsonl: no such file\. Run `dvc repro keyword_dataset`"):
         read_keyword_problems(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"empty\.jsonl: holds no examples.*dvc repro -f keyword_dataset"):
+    with pytest.raises(UserError, match=r"empty\.jsonl:1: damaged.*dvc repro -f -s keyword_dataset"):
         read_keyword_problems(tmp_path / "empty.jsonl")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from state_parts import never_saved
 from torch import Tensor
 
 from grpo.config import GrpoConfig
@@ -186,7 +187,9 @@ def train(model: Any, tokenizer: Any, folder: Path, settings: GrpoConfig) -> tup
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, settings, tokenizer.pad_token_id)
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(20)]
-    train_grpo(settings, 0, problems, tokenizer, engine, learner, contains_a_t, lambda step, updates: False, log)
+    train_grpo(
+        settings, 0, problems, tokenizer, engine, learner, contains_a_t, lambda step, updates: False, log, never_saved(folder)
+    )
     log.close()
     with (folder / "history.csv").open(newline="") as file:
         return learner, [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]

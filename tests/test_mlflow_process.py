@@ -1,9 +1,14 @@
-"""The process that writes to MLflow: what becomes of runs when one side is killed or interrupted."""
+"""The process that writes to MLflow: what becomes of runs when one side is killed, or MLflow cannot be written."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import math
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +19,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from grpo import tracking
+from grpo import paths, tracking
+from grpo.cli import main
 from grpo.tracking import MlflowRun
 
 PROGRAM = """
@@ -47,8 +53,8 @@ def run_in(folder: Path) -> Any:
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    """What ``condition`` gives once it is true, within 30 seconds."""
-    deadline = time.monotonic() + 30
+    """What ``condition`` gives once it is true, within two minutes."""
+    deadline = time.monotonic() + 120
     while not (found := condition()):
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.1)
@@ -112,3 +118,241 @@ def test_two_runs_at_once_are_kept_apart(tmp_path: Path, monkeypatch: pytest.Mon
 
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     assert [client.get_run(run_id).data.metrics["x"] for run_id in ids if run_id] == [2.0, 1.0]
+
+
+# ------------------------------------------------------------------------------------------------ MLflow cannot be written
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new database with MLflow's tables, whose making takes seconds."""
+    from mlflow.tracking import MlflowClient
+
+    file = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{file}").search_experiments()
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> Path:
+    """A working folder with a database, and a tracking server that refuses connections."""
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free.getsockname()[1]}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def mlflow_import(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """``grpo mlflow_import`` into the folder's database or another place: exit code, stdout, stderr."""
+
+    def run(*files: Path, uri: str = "") -> tuple[int, str, str]:
+        with monkeypatch.context() as patch:
+            patch.setenv("MLFLOW_TRACKING_URI", uri or f"sqlite:///{Path.cwd()}/mlflow.db")
+            patch.setattr(sys, "argv", ["grpo", "mlflow_import", *map(str, files)])
+            capsys.readouterr()
+            code = 0
+            try:
+                main()
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run
+
+
+def unsent_files() -> list[Path]:
+    return sorted(paths.UNSENT_METRICS.glob("*"))
+
+
+def runs_in(folder: Path) -> tuple[Any, list[Any]]:
+    """A client of the folder's database, and the runs there."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("toy")
+    return client, client.search_runs([experiment.experiment_id]) if experiment else []
+
+
+def history(client: Any, run: Any, key: str) -> list[tuple[int, float]]:
+    """(step, value), in their order."""
+    return sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key))
+
+
+def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been(
+    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.time() * 1000
+    run = MlflowRun("toy", "a name/with a slash", {"a": 1}, {"stage": "toy@x"})
+    for step in range(1200):  # more than one call of MLflow takes
+        run.log({"third": step / 3, "gap": math.nan if step == 7 else 1.0}, step=step)
+    note, gone = folder / "note.txt", folder / "gone.txt"
+    for file in (note, gone):
+        file.write_text("kept")
+        run.artifact(file)
+    run.tag(checkpoint_digest="abc")
+    waited = time.monotonic()
+    assert run.finish("FAILED") is None
+    assert time.monotonic() - waited < 10
+    ended = time.time() * 1000
+
+    (file,) = unsent_files()
+    warning = capsys.readouterr().err
+    assert "MLflow at http://127.0.0.1:" in warning and "could not be written: ConnectionRefusedError" in warning
+    assert f"grpo mlflow_import {file.absolute()}\n" in warning
+    gone.unlink()
+    copy = shutil.copy(file, folder / "copy.jsonl")
+
+    code, out, _ = mlflow_import()
+    client, (found,) = runs_in(folder)
+    assert code == 0
+    assert out.splitlines() == [
+        f"toy a name/with a slash: run {found.info.run_id}, 2400 metrics",
+        f"  {gone} was left out, as it is no longer there",
+    ]
+    assert unsent_files() == []
+
+    mlflow_import(copy)  # as if the first import had been cut off before it removed the file
+    client, (again,) = runs_in(folder)
+    assert again.info.run_id == found.info.run_id
+    assert (found.info.run_name, found.info.status, found.data.params) == ("a name/with a slash", "FAILED", {"a": "1"})
+    assert began <= found.info.start_time <= found.info.end_time <= ended
+    assert {"stage": "toy@x", "checkpoint_digest": "abc"}.items() <= found.data.tags.items()
+    assert history(client, found, "third") == [(step, step / 3) for step in range(1200)]
+    gaps = history(client, found, "gap")
+    assert len(gaps) == 1200 and [step for step, value in gaps if math.isnan(value)] == [7]
+    assert all(began - 1 <= metric.timestamp <= ended for metric in client.get_metric_history(found.info.run_id, "third"))
+    assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["note.txt"]
+
+
+def test_an_import_that_fails_keeps_the_files(folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]) -> None:
+    MlflowRun("toy", "one", {}, {}).finish()
+    kept = unsent_files()
+    code, out, err = mlflow_import(uri=os.environ["MLFLOW_TRACKING_URI"])
+    assert (code, out, unsent_files()) == (2, "", kept)
+    assert err.startswith("error: MLflow at http://127.0.0.1:") and f"{kept[0]} is kept" in err
+
+    code, _, err = mlflow_import(folder / "nowhere.jsonl")
+    assert code == 2 and f"{folder / 'nowhere.jsonl'}: no such file" in err
+
+    with kept[0].open("rb") as file:  # as a run does that is not over
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, out, _ = mlflow_import()
+        assert (code, unsent_files()) == (0, kept) and "left alone" in out
+
+    assert mlflow_import()[0] == 0
+    assert mlflow_import()[:2] == (0, "nothing to import: data/state/mlflow holds no files\n")
+
+
+def test_damaged_files_are_imported_as_far_as_they_can_be_read(
+    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]
+) -> None:
+    run = MlflowRun("toy", "cut", {"a": 1}, {})
+    for step in range(3):
+        run.log({"x": float(step)}, step=step)
+        run._flush()
+    run.finish()
+    (file,) = unsent_files()
+    lines = file.read_bytes().splitlines(keepends=True)
+    last_log = json.loads(lines[2])["metrics"][0]
+    file.write_bytes(b"".join(lines[:3]) + lines[3][:25])  # the third metric's line, and no finish
+    headless = file.with_name("headless.jsonl")
+    headless.write_bytes(lines[0][:40])
+
+    code, out, err = mlflow_import()
+    client, (found,) = runs_in(folder)
+    assert out.splitlines() == [f"toy cut: run {found.info.run_id}, 2 metrics", "  1 damaged lines were left out"]
+    assert (found.info.status, found.info.end_time, history(client, found, "x")) == (
+        "KILLED",
+        last_log[2],
+        [(0, 0.0), (1, 1.0)],
+    )
+    assert code == 2 and "headless.jsonl is kept: its first line" in err
+    assert unsent_files() == [Path("data/state/mlflow/headless.jsonl")]
+
+
+def test_what_mlflow_refuses_does_not_keep_the_rest_from_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    run = MlflowRun("toy", "one", {}, {})
+    run.log({"no@name": 1.0}, step=0)
+    run._flush()
+    run.tag(after="it")
+    run.log({"good": 1.0}, step=0)
+    run_id = run.finish()
+    warning = capsys.readouterr().err
+    assert "MLflow refused a message" in warning and "no@name" in warning and str(unsent_files()[0].absolute()) in warning
+    _, (found,) = runs_in(folder)
+    assert (found.info.run_id, found.info.status, found.data.tags["after"]) == (run_id, "FINISHED", "it")
+    assert found.data.metrics == {"good": 1.0}
+
+
+def test_a_full_disk_costs_messages_and_nothing_else(folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]) -> None:
+    program = """
+from grpo.tracking import MlflowRun
+run = MlflowRun("toy", "full", {}, {})
+for step in range(100):
+    run.log({f"metric{i}": 1.0 for i in range(10)}, step=step)
+    run._flush()
+print(run.finish())
+"""
+    limited = f"ulimit -f 8; exec {sys.executable} -B -c '{program}'"  # no file may be larger than 8 KiB
+    done = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "None\n"
+    assert "messages could not be kept on disk: OSError" in done.stderr and "Connection refused" in done.stderr
+    code, out, _ = mlflow_import()
+    client, (found,) = runs_in(folder)
+    steps = [step for step, _ in history(client, found, "metric9")]
+    assert (code, "damaged" in out) == (0, False)
+    assert 3 < len(steps) < 50 and steps == list(range(len(steps)))
+
+
+def test_a_folder_that_cannot_be_written_costs_the_record_and_nothing_else(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data").touch()
+    run = MlflowRun("toy", "one", {}, {})
+    run.log({"x": 1.0}, step=0)
+    assert run.finish() is None
+    warning = capsys.readouterr().err
+    assert "Connection refused; 3 messages could not be kept on disk: " in warning and "mlflow_import" not in warning
+
+
+def test_a_run_that_is_killed_without_its_server_is_imported_as_killed(
+    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as training:
+        assert training.stdout is not None
+        writer = int(training.stdout.readline())
+        wait_for(lambda: unsent_files() and b'"log"' in unsent_files()[0].read_bytes())
+        os.kill(writer, signal.SIGTERM)  # the end of a Slurm job reaches all processes; this one has to outlive the other
+        os.killpg(training.pid, signal.SIGKILL)
+    wait_for(lambda: not is_alive(writer))
+    ended = json.loads(unsent_files()[0].read_bytes().splitlines()[-1])
+    assert (ended["do"], ended["status"]) == ("finish", "KILLED")
+    mlflow_import()
+    _, (found,) = runs_in(folder)
+    assert (found.info.status, found.info.end_time) == ("KILLED", ended["time"])
+    assert (found.data.metrics, found.data.params) == ({"x": 0.5}, {"a": "1"})
+
+
+def test_many_runs_of_a_process_wait_for_a_silent_server_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:  # once its queue is full, the kernel answers no one
+            filler.setblocking(False)
+            filler.connect_ex(silent.getsockname())
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        runs = [MlflowRun("toy", str(number), {}, {}) for number in range(5)]
+        assert [run.finish() for run in runs] == [None] * 5
+        assert time.monotonic() - began < 25  # 5 s at the first start, 5 s at the first end, and the process's own start
+        for filler in fillers:
+            filler.close()
+    assert len(unsent_files()) == 5

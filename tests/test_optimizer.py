@@ -74,6 +74,21 @@ def test_clipping_scales_all_gradients_together(model: Any) -> None:
         assert torch.allclose(found, g * 0.5 / norm, rtol=1e-4)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_step_whose_loss_or_gradient_is_not_finite_is_skipped(model: Any, where: str, bad: float) -> None:
+    optimizer = Optimizer(model, 1e-3)
+    before = [weight.detach().clone() for weight in optimizer.weights]
+    for gradient in optimizer.gradients():
+        gradient.fill_(1.0)
+    if where == "gradient":
+        optimizer.gradients()[3].view(-1)[5] = bad
+    _, taken = optimizer.step(1.0, bad if where == "loss" else 0.5)
+    assert not taken
+    assert all(torch.equal(weight, old) for weight, old in zip(optimizer.weights, before, strict=True))
+    assert not optimizer.adamw.state  # nor did the moments take it in
+
+
 def test_eight_bit_moments_take_a_byte_each_and_steps_stay_close(model: Any) -> None:
     """Real bitsandbytes. It leaves tensors below 4,096 entries alone; the embedding has more."""
     twin = copy.deepcopy(model)

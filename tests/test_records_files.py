@@ -45,7 +45,7 @@ def test_the_number_of_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     write_records(path, PROBLEMS[:2])
     with path.open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(UserError, match=r"problems\.jsonl:3: .*dvc repro -f dataset"):
+    with pytest.raises(UserError, match=r"problems\.jsonl:3: .*dvc repro -f -s dataset"):
         read_problems(path)
 
 
@@ -92,6 +92,24 @@ def test_a_whole_folder_replaces_the_old_one(tmp_path: Path) -> None:
         assert names(target) == ["old.txt"]
     assert names(tmp_path) == ["one"]
     assert names(target) == ["new.txt"]
+
+
+def test_the_old_folder_is_taken_apart_when_the_new_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a kill in the middle of that leaves no half of it."""
+    target = tree(tmp_path / "one", {"old.txt": "old"})
+
+    def killed(folder: Path, **_: object) -> None:
+        if folder.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt), whole_folder(target) as folder:
+        (folder / "new.txt").write_text("new")
+    assert names(target) == ["new.txt"]
+    monkeypatch.undo()
+    with whole_folder(target):
+        pass
+    assert names(tmp_path) == ["one"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
@@ -145,7 +163,7 @@ def test_missing_and_damaged_json_name_the_stage(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"winner\.json: no such file.*dvc repro select@x"):
         read_json(path, made_by="select@x")
     path.write_text('{"a": ')
-    with pytest.raises(UserError, match=r"winner\.json: damaged.*dvc repro -f select@x"):
+    with pytest.raises(UserError, match=r"winner\.json: damaged.*dvc repro -f -s select@x"):
         read_json(path, made_by="select@x")
 
 
@@ -174,6 +192,17 @@ def test_a_digest_depends_on_names_and_contents_only(tmp_path: Path) -> None:
     digests = {files_digest(tree(tmp_path / f"other{i}", other)) for i, other in enumerate(others)}
     assert len(digests) == len(others)
     assert original not in digests
+
+
+def test_what_python_compiled_is_no_part_of_a_digest(tmp_path: Path) -> None:
+    """Python writes it while the first evaluation runs, and one taken up again would look like another."""
+    code = tree(tmp_path / "room", {"a.py": "1", "deep/b.py": "2"})
+    before = files_digest(code)
+    tree(code, {"__pycache__/a.cpython-311.pyc": "x", "deep/__pycache__/b.cpython-311.pyc": "y"})
+    assert files_digest(code) == before
+    inside = tree(tmp_path / "__pycache__/room", {"a.py": "1", "deep/b.py": "2"})
+    assert files_digest(inside) == before  # what lies above does not count
+    assert files_digest(tree(inside, {"a.py": "3"})) != before
 
 
 def test_the_digest_of_one_file(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import copy
 import csv
 import itertools
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from state_parts import never_saved
 from torch import Tensor
 
 from grpo import paths
@@ -147,7 +147,7 @@ def fine_tuned(
     model = copy.deepcopy(model)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     learner = Learner(model, config, tokenizer.pad_token_id, max_tokens)
-    train_sft(config, seed, examples, tokenizer, learner, validate, log)  # type: ignore[arg-type]
+    train_sft(config, seed, examples, tokenizer, learner, validate, log, never_saved(folder))  # type: ignore[arg-type]
     log.close()
     return model, read_csv(folder / "history.csv"), log
 
@@ -302,8 +302,8 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
         kept[kind] = about, flat(policy).clone()
 
     log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
-    validate = Validation(study, run, problems, engine, learner, tokenizer, log, keep, time.perf_counter())
-    train_sft(config, 3, EXAMPLES, tokenizer, learner, validate, log)
+    validate = Validation(study, run, problems, engine, learner, tokenizer, log, keep)
+    train_sft(config, 3, EXAMPLES, tokenizer, learner, validate, log, never_saved(tmp_path))
     log.close()
 
     after = {

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from state_parts import never_saved
 
 from grpo import paths
 from grpo.config import GrpoConfig
@@ -116,7 +117,9 @@ def train(
     model = copy.deepcopy(model)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     engine, learner = TransformersEngine(model, tokenizer), Learner(model, config, tokenizer.pad_token_id)
-    train_grpo(config, seed, problems(20), tokenizer, engine, learner, reward, lambda step, updates: False, log)
+    train_grpo(
+        config, seed, problems(20), tokenizer, engine, learner, reward, lambda step, updates: False, log, never_saved(folder)
+    )
     log.close()
     return model, log
 
@@ -256,7 +259,7 @@ def test_the_loop_ends_when_validation_says_so(model: Any, tokenizer: Any, tmp_p
         called.append((step, [update["gradient_norm"] for update in updates]))
         return step in {0, 3}  # what is said before the first step ends nothing
 
-    train_grpo(CONFIG, 0, problems(20), tokenizer, engine, learner, contains_a_t, validate, log)
+    train_grpo(CONFIG, 0, problems(20), tokenizer, engine, learner, contains_a_t, validate, log, never_saved(tmp_path))
     log.close()
     rows = read_csv(tmp_path / "history.csv")
     assert [row["step"] for row in rows] == [1, 2, 3]  # the last step is recorded too
@@ -317,9 +320,10 @@ def tracked(tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factor
         mlflow = MlflowRun("toy", "slow-0", {"seed": 0, "loss_type": "grpo_clip"}, {"stage": "toy@slow-0"})
         log = RunLog(folder, mlflow)
         engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
-        started = time.perf_counter()
-        validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None, started)
-        train_grpo(run.config, run.seed, problems(20), tokenizer, engine, learner, contains_a_t, validate, log)
+        validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None)
+        train_grpo(
+            run.config, run.seed, problems(20), tokenizer, engine, learner, contains_a_t, validate, log, never_saved(folder)
+        )
         log.close()
         (folder / "note.txt").write_text("kept")
         mlflow.artifact(folder / "note.txt")

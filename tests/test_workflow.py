@@ -1,11 +1,8 @@
-"""The Snakemake side: the same files and the same dvc.lock as `dvc repro`, whatever happened before.
-
-A toy pipeline of three layers stands in for the study; its stages take no time, DVC and Snakemake about a second each.
-"""
+"""The Snakemake side: the same files and the same dvc.lock as `dvc repro`, whatever happened before."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
 import os
 import re
@@ -18,88 +15,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dvc.utils.serialize import load_yaml
+from workflow_parts import (
+    PARAMS,
+    ROOT,
+    TRAINING,
+    call,
+    edit,
+    environment,
+    lock,
+    new_repo,
+    processes_in,
+    ran,
+    snakemake,
+    wait_for,
+)
 
-ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow"))
 
-import plan as workflow_plan  # noqa: E402
-
-WITH_GPUS = ROOT / "workflow" / "with_gpus.py"
+import plan as workflow_plan
+import with_gpus
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:dvc.*")
 
-# `ran.txt` is no output of any stage: it counts what was really run.
-DVC_YAML = """
-stages:
-  source:
-    cmd: mkdir -p data && echo ${base} > data/source && echo source >> ran.txt
-    params: [base]
-    outs: [data/source]
-  train:
-    matrix: {arm: "${arms}", seed: [0]}
-    cmd: >-
-      test ${item.arm} != ${broken} && mkdir -p data/runs && grep -Eo '${item.arm}"?: [0-9]+' params.yaml |
-      cat data/source - > data/runs/${item.arm}-${item.seed} && echo train-${item.arm} >> ran.txt
-    deps: [data/source]
-    params: ["scales.${item.arm}"]
-    outs: ["data/runs/${item.arm}-${item.seed}"]
-    meta: {resources: train}
-  report.final-one:
-    cmd: cat data/runs/* > report.txt && echo report >> ran.txt
-    deps: [data/runs]
-    outs:
-      - report.txt: {cache: false}
-    meta: {resources: small}
-"""
-PARAMS = """
-base: 1
-arms: ["1e-4", no_std]
-scales: {"1e-4": 2, no_std: 3}
-broken: none
-resources:
-  small: {gpus: 0, cpus: 1, mem_mb: 100, runtime_min: 5}
-  train: {gpus: 0, cpus: 64, mem_mb: 100, runtime_min: 5}
-"""
 ALL = ["report", "source", "train-1e-4", "train-no_std"]
-
-
-def environment(**extra: str) -> dict[str, str]:
-    """The environment of every command: this interpreter's programs first, nothing of the machine's GPUs or Slurm."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SNAKEMAKE_", "DVC_"))}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    git = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@t"}
-    return {**kept, **git, "PATH": path, "CUDA_VISIBLE_DEVICES": "", "DVC_NO_ANALYTICS": "1", **extra}
-
-
-def call(repo: Path, *command: str, ok: bool = True) -> str:
-    """Run a command in the repository and return all it printed."""
-    done = subprocess.run(
-        command, cwd=repo, env=environment(DVC_SITE_CACHE_DIR=str(repo / ".dvc" / "site")), text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
-    )  # fmt: skip
-    assert (done.returncode == 0) == ok, done.stdout
-    return done.stdout
-
-
-def snakemake(repo: Path, *arguments: str, profile: str = "local", ok: bool = True) -> str:
-    """Run `snakemake --profile PROFILE` as a user would."""
-    return call(repo, "snakemake", "--profile", profile, *arguments, ok=ok)
-
-
-def ran(repo: Path) -> list[str]:
-    """What ran since the last question."""
-    path = repo / "ran.txt"
-    lines = sorted(path.read_text().split()) if path.exists() else []
-    path.unlink(missing_ok=True)
-    return lines
-
-
-def edit(repo: Path, file: str, old: str, new: str) -> None:
-    """Replace a piece of a file that must be there."""
-    text = (repo / file).read_text()
-    assert old in text
-    (repo / file).write_text(text.replace(old, new))
 
 
 def planned(repo: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, dict[str, Any]], set[str]]:
@@ -109,27 +47,6 @@ def planned(repo: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, dict
     workflow_plan.make_plan()
     plan = json.loads((repo / ".stamps" / "plan.json").read_text())
     return {entry["stage"]: entry for entry in plan}, {e["rule"] for e in plan if not (repo / e["stamp"]).exists()}
-
-
-def lock(repo: Path) -> dict[str, Any]:
-    """The stages of dvc.lock."""
-    return dict(load_yaml(str(repo / "dvc.lock"))["stages"])
-
-
-def new_repo(repo: Path) -> Path:
-    """The toy pipeline in a new repository, with the project's own workflow folder."""
-    repo.mkdir()
-    shutil.copytree(ROOT / "workflow", repo / "workflow", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("local", "slurm"):
-        (repo / name).symlink_to((ROOT / name).readlink())
-    (repo / "dvc.yaml").write_text(DVC_YAML)
-    (repo / "params.yaml").write_text(PARAMS)
-    # Were data/ not ignored by git already, DVC would write .gitignore files into it, in the order in which stages end; they
-    # would be part of the hash of data/runs.
-    shutil.copy(ROOT / ".gitignore", repo / ".gitignore")
-    call(repo, "git", "init", "--quiet")
-    call(repo, "dvc", "init", "--quiet")
-    return repo
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +64,6 @@ def repo(finished: Path, tmp_path: Path) -> Path:
     shutil.copytree(finished, copy, symlinks=True)
     (copy / "ran.txt").unlink(missing_ok=True)
     return copy
-
-
-# ------------------------------------------------------------------------------------------------------------ Snakemake
 
 
 def test_from_scratch_makes_the_same_lock_as_dvc_repro(finished: Path, tmp_path: Path) -> None:
@@ -273,86 +187,48 @@ def test_killed_snakemake_leaves_no_training_and_the_next_run_finishes(repo: Pat
     assert "up to date" in call(repo, "dvc", "status")
 
 
-# ------------------------------------------------------------------------------------------------------------ with_gpus
-
-
-def wait_for(condition: Any, seconds: float = 30) -> None:
-    """Poll until the condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
-def processes_in(folder: Path) -> list[str]:
-    """Commands of the running processes whose working folder is this one."""
-    import psutil
-
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
-    return found
-
-
-def start(folder: Path, count: int, *command: str, **extra: str) -> subprocess.Popen[str]:
-    """Start with_gpus.py on a machine with the devices 0 and 1."""
-    return subprocess.Popen(
-        [sys.executable, str(WITH_GPUS), str(count), "--", *command], cwd=folder, text=True,
-        env=environment(**{"CUDA_VISIBLE_DEVICES": "0,1", **extra}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_let_the_step_be_finished_and_give_back_dvcs_locks(repo: Path, signum: signal.Signals) -> None:
+    (repo / "training.py").write_text(TRAINING % (1.5, with_gpus.RESUME_ME))
+    edit(repo, "dvc.yaml", "test ${item.arm} != ${broken}", "python training.py")
+    edit(repo, "params.yaml", '["1e-4", no_std]', "[no_std]")
+    process = subprocess.Popen(
+        ["snakemake", "--profile", "local"], cwd=repo, env=environment(), start_new_session=True, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-
-
-def until_released(name: str) -> list[str]:
-    """A command that writes the devices it sees to NAME.devices, and ends when NAME.go exists."""
-    return ["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES > {name}.tmp; mv {name}.tmp {name}.devices; "
-            f"while [ ! -e {name}.go ]; do sleep 0.05; done"]  # fmt: skip
-
-
-def test_concurrent_commands_get_distinct_devices_and_the_third_waits(tmp_path: Path) -> None:
-    first, second = (start(tmp_path, 1, *until_released(name)) for name in "ab")
-    wait_for(lambda: len(list(tmp_path.glob("[ab].devices"))) == 2)
-    assert {(tmp_path / f"{name}.devices").read_text().strip() for name in "ab"} == {"0", "1"}
-    third = start(tmp_path, 2, *until_released("c"))
-    (tmp_path / "a.go").touch()
-    assert first.wait(30) == 0
-    time.sleep(0.5)
-    assert not (tmp_path / "c.devices").exists()  # it needs both
-    (tmp_path / "b.go").touch()
-    (tmp_path / "c.go").touch()
-    assert second.wait(30) == third.wait(30) == 0
-    assert (tmp_path / "c.devices").read_text().strip() == "0,1"
-
-
-def test_more_devices_than_exist_are_refused(tmp_path: Path) -> None:
-    process = start(tmp_path, 3, "true")
+    wait_for((repo / "started").exists)
+    os.killpg(process.pid, signum)  # as a terminal does on Ctrl-C, and `timeout`
     text, _ = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert "3 GPU(s) asked for, but this machine offers 2 (0, 1)" in text and "params.yaml" in text
+    assert process.returncode == 1 and (repo / "saved").exists(), text
+    assert not processes_in(repo)
+    assert json.loads((repo / ".dvc" / "tmp" / "rwlock").read_text()) == {}
+    edit(repo, "dvc.yaml", "python training.py", "true")
+    snakemake(repo)  # needs no --unlock
+    assert ran(repo) == ["train-no_std"]  # with the result that it had, so that the report is not made again
 
 
-def test_under_slurm_and_without_gpus_nothing_is_handed_out(tmp_path: Path) -> None:
-    under_slurm = start(tmp_path, 2, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", SLURM_JOB_ID="7", CUDA_VISIBLE_DEVICES="5")
-    without = start(tmp_path, 0, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 3")
-    assert under_slurm.communicate(timeout=30)[0] == "5\n"
-    assert without.communicate(timeout=30)[0] == "0,1\n"
-    assert (under_slurm.returncode, without.returncode) == (0, 3)
-    assert not (tmp_path / ".stamps").exists()
+MANY = """
+stages:
+  source:
+    cmd: mkdir -p data && echo ${item} > data/${item}
+    matrix: {number: "${numbers}"}
+    params: [numbers]
+    outs: ["data/${item}"]
+"""
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_command_leaves_nothing_running_and_frees_its_devices(tmp_path: Path, signum: signal.Signals) -> None:
-    # The grandchild would outlive its parent, as a training outlives a killed dvc.
-    process = start(tmp_path, 2, "sh", "-c", "sleep 54321 & touch started; wait")
-    wait_for((tmp_path / "started").exists)
-    process.send_signal(signum)
-    assert process.wait(30) == 128 + signum
-    wait_for(lambda: not processes_in(tmp_path))
-    assert start(tmp_path, 2, "true").wait(30) == 0
-
-
-# ----------------------------------------------------------------------------------------------------- the project's own
+@pytest.mark.slow
+def test_thirty_stages_at_once_all_come_into_the_lock(tmp_path: Path) -> None:
+    count = 30
+    repo = new_repo(tmp_path / "many")
+    (repo / "dvc.yaml").write_text(MANY.replace("${item}", "${item.number}"))
+    (repo / "params.yaml").write_text(f"numbers: [{', '.join(f'n{n}' for n in range(count))}]\n")
+    start = time.perf_counter()
+    snakemake(repo, "--cores", str(count), timeout=240)
+    print(f"{count} stages at once: {time.perf_counter() - start:.0f} s")
+    expected = {f"source@n{n}": hashlib.md5(f"n{n}\n".encode()).hexdigest() for n in range(count)}
+    assert {name: entry["outs"][0]["md5"] for name, entry in lock(repo).items()} == expected
+    assert "Nothing to be done" in snakemake(repo)
 
 
 def test_the_study_itself_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,13 @@ below ``.stamps/gpus/``; the command sees the N devices whose locks it got in CU
 releases the locks when the process ends, however it ends. Under Slurm, which hands out devices itself, none is taken.
 
 A killed ``dvc`` leaves the training that it started running, and the next attempt would train beside it. So the command gets
-a process group of its own, which is ended with it, and also when this process is told to stop or Snakemake dies.
+a process group of its own, which is ended with it, and also when Snakemake dies.
+
+When this process is told to stop (SIGTERM from Slurm, Ctrl-C, a closed terminal), so is the command, and it has time to finish
+its step, save its state and end; the exit code is then 75, "run me again, I go on from there". A second Ctrl-C ends it at once.
+
+What the others do meanwhile: Slurm sends SIGTERM to every process of the job, DVC and Snakemake too. DVC would die of it, and
+so has it ignored. Snakemake waits for its running jobs, on SIGTERM as on Ctrl-C, and starts no others.
 """
 
 from __future__ import annotations
@@ -27,7 +33,10 @@ from pathlib import Path
 from typing import IO
 
 LOCKS = Path(".stamps/gpus")
-GRACE_SECONDS = 10
+# Time for a step and for saving. Where Slurm's KillWait, its preemption or the rest of the time limit is shorter, that holds.
+GRACE_SECONDS = 300
+SAME_WISH_SECONDS = 1.0
+RESUME_ME = 75  # EX_TEMPFAIL of sysexits.h, as `grpo train` has it
 LOG_LINES_SHOWN = 20
 PR_SET_PDEATHSIG = 1
 
@@ -104,18 +113,58 @@ def when_parent_dies(signum: int) -> None:
 
 
 def before_exec() -> None:
-    """Runs in the child: end with the parent, and be open to SIGINT even where the parent ignores it (``nohup ... &``)."""
+    """Runs in the child: end with the parent, and be open to SIGINT even where the parent ignores it (``nohup ... &``).
+
+    SIGTERM stays ignored in all that the command starts, until a program decides otherwise, as `grpo` does.
+    """
     when_parent_dies(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def stop(signum: int, _frame: object) -> None:
-    """Signal handler: leave by way of every ``finally``."""
-    sys.exit(128 + signum)
+class Stop:
+    """Signal handler: leave by way of every ``finally``.
+
+    Some signals only repeat a wish. A closed terminal sends SIGHUP, and Snakemake's death of it SIGTERM. Slurm sends SIGTERM
+    before the time limit and again when it comes, or at the start and the end of a preemption; the end is SIGKILL.
+    """
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+
+    def __call__(self, signum: int, _frame: object) -> None:
+        """See the class."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now
+        elif now - self.first < SAME_WISH_SECONDS or (signum == signal.SIGTERM and "SLURM_JOB_ID" in os.environ):
+            return
+        sys.exit(128 + signum)
+
+
+def tell_to_stop(command: int, log: Path | None) -> None:
+    """Interrupt all that the command has started; DVC then gives back its locks.
+
+    DVC itself only until it has started the stage's command, which it announces by ``> COMMAND``: after that it stores the
+    results, which are those of hours, and would have to be made again.
+    """
+    import psutil
+
+    with contextlib.suppress(ProcessLookupError, psutil.Error):
+        if log is None or not re.search(r"^> ", log.read_text(errors="replace"), flags=re.MULTILINE):
+            os.killpg(command, signal.SIGINT)
+            return
+        for process in psutil.Process(command).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGINT)
 
 
 def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
-    """Run the command in its own process group, and end whatever is left of the group afterwards."""
+    """Run the command in its own process group, and end whatever is left of the group afterwards.
+
+    Returns:
+        Its exit code, or ``RESUME_ME`` if it was told to stop and did without having succeeded.
+    """
     with log.open("w") if log else contextlib.nullcontext() as output:
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT if output else None,
@@ -123,12 +172,12 @@ def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
         )  # fmt: skip
     try:
         return process.wait()
-    except SystemExit:
-        # SIGINT first: DVC waits for its command to end, and then gives back its locks.
-        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, signal.SIGINT)
-            process.wait(GRACE_SECONDS)
-        raise
+    except SystemExit as told:
+        tell_to_stop(process.pid, log)
+        try:
+            return RESUME_ME if process.wait(GRACE_SECONDS) else 0
+        except subprocess.TimeoutExpired:
+            raise told from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -142,7 +191,7 @@ def explain_failure(command: list[str], code: int, log: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the command's exit code, or 2 if it could not be run at all."""
+    """Returns the exit code: the command's, 2 if it could not be run at all, 75 if it was told to stop and can be resumed."""
     parser = argparse.ArgumentParser(prog="with_gpus.py", description="Run a command with N GPUs of its own.")
     parser.add_argument("count", type=int, metavar="N")
     parser.add_argument("--log", type=Path, help="write the command's output to this file")
@@ -150,6 +199,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     options = parser.parse_args(arguments)
 
+    stop = Stop()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, stop)
     when_parent_dies(signal.SIGTERM)
@@ -161,6 +211,8 @@ def main(arguments: list[str]) -> int:
             return 2
     if code == 0 and options.stamp:
         options.stamp.write_text(time.strftime("%Y-%m-%d %H:%M:%S\n"))
+    if code == RESUME_ME:
+        print("Told to stop, and did. Run again, it goes on from the state it saved, if it has one.", file=sys.stderr)
     if code and options.log:
         explain_failure(options.command, code, options.log)
     return code if code >= 0 else 128 - code

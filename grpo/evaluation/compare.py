@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from grpo import paths
 from grpo.errors import UserError
 from grpo.evaluation.statistics import format_interval, paired_bootstrap
+from grpo.files import read_jsonl
 
 
 def compare_files(first: Path, second: Path) -> str:
@@ -37,17 +38,9 @@ def read_scores(path: Path) -> dict[str, float]:
     """The answer reward of each problem in an evaluation's PROMPT.jsonl.
 
     Raises:
-        UserError: no such file, or a line of something else.
+        UserError: no such file, an empty one, or a line of something else.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file. `grpo evaluate CHECKPOINT --out FOLDER` makes one.")
-    scores: dict[str, float] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            record = json.loads(line)
-            scores[record["problem"]] = float(record["answer_reward"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}:{number}: not a record of an evaluation ({error!r}).") from error
-    if not scores:
-        raise UserError(f"{path}: holds no records.")
-    return scores
+    made_by = "math_baseline" if path.absolute().parent == paths.BASELINE.absolute() else ""
+    return dict(read_jsonl(path, made_by, lambda record: (record["problem"], float(record["answer_reward"]))))

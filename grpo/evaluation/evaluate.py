@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ def evaluate(
             completions = engine.generate(ids, params, n=n, seed=derive_seed(seed, "chunk", start))
             kept = _score(prompt, chunk, ids, completions)
             if state is not None:
-                write_text(state / f"{start}.json", json.dumps([[_as_json(r) for r in group] for group in kept]))
+                _write_chunk(state / f"{start}.json", kept)
         groups += kept
     return groups
 
@@ -98,12 +99,24 @@ def _as_json(rollout: Rollout) -> dict[str, Any]:
     }
 
 
+def _write_chunk(path: Path, groups: list[list[Rollout]]) -> None:
+    """Keep a finished chunk: its SHA-256 on a line, then its JSON."""
+    content = json.dumps([[_as_json(rollout) for rollout in group] for group in groups])
+    write_text(path, f"{hashlib.sha256(content.encode()).hexdigest()}\n{content}")
+
+
 def _read_chunk(path: Path, problems: Sequence[Problem]) -> list[list[Rollout]] | None:
-    """A finished chunk, or None where there is none or it is damaged."""
+    """A finished chunk, or None where there is none or it is damaged, if only by one bit."""
     try:
-        groups = json.loads(path.read_text(encoding="utf-8"))
+        checksum, _, content = path.read_bytes().partition(b"\n")
+        if hashlib.sha256(content).hexdigest().encode() != checksum:
+            raise ValueError("not what was written")
+        groups = json.loads(content)
         return [[_from_json(problem, record) for record in group] for problem, group in zip(problems, groups, strict=True)]
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        tqdm.write(f"{path}: this part of the evaluation is damaged and is sampled again", file=sys.stderr)
         return None
 
 

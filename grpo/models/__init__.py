@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from grpo.errors import UserError
+from grpo import paths
+from grpo.errors import UserError, from_here
+from grpo.files import how_to_restore, read_json
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -15,9 +16,29 @@ def require_checkpoint(folder: Path) -> None:
     kinds = [kind for kind in ("last", "best") if (folder / kind / "config.json").exists()]
     if kinds:
         raise UserError(f"{folder}: a run's folder holds no model itself. Use {' or '.join(str(folder / k) for k in kinds)}.")
+    _, stage = _output_and_stage(folder)
     for of_run in (folder, folder.parent):
         if (of_run / "metadata.json").exists() and of_run.parent.parent.name == "checkpoints":
-            twin = json.loads((of_run / "metadata.json").read_text(encoding="utf-8")).get("same_as")
+            twin = read_json(of_run / "metadata.json", stage, keys=("run",)).get("same_as")
             if twin:
                 raise UserError(f"{folder}: this run is the same as {twin}; its weights are in {of_run.parent.parent / twin}.")
-    raise UserError(f"{folder}: holds no model (config.json is missing). Run `dvc repro model` to make it.")
+    remedy = f"Run `dvc repro {stage}` to make it." if stage else "Name a folder in Hugging Face format."
+    raise UserError(f"{folder}: holds no model (config.json is missing). {remedy}")
+
+
+def how_to_restore_checkpoint(folder: Path) -> str:
+    """How a damaged checkpoint comes back: as the study's other results, or, where it is none of them, from its source."""
+    output, stage = _output_and_stage(folder)
+    return how_to_restore(output, stage) if stage else "Get it anew from where it came from."
+
+
+def _output_and_stage(folder: Path) -> tuple[Path, str]:
+    """The output that a checkpoint belongs to, and the stage that makes it; empty where no stage does."""
+    place = from_here(folder)
+    for output, stage in ((paths.MODEL, "model"), (paths.KEYWORD_MODEL, "keyword_model")):
+        if place == output:
+            return output, stage
+    if paths.CHECKPOINTS in place.parents and len(place.relative_to(paths.CHECKPOINTS).parts) >= 2:
+        experiment, run = place.relative_to(paths.CHECKPOINTS).parts[:2]
+        return paths.CHECKPOINTS / experiment / run, f"{experiment}@{run}"
+    return place, ""

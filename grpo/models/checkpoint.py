@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from grpo.errors import UserError
-from grpo.models import require_checkpoint
+from grpo.errors import UserError, reason
+from grpo.models import how_to_restore_checkpoint, require_checkpoint
 
 __all__ = [
     "PreTrainedTokenizerFast",
@@ -50,14 +50,14 @@ def load_tokenizer(folder: Path) -> Any:
     whatever tokenizer.json says, and the mini model's prompts would become other tokens than those it was trained on.
 
     Raises:
-        UserError: the folder or its tokenizer is missing.
+        UserError: the folder or its tokenizer is missing or damaged.
     """
     require_checkpoint(folder)
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # on a damaged file the libraries raise whatever comes, plain Exception too
         raise UserError(
-            f"{folder}: holds no readable tokenizer ({error}). Run `dvc repro -f model` to make it anew."
+            f"{folder}: holds no readable tokenizer ({reason(error)}). {how_to_restore_checkpoint(folder)}"
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -79,12 +79,16 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any
         )
     precision = getattr(torch, dtype)
     try:
+        for weights in folder.glob("*.safetensors"):
+            weights.open("rb").close()  # of a file that must not be read safetensors says that it is not there
         if written_here(folder):
             model: Any = TransformerLM.from_pretrained(folder, precision)
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, attn_implementation=SHARED_PROMPT)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{folder}: not a readable model ({error}). Run `dvc repro -f model` to make it anew.") from error
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # as above
+        raise UserError(f"{folder}: not a readable model ({reason(error)}). {how_to_restore_checkpoint(folder)}") from error
     return model.to(device)
 
 

@@ -12,7 +12,8 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from grpo.errors import UserError
+from grpo.errors import UserError, reason
+from grpo.models import how_to_restore_checkpoint
 
 WEIGHTS = "model.safetensors"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -66,7 +67,6 @@ _FIXED = {
     "attention_dropout": 0.0,
     "use_sliding_window": False,
 }
-ANEW = "Run `dvc repro -f model` to make the checkpoint anew."
 _ELSEWHERE = 'load_model gives it as a Hugging Face model, if config.json has no key "implementation".'
 
 
@@ -102,7 +102,8 @@ def read_config(file: Path) -> TransformerConfig:
         known = {field.name: found[field.name] for field in fields(TransformerConfig) if field.name in found}
         config = TransformerConfig(**known | {"rope_theta": theta})
     except (OSError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"{file}: not the configuration of a Qwen2 model ({error}). {ANEW}") from error
+        remedy = how_to_restore_checkpoint(file.parent)
+        raise UserError(f"{file}: not the configuration of a Qwen2 model ({reason(error)}). {remedy}") from error
     for key, value in _not_computed(found, rope, config):
         raise UserError(f"{file}: {key} is {value!r}, which this project's own model does not compute. {_ELSEWHERE}")
     return config

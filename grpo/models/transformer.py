@@ -22,10 +22,11 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
-from grpo.errors import UserError
+from grpo.errors import UserError, reason
+from grpo.models import how_to_restore_checkpoint
 from grpo.models.packed_attention import Layout, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
-from grpo.models.qwen2_format import ANEW, WEIGHTS, TransformerConfig, fill, read_config, write_config
+from grpo.models.qwen2_format import WEIGHTS, TransformerConfig, fill, read_config, write_config
 
 Shared = Layout | BlockMask | SharedPrefix
 Mask = Tensor | Mapping[str, Tensor | None]
@@ -370,8 +371,11 @@ class TransformerLM(nn.Module):
         try:
             problems = fill(model, folder)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise UserError(f"{folder}: its weights cannot be read ({error!r}). {ANEW}") from error
+            raise UserError(
+                f"{folder}: its weights cannot be read ({reason(error)}). {how_to_restore_checkpoint(folder)}"
+            ) from error
         if problems:
             more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
-            raise UserError(f"{folder}: its weights do not fit config.json: {'; '.join(problems[:3])}{more}. {ANEW}")
+            remedy = how_to_restore_checkpoint(folder)
+            raise UserError(f"{folder}: its weights do not fit config.json: {'; '.join(problems[:3])}{more}. {remedy}")
         return model.eval()

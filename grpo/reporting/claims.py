@@ -337,7 +337,8 @@ def _measure(study: Study, claim: dict[str, Any]) -> tuple[str, str, str]:
         raise ValueError(f"{PUBLISHED.name}: {claim['id']}: needs one test of a known kind ({', '.join(KINDS)}), not {test}")
     ((kind, parameters),) = test.items()
     if experiment == BASELINE:
-        evidence = Evidence({}, study.selection.last_k, read_json(paths.BASELINE_METRICS, made_by=BASELINE))
+        baseline = read_json(paths.BASELINE_METRICS, made_by=BASELINE, keys=[parameters["prompt"]])
+        evidence = Evidence({}, study.selection.last_k, baseline)
     else:
         evidence = _evidence(study, experiment, parameters.get("other"))
     note = ONE_RUN if len(study.seeds) == 1 and kind not in WITHOUT_SPREAD else ""

@@ -11,11 +11,21 @@ from matplotlib.figure import Figure
 
 from grpo import paths
 from grpo.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
-from grpo.files import read_json, whole_folder
+from grpo.files import whole_folder
 from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.baseline import KINDS
 from grpo.reporting.fine_tuning import draw_by_examples
-from grpo.reporting.results import REWARD, Run, by_arm, experiments, mean_curve, read_runs, read_selection
+from grpo.reporting.results import (
+    REWARD,
+    Run,
+    by_arm,
+    experiments,
+    mean_curve,
+    read_baseline,
+    read_best_of_n,
+    read_runs,
+    read_selection,
+)
 from grpo.study import Study
 from grpo.tracking import MlflowRun
 
@@ -73,8 +83,8 @@ KL_PANELS = (
 def draw_figures(study: Study) -> None:
     """Write reports/figures/*.png and reports/curves/*.csv, and keep the figures with the MLflow experiments."""
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
-        save_figure(draw_zero_shot(read_json(paths.BASELINE_METRICS, made_by="math_baseline")), folder / "math_baseline.png")
-        save_figure(draw_best_of_n(read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n")), folder / "best_of_n.png")
+        save_figure(draw_zero_shot(read_baseline(study)), folder / "math_baseline.png")
+        save_figure(draw_best_of_n(read_best_of_n(study)), folder / "best_of_n.png")
         for experiment in experiments(study):
             runs = read_runs(study, experiment)
             save_figure(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from grpo import paths
 from grpo.experiments import EXPERIMENTS
-from grpo.files import read_json
-from grpo.selection import mean_of_last, read_outcomes
-from grpo.study import Study, read_yaml
+from grpo.files import read_csv, read_json, require_keys
+from grpo.selection import mean_of_last, read_config, read_metrics, read_outcomes
+from grpo.study import Study
 
 REWARD = "val/answer_reward"
 
@@ -53,18 +53,19 @@ def read_run(experiment: str, arm: str, seed: int) -> Run:
     """Read one run's results.
 
     Raises:
-        UserError: they are missing; the message names the stage that makes them.
+        UserError: they are missing or damaged; the message names the stage that makes them.
     """
     folder = paths.RUNS / experiment / f"{arm}-{seed}"
-    made_by = f"{experiment}@{arm}-{seed}"
+    made_by, config = f"{experiment}@{arm}-{seed}", read_config(experiment, arm, seed)
+    require_keys(folder / "config.yaml", config, ("config", "same_as"), made_by)
     return Run(
         experiment,
         arm,
         seed,
-        metrics=read_json(folder / "metrics.json", made_by=made_by),
-        config=read_yaml(folder / "config.yaml"),
-        history=pd.read_csv(folder / "history.csv"),
-        validation=pd.read_csv(folder / "validation.csv"),
+        metrics=read_metrics(experiment, arm, seed),
+        config=config,
+        history=read_csv(folder / "history.csv", made_by, columns=("step", "gradient_norm")),
+        validation=read_csv(folder / "validation.csv", made_by, columns=("step", REWARD)),
         outcomes=read_outcomes(experiment, arm, seed),
     )
 
@@ -76,8 +77,23 @@ def read_runs(study: Study, experiment: str) -> list[Run]:
 
 def read_selection(experiment: str) -> dict[str, Any]:
     """The experiment's winner and candidates, as :func:`grpo.selection.select` wrote them."""
-    selection: dict[str, Any] = read_json(paths.CANDIDATES / f"{experiment}.json", made_by=f"select@{experiment}")
+    path, keys = paths.CANDIDATES / f"{experiment}.json", ("winner", "leader", "reason", "candidates")
+    selection: dict[str, Any] = read_json(path, made_by=f"select@{experiment}", keys=keys)
     return selection
+
+
+def read_baseline(study: Study) -> dict[str, Any]:
+    """The zero-shot metrics of each prompt."""
+    prompts = study.evaluation.zero_shot_prompts
+    baseline: dict[str, Any] = read_json(paths.BASELINE_METRICS, made_by="math_baseline", keys=prompts)
+    return baseline
+
+
+def read_best_of_n(study: Study) -> dict[str, Any]:
+    """The estimates from several samples, of each prompt."""
+    prompts = study.evaluation.best_of_n.prompts
+    estimates: dict[str, Any] = read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n", keys=prompts)
+    return estimates
 
 
 def by_arm(runs: list[Run]) -> dict[str, list[Run]]:

@@ -11,17 +11,25 @@ from grpo.evaluation.statistics import format_interval
 from grpo.files import read_json, whole_folder, write_json, write_text
 from grpo.reporting.baseline import best_of_n_table, breakdown_table, zero_shot_table
 from grpo.reporting.claims import claims_table
-from grpo.reporting.results import Run, experiments, final_scores, read_runs, read_selection
+from grpo.reporting.results import (
+    Run,
+    experiments,
+    final_scores,
+    read_baseline,
+    read_best_of_n,
+    read_runs,
+    read_selection,
+)
 from grpo.study import Study
 
 
 def write_tables(study: Study) -> None:
     """Write reports/tables/*.md, reports/results.csv and reports/summary.json."""
-    baseline = read_json(paths.BASELINE_METRICS, made_by="math_baseline")
-    sampled = read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n")
+    baseline = read_baseline(study)
+    sampled = read_best_of_n(study)
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {"zero_shot": {prompt: values["answer_reward"] for prompt, values in baseline.items()}}
-    claims = read_json(paths.CLAIMS, made_by="claims")
+    claims = read_json(paths.CLAIMS, made_by="claims", keys=("claims",))
     summary["best_of_n"] = {prompt: _at_most_samples(values) for prompt, values in sampled.items()}
     with whole_folder(paths.TABLES) as folder:
         write_text(folder / "zero_shot.md", zero_shot_table(baseline))

@@ -57,7 +57,17 @@ def write_timing(study: Study) -> None:
 def read_timing(run: Run) -> dict[str, Any]:
     """Wall-clock figures of a run; those of the run it is the same as, where it was taken over."""
     name = run.config["same_as"] or run.name
-    timing: dict[str, Any] = read_json(paths.TIMING / f"{name}.json", made_by=f"{run.experiment}@{run.arm}-{run.seed}")
+    return read_timing_file(name)
+
+
+def read_timing_file(name: str) -> dict[str, Any]:
+    """What data/timing has of the run ``EXPERIMENT/ARM-SEED``.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    keys = ("total_s", "phases", "steps", "mlflow_run_id", "same_as", "git_commit", "git_changed")
+    timing: dict[str, Any] = read_json(paths.TIMING / f"{name}.json", made_by=name.replace("/", "@"), keys=keys)
     return timing
 
 

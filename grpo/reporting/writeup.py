@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo import paths
+from grpo.errors import UserError
 from grpo.evaluation.statistics import format_interval, wilson_interval
 from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT
-from grpo.files import read_json, write_text
+from grpo.files import read_json, read_jsonl, read_text, write_text
 from grpo.reporting.asynchronous import discuss_asynchronous, discuss_colocate
 from grpo.reporting.baseline import discuss_best_of_n
 from grpo.reporting.discussion import discuss
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft
 from grpo.reporting.keyword import discuss_keyword
-from grpo.reporting.results import Run, by_arm, experiments, read_runs, read_selection
+from grpo.reporting.results import Run, by_arm, experiments, read_baseline, read_best_of_n, read_runs, read_selection
 from grpo.reporting.tables import experiment_table
-from grpo.reporting.timing import OVER_WALL_CLOCK, read_timing, time_row, times_of_arms
+from grpo.reporting.timing import OVER_WALL_CLOCK, read_timing, read_timing_file, time_row, times_of_arms
 from grpo.study import Study, read_yaml
 
 SAMPLES_SHOWN = 2
@@ -34,26 +34,40 @@ def write_writeup(study: Study) -> None:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    sampled = read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n")
-    lock = read_yaml(paths.LOCK)["stages"]
+    sampled = read_best_of_n(study)
+    lock = _stages_in_lock()
     sections = [_section(study, experiment, lock) for experiment in experiments(study)]
     text = environment.get_template("writeup.md.j2").render(
         study=study,
-        dataset=read_json(paths.DATASET_REPORT, made_by="dataset"),
-        baseline=read_json(paths.BASELINE_METRICS, made_by="math_baseline"),
-        tables={path.stem: path.read_text(encoding="utf-8") for path in paths.TABLES.glob("*.md")},
+        dataset=read_json(paths.DATASET_REPORT, made_by="dataset", keys=("task", "train", "validation")),
+        baseline=read_baseline(study),
+        tables={path.stem: read_text(path, made_by="tables") for path in paths.TABLES.glob("*.md")},
         best_of_n={prompt: discuss_best_of_n(prompt, values) for prompt, values in sampled.items()},
-        sft_dataset=read_json(paths.SFT_REPORT, made_by="sft_dataset"),
-        keyword_dataset=read_json(paths.KEYWORD_REPORT, made_by="keyword_dataset"),
-        methods=(paths.TIMING_REPORT / "methods.md").read_text(encoding="utf-8"),
-        time_breakdown=(paths.TIMING_REPORT / "time_breakdown.md").read_text(encoding="utf-8"),
+        sft_dataset=_sft_report(),
+        keyword_dataset=read_json(paths.KEYWORD_REPORT, made_by="keyword_dataset", keys=("answers", "train", "validation")),
+        methods=read_text(paths.TIMING_REPORT / "methods.md", made_by="timing"),
+        time_breakdown=read_text(paths.TIMING_REPORT / "time_breakdown.md", made_by="timing"),
         sections=sections,
-        claims=read_json(paths.CLAIMS, made_by="claims"),
+        claims=read_json(paths.CLAIMS, made_by="claims", keys=("claims", "notes", "sources")),
         leaderboard=[_entry(study, run) for run in read_runs(study, "leaderboard")],
         samples={section["name"]: _samples(section) for section in sections if section["name"] in BEFORE_AND_AFTER},
         provenance=[row for section in sections for row in section["provenance"]],
     )
     write_text(paths.WRITEUP, text)
+
+
+def _stages_in_lock() -> dict[str, Any]:
+    """What dvc.lock has of each stage."""
+    lock = read_yaml(paths.LOCK)
+    if not isinstance(lock, dict) or not isinstance(lock.get("stages"), dict):
+        raise UserError(f"{paths.LOCK}: holds no stages. Run `git checkout {paths.LOCK}`, or `dvc repro`, which makes it anew.")
+    stages: dict[str, Any] = lock["stages"]
+    return stages
+
+
+def _stage(run: str) -> str:
+    """The stage that makes the run ``EXPERIMENT/ARM-SEED``."""
+    return run.replace("/", "@")
 
 
 def _section(study: Study, experiment: str, lock: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +87,7 @@ def _section(study: Study, experiment: str, lock: dict[str, Any]) -> dict[str, A
 def _more(study: Study, experiment: str, runs: list[Run], selection: dict[str, Any]) -> list[str]:
     """What the handouts ask to be discussed of this experiment in particular."""
     if experiment == SFT:
-        return [discuss_sft(runs, study.last_k(experiment), read_json(paths.SFT_REPORT, made_by="sft_dataset"))]
+        return [discuss_sft(runs, study.last_k(experiment), _sft_report())]
     if experiment == EXPERT_ITERATION:
         return [discuss_expert_iteration(runs, selection)]
     if experiment == COLOCATE:
@@ -108,9 +122,8 @@ def _entry(study: Study, run: Run) -> dict[str, Any]:
 
 def _provenance(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
     """Where a run's numbers come from: MLflow run, commit, and the hash of its results in dvc.lock."""
-    stage = f"{run.experiment}@{run.arm}-{run.seed}"
-    own, timing = read_json(paths.TIMING / f"{run.name}.json", made_by=stage), read_timing(run)
-    hashes = [out["md5"] for out in lock.get(stage, {}).get("outs", []) if out["path"] == str(paths.RUNS / run.name)]
+    own, timing = read_timing_file(run.name), read_timing(run)
+    hashes = [out["md5"] for out in lock.get(_stage(run.name), {}).get("outs", []) if out["path"] == str(paths.RUNS / run.name)]
     return {
         "run": run.name,
         "same_as": own["same_as"],
@@ -122,11 +135,21 @@ def _provenance(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _sft_report() -> dict[str, Any]:
+    report: dict[str, Any] = read_json(paths.SFT_REPORT, made_by="sft_dataset", keys=("examples", "correct", "digest"))
+    return report
+
+
+def _sample(record: dict[str, Any]) -> dict[str, Any]:
+    columns = ("step", "problem", "prompt", "response", "ground_truth", "reward", "token_entropy")
+    return {column: record[column] for column in columns}
+
+
 def _samples(section: dict[str, Any]) -> list[dict[str, Any]]:
     """The same problems before and after training, from the winner's stored samples."""
     selection = section["selection"]
     winner = next(c for c in selection["candidates"] if c["arm"] == selection["winner"])
-    path = paths.RUNS / winner["runs"][0]["run"] / "rollouts.jsonl"
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    run = winner["runs"][0]["run"]
+    records = read_jsonl(paths.RUNS / run / "rollouts.jsonl", _stage(run), _sample)
     steps = sorted({record["step"] for record in records})
     return [record for step in (steps[0], steps[-1]) for record in [r for r in records if r["step"] == step][:SAMPLES_SHOWN]]

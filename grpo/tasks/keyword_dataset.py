@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo import paths
 from grpo.errors import UserError
-from grpo.files import files_digest, whole_folder, write_json, write_text
+from grpo.files import files_digest, read_jsonl, whole_folder, write_json, write_text
 from grpo.records import Problem, Rollout
 from grpo.study import Study
 from grpo.tasks.keyword import Pair, degenerate, keyword_pairs, keywords_of, keywords_of_prompt, problems, reference_examples
@@ -74,16 +74,7 @@ def read_keyword_problems(path: Path) -> list[Problem]:
     Raises:
         UserError: the file is missing or empty, or a line is no such record.
     """
-    if not path.exists():
-        raise UserError(f"{path}: no such file. Run `dvc repro keyword_dataset` to make it.")
-    pairs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            pairs.append(tuple(keywords_of_prompt(json.loads(line)["prompt"])))
-        except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
-            raise UserError(f"{path}:{number}: {error}. Run `dvc repro -f keyword_dataset` to make it anew.") from error
-    if not pairs:
-        raise UserError(f"{path}: holds no examples. Run `dvc repro -f keyword_dataset` to make it anew.")
+    pairs = read_jsonl(path, "keyword_dataset", lambda record: tuple(keywords_of_prompt(record["prompt"])))
     return problems(pairs, path.stem)
 
 

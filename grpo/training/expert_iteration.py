@@ -15,6 +15,7 @@ from grpo.rollout.engine import Engine, derive_seed
 from grpo.tracking import RunLog
 from grpo.training.learner import Learner
 from grpo.training.order import items_of_step
+from grpo.training.state import SavedState
 from grpo.training.step import rollout_sampling
 from grpo.training.validation import Validation
 
@@ -29,15 +30,17 @@ def train_by_expert_iteration(
     reward_fn: RewardFn,
     validate: Validation,
     log: RunLog,
+    saved: SavedState,
 ) -> None:
     """Train ``learner.model`` for ``config.n_ei_steps`` steps, or until ``validate`` says that the run is over.
 
     The arguments are those of :func:`grpo.training.grpo.train_grpo`.
     """
     sampling = rollout_sampling(config)
-    with log.phase("evaluation"):
-        validate(0, [])
-    for step in range(1, config.n_ei_steps + 1):
+    if saved.step == 0:
+        with log.phase("evaluation"):
+            validate(0, [])
+    for step in range(saved.step + 1, config.n_ei_steps + 1):
         with log.phase("rollout"):
             questions = items_of_step(problems, seed, step, config.ei_batch_size)
             prompts = encode_prompts(tokenizer, questions, config.prompt)
@@ -64,6 +67,8 @@ def train_by_expert_iteration(
         log.step(step, updates or [NOTHING_TO_LEARN], expert_metrics(rollouts, correct), tokens)
         if over:
             break
+        if saved.due(step):
+            saved.save(step)
 
 
 # In the place of an update's metrics at a step whose rollouts were all wrong.

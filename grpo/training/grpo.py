@@ -11,6 +11,7 @@ from grpo.rewards import RewardFn
 from grpo.rollout.engine import Engine
 from grpo.tracking import RunLog
 from grpo.training.learner import Learner
+from grpo.training.state import SavedState
 from grpo.training.step import sample_rollouts, score_rollouts, train_on
 
 
@@ -24,6 +25,7 @@ def train_grpo(
     reward_fn: RewardFn,
     validate: Callable[[int, list[dict[str, float]]], bool],
     log: RunLog,
+    saved: SavedState,
 ) -> None:
     """Train ``learner.model`` for ``config.n_grpo_steps`` steps, or until ``validate`` says that the run is over.
 
@@ -33,10 +35,12 @@ def train_grpo(
         validate: called with the step and its updates' metrics, before the first step and after each; decides itself when to
             evaluate, and returns True if the run is to end here.
         log: receives one row for each optimizer step and the time of each phase.
+        saved: where the run was taken up, and where its state is saved.
     """
-    with log.phase("evaluation"):
-        validate(0, [])
-    for step in range(1, config.n_grpo_steps + 1):
+    if saved.step == 0:
+        with log.phase("evaluation"):
+            validate(0, [])
+    for step in range(saved.step + 1, config.n_grpo_steps + 1):
         with log.phase("rollout"):
             sampled = sample_rollouts(config, seed, step, problems, tokenizer, engine)
 
@@ -55,3 +59,5 @@ def train_grpo(
         log.step(step, updates, metrics | drift, tokens=batch.tokens)
         if over:
             break
+        if saved.due(step):
+            saved.save(step)

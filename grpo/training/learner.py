@@ -156,6 +156,9 @@ class Learner:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a :meth:`state`."""
+        self._together("_restore", state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.restore(state["optimizer"])
 
@@ -296,7 +299,7 @@ class Learner:
         totals = torch.tensor(list(sums.values()), dtype=torch.float64)
         self.world.add_up([*self.optimizer.gradients(), totals])
         sums.update(zip(sums, totals.tolist(), strict=True))
-        return self.optimizer.step(self.config.max_grad_norm)
+        return self.optimizer.step(self.config.max_grad_norm, sums["loss"])
 
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
         """This process's share of the batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -50,16 +51,16 @@ class Optimizer:
                 weight.grad = torch.zeros_like(weight)
         return [weight.grad for weight in self.weights if weight.grad is not None]
 
-    def step(self, max_norm: float) -> tuple[float, bool]:
+    def step(self, max_norm: float, loss: float = 0.0) -> tuple[float, bool]:
         """Clip the gradients to a norm, and take a step.
 
-        A step whose gradient is not finite would ruin the weights for good, so it is skipped.
+        A step whose loss or gradient is not finite would ruin the weights for good, so it is skipped.
 
         Returns:
             the norm before clipping, and whether the step was taken.
         """
         norm = torch.nn.utils.clip_grad_norm_(self.weights, max_norm)
-        finite = bool(torch.isfinite(norm))
+        finite = bool(torch.isfinite(norm)) and math.isfinite(loss)
         if finite:
             self.adamw.step()
             with torch.no_grad():

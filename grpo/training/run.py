@@ -13,14 +13,17 @@ from typing import Any
 from grpo import paths
 from grpo.config import GrpoConfig, SftConfig
 from grpo.effective import EffectiveRun, digest
+from grpo.errors import ToBeResumed
 from grpo.experiments import KEYWORD, method_of, needed_selections
 from grpo.files import files_digest, whole_folder, write_json
-from grpo.inputs import shared_settings
+from grpo.inputs import code_of_runs, shared_settings
 from grpo.models import require_checkpoint
 from grpo.records import Problem, read_examples, read_problems
-from grpo.study import Study, read_yaml
+from grpo.selection import read_config
+from grpo.study import Study
 from grpo.tasks.keyword_dataset import read_keyword_problems
 from grpo.tracking import MlflowRun, now, source_tags
+from grpo.training.lock import only_one
 from grpo.training.order import choose_examples
 
 
@@ -42,6 +45,10 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
 
     Args:
         check_weights: see :func:`grpo.rollout.make.make_engine`.
+
+    Raises:
+        ToBeResumed: the process was told to stop; the run's state is saved.
+        UserError: among others, another process trains this very run.
     """
     require_checkpoint(run.model)
     data, validation_problems = _read_data(run)
@@ -49,6 +56,21 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
     twin = _finished_twin(study, run.experiment, identity)
     if study.learner.processes > 1 and not twin and _done_by_others(study, run):
         return
+    with only_one(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process"):
+        _train(study, run, data, validation_problems, identity, twin, check_weights)
+
+
+def _train(
+    study: Study,
+    run: EffectiveRun,
+    data: list[Any],
+    validation_problems: list[Problem],
+    identity: dict[str, Any],
+    twin: str | None,
+    check_weights: bool,
+) -> None:
+    """:func:`train_run` where this process is the only one that works on the run."""
+    state = paths.RUN_STATE / run.name / digest([identity, code_of_runs()])
     mlflow = _mlflow_run(run, identity)
     try:
         with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoint:
@@ -58,18 +80,20 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
             else:
                 from grpo.training.session import train
 
-                timing = train(study, run, data, validation_problems, folder, checkpoint, mlflow, check_weights)
+                timing = train(study, run, data, validation_problems, folder, checkpoint, state, mlflow, check_weights)
         for name in ("config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.jsonl"):
             mlflow.artifact(paths.RUNS / run.name / name)
         mlflow.tag(checkpoint_digest=files_digest(paths.CHECKPOINTS / run.name), same_as=twin or "")
-    except BaseException:
-        mlflow.finish("FAILED")
+    except BaseException as error:
+        mlflow.finish("KILLED" if isinstance(error, ToBeResumed) else "FAILED")
         raise
     run_id = mlflow.finish()
     write_json(
         paths.TIMING / f"{run.name}.json",
         {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), **timing},
     )
+    # Last of all: whenever the process is killed, either the results are in place or the state is.
+    shutil.rmtree(paths.RUN_STATE / run.name, ignore_errors=True)
 
 
 def _read_data(run: EffectiveRun) -> tuple[list[Any], list[Problem]]:
@@ -141,9 +165,9 @@ def _finished_twin(study: Study, experiment: str, identity: dict[str, Any]) -> s
             name = f"{before}/{arm}-{identity['seed']}"
             config = paths.RUNS / name / "config.yaml"
             if config.exists() and (paths.CHECKPOINTS / name).exists():
-                values = read_yaml(config)
+                values = read_config(before, arm, identity["seed"])
                 if values["identity"] == digest(identity):
-                    return values["same_as"] or name
+                    return values.get("same_as") or name
     return None
 
 

@@ -14,6 +14,7 @@ from grpo import paths
 from grpo.config import Asynchronous, ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.cpu import start_threads
 from grpo.effective import EffectiveRun
+from grpo.errors import ToBeResumed
 from grpo.files import write_json
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.records import Problem
@@ -23,9 +24,11 @@ from grpo.study import Study
 from grpo.tracking import MlflowRun, RunLog, now
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
+from grpo.training.interruption import left_to_the_leader, stop_after_the_step
 from grpo.training.learner import Learner
 from grpo.training.make import make_learner
 from grpo.training.sft import train_sft
+from grpo.training.state import RandomStates, SavedState
 from grpo.training.validation import Validation
 from grpo.training.world import join_world
 
@@ -37,30 +40,36 @@ def train(
     validation_problems: list[Problem],
     folder: Path,
     checkpoint: Path,
+    state: Path,
     mlflow: MlflowRun,
     check_weights: bool = False,
 ) -> dict[str, Any]:
-    """Train one run, and write its results and its checkpoints.
+    """Train one run, from its saved state if there is one, and write its results and its checkpoints.
 
     Args:
         data: training problems, or examples where it is supervised fine-tuning.
         folder: receives history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl.
         checkpoint: receives ``last`` and ``best`` (by validation answer reward), as far as the study keeps them, each in
             Hugging Face format with a metadata.json.
+        state: where the run's state is saved and found. It is the caller's to remove once the results are in place.
         check_weights: see :func:`grpo.rollout.make.make_engine`.
 
     Returns:
         the wall-clock figures.
+
+    Raises:
+        ToBeResumed: the process was told to stop; the run's state is saved.
     """
-    started, start = now(), time.perf_counter()
+    started, began = now(), time.perf_counter()
     with _players(study, run, data, check_weights) as players:
-        log = RunLog(folder, mlflow)
-        metrics = _play(study, run, players, data, validation_problems, folder, checkpoint, log, start)
+        log = RunLog(folder, mlflow, began)
+        metrics = _play(study, run, players, data, validation_problems, folder, checkpoint, state, log)
     write_json(folder / "metrics.json", metrics)
     return {
         "started": started,
         "finished": now(),
-        "total_s": time.perf_counter() - start,
+        "total_s": log.elapsed_s,
+        "resumed_after": log.resumed_after,
         "phases": log.phase_totals,
         "restarts": players.restarts,
         "threads": study.threads,
@@ -98,7 +107,11 @@ def _players(study: Study, run: EffectiveRun, data: list[Any], check_weights: bo
         return
     tokenizer, learner = _start_learner(study, run)
     engine = make_engine(study, run.model, learner.model, tokenizer, check_weights)
-    yield _Players(tokenizer, engine, learner, lambda target: save_checkpoint(target, learner.model, tokenizer))
+    try:
+        yield _Players(tokenizer, engine, learner, lambda target: save_checkpoint(target, learner.model, tokenizer))
+    except ToBeResumed:
+        learner.dismiss()
+        raise
     learner.dismiss()
     learner.world.leave()
 
@@ -111,8 +124,8 @@ def _play(
     validation_problems: list[Problem],
     folder: Path,
     checkpoint: Path,
+    state: Path,
     log: RunLog,
-    start: float,
 ) -> dict[str, Any]:
     """Train by the run's method, and write what comes out; returns the final metrics."""
     tokenizer, engine, learner = players.tokenizer, players.engine, players.learner
@@ -130,32 +143,40 @@ def _play(
             }
             write_json(checkpoint / kind / "metadata.json", about)
 
-    validate = Validation(study, run, validation_problems, engine, learner, tokenizer, log, keep, start)
+    validate = Validation(study, run, validation_problems, engine, learner, tokenizer, log, keep)
+    parts = {"learner": learner, "log": log, "validation": validate, "random": RandomStates()}
     reward_fn = REWARD_FNS[run.config.prompt]
-    match run.config:
-        case GrpoConfig(asynchronous=Asynchronous()) as config:
-            from grpo.training.asynchronous.loop import train_grpo_asynchronously
+    with stop_after_the_step() as told_to_stop, validate.bar:
+        every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
+        saved = SavedState(state, every, parts, checkpoint, told_to_stop)
+        saved.restore()
+        if saved.step:
+            engine.synchronize(learner.model, saved.step)
+            print(f"{run.name}: resumed after step {saved.step} of {run.config.n_steps}", flush=True)
+        match run.config:
+            case GrpoConfig(asynchronous=Asynchronous()) as config:
+                from grpo.training.asynchronous.loop import train_grpo_asynchronously
 
-            train_grpo_asynchronously(config, run.seed, engine, learner, validate, log)
-        case GrpoConfig() as config:
-            train_grpo(config, run.seed, data, tokenizer, engine, learner, reward_fn, validate, log)
-        case ExpertIterationConfig() as config:
-            train_by_expert_iteration(config, run.seed, data, tokenizer, engine, learner, reward_fn, validate, log)
-        case SftConfig() as config:
-            train_sft(config, run.seed, data, tokenizer, learner, validate, log)
+                train_grpo_asynchronously(config, run.seed, engine, learner, validate, log, saved)
+            case GrpoConfig() as config:
+                train_grpo(config, run.seed, data, tokenizer, engine, learner, reward_fn, validate, log, saved)
+            case ExpertIterationConfig() as config:
+                train_by_expert_iteration(config, run.seed, data, tokenizer, engine, learner, reward_fn, validate, log, saved)
+            case SftConfig() as config:
+                train_sft(config, run.seed, data, tokenizer, learner, validate, log, saved)
     log.close()
     validate.write(folder)
     last = log.validations[-1]
     keep("last", {"step": last["step"], "update": last["update"], "answer_reward": last["val/answer_reward"]})
-    validate.bar.close()
     return validate.final_metrics() | ({"examples": len(data)} if isinstance(run.config, SftConfig) else {})
 
 
 def follow(study: Study, run: EffectiveRun) -> None:
     """Compute a share of what another process trains, until that has finished."""
-    _, learner = _start_learner(study, run)
-    learner.follow()
-    learner.world.leave()
+    with left_to_the_leader():
+        _, learner = _start_learner(study, run)
+        learner.follow()
+        learner.world.leave()
 
 
 def _start_learner(study: Study, run: EffectiveRun) -> tuple[Any, Learner]:

@@ -10,6 +10,7 @@ from grpo.records import Example
 from grpo.tracking import RunLog
 from grpo.training.learner import Learner
 from grpo.training.order import items_of_step
+from grpo.training.state import SavedState
 from grpo.training.validation import Validation
 
 
@@ -21,6 +22,7 @@ def train_sft(
     learner: Learner,
     validate: Validation,
     log: RunLog,
+    saved: SavedState,
 ) -> None:
     """Train ``learner.model`` for ``config.n_sft_steps`` optimizer steps, or until ``validate`` says that the run is over.
 
@@ -29,13 +31,15 @@ def train_sft(
     Args:
         examples: those to train on (:func:`grpo.training.order.choose_examples`).
         validate: called before the first step and after each with the step's update.
+        saved: as of :func:`grpo.training.grpo.train_grpo`.
     """
     prompts = _encode(tokenizer, [example.prompt for example in examples])
     responses = _encode(tokenizer, [example.response for example in examples])
     encoded = list(zip(prompts, responses, strict=True))
-    with log.phase("evaluation"):
-        validate(0, [])
-    for step in range(1, config.n_sft_steps + 1):
+    if saved.step == 0:
+        with log.phase("evaluation"):
+            validate(0, [])
+    for step in range(saved.step + 1, config.n_sft_steps + 1):
         with log.phase("training"):
             batch = items_of_step(encoded, seed, step, config.train_batch_size)
             update = learner.sft_update([p for p, _ in batch], [r for _, r in batch], config.normalize_constant)
@@ -46,6 +50,8 @@ def train_sft(
         log.step(step, [update], {}, tokens=sum(len(response) for _, response in batch))
         if over:
             break
+        if saved.due(step):
+            saved.save(step)
 
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[tuple[int, ...]]:

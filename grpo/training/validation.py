@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from grpo.training.learner import Learner
 SAMPLES = 8  # validation rollouts kept at the first, the middle and the last evaluation
 GENERATIONS = 64  # validation rollouts whose token entropy is measured at each evaluation
 REWARD = "val/answer_reward"
+_STATE = ("samples", "outcomes", "ended", "_entropies", "_updates", "_skipped", "_skipped_in_all")
 
 
 def evaluation_steps(study: Study, config: RunConfig) -> list[int]:
@@ -50,7 +50,6 @@ class Validation:
     Args:
         problems: the validation set; the first ``evaluation.problems`` are the ones that count.
         keep: saves the weights, given the checkpoint's kind (``best``, or ``step-N`` where that is wanted) and metadata.
-        started: ``time.perf_counter()`` at the start of the run, for its time limit.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class Validation:
         tokenizer: Any,
         log: RunLog,
         keep: Callable[[str, dict[str, Any]], None],
-        started: float,
     ):
         n = run.config.n_steps
         self.steps = evaluation_steps(study, run.config)
@@ -71,14 +69,14 @@ class Validation:
         self.study, self.config = study, run.config
         self.all_problems, self.problems = problems, problems[: study.evaluation.problems]
         self.engine, self.learner, self.tokenizer, self.log = engine, learner, tokenizer, log
-        self.keep, self.started = keep, started
+        self.keep = keep
         self.samples: list[dict[str, Any]] = []
         self.outcomes: list[dict[str, Any]] = []
         self.ended: dict[str, Any] = {"diverged_step": None, "diverged_reason": "", "time_limit_step": None}
         self._latest: list[Rollout] = []
         self._generations: list[dict[str, Any]] = []
         self._entropies: list[float] = []
-        self._updates = self._skipped = 0
+        self._updates = self._skipped = self._skipped_in_all = 0
         self.bar = tqdm(total=n, desc=run.name, unit="step", mininterval=1.0)
 
     def __call__(self, step: int, updates: list[dict[str, float]]) -> bool:
@@ -94,6 +92,7 @@ class Validation:
         self._updates += len(updates)
         for update in updates:
             self._skipped = self._skipped + 1 if update["skipped_update"] else 0
+            self._skipped_in_all += int(update["skipped_update"])
         if step in self.steps:
             self._evaluate(step, updates)
         ended = self._must_end(step)
@@ -109,7 +108,7 @@ class Validation:
     def _must_end(self, step: int) -> bool:
         limit = self.config.wall_clock_limit_s
         in_between = step < self.config.n_steps  # a limit that is passed in the last step has cut nothing short
-        if limit is not None and in_between and time.perf_counter() - self.started > limit:
+        if limit is not None and in_between and self.log.elapsed_s > limit:
             self.ended["time_limit_step"] = step
         if self.study.divergence is not None:
             reason = divergence(self.study.divergence, self.log.validations, self._entropies, self._skipped)
@@ -177,12 +176,22 @@ class Validation:
             "best/step": best["step"],
             "steps": last["step"],
             "validation_problems": n,
+            "skipped_updates": self._skipped_in_all,
             **self.ended,
         }
         if self.config.wall_clock_limit_s is None:
             return metrics
         full = summarize(self._sample(self.all_problems))["answer_reward"]
         return metrics | {"full/answer_reward": full, "full/problems": len(self.all_problems)}
+
+    def state(self) -> dict[str, Any]:
+        """What it has gathered so far; the evaluations themselves are in the log."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state`."""
+        for name in _STATE:
+            setattr(self, name, state[name])
 
     def write(self, folder: Path) -> None:
         """Write rollouts.jsonl (the samples) and outcomes.jsonl (each evaluation's reward of each problem)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from grpo.errors import ToBeResumed
+from grpo.training.interruption import stop_after_the_step
+
+PASS_ON_AFTER_S = 40  # torchrun kills its processes 30 s after it was told to stop
 
 
 class World:
@@ -71,12 +77,23 @@ def start_processes(n: int) -> None:
     """Run this very command in ``n`` processes on this machine, and wait for them.
 
     Raises:
+        ToBeResumed: they were told to stop; the first one has saved the run's state.
         SystemExit: one of them failed; it has said why.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
-    code = subprocess.run([*torchrun, "-m", "grpo", *sys.argv[1:]], check=False).returncode
-    if code:
-        raise SystemExit(code)
+    with stop_after_the_step() as told_to_stop, subprocess.Popen([*torchrun, "-m", "grpo", *sys.argv[1:]]) as process:
+        # A wish to stop comes to all of them at once, by Ctrl-C as from Slurm; where it came to this process alone, it is
+        # passed on. Not at once, since torchrun lets go of its processes at a second one.
+        waited_s = 0
+        while process.poll() is None:
+            time.sleep(1)
+            waited_s += told_to_stop()
+            if waited_s == PASS_ON_AFTER_S:
+                process.terminate()
+    if process.returncode and told_to_stop():
+        raise ToBeResumed("stopped. Run the same command again to go on from the last saved state.")
+    if process.returncode:
+        raise SystemExit(process.returncode)
 
 
 def join_world(device: str) -> World:

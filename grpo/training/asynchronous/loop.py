@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import islice
 
 from grpo.config import GrpoConfig
 from grpo.tracking import RunLog
-from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
+from grpo.training.asynchronous.remote import Delivery, RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer
+from grpo.training.state import SavedState
 from grpo.training.step import lag_metrics
 
 
@@ -19,6 +22,7 @@ def train_grpo_asynchronously(
     learner: RemoteLearner,
     validate: Callable[[int, list[dict[str, float]]], bool],
     log: RunLog,
+    saved: SavedState,
 ) -> None:
     """Train for ``config.n_grpo_steps`` steps, or until ``validate`` says that the run is over.
 
@@ -28,17 +32,24 @@ def train_grpo_asynchronously(
     synchronous loop.
 
     Args:
-        validate, log: as of :func:`grpo.training.grpo.train_grpo`.
+        validate, log, saved: as of :func:`grpo.training.grpo.train_grpo`. The batches that older versions sampled are part of
+            the saved state, as these versions' weights are not.
     """
     apart = config.asynchronous
     assert apart is not None
     n, lag = config.n_grpo_steps, apart.max_policy_lag
     groups = config.n_prompts_per_rollout_batch
     buffer = ReplayBuffer(config.group_size, groups, apart.replay_capacity, apart.replay_max_age, seed)
-    with log.phase("evaluation"):
-        validate(0, [])
-    ordered = deque(pipeline.order(step) for step in range(1, min(n, 1 + lag) + 1))
-    for step in range(1, n + 1):
+    ordered: deque[Future[Delivery]] = deque()
+    if saved.step == 0:
+        with log.phase("evaluation"):
+            validate(0, [])
+    else:
+        buffer.restore(saved.loop["buffer"])
+        ordered += map(arrived, saved.loop["arrived"])
+    for step in range(saved.step + 1 + len(ordered), min(n, saved.step + 1 + lag) + 1):
+        ordered.append(pipeline.order(step))
+    for step in range(saved.step + 1, n + 1):
         with log.phase("waiting"):
             delivery = ordered.popleft().result()
 
@@ -59,3 +70,12 @@ def train_grpo_asynchronously(
         log.step(step, updates, metrics, batch.tokens, delivery.times | {"training_peak_mb": learner.peak_mb})
         if over:
             break
+        if saved.due(step):
+            saved.save(step, {"buffer": buffer.state(), "arrived": [order.result() for order in islice(ordered, lag)]})
+
+
+def arrived(delivery: Delivery) -> Future[Delivery]:
+    """An order that was delivered before the run was taken up."""
+    order: Future[Delivery] = Future()
+    order.set_result(delivery)
+    return order

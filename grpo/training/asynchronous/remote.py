@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import ray
+
 from grpo.records import Completion, Rollout
 from grpo.rollout.engine import SamplingParams
 from grpo.training.asynchronous.worker import Worker
@@ -92,15 +94,12 @@ class RolloutPipeline:
 
 
 class RemoteLearner:
-    """The learner's actor.
-
-    Args:
-        save_state_every: after so many steps its state is kept in Ray's object store. One that dies starts from there, and
-            trains the batches since then again, which gives the same weights.
+    """The learner's actor. Its last saved state stays in Ray's object store; one that dies starts from there, and trains the
+    batches since then again, which gives the same weights.
     """
 
-    def __init__(self, worker: Worker, save_state_every: int):
-        self.worker, self.save_state_every = worker, save_state_every
+    def __init__(self, worker: Worker):
+        self.worker = worker
         self.peak_mb = 0.0
 
     def train(self, batch: Batch, version: int) -> list[dict[str, float]]:
@@ -108,10 +107,19 @@ class RemoteLearner:
         updates, cost = self.worker.call("train", batch, version)
         self.peak_mb = cost.peak_mb
         self.worker.recovery.append(("train", (batch, version)))
-        if (version + 1) % self.save_state_every == 0:
-            state, _ = self.worker.call("state", keep=True)
-            self.worker.recovery[:] = [("restore", (state,))]
         return updates  # type: ignore[no-any-return]
+
+    def state(self) -> Any:
+        """See :meth:`grpo.training.learner.Learner.state`."""
+        state, _ = self.worker.call("state", keep=True)
+        self.worker.recovery[:] = [("restore", (state,))]
+        return ray.get(state)
+
+    def restore(self, state: Any) -> None:
+        """See :meth:`grpo.training.learner.Learner.restore`."""
+        kept = ray.put(state)
+        self.worker.call("restore", kept)
+        self.worker.recovery[:] = [("restore", (kept,))]
 
     @property
     def model(self) -> Any:

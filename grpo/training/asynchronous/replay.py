@@ -60,6 +60,14 @@ class ReplayBuffer:
             group.uses += 1
         return join([group.batch for group in drawn])
 
+    def state(self) -> tuple[list[Group], list[int]]:
+        """What it holds, and what is counted of those that have left."""
+        return self.groups, self.left
+
+    def restore(self, state: tuple[list[Group], list[int]]) -> None:
+        """Go on from a :meth:`state`."""
+        self.groups, self.left = state
+
     def metrics(self) -> dict[str, float]:
         """Groups in the buffer, and of those that have left so far: how many, uses of each, and the share never drawn."""
         left = len(self.left)

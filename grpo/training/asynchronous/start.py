@@ -62,7 +62,7 @@ def start_actors(
     try:
         list(threads.map(Worker.start, workers))  # they load their models at the same time
         generator, scorer, trainer = workers
-        learner = RemoteLearner(trainer, apart.save_state_every)
+        learner = RemoteLearner(trainer)
         pipeline = RolloutPipeline(generator, scorer, apart.weights, learner.model)
         yield pipeline, learner
     finally:

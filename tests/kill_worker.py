@@ -1,0 +1,178 @@
+"""Trains runs in child processes and kills them with SIGKILL, at a given time or in the middle of a given act.
+
+It imports everything once, so that an attempt starts at once. One JSON object a line on its standard input describes an attempt
+(see :func:`attempt`); one line on its standard output tells how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpo.cpu import fix_cpu_kernels, share_cpu_fairly
+from grpo.effective import effective_run
+from grpo.errors import ToBeResumed
+from grpo.evaluation import evaluate
+from grpo.rewards.functions import ScoredBatch
+from grpo.study import load_study
+from grpo.training import run, session, state  # noqa: F401 - before the fork
+from grpo.training.grpo import train_grpo  # noqa: F401
+
+
+def die() -> None:
+    """End as a killed process ends: at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def before(place: Any, name: str, nth: int, act: Callable[..., None] = lambda *args, **kwargs: None) -> None:
+    """At the ``nth`` call of a function, do ``act`` instead, and die."""
+    real, calls = getattr(place, name), [0]
+
+    def killing(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == nth:
+            act(*args, **kwargs)
+            die()
+        return real(*args, **kwargs)
+
+    setattr(place, name, killing)
+
+
+def after(place: Any, name: str, nth: int) -> None:
+    """Die when the ``nth`` call of a function has done its work."""
+    before(place, name, nth, act=getattr(place, name))
+
+
+def half_a_checkpoint(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write weights, and of these only the first half."""
+    model.save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+
+
+def half_a_row(writer: Any, row: Any) -> None:
+    """Write the beginning of a CSV line."""
+    text = ",".join(map(str, row.values()))
+    writer._file.write(text[: len(text) // 2])
+    writer._file.flush()
+
+
+def half_a_state(descriptor: int) -> None:
+    """Leave only the beginning of a file that is being written."""
+    os.ftruncate(descriptor, 5000)
+
+
+def after_the_move_to(name: str) -> None:
+    """Die when a file or folder has got this name, which is how everything whole comes to its place."""
+    real = Path.replace
+
+    def killing(self: Path, target: Path) -> Path:
+        moved = real(self, target)
+        if Path(target).name == name:
+            die()
+        return moved
+
+    Path.replace = killing  # type: ignore[assignment, method-assign]
+
+
+def arm(act: str, nth: int) -> None:
+    """Have this process die in the middle of something."""
+    from grpo.rollout import transformers_engine
+    from grpo.tracking import _CsvWriter
+    from grpo.training.learner import Learner
+    from grpo.training.optimizer import Optimizer
+    from grpo.training.validation import Validation
+
+    match act:
+        case "rollout":
+            before(transformers_engine, "sample", nth)
+        case "backward":
+            after(Learner, "_backward", nth)
+        case "update":
+            after(Optimizer, "step", nth)
+        case "evaluation":
+            after(Validation, "_sample", nth)
+        case "checkpoint":
+            before(session, "save_checkpoint", nth, half_a_checkpoint)
+        case "metrics":
+            before(_CsvWriter, "write", nth, half_a_row)
+        case "state":
+            before(os, "fsync", nth, half_a_state)
+        case _:
+            after_the_move_to(act)
+
+
+def toy_reward(response: str, ground_truth: str) -> dict[str, float]:
+    """A reward that an untrained model earns now and then, so that there is something to learn."""
+    right = float(len(response) % 2)
+    return {"reward": right, "format_reward": 1.0, "answer_reward": right}
+
+
+def toy_scores(prompt: str, responses: list[str], ground_truths: list[str]) -> ScoredBatch:
+    """:func:`toy_reward` for validation."""
+    return ScoredBatch([toy_reward(*pair) for pair in zip(responses, ground_truths, strict=True)], 0)
+
+
+def train(folder: str, experiment: str, name: str) -> int:
+    """Train a run, and return the exit code."""
+    os.chdir(folder)
+    fix_cpu_kernels()
+    share_cpu_fairly()
+    session.REWARD_FNS["r1_zero"] = toy_reward
+    evaluate.score_batch = toy_scores
+    study = load_study()
+    try:
+        run.train_run(study, effective_run(study, experiment, name, 0, []))
+    except ToBeResumed:
+        return 75
+    return 0
+
+
+def attempt(
+    folder: str, experiment: str, arm_name: str, kill_after_s: float | None, kill_in: str | None, nth: int, signum: int
+) -> dict[str, Any]:
+    """Train a run, from wherever it was, and send the process a signal after some seconds, or kill it in the middle of an act.
+
+    Returns:
+        ``code`` (negative: the signal it died of) and ``seconds``.
+    """
+    began = time.perf_counter()
+    child = os.fork()
+    if child == 0:
+        log = os.open(f"{folder}/log.txt", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        code = 1
+        try:
+            if kill_in is not None:
+                arm(kill_in, nth)
+            code = train(folder, experiment, arm_name)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    if kill_after_s is not None:
+        while time.perf_counter() - began < kill_after_s:
+            time.sleep(0.005)
+            if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
+        else:
+            os.kill(child, signum)
+    _, status = os.waitpid(child, 0)
+    return {"code": os.waitstatus_to_exitcode(status), "seconds": time.perf_counter() - began}
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(attempt(**json.loads(line))), flush=True)

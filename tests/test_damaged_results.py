@@ -1,0 +1,220 @@
+"""Every reader of result files, given files that are cut, empty, or not what they should be: file, line and remedy are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.errors import UserError
+from grpo.evaluation.compare import read_scores
+from grpo.files import read_text, write_text
+from grpo.records import read_examples, read_problems
+from grpo.reporting import writeup
+from grpo.reporting.results import read_baseline, read_best_of_n, read_run, read_selection
+from grpo.reporting.timing import read_timing
+from grpo.selection import read_selections
+from grpo.study import Study, load_study
+from grpo.tasks.keyword_dataset import read_keyword_problems
+from grpo.tasks.prompts import load_prompt
+
+RUN = Path("data/runs/sft_experiment/all-0")
+CHECKOUT, GIT = "dvc checkout --force", "git checkout"
+CONFIG = "identity: a\noverrides: {}\nsame_as: null\nconfig: {lr: {value: 1, from: study}}\n"
+TIMING = {
+    "total_s": 1.0, "phases": {}, "steps": [], "mlflow_run_id": "a", "same_as": None, "git_commit": "b", "git_changed": "false"
+}  # fmt: skip
+METRICS = '{"diverged_step": null, "diverged_reason": ""}'
+SAMPLE = {"step": 0, "problem": "a", "prompt": "b", "response": "c\u2028d", "ground_truth": "1", "reward": 1.0}
+SAMPLES = json.dumps(SAMPLE | {"token_entropy": 0.5}, ensure_ascii=False)
+
+
+def _winner() -> dict[str, Any]:
+    return {"name": "sft_experiment", "selection": {"winner": "a", "candidates": [{"arm": "a", "runs": [{"run": RUN_NAME}]}]}}
+
+
+RUN_NAME = "sft_experiment/all-0"
+STAGE = "sft_experiment@all-0"
+# The file; what it holds, of which the last line is damaged; how it is read; which command brings it back, and its stage.
+READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
+    "history": (RUN / "history.csv", "step,gradient_norm\n1,0.5\n2,0.25\n", lambda _: read_run(*ARGS), CHECKOUT, STAGE),
+    "validation": (
+        RUN / "validation.csv",
+        "step,val/answer_reward\n0,0.5\n1,0.25\n",
+        lambda _: read_run(*ARGS),
+        CHECKOUT,
+        STAGE,
+    ),
+    "outcomes": (
+        RUN / "outcomes.jsonl",
+        '{"answer_reward": [1, 0]}\n{"answer_reward": [1, 1]}\n',
+        lambda _: read_run(*ARGS),
+        CHECKOUT,
+        STAGE,
+    ),
+    "metrics": (RUN / "metrics.json", METRICS + "\n", lambda _: read_run(*ARGS), CHECKOUT, STAGE),
+    "config": (RUN / "config.yaml", CONFIG, lambda _: read_run(*ARGS), CHECKOUT, STAGE),
+    "timing": (
+        Path(f"data/timing/{RUN_NAME}.json"),
+        json.dumps(TIMING) + "\n",
+        lambda _: read_timing(read_run(*ARGS)),
+        CHECKOUT,
+        STAGE,
+    ),
+    "rollouts": (RUN / "rollouts.jsonl", f"{SAMPLES}\n{SAMPLES}\n", lambda _: writeup._samples(_winner()), CHECKOUT, STAGE),
+    "winner": (
+        Path("reports/select/grpo_learning_rate.json"),
+        '{"experiment": "grpo_learning_rate", "winner": "a", "overrides": {}}\n',
+        lambda _: read_selections("grpo_baselines"),
+        GIT,
+        "select@grpo_learning_rate",
+    ),
+    "candidates": (
+        Path("reports/candidates/leaderboard.json"),
+        '{"winner": "a", "leader": "a", "reason": "b", "candidates": []}\n',
+        lambda _: read_selection("leaderboard"),
+        GIT,
+        "select@leaderboard",
+    ),
+    "baseline": (
+        Path("reports/math_baseline.json"),
+        '{"r1_zero": {}, "question_only": {}}\n',
+        read_baseline,
+        GIT,
+        "math_baseline",
+    ),
+    "best of n": (Path("reports/best_of_n.json"), '{"r1_zero": {}, "question_only": {}}\n', read_best_of_n, GIT, "best_of_n"),
+    "problems": (
+        Path("data/dataset/train.jsonl"),
+        '{"id": "a", "question": "b", "ground_truth": "1"}\n' * 2,
+        lambda _: read_problems(Path("data/dataset/train.jsonl")),
+        CHECKOUT,
+        "dataset",
+    ),
+    "traces": (
+        Path("data/sft_dataset/train.jsonl"),
+        '{"prompt": "a", "response": "b", "ground_truth": "1", "reward": 1.0}\n' * 2,
+        lambda _: read_examples(Path("data/sft_dataset/train.jsonl")),
+        CHECKOUT,
+        "sft_dataset",
+    ),
+    "keyword prompts": (
+        Path("data/keyword/dataset/train.jsonl"),
+        (json.dumps({"prompt": load_prompt("keyword").replace("{question}", "apple, red")}) + "\n") * 2,
+        lambda _: read_keyword_problems(Path("data/keyword/dataset/train.jsonl")),
+        CHECKOUT,
+        "keyword_dataset",
+    ),
+    "report of the traces": (
+        Path("reports/sft_dataset.json"),
+        '{"examples": 1, "correct": 1, "digest": "a"}\n',
+        lambda _: writeup._sft_report(),
+        GIT,
+        "sft_dataset",
+    ),
+    "zero-shot outcomes": (
+        Path("data/math_baseline/r1_zero.jsonl"),
+        '{"problem": "a", "answer_reward": 1.0}\n{"problem": "b", "answer_reward": 0.0}\n',
+        lambda _: read_scores(Path("data/math_baseline/r1_zero.jsonl")),
+        CHECKOUT,
+        "math_baseline",
+    ),
+    "table": (
+        Path("reports/timing/methods.md"),
+        "one\ntwo\n",
+        lambda _: read_text(Path("reports/timing/methods.md"), "timing"),
+        GIT,
+        "timing",
+    ),
+}
+ARGS = ("sft_experiment", "all", 0)
+BY_LINE = (".csv", ".jsonl")
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with all of them, undamaged."""
+    monkeypatch.chdir(tmp_path)
+    for path, content, *_ in READERS.values():
+        write_text(path, content)
+    return tmp_path
+
+
+def _without_the_last_key(path: Path, content: str) -> str:
+    if path.suffix == ".csv":
+        return "\n".join(line.rpartition(",")[0] for line in content.splitlines()) + "\n"
+    if path.suffix == ".yaml":
+        return content.rpartition("same_as")[0]
+    lines = [json.loads(line) for line in content.removesuffix("\n").split("\n")]
+    lines[-1].popitem()
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_damaged_result_is_named_with_its_remedy(kind: str, results: Path, mini_study: Study) -> None:
+    path, content, read, keeper, stage = READERS[kind]
+    read(mini_study)  # while it is whole
+    whole = content.encode()
+    damage = {
+        "invalid UTF-8": whole[:-3] + b"\xff" + whole[-3:],
+        "empty": b"",
+        "cut in its last line": whole[: -len(whole.splitlines()[-1]) // 2 - 1],
+        "not what it should be": _without_the_last_key(path, content).encode() if path.suffix != ".md" else b"\xff",
+        "zeros": bytes(len(whole)),
+    }
+    if path.suffix == ".md":  # any text is one
+        damage = {key: value for key, value in damage.items() if b"\xff" in value}
+    if kind == "problems":  # its last columns may be left out
+        del damage["not what it should be"]
+    for what, broken in damage.items():
+        path.write_bytes(broken)
+        with pytest.raises(UserError) as caught:
+            read(mini_study)
+        message = str(caught.value)
+        assert message.startswith(str(path)), (what, message)
+        assert f"dvc repro -f -s {stage}`" in message, (what, message)
+        if what != "empty":
+            assert f"`{keeper} {path}`" in message, (what, message)
+        if path.suffix in BY_LINE and what not in ("empty", "zeros"):
+            line = 1 if (path.suffix, what) == (".csv", "not what it should be") else len(whole.splitlines())
+            assert message.startswith(f"{path}:{line}: "), (what, message)
+
+
+def test_numbers_that_are_cut_or_changed_are_noticed(results: Path) -> None:
+    path = RUN / "history.csv"
+    for content, line in [
+        ("step,gradient_norm\n1,0.5\n2,0.2", 3),
+        ("step,gradient_norm\n1,0.x5\n2,0.25\n", 2),
+        ("step,gradient_norm\n1\n2,0.25\n", 2),
+    ]:
+        path.write_text(content)
+        with pytest.raises(UserError, match=rf"history\.csv:{line}: damaged"):
+            read_run(*ARGS)
+    path.write_text("step,gradient_norm\n1,nan\n2,\n3,inf\n")
+    assert len(read_run(*ARGS).history) == 3
+
+
+def test_evaluations_of_different_length_are_noticed(results: Path) -> None:
+    (RUN / "outcomes.jsonl").write_text('{"answer_reward": [1, 0]}\n{"answer_reward": [1]}\n')
+    with pytest.raises(UserError, match=r"outcomes\.jsonl: damaged"):
+        read_run(*ARGS)
+
+
+def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(results: Path) -> None:
+    assert {sample["response"] for sample in writeup._samples(_winner())} == {"c\u2028d"}
+
+
+def test_a_lock_without_stages_is_told(results: Path) -> None:
+    for content in ("", "[]\n", "schema: '2.0'\n"):
+        Path("dvc.lock").write_text(content)
+        with pytest.raises(UserError, match=r"dvc\.lock: holds no stages.*git checkout dvc\.lock"):
+            writeup._stages_in_lock()
+
+
+def test_a_study_in_another_encoding_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_bytes("study: mini\ndescription: für\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"params\.yaml:2: not UTF-8"):
+        load_study(tmp_path / "params.yaml")

@@ -1,0 +1,58 @@
+"""Results kept in a DVC remote: who clones the repository and pulls them makes the report anew, and trains nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pipeline_parts import digests, sh
+
+pytestmark = pytest.mark.slow
+
+REPORT = ("claims", "tables", "figures", "timing", "writeup")
+
+
+def reports(folder: Path) -> dict[str, bytes]:
+    """relative path -> content of every file below reports."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("reports/**/*")) if path.is_file()}
+
+
+def test_a_fresh_clone_with_pulled_results_makes_the_same_report(finished: Path, tmp_path: Path) -> None:
+    author, storage, reader = tmp_path / "author", tmp_path / "storage", tmp_path / "reader"
+    shutil.copytree(finished, author, symlinks=True)
+    sh(author, "dvc", "remote", "add", "-d", "storage", str(storage))
+    sh(author, "git", "commit", "-qam", "where the results are kept")
+    sh(author, "dvc", "push")
+    sh(tmp_path, "git", "clone", "-q", str(author), str(reader))
+    runs, written = digests(author), reports(author)
+    shutil.rmtree(author)  # from here on there is the remote alone
+
+    assert not (reader / "data").exists()
+    sh(reader, "dvc", "pull")
+    assert digests(reader) == runs
+    assert "up to date" in sh(reader, "dvc", "status").stdout
+    repeated = sh(reader, "dvc", "repro").stdout
+    assert "Running stage" not in repeated and "up to date" in repeated
+    assert not (reader / "mlflow.db").exists()
+
+    made_by_report = [name for name in written if _is_made_by_the_report(name)]
+    assert {"reports/writeup.md", "reports/figures/leaderboard.png", "reports/tables/claims.md"} <= set(made_by_report)
+    for name in made_by_report:
+        (reader / name).unlink()
+    ran = sh(reader, "dvc", "repro", "--force", "--single-item", *REPORT).stdout  # what `make report` does
+    assert [line for line in ran.splitlines() if line.startswith("> ")] == [f"> grpo {stage}" for stage in REPORT]
+    assert reports(reader) == written
+    assert digests(reader) == runs
+    assert sh(reader, "git", "status", "--porcelain").stdout == ""
+
+
+def _is_made_by_the_report(name: str) -> bool:
+    """Whether a file below reports is a figure, a table, or the write-up, and no number that a stage before measured."""
+    made = ("reports/figures/", "reports/tables/", "reports/timing/", "reports/curves/")
+    return name.startswith(made) or name in (
+        "reports/writeup.md",
+        "reports/results.csv",
+        "reports/summary.json",
+        "reports/claims.json",
+    )

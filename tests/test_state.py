@@ -1,0 +1,192 @@
+"""The saved state on disk, the lock that keeps two processes apart, and the wish to stop."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from grpo.errors import ToBeResumed, UserError
+from grpo.training.interruption import left_to_the_leader, stop_after_the_step
+from grpo.training.lock import only_one
+from grpo.training.state import RandomStates, SavedState
+
+
+class Counter:
+    """A part whose state is a number and a tensor."""
+
+    def __init__(self) -> None:
+        self.value, self.tensor = 0, torch.zeros(1000)
+
+    def count(self) -> None:
+        self.value += 1
+        self.tensor += 0.1
+
+    def state(self) -> dict[str, Any]:
+        return {"value": self.value, "tensor": self.tensor}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.value, self.tensor = state["value"], state["tensor"]
+
+
+def run(folder: Path, until: int, every: int = 2, told: Callable[[], bool] = lambda: False) -> tuple[Counter, SavedState]:
+    """Count from where the state is, with a checkpoint at step 3."""
+    counter, checkpoints = Counter(), folder / "checkpoints"
+    for path in checkpoints.glob("*/*"):
+        path.unlink()
+    checkpoints.mkdir(exist_ok=True)
+    saved = SavedState(folder / "state", every, {"counter": counter, "random": RandomStates()}, checkpoints, told)
+    saved.restore()
+    for step in range(saved.step + 1, until + 1):
+        counter.count()
+        if step == 3:
+            (checkpoints / "best").mkdir(exist_ok=True)
+            (checkpoints / "best" / "weights").write_text("of step 3")
+        if saved.due(step):
+            saved.save(step, {"step": step})
+    return counter, saved
+
+
+def states(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "state").iterdir())
+
+
+def test_a_run_goes_on_from_its_newest_state(tmp_path: Path) -> None:
+    run(tmp_path, until=7)
+    assert states(tmp_path) == ["step-4", "step-6"]  # the newest two
+    counter, saved = run(tmp_path, until=6)
+    assert (saved.step, saved.loop, counter.value) == (6, {"step": 6}, 6)
+    assert torch.equal(counter.tensor, sum_of(6))
+    assert (tmp_path / "checkpoints/best/weights").read_text() == "of step 3"
+
+
+def sum_of(steps: int) -> torch.Tensor:
+    total = torch.zeros(1000)
+    for _ in range(steps):
+        total += 0.1
+    return total
+
+
+def test_a_checkpoint_that_is_written_anew_stays_as_it_was_in_the_state(tmp_path: Path) -> None:
+    run(tmp_path, until=4)
+    (tmp_path / "checkpoints/best/weights").unlink()  # as the run does before it writes a better one
+    (tmp_path / "checkpoints/best/weights").write_text("better")
+    run(tmp_path, until=4)
+    assert (tmp_path / "checkpoints/best/weights").read_text() == "of step 3"
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, flip_a_bit, Path.unlink], ids=["cut", "a flipped bit", "missing"])
+@pytest.mark.parametrize("file", ["state.pt", "sha256.json", "checkpoints/best/weights"])
+def test_damage_is_noticed_and_the_state_before_is_used(
+    damage: Callable[[Path], None], file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, until=6)
+    newest = tmp_path / "state" / "step-6" / file
+    content = newest.read_bytes()
+    newest.unlink()  # the older state may have the same file by another name, which is to stay whole
+    newest.write_bytes(content)
+    damage(newest)
+    counter, saved = run(tmp_path, until=4)
+    assert (saved.step, counter.value) == (4, 4)
+    assert f"warning: {tmp_path}/state/step-6: " in capsys.readouterr().out
+    assert states(tmp_path) == ["step-4"]
+
+
+def test_an_unfinished_state_counts_for_nothing(tmp_path: Path) -> None:
+    run(tmp_path, until=4)
+    (tmp_path / "state/step-4").rename(tmp_path / "state/.step.draft")
+    cut(tmp_path / "state/.step.draft/state.pt")
+    _, saved = run(tmp_path, until=6)
+    assert saved.step == 2 and states(tmp_path) == ["step-4", "step-6"]
+
+
+def test_told_to_stop_the_state_is_saved_at_any_step(tmp_path: Path) -> None:
+    asked = iter([False, False, True, True])
+    with pytest.raises(ToBeResumed, match="stopped after step 3; the state is saved"):
+        run(tmp_path, until=9, every=100, told=lambda: next(asked))
+    assert states(tmp_path) == ["step-3"]
+    assert run(tmp_path, until=9)[0].value == 9
+
+
+def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, until=2)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path, until=4)
+    assert states(tmp_path) == ["step-2"]
+
+
+def test_random_generators_go_on_where_they_were() -> None:
+    def draw() -> list[float]:
+        return [random.random(), float(np.random.random()), torch.rand(1).item()]
+
+    states = RandomStates()
+    before = states.state()
+    expected = draw()
+    draw()
+    states.restore(before)
+    assert draw() == expected
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from grpo.training.lock import only_one
+with only_one(Path(sys.argv[1]), "the run"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:
+    lock = tmp_path / "locks" / "run.lock"
+    holder = subprocess.Popen([sys.executable, "-c", PROGRAM, str(lock)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    with pytest.raises(UserError, match=rf"the run is at work already \(process {holder.pid} on "), only_one(lock, "the run"):
+        pass
+    holder.kill()
+    holder.wait()
+    with only_one(lock, "the run"):
+        assert f"process {os.getpid()} on" in lock.read_text()
+
+
+def test_a_wish_to_stop_ends_nothing_and_a_second_ctrl_c_everything(capfd: pytest.CaptureFixture[str]) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with stop_after_the_step() as told_to_stop:
+        assert not told_to_stop()
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):  # as a scheduler sends them
+            signal.raise_signal(number)
+        assert told_to_stop()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert capfd.readouterr().err.count("told to stop: finishing the step") == 1
+
+
+def test_a_process_that_follows_leaves_it_to_the_leader() -> None:
+    with left_to_the_leader():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)

@@ -609,9 +609,12 @@ def test_a_run_with_one_kind_of_checkpoint_names_that_one(tmp_path: Path, model:
         require_checkpoint(tmp_path)
 
 
-def test_a_folder_without_a_model_names_the_stage(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match=rf"{folder}: holds no model .*dvc repro model"):
+def test_a_folder_without_a_model_names_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"{paths.MODEL}: holds no model .*dvc repro model"):
+        require_checkpoint(paths.MODEL)
+    for folder in (tmp_path, tmp_path / "nowhere"):  # which no stage makes
+        with pytest.raises(UserError, match=rf"{folder}: holds no model .* Name a folder in Hugging Face format"):
             require_checkpoint(folder)
 
 

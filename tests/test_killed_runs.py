@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -253,6 +254,25 @@ def test_a_state_of_another_configuration_is_left_alone(project, worker, undistu
     assert "resumed after step 4 of 12" in (folder / "log.txt").read_text()
     assert results(folder) == undisturbed(GRPO)[0]
     assert nothing_is_left(folder)
+
+
+def test_files_that_grow_too_large_cost_nothing_that_was_saved(project, worker, undisturbed, tmp_path):
+    folder, states = killed_after_two_states(project, worker, tmp_path / "project")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))  # less than the weights take
+
+    command = [sys.executable, "-m", "grpo", "train", *GRPO]
+    done = subprocess.run(
+        command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False, preexec_fn=limit
+    )
+    assert done.returncode == 2
+    assert "the file would be larger than is allowed here" in done.stderr and "Traceback" not in done.stderr
+    assert all((state / "state.pt").exists() for state in states)
+    assert not list(folder.rglob(".*.draft"))
+    assert worker.attempt(folder, GRPO)["code"] == 0
+    assert "resumed after step 4 of 12" in (folder / "log.txt").read_text()
+    assert results(folder) == undisturbed(GRPO)[0]
 
 
 def test_a_second_process_on_the_same_run_is_refused(project, worker, undisturbed, tmp_path):

@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).parent.parent
 OF_ONE_STUDY = {"test_pipeline", "test_push_pull", "test_slurm"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests together that share what is dear to make (`pytest -n 2 --dist loadgroup`)."""
     for item in items:

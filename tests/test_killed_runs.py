@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
 from ruamel.yaml import YAML
 
 REPOSITORY = Path(__file__).parent.parent
@@ -211,6 +212,15 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
     assert results(folder) == expected
     timing = json.loads((folder / f"data/timing/{run[0]}/{run[1]}-0.json").read_text())
     assert timing["resumed_after"] == [last]
+    # In MLflow the last attempt has the whole history, the one before is marked.
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    tracked = client.get_run(timing["mlflow_run_id"])
+    rows = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}-0/history.csv").open()))
+    assert [m.value for m in sorted(client.get_metric_history(tracked.info.run_id, "loss"), key=lambda m: m.step)] == [
+        float(row["loss"]) for row in rows
+    ]
+    assert tracked.data.tags["resumed_after"] == str(last)
+    assert {each.info.status for each in client.search_runs([tracked.info.experiment_id])} == {"KILLED", "FINISHED"}
 
 
 def killed_after_two_states(project: Path, worker: Worker, target: Path) -> tuple[Path, list[Path]]:
@@ -293,6 +303,28 @@ def test_a_second_process_on_the_same_run_is_refused(project, worker, undisturbe
     assert (folder / "data/runs" / GRPO[0] / f"{GRPO[1]}-0" / "metrics.json").exists()
     assert worker.attempt(folder, GRPO)["code"] == 0
     assert results(folder) == undisturbed(GRPO)[0]
+
+
+def test_several_processes_of_one_run_stop_and_go_on_together(project, tmp_path):
+    folders = [clone(project, tmp_path / name) for name in ("undisturbed", "stopped")]
+    for folder in folders:
+        params = folder / "params.yaml"
+        params.write_text(params.read_text().replace("learner:\n", "learner:\n  processes: 2\n"))
+    command = [sys.executable, "-m", "grpo", "train", *GRPO]
+    subprocess.run(command, cwd=folders[0], env=_environment(), check=True, capture_output=True)
+    with subprocess.Popen(
+        command, cwd=folders[1], env=_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        while not list(folders[1].glob("data/state/runs/*/*/*/step-2")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGTERM)
+        said = process.stderr.read()
+        assert process.wait() == 75, said
+    again = subprocess.run(command, cwd=folders[1], env=_environment(), check=True, capture_output=True, text=True)
+    assert "resumed after step" in again.stdout
+    assert results(folders[1]) == results(folders[0])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -14,17 +14,20 @@ from grpo.sections import PretrainedHere
 from grpo.study import Study, load_study
 
 REPOSITORY = Path(__file__).parent.parent
-# Modules that share the study of the fixture `finished`. Where tests run side by side, these stay in one process, and so does
-# each other module.
+# Modules that share the study of the fixture `finished`, which is dear to make.
 OF_ONE_STUDY = {"test_pipeline", "test_push_pull", "test_slurm"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests together that share what is dear to make (`pytest -n 2 --dist loadgroup`)."""
-    for item in items:
-        name = item.path.stem
-        item.add_marker(pytest.mark.xdist_group("one study" if name in OF_ONE_STUDY else name))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run side by side (`pytest -n 2`), those of a module stay in one process, and so do those of one study."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByModule(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = Path(nodeid.split("::")[0]).stem
+            return "one study" if module in OF_ONE_STUDY else module
+
+    return ByModule(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ test: repro ## The same, then the fast tests
 
 SLOW ?= slow
 test-slow: install ## The slow tests, two at a time: whole pipelines from scratch through DVC and Snakemake, kills and faults
-	pytest -m "$(SLOW)" -n 2 -rP $(PYTEST_ARGUMENTS)
+	pytest -m "$(SLOW)" -n 2 -rP
 
 test-slurm: install ## The smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)
 	pytest -m slurm -rP --show-capture=stdout tests/slurm

@@ -10,6 +10,7 @@ the run ends, one attempt is made to deliver them.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -90,6 +91,9 @@ def main() -> None:
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     import mlflow.tracking  # noqa: F401 - now, while the other process has its own imports to do
 
+    logging.getLogger("mlflow").setLevel(
+        logging.CRITICAL
+    )  # its errors, with their tracebacks, are told by the run in one message
     runs: dict[int, Recorder] = {}
     while (line := lines.get()) is not None:
         message = json.loads(line)

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from grpo.cpu import fix_cpu_kernels, share_cpu_fairly
+from grpo.discovery.commands import kissing_app
 from grpo.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 study_app = typer.Typer(help="Show, check and switch the active study (params.yaml).", no_args_is_help=True)
 app.add_typer(study_app, name="study")
+app.add_typer(kissing_app, name="kissing")
 
 Experiment = Annotated[str, typer.Argument(help="A name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
 
@@ -182,6 +184,19 @@ def train(
     from grpo.training.run import train_run
 
     train_run(study, run, check_weights)
+
+
+@app.command("kissing_number")
+def kissing_number() -> None:
+    """Stage: search for many integer vectors in dimension 11 whose distances are no smaller than their lengths."""
+    from grpo.study import load_study
+
+    study = load_study()
+    from grpo.discovery.stage import run_kissing_number
+
+    result = run_kissing_number(study)
+    found, best = (f"{result[name]} points" for name in ("best_of_search", "best"))
+    print(f"the search: {found} ({result['ended_by']}); data/kissing_number/program.py: {best}, from the {result['best_from']}")
 
 
 @app.command("select")

@@ -19,13 +19,16 @@ BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
 RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run
 CHECKPOINTS = Path("data/checkpoints")
+KISSING_NUMBER = Path("data/kissing_number")  # program.py (the best) and scores.jsonl
 TIMING = Path("data/timing")  # wall-clock figures and MLflow ids: all that differs between two equal runs
+CONVERSATION_LOG = TIMING / "kissing_number/conversation_log.json"
 
 # What is not finished, and so no stage's output: DVC would remove it before the stage runs again.
 EVALUATION_STATE = Path("data/state/evaluation")  # chunks of evaluations
 UNSENT_METRICS = Path("data/state/mlflow")  # what MLflow lacks, until `grpo mlflow_import`
 RUN_STATE = Path("data/state/runs")  # saved states of runs
 RUN_LOCKS = Path("data/state/locks")
+KISSING_NUMBER_STATE = Path("data/state/kissing_number")  # the log of a search
 
 LOCK = Path("dvc.lock")
 
@@ -35,6 +38,7 @@ SFT_REPORT = REPORTS / "sft_dataset.json"
 KEYWORD_REPORT = REPORTS / "keyword_dataset.json"
 BASELINE_METRICS = REPORTS / "math_baseline.json"
 BEST_OF_N_METRICS = REPORTS / "best_of_n.json"
+KISSING_NUMBER_REPORT = REPORTS / "kissing_number.json"
 SELECT = REPORTS / "select"  # an experiment's winner, and nothing that can change while the winner stays
 CANDIDATES = REPORTS / "candidates"  # all arms of an experiment, and why the winner won
 CLAIMS = REPORTS / "claims.json"

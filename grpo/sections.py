@@ -261,6 +261,26 @@ class Divergence(Section):
     skipped_updates: PositiveInt = 5  # optimizer steps in a row without a finite gradient
 
 
+class KissingNumber(Section):
+    """The search of the ``kissing_number`` stage: how programs are proposed, and when it ends (whichever limit is met first).
+
+    A strategy other than ``mutation`` asks a language model: ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and ``OPENAI_API_KEY``
+    say which.
+    """
+
+    strategy: Literal["mutation", "simple", "refine", "best_of_n", "hybrid"] = "mutation"
+    calls: PositiveInt | None = None
+    tokens: PositiveInt | None = None
+    seconds: PositiveFloat | None = None  # with this limit, two searches need not be equal
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _ends(self) -> KissingNumber:
+        if self.calls is None and self.tokens is None and self.seconds is None:
+            raise ValueError("needs a limit: calls, tokens or seconds")
+        return self
+
+
 class Experiment(Section):
     """The arms of an experiment: name -> what it changes in the configuration.
 

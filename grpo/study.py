@@ -23,6 +23,7 @@ from grpo.sections import (
     Experiment,
     GeneratedTraces,
     Keyword,
+    KissingNumber,
     Learner,
     Model,
     Resources,
@@ -47,6 +48,7 @@ class Study(Section):
     model: Model
     sft_dataset: SftDataset
     keyword: Keyword
+    kissing_number: KissingNumber
     engine: Engine
     learner: Learner
     grpo: GrpoConfig

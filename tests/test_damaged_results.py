@@ -13,7 +13,7 @@ from grpo.errors import UserError
 from grpo.evaluation.compare import read_scores
 from grpo.files import read_text, write_text
 from grpo.records import read_examples, read_problems
-from grpo.reporting import writeup
+from grpo.reporting import kissing_number, writeup
 from grpo.reporting.results import read_baseline, read_best_of_n, read_run, read_selection
 from grpo.reporting.timing import read_timing
 from grpo.selection import read_selections
@@ -121,6 +121,20 @@ READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
         lambda _: read_scores(Path("data/math_baseline/r1_zero.jsonl")),
         CHECKOUT,
         "math_baseline",
+    ),
+    "search": (
+        Path("reports/kissing_number.json"),
+        json.dumps(dict.fromkeys(kissing_number.KEYS, 0)) + "\n",
+        lambda _: kissing_number.read_report(),
+        GIT,
+        "kissing_number",
+    ),
+    "scores": (
+        Path("data/kissing_number/scores.jsonl"),
+        '{"attempt": 0, "kind": "a", "num_points": 1, "score": 1, "best": 1, "message": ""}\n' * 2,
+        lambda _: kissing_number.read_scores(),
+        CHECKOUT,
+        "kissing_number",
     ),
     "table": (
         Path("reports/timing/methods.md"),

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from grpo.experiments import BUILDS_ON, EXPERIMENTS, needed_selections
 from grpo.study import load_study
 
-STAGES = 64  # 8 before training, 35 runs, 16 selections, 5 of the report
+STAGES = 65  # 8 before training, 35 runs, 16 selections, the kissing number, 5 of the report
 REPORT = {"claims", "tables", "figures", "timing", "writeup"}
 
 pytestmark = pytest.mark.slow
@@ -36,6 +36,8 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "reports/tables/claims.md",
         "reports/sft_dataset.json",
         "reports/keyword_dataset.json",
+        "reports/kissing_number.json",
+        "reports/figures/kissing_number.png",
         "reports/figures/sft_examples.png",
         "reports/timing/times.csv",
         "reports/timing/methods.md",
@@ -58,6 +60,8 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "data/checkpoints/grpo_keyword_inclusion/grpo-0/last/metadata.json",
         "data/keyword/dataset/validation.jsonl",
         "data/sft_dataset/train.jsonl",
+        "data/kissing_number/program.py",
+        "data/timing/kissing_number/conversation_log.json",
         "data/timing/grpo_learning_rate/3e-4-0.json",
     ]
     assert [name for name in expected if not (finished / name).stat().st_size] == []

@@ -15,6 +15,7 @@ from grpo.files import whole_folder
 from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.baseline import KINDS
 from grpo.reporting.fine_tuning import draw_by_examples
+from grpo.reporting.kissing_number import draw_search, read_report, read_scores
 from grpo.reporting.results import (
     REWARD,
     Run,
@@ -85,6 +86,9 @@ def draw_figures(study: Study) -> None:
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
         save_figure(draw_zero_shot(read_baseline(study)), folder / "math_baseline.png")
         save_figure(draw_best_of_n(read_best_of_n(study)), folder / "best_of_n.png")
+        scores = read_scores()
+        save_figure(draw_search(read_report(), scores), folder / "kissing_number.png")
+        scores[["attempt", "best"]].to_csv(curves / "kissing_number.csv", index=False, lineterminator="\n")
         for experiment in experiments(study):
             runs = read_runs(study, experiment)
             save_figure(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")

@@ -16,6 +16,7 @@ from grpo.reporting.baseline import discuss_best_of_n
 from grpo.reporting.discussion import discuss
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft
 from grpo.reporting.keyword import discuss_keyword
+from grpo.reporting.kissing_number import read_report, section
 from grpo.reporting.results import Run, by_arm, experiments, read_baseline, read_best_of_n, read_runs, read_selection
 from grpo.reporting.tables import experiment_table
 from grpo.reporting.timing import OVER_WALL_CLOCK, read_timing, read_timing_file, time_row, times_of_arms
@@ -48,6 +49,7 @@ def write_writeup(study: Study) -> None:
         methods=read_text(paths.TIMING_REPORT / "methods.md", made_by="timing"),
         time_breakdown=read_text(paths.TIMING_REPORT / "time_breakdown.md", made_by="timing"),
         sections=sections,
+        kissing_number=section(read_report()),
         claims=read_json(paths.CLAIMS, made_by="claims", keys=("claims", "notes", "sources")),
         leaderboard=[_entry(study, run) for run in read_runs(study, "leaderboard")],
         samples={section["name"]: _samples(section) for section in sections if section["name"] in BEFORE_AND_AFTER},

@@ -1,0 +1,1 @@
+"""Scientific discovery: programs that construct kissing configurations, verified exactly."""

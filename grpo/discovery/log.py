@@ -1,0 +1,146 @@
+"""The conversation log: every proposal of a search with its score, in one JSON file that is also the search's state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo.discovery.verifier import Verdict
+from grpo.errors import UserError
+from grpo.files import damaged, read_json, write_json
+
+LOG = "conversation_log.json"
+BEST_PROGRAM = "program.py"
+NO_LANGUAGE_MODEL = "No language model was used: the programs are mutations of parameterised constructions."
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A program to be tried, and where it came from.
+
+    Attributes:
+        program: Python source; None where there is nothing to run, and then ``problem`` says why.
+        parents: indices of the attempts that it builds on.
+        recipe: of a mutation, the parameters of its construction.
+        messages: of a language model, the prompt.
+        answer: of a language model, its whole answer.
+        tokens: used by the endpoint's own account, or estimated where it gives none.
+        calls: requests made for it, failed ones included.
+        errors: of the failed requests, one line each.
+    """
+
+    program: str | None
+    problem: str = ""
+    parents: tuple[int, ...] = ()
+    recipe: dict[str, Any] | None = None
+    messages: list[dict[str, str]] | None = None
+    answer: str | None = None
+    tokens: int = 0
+    calls: int = 1
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One entry of the log: a proposal and what the verifier said of it. Times in seconds."""
+
+    index: int
+    seed: int
+    started_at: str
+    propose_s: float
+    verify_s: float
+    proposal: Proposal
+    verdict: Verdict
+
+    @property
+    def score(self) -> float:
+        """Points of a valid set, else 0."""
+        return self.verdict.combined_score
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What makes two searches the same search, so that the second goes on where the first was; budgets and address do not."""
+
+    proposer: str  # "mutation" or "language model"
+    strategy: str
+    seed: int
+    model: str | None = None
+    base_url: str | None = None
+
+
+@dataclass
+class Log:
+    """A search so far."""
+
+    path: Path
+    settings: Settings
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def best(self) -> Attempt | None:
+        """The attempt with the most points, the first of them; None if no set was valid."""
+        valid = [attempt for attempt in self.attempts if attempt.score > 0]
+        return max(valid, key=lambda attempt: attempt.score, default=None)
+
+    def add(self, attempt: Attempt) -> None:
+        """Append an attempt and write the log, in one step."""
+        self.attempts.append(attempt)
+        write_json(self.path, to_json(self.settings, self.attempts))
+
+
+def to_json(settings: Settings, attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """The log as it is written."""
+    used = settings.proposer == "language model"
+    return {
+        "problem": "kissing number in dimension 11",
+        "language_model": settings.model if used else None,
+        "note": "" if used else NO_LANGUAGE_MODEL,
+        "settings": asdict(settings),
+        "attempts": [asdict(attempt) for attempt in attempts],
+    }
+
+
+def open_log(path: Path, settings: Settings) -> Log:
+    """The log at ``path`` to go on with, or a new one.
+
+    Raises:
+        UserError: the file is damaged, or belongs to a search with other settings.
+    """
+    if not path.exists():
+        return Log(path, settings)
+    found, attempts = read_log(path)
+    differ = [name for name, value in asdict(settings).items() if name != "base_url" and asdict(found)[name] != value]
+    if differ:  # the same model may have moved
+        raise UserError(
+            f"{path}: belongs to a search with another {' and '.join(differ)}. Give another folder with --out, or remove it."
+        )
+    return Log(path, settings, attempts)
+
+
+def read_log(path: Path, made_by: str = "") -> tuple[Settings, list[Attempt]]:
+    """Read a log, as :func:`to_json` made it.
+
+    Args:
+        made_by: the stage that makes it, for the message; empty if none does.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    values = read_json(path, made_by, keys=("settings", "attempts"))
+    try:
+        settings, attempts = Settings(**values["settings"]), [_attempt(entry) for entry in values["attempts"]]
+    except (TypeError, KeyError) as error:
+        raise damaged(path, error, made_by) from error
+    for index, attempt in enumerate(attempts):
+        if attempt.index != index or not isinstance(attempt.score, float):
+            raise damaged(path, f"attempt {index} is not what it should be", made_by)
+    return settings, attempts
+
+
+def _attempt(entry: dict[str, Any]) -> Attempt:
+    proposal = entry["proposal"]
+    tuples = {name: tuple(proposal[name]) for name in ("parents", "errors")}
+    return Attempt(**{**entry, "proposal": Proposal(**{**proposal, **tuples}), "verdict": Verdict(**entry["verdict"])})

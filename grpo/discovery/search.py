@@ -1,0 +1,110 @@
+"""Verifier-guided search: propose a program, run and check it, note the score, and again until the budget is used up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from random import Random
+
+from tqdm import tqdm
+
+from grpo.discovery.log import BEST_PROGRAM, Attempt, Log, Proposal
+from grpo.discovery.verifier import Verdict
+from grpo.errors import UserError
+from grpo.files import write_text
+
+Propose = Callable[[Sequence[Attempt], int], Proposal]  # the attempts so far and a seed
+Verify = Callable[[str], Verdict]  # a program's text
+
+SILENCE = 5  # attempts in a row without any answer of the endpoint, after which the search stops
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When a search ends: whichever limit is met first. What went before a restart counts too.
+
+    Attributes:
+        calls: proposals of a mutation, requests to a language model (failed ones included).
+        tokens: of prompts and answers together.
+        seconds: wall-clock time of proposing and verifying.
+    """
+
+    calls: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def used_up(self, attempts: Sequence[Attempt]) -> str:
+        """Which limit is met, in words; empty while none is."""
+        calls = sum(attempt.proposal.calls for attempt in attempts)
+        tokens = sum(attempt.proposal.tokens for attempt in attempts)
+        seconds = sum(attempt.propose_s + attempt.verify_s for attempt in attempts)
+        if self.calls is not None and calls >= self.calls:
+            return f"{calls} of {self.calls} calls"
+        if self.tokens is not None and tokens >= self.tokens:
+            return f"{tokens} of {self.tokens} tokens"
+        if self.seconds is not None and seconds >= self.seconds:
+            return f"{seconds:.0f} of {self.seconds:.0f} seconds"
+        return ""
+
+
+def search(propose: Propose, verify: Verify, budget: Budget, log: Log) -> str:
+    """Search until the budget is used up; the log and the best program are on disk after every attempt.
+
+    A search that was killed goes on from its log: seeds depend on an attempt's index only.
+
+    Returns:
+        The limit that ended it.
+
+    Raises:
+        UserError: no limit is set, or the endpoint does not answer.
+    """
+    if budget == Budget():
+        raise UserError("a search needs a limit: give calls, tokens or seconds")
+    if log.best is not None:
+        _keep(log, log.best)  # a kill may have come between the log and the program
+    with tqdm(desc="best 0", unit=" programs", initial=len(log.attempts), mininterval=1.0) as progress:
+        while not (reason := budget.used_up(log.attempts)):
+            before = log.best
+            log.add(_attempt(propose, verify, log))
+            if log.best is not None and log.best is not before:
+                _keep(log, log.best)
+            progress.set_description(f"best {int(log.best.score) if log.best else 0}", refresh=False)
+            progress.update()
+            _stop_if_silent(log.attempts)
+    return reason
+
+
+def _attempt(propose: Propose, verify: Verify, log: Log) -> Attempt:
+    """Propose, run and check one program."""
+    index = len(log.attempts)
+    seed = seed_of(log.settings.seed, index)
+    started_at, start = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    proposal = propose(log.attempts, seed)
+    proposed = time.perf_counter()
+    program = proposal.program
+    verdict = Verdict(0, None, 0.0, 0.0, proposal.problem) if program is None else verify(program)
+    end = time.perf_counter()
+    return Attempt(index, seed, started_at, round(proposed - start, 3), round(end - proposed, 3), proposal, verdict)
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of a search's attempt, a number of 31 bits (what endpoints accept)."""
+    return Random(f"{seed}/{index}").getrandbits(31)
+
+
+def _keep(log: Log, best: Attempt) -> None:
+    assert best.proposal.program is not None
+    write_text(log.path.with_name(BEST_PROGRAM), best.proposal.program)
+
+
+def _stop_if_silent(attempts: Sequence[Attempt]) -> None:
+    """Raise UserError if the endpoint has not answered for several attempts; a mutation always answers."""
+    last = [attempt.proposal for attempt in attempts[-SILENCE:]]
+    if len(last) == SILENCE and all(proposal.messages is not None and proposal.answer is None for proposal in last):
+        error = last[-1].errors[-1] if last[-1].errors else last[-1].problem
+        raise UserError(
+            f"the endpoint has not answered {SILENCE} times in a row ({error}). Everything so far is kept; check the endpoint "
+            "and start the same command again."
+        )

@@ -1,0 +1,298 @@
+"""The exact verifier against sets known by hand, a naive check, and programs that want a better verdict than they deserve."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo.discovery.sandbox import Limits
+from grpo.discovery.verifier import Verdict, check_points, verify_program, verify_text
+from grpo.errors import UserError
+
+QUICK = Limits(seconds=20, cpu_seconds=2, memory_mb=500, output_mb=1)
+Points = list[list[int]]
+
+
+def roots(dimension: int, length: int = 1) -> Points:
+    """The root system D_n: all +-e_i +- e_j, of squared norm 2 and with squared distances of 2 and more."""
+    points = []
+    for i, j in itertools.combinations(range(dimension), 2):
+        for signs in itertools.product((length, -length), repeat=2):
+            point = [0] * dimension
+            point[i], point[j] = signs
+            points.append(point)
+    return points
+
+
+def axes(dimension: int, length: int = 2) -> Points:
+    return [[sign * length * (i == j) for j in range(dimension)] for i in range(dimension) for sign in (1, -1)]
+
+
+def naive(points: Points) -> tuple[int, int]:
+    """The smallest squared distance and the largest squared norm, in Python's integers."""
+    distances = [sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) for x, y in itertools.combinations(points, 2)]
+    return min(distances), max(sum(a * a for a in x) for x in points)
+
+
+def rejected(points: object, message: str, **more: Any) -> Verdict:
+    verdict = check_points(points, **more)
+    assert (verdict.validity, verdict.combined_score) == (0.0, 0.0)
+    assert message in verdict.message
+    return verdict
+
+
+# ---------------------------------------------------------------------------------------------------------- known sets
+
+
+@pytest.mark.parametrize("scale", [1, 10**6, 10**13, 2**62, 10**30, -(10**300)])
+@pytest.mark.parametrize(("points", "count"), [(axes(11), 22), (roots(11), 220)], ids=["axes", "D11"])
+def test_sets_known_to_be_valid_are_so_at_any_scale(points: Points, count: int, scale: int) -> None:
+    scaled = [[scale * entry for entry in point] for point in points]
+    assert check_points(scaled) == Verdict(count, 11, 1.0, float(count), "")
+
+
+def test_other_dimensions() -> None:
+    assert check_points([[1, 0], [0, 1], [-1, 0], [0, -1]], dimension=2).combined_score == 4
+    assert check_points(roots(4) + axes(4), dimension=4).validity == 0  # norms 2 and 4
+    half = [[*signs] for signs in itertools.product((1, -1), repeat=4)]
+    assert check_points(half + axes(4), dimension=4) == Verdict(24, 4, 1.0, 24.0, "")  # the 24-cell
+    assert check_points([[5]], dimension=1).combined_score == 1
+    many = [[number] for number in range(1, 901)]
+    assert rejected(many, "Minimum squared distance 1 < maximum squared norm 810000: points 0 [1] and 1 [2]", dimension=1)
+
+
+def test_the_message_names_the_pair_and_the_longest_point() -> None:
+    points = [*axes(11, 10), [0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0]]
+    verdict = rejected(points, "Minimum squared distance 16 < maximum squared norm 100: ")
+    assert "points 2 [0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0] and 22 [0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0]" in verdict.message
+    assert "point 0 [10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] has" in verdict.message
+    assert (verdict.num_points, verdict.dimension) == (23, 11)
+
+
+def by_one(size: int) -> Points:
+    """Two points at squared distance size^2, and one of squared norm size^2 + 1."""
+    side = size * 866 // 1000
+    return [point + [0] * 7 for point in ([size // 2, side, 0, 0], [-size // 2, side, 0, 0], [0, 0, size, 1])]
+
+
+@pytest.mark.parametrize("size", [10**3, 2 * 10**8, 10**9, 10**13, 2**31, 2**32, 2**62, 10**30, 10**90])
+def test_wrong_by_one(size: int) -> None:
+    points = by_one(size)
+    rejected(points, f"Minimum squared distance {size**2} < maximum squared norm {size**2 + 1}: points 0 [")
+    points[2][3] = 0
+    assert check_points(points).combined_score == 3
+
+
+def test_what_64_bits_would_accept() -> None:
+    points = [[2**32] + [0] * 10, [2**32, 1] + [0] * 9]
+    array = np.array(points)
+    assert (array * array).sum(axis=1).max() == 1, "in 64 bits, 2^64 is 0"
+    rejected(points, f"Minimum squared distance 1 < maximum squared norm {2**64 + 1}")
+
+
+@pytest.mark.parametrize("scale", [1, 50, 10**4, 2 * 10**8, 10**13, 2**63, 10**30, 10**120])
+def test_as_a_naive_check(scale: int) -> None:
+    rng = random.Random(scale)
+    seen = set()
+    for trial in range(60):
+        dimension = rng.choice([2, 3, 4, 11])
+        base = roots(dimension) if trial % 2 else axes(dimension)
+        some = rng.sample(base, rng.randint(2, min(len(base), 12)))
+        noise = rng.choice([0, 1, scale // 1000])
+        points = [[scale * entry + rng.randint(-noise, noise) for entry in point] for point in some]
+        if trial % 5 == 0:  # all but one far away and near one another
+            points = [[entry + 100 * scale for entry in point] for point in points[1:]] + [[7 * scale] * dimension]
+        distinct = [list(point) for point in dict.fromkeys(map(tuple, points)) if any(point)]
+        if len(distinct) < 2:
+            continue
+        least, most = naive(distinct)
+        verdict = check_points(distinct, dimension)
+        assert verdict.validity == (least >= most)
+        seen.add(verdict.validity)
+        if least < most and most < 10**150:
+            assert verdict.message.startswith(f"Minimum squared distance {least} < maximum squared norm {most}: points ")
+    assert seen == {0.0, 1.0}
+
+
+def test_long_numbers_are_shortened_and_digits_have_no_limit() -> None:
+    points = by_one(10**6000)
+    message = rejected(points, "Minimum squared distance 100000000000...000000000000 (12001 digits) < ").message
+    assert "100000000000...000000000001 (12001 digits)" in message and len(message) < 3000
+
+
+@pytest.mark.parametrize("scale", [1, 10**13, 10**30 + 7])
+def test_600_points_take_less_than_a_second(scale: int) -> None:
+    """A set with many pairs at the same distance, and one where all points but one are near one another."""
+    norm_4 = [
+        [scale * dict(zip(places, signs, strict=True)).get(i, 0) for i in range(11)]
+        for places in itertools.combinations(range(11), 4)
+        for signs in itertools.product((1, -1), repeat=4)
+    ]
+    rng = random.Random(0)
+    near = [[100 * scale + rng.randint(0, 10**9) for _ in range(11)] for _ in range(600)]
+    for points in (norm_4[::8][:600], near):
+        start = time.process_time()  # of this process alone: others may keep the machine busy
+        verdict = check_points(points)
+        assert time.process_time() - start < 1
+        least, most = naive(points)
+        assert verdict.message.startswith(f"Minimum squared distance {least} < maximum squared norm {most}: ")
+
+
+# ------------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        (None, "The points are null, expected a list"),
+        ({"validity": 1.0}, "The points are an object"),
+        ("points", "The points are the string 'points'"),
+        (3, "The points are the integer 3"),
+        ([], "There are no points"),
+        ([[1] * 11, 5], "Point 1 is the integer 5, expected a list of 11 integers"),
+        ([[1] * 11, "x" * 10**6], "Point 1 is a string, 'xxxxxxxxxxxx'..."),
+        ([[1] * 10], "Point 0 has dimension 10, expected 11"),
+        ([[1] * 11, [1] * 12], "Point 1 has dimension 12, expected 11; point 0 has 11"),
+        ([[1] * 11, []], "Point 1 has dimension 0, expected 11"),
+        ([[1.0] + [0] * 10], "Point 0, entry 0 is 1.0, a float, expected an integer"),
+        ([[0] * 10 + [float("nan")]], "Point 0, entry 10 is nan"),
+        ([[float("-inf")] + [0] * 10], "Point 0, entry 0 is -inf"),
+        ([[1e400] + [0] * 10], "Point 0, entry 0 is inf"),
+        ([["1"] + [0] * 10], "Point 0, entry 0 is the string '1'"),
+        ([[True] + [0] * 10], "Point 0, entry 0 is true"),
+        ([[None] + [1] * 10], "Point 0, entry 0 is null"),
+        ([[[1]] + [1] * 10], "Point 0, entry 0 is a list"),
+        ([[1] * 11, [0] * 11], "Point 1 is the zero vector"),
+        ([*axes(11), axes(11)[3]], "Points 3 and 22 are the same: [0, -2, 0"),
+        (np.eye(11, dtype=int), "The points are of type ndarray"),
+    ],
+)
+def test_refused(points: object, message: str) -> None:
+    rejected(points, message)
+
+
+def test_more_points_than_can_be_are_refused_at_once() -> None:
+    start = time.process_time()
+    verdict = rejected([[1] * 11] * 10**5, "100000 points are more than 868, the proven upper bound")
+    assert time.process_time() - start < 0.5
+    assert verdict.num_points == 10**5
+    rejected([[number, *[1] * 10] for number in range(868)], "Minimum squared distance 1 < ")
+
+
+def test_the_dimension_that_was_found() -> None:
+    assert rejected([[1, 2], [3, 4]], "dimension 2, expected 11").dimension == 2
+    assert rejected([[1, 2], [3]], "dimension 2").dimension is None
+
+
+# ------------------------------------------------------------------------------------------------------------- programs
+
+AXES = "[[s * 2 * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"points = {AXES}",
+        f"def run_code():\n    return {AXES}\nget_centers = points = None",
+        f"def get_centers():\n    return {AXES}\npoints = None",
+        f"import numpy as np\npoints = np.array({AXES})",
+        f"import numpy as np\npoints = np.array({AXES}, dtype=object) * 10**40",
+        f"points = [tuple(10**3000 * x for x in p) for p in {AXES}]",
+        f"import sys\nsys.set_int_max_str_digits(700)\npoints = [[10**3000 * x for x in p] for p in {AXES}]",
+        f"print('some output')\nprint(chr(233))\npoints = lambda: {AXES}",
+    ],
+)
+def test_programs_with_22_points(program: str) -> None:
+    assert verify_text(program, QUICK) == Verdict(22, 11, 1.0, 22.0, "")
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import numpy as np\npoints = np.eye(11)", "Point 0, entry 0 is 1.0, a float"),
+        ("points = [[float('nan')] * 11]", "Point 0, entry 0 is nan"),
+        ("points = [[True] * 11]", "Point 0, entry 0 is true"),
+        ("points = [[10**5000] * 11]", "Point 0, entry 0 has about 5001 digits, at most 4000 are allowed"),
+        ("points = [[1] * 11] * 900", "900 points are more than 868"),
+        ("x = 1\n\nraise ValueError('no such code')", "ValueError: no such code (line 3: raise ValueError('no such code'))"),
+        ("print('almost')\n1 / 0", "ZeroDivisionError: division by zero (line 2: 1 / 0). The end of what it printed: almost"),
+    ],
+)
+def test_programs_without(program: str, message: str) -> None:
+    verdict = verify_text(program, QUICK)
+    assert message in verdict.message
+    assert (verdict.validity, verdict.combined_score) == (0.0, 0.0)
+
+
+TO_EVERY_PIPE = """
+import os
+def send(data):
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, data)
+        except OSError:
+            pass
+"""
+CLAIM = json.dumps({"num_points": 868, "dimension": 11, "validity": 1.0, "combined_score": 868.0, "message": ""})
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"points = {CLAIM}",
+        f"{TO_EVERY_PIPE}\nsend(b'''{CLAIM}''')\nos._exit(0)",
+        f"{TO_EVERY_PIPE}\nsend(b'''{{\"points\": {CLAIM}}}''')\nos._exit(0)",
+        f"{TO_EVERY_PIPE}\nsend(b'{{\"points\": [[1,0],[0,1]]}}')\nos._exit(0)",
+        f'{TO_EVERY_PIPE}\nsend(b\'{{"error": ""}}\')\nos._exit(0)',
+        f"{TO_EVERY_PIPE}\nsend(b'[' * 100000)\nos._exit(0)",
+        f"{TO_EVERY_PIPE}\nsend(b'{{\"points\": [[' + b'9' * 100000 + b']]}}')\nos._exit(0)",
+        f"{TO_EVERY_PIPE}\nsend(bytes(range(256)))\npoints = {AXES}",
+        f"{TO_EVERY_PIPE}\nimport atexit\natexit.register(send, b'1')\npoints = [[1]]",
+        f"import json\njson.dumps = json.JSONEncoder.encode = lambda *a, **k: '''{CLAIM}'''\npoints = [[1]]",
+        "import sys\nfor name in list(sys.modules): sys.modules[name] = None\npoints = [[1]]",
+        "import builtins\nbuiltins.isinstance = lambda *a: True\nbuiltins.len = lambda x: 868\npoints = [[1]]",
+        "class L(list):\n    def __iter__(self): return iter([868.0])\n    def __len__(self): return 868\npoints = L([[1]])",
+        "class E(Exception):\n    def __str__(self): 1 / 0\nraise E",
+        "class I(int):\n    def __index__(self): return 'x'\n    __int__ = __index__\npoints = [[I(0)] * 11]",
+        "import gc, types\nfor f in gc.get_objects():\n    if isinstance(f, types.FunctionType) and f.__name__ == 'told':\n"
+        "        f.__code__ = (lambda *a: 'valid').__code__\nraise ValueError",
+        "import sys\nsys._getframe(1).f_globals['plain'] = lambda *a: [[1]]\npoints = 3",
+    ],
+)
+def test_nothing_is_valid_because_a_program_says_so(program: str) -> None:
+    verdict = verify_text(program, QUICK)
+    assert (verdict.validity, verdict.combined_score) == (0.0, 0.0)
+    assert verdict.message and verdict.num_points < 2 + ("[[1,0]" in program)
+
+
+def test_points_sent_by_hand_are_checked_as_any_others() -> None:
+    program = f"{TO_EVERY_PIPE}\nimport json\nsend(json.dumps({{'points': {AXES}}}).encode())\nos._exit(3)"
+    assert verify_text(program, QUICK).combined_score == 22
+
+
+def test_a_file(tmp_path: Path) -> None:
+    program = tmp_path / "mine.py"
+    program.write_text(f"# two lines\npoints = {AXES}\n", encoding="utf-8")
+    assert verify_program(program, QUICK).combined_score == 22
+    program.write_bytes("# -*- coding: latin-1 -*-\nname = 'é'\nassert len(name) == 1\npoints = [[1]]".encode("latin-1"))
+    assert "Point 0 has dimension 1" in verify_program(program, QUICK).message
+    program.write_bytes(b"points = '\xff'")
+    assert "SyntaxError" in verify_program(program, QUICK).message
+    program.write_bytes(b"points = [\n[1, 2], [3\n")
+    assert "SyntaxError: '[' was never closed (line 2: [1, 2], [3)" in verify_program(program, QUICK).message
+    program.write_bytes(b"#" * 2_000_000)
+    assert "larger than 1 MB" in verify_program(program, QUICK).message
+    assert verify_text("name = '\ud800'", QUICK).validity == 0
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    for wrong in (tmp_path / "missing.py", tmp_path):
+        with pytest.raises(UserError, match=r"(cannot be read|not a file).*Name a file with a Python program"):
+            verify_program(wrong)

@@ -278,12 +278,12 @@ def test_a_missing_key_is_named() -> None:
 
 def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp_path: Path) -> None:
     too_long = refusing(400, "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens.")
-    with FakeEndpoint([GOOD, too_long, BETTER]) as server:
-        attempts = run(server, tmp_path, Budget(calls=3))
-    assert scores(attempts) == [22, 0, 38] and len(server.requests) == 3
+    with FakeEndpoint([GOOD, too_long, too_long, BETTER]) as server:
+        attempts = run(server, tmp_path, Budget(calls=4))
+    assert scores(attempts) == [22, 0, 38] and len(server.requests) == 4  # once more without a limit to the answer
     assert attempts[1].proposal.problem.startswith(f"{REFUSED}: HTTP 400: This model's maximum context length is 4096 tokens.")
     prompts = server.prompts()
-    assert CROSS in prompts[1] and prompts[2] == prompts[0]
+    assert CROSS in prompts[1] and prompts[2] == prompts[1] and prompts[3] == prompts[0]
 
 
 @pytest.mark.parametrize(
@@ -295,6 +295,19 @@ def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp
             refusing(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."),
             "max_tokens",
             "max_completion_tokens",
+        ),
+        (  # as vLLM 0.32 says it
+            refusing(400, "max_tokens=16384 cannot be greater than max_model_len=4096. Please request fewer output tokens."),
+            "max_tokens",
+            None,
+        ),
+        (
+            refusing(
+                400,
+                "However, you requested 17000 tokens (616 in the messages, 16384 in the completion).",
+            ),
+            "max_tokens",
+            None,
         ),
     ],
 )

@@ -25,6 +25,8 @@ SHORTEST_SECRET = 6  # characters; shorter keys are words such as "EMPTY", which
 LONGEST_NOTE = 300  # characters of an endpoint's error in the log
 
 AGAIN = {408, 409, 429}  # and all from 500 on: what may be over in a moment
+# What endpoints say where prompt and longest answer together do not fit into the model's context.
+TOO_LONG = re.compile(r"max_tokens|max_completion_tokens|max_model_len|in the completion|context length", re.I)
 UNKNOWN_MODEL = re.compile(
     r"\bmodel\b.{0,80}\b(not found|does not exist|not exist|unknown)|\b(unknown|invalid|no such|not a valid) model", re.I | re.S
 )
@@ -179,7 +181,7 @@ class _Model:
             max_retries=0,
         )
         self._takes_seed = True
-        self._limit = "max_tokens"  # what the endpoint calls it
+        self._limit: str | None = "max_tokens"  # what the endpoint calls it; None where it wants no limit of ours
 
     def ask(self, messages: Messages, seed: int, record: _Record) -> _Reply:
         """The answer to a prompt.
@@ -222,7 +224,8 @@ class _Model:
             model=self._endpoint.model,
             messages=cast(Any, messages),
             temperature=self._endpoint.temperature,
-            **cast(Any, {self._limit: self._endpoint.max_tokens} | ({"seed": seed} if self._takes_seed else {})),
+            **cast(Any, {self._limit: self._endpoint.max_tokens} if self._limit else {}),
+            **cast(Any, {"seed": seed} if self._takes_seed else {}),
         )
         # Not the client's own classes, which hold whatever came, unchecked.
         return self._reply(raw.content, messages)
@@ -232,9 +235,12 @@ class _Model:
         if self._takes_seed and re.search(r"\bseed\b", line):
             self._takes_seed = False
             return "without seed"
-        if self._limit == "max_tokens" and "max_completion_tokens" in line:
+        if self._limit == "max_tokens" and "max_completion_tokens" in line and "instead" in line:
             self._limit = "max_completion_tokens"
             return "with max_completion_tokens"
+        if self._limit and TOO_LONG.search(line):  # then an answer ends where the model's context does
+            self._limit = None
+            return f"without a limit of {self._endpoint.max_tokens} tokens to the answer"
         return ""
 
     def _reply(self, body: bytes, messages: Messages) -> _Reply:

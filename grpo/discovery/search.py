@@ -70,7 +70,7 @@ def search(propose: Propose, verify: Verify, budget: Budget, log: Log) -> str:
             log.add(_attempt(propose, verify, log))
             if log.best is not None and log.best is not before:
                 _keep(log, log.best)
-            progress.set_description(f"best {int(log.best.score) if log.best else 0}", refresh=False)
+            progress.set_description_str(f"best {int(log.best.score) if log.best else 0}", refresh=False)
             progress.update()
             _stop_if_silent(log.attempts)
     return reason

@@ -39,7 +39,8 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     """
     wanted = study.kissing_number
     propose, settings = proposer(wanted.strategy, wanted.seed)
-    state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{files_digest(CODE)}"
+    model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
+    state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
     log = open_log(state / LOG, settings)
     ended_by = search(propose, verify_text, budget(wanted), log)
     committed = verify_program(COMMITTED)

@@ -14,6 +14,9 @@ frames, and three orthogonal vectors of squared norm 2 cannot all be rational (t
 The 8 touch nothing, so the frames may differ a little from one u to the next. Then vectors of different u are further apart
 than needed, u may be shortened a little (SHRINK), w lengthened, and all coordinates rounded.
 
+More than 8 have no room of this kind: around one frame it is eight triangles with sides of 60 degrees, where two points can
+be 60 degrees apart in the corners only, and the corners touch the frame.
+
 How far frames must differ: (u, w) and (u', w') with u at a right angle to u' have squared distance
 4(1 - SHRINK)^2 + |w - w'|^2, so |w - w'|^2 must be about 8 SHRINK; a frame vector moves by 1.15 TURN from one to the next.
 """

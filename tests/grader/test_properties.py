@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -234,6 +235,8 @@ def test_floor_and_ceiling_of_roots(value: int, name: str, add: int) -> None:
 def joined(values: list[Fraction], pick: random.Random, opening: str, closing: str) -> str:
     separator = pick.choice([",", ", ", " , ", r",\ ", r",\,"])
     spelt = [pick.choice([text for text in spellings(value, pick) if "," not in text and " " not in text]) for value in values]
+    if re.search(r"\d,\d{3}(?!\d)", separator.join(spelt)):  # 2/1,100e-1 may be read as 2/1100e-1
+        separator = ", "
     return opening + separator.join(spelt) + closing
 
 

@@ -24,11 +24,14 @@ from grpo.study import load_study
 from grpo.training import run, session, state  # noqa: F401 - before the fork
 from grpo.training.grpo import train_grpo  # noqa: F401
 
+sent = signal.SIGKILL  # to this process in the middle of an act
+
 
 def die() -> None:
-    """End as a killed process ends: at once."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    """End as a killed process ends: at once. Another signal than SIGKILL is sent, and what was to be done goes on."""
+    os.kill(os.getpid(), sent)
+    if sent == signal.SIGKILL:
+        time.sleep(60)
 
 
 def before(place: Any, name: str, nth: int, act: Callable[..., None] = lambda *args, **kwargs: None) -> None:
@@ -82,8 +85,10 @@ def after_the_move_to(name: str) -> None:
     Path.replace = killing  # type: ignore[assignment, method-assign]
 
 
-def arm(act: str, nth: int) -> None:
-    """Have this process die in the middle of something."""
+def arm(act: str, nth: int, signum: int) -> None:
+    """Have this process die in the middle of something. Another signal than SIGKILL may be sent after a move only."""
+    global sent
+    sent = signal.Signals(signum)
     from grpo.rollout import transformers_engine
     from grpo.tracking import _CsvWriter
     from grpo.training.learner import Learner
@@ -138,7 +143,7 @@ def train(folder: str, experiment: str, name: str) -> int:
 def attempt(
     folder: str, experiment: str, arm_name: str, kill_after_s: float | None, kill_in: str | None, nth: int, signum: int
 ) -> dict[str, Any]:
-    """Train a run, from wherever it was, and send the process a signal after some seconds, or kill it in the middle of an act.
+    """Train a run, from wherever it was, and send the process a signal after some seconds, or in the middle of an act.
 
     Returns:
         ``code`` (negative: the signal it died of) and ``seconds``.
@@ -152,7 +157,7 @@ def attempt(
         code = 1
         try:
             if kill_in is not None:
-                arm(kill_in, nth)
+                arm(kill_in, nth, signum)
             code = train(folder, experiment, arm_name)
         except BaseException:
             import traceback

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -88,8 +89,6 @@ def test_twelve_rays_need_irrational_frames(shrink: float) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_recipe_gives_a_valid_set(seed: int) -> None:
-    from random import Random
-
     rng = Random(seed)
     recipe = mutation.fresh(list(CORES)[seed % len(CORES)], rng)
     for _ in range(3):
@@ -153,6 +152,17 @@ def test_a_mutation_builds_on_the_best_and_changes_it() -> None:
     parents = [mutation.propose(attempts_of(*range(10, 20), 5), seed).parents for seed in range(40)]
     assert set(parents) == {(9,), ()}  # of one construction, the best; or drawn anew
     assert parents.count((9,)) > 25
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_mutation_changes_one_or_two_values(core: str) -> None:
+    """A layer's shape follows length and height; nothing else changes with anything."""
+    recipe = mutation.fresh(core, Random(1))
+    for seed in range(100):
+        child = mutation.mutate(recipe, Random(seed))
+        before, after = ({**each["parameters"], "completion": each["completion"]} for each in (recipe, child))
+        changed = {name for name in before if before[name] != after[name]}
+        assert len(changed - {"layer", "axes"} if changed & {"length", "height"} else changed) <= 2
 
 
 def test_a_proposed_program_stands_alone(tmp_path: Path) -> None:

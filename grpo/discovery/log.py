@@ -81,14 +81,18 @@ class Log:
 
     @property
     def best(self) -> Attempt | None:
-        """The attempt with the most points, the first of them; None if no set was valid."""
-        valid = [attempt for attempt in self.attempts if attempt.score > 0]
-        return max(valid, key=lambda attempt: attempt.score, default=None)
+        """See :func:`best_of`."""
+        return best_of(self.attempts)
 
     def add(self, attempt: Attempt) -> None:
         """Append an attempt and write the log, in one step."""
         self.attempts.append(attempt)
         write_json(self.path, to_json(self.settings, self.attempts))
+
+
+def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The valid attempt with the most points, the first of them; None if no set was valid."""
+    return max((attempt for attempt in attempts if attempt.score > 0), key=lambda attempt: attempt.score, default=None)
 
 
 def to_json(settings: Settings, attempts: Sequence[Attempt]) -> dict[str, Any]:

@@ -79,8 +79,9 @@ def _consistent(parameters: dict[str, Any]) -> dict[str, Any]:
     if "axes" in parameters:
         parameters["axes"] = min(parameters["axes"], parameters["length"])
     if "layer" in parameters:
-        rest = 16 - parameters["height"] ** 2
-        parameters["layer"] = _as_squares(rest, parameters["length"], Random(str(parameters["layer"])))
+        layer, rest = parameters["layer"], 16 - parameters["height"] ** 2
+        if len(layer) != parameters["length"] or sum(x * x for x in layer) > rest:  # as one drawn anew is, a single number
+            parameters["layer"] = _as_squares(rest, parameters["length"], Random(str(layer)))
     return parameters
 
 

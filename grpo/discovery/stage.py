@@ -19,7 +19,6 @@ from grpo.discovery.log import BEST_PROGRAM, LOG, NO_LANGUAGE_MODEL, Attempt, Lo
 from grpo.discovery.search import Budget, Propose, search
 from grpo.discovery.verifier import Verdict, verify_program, verify_text
 from grpo.files import files_digest, whole_folder, write_json
-from grpo.sections import KissingNumber
 from grpo.study import Study
 from grpo.tracking import MlflowRun
 
@@ -42,7 +41,7 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
     log = open_log(state / LOG, settings)
-    ended_by = search(propose, verify_text, budget(wanted), log)
+    ended_by = search(propose, verify_text, Budget(wanted.calls, wanted.tokens, wanted.seconds), log)
     committed = verify_program(COMMITTED)
     result = summarise(log, ended_by, committed)
     with whole_folder(paths.KISSING_NUMBER) as folder:
@@ -76,11 +75,6 @@ def proposer(strategy: str, seed: int, base_url: str | None = None, model: str |
 
     endpoint = endpoint_from_environment(os.environ, base_url, model)
     return propose_with(endpoint, strategy), Settings("language model", strategy, seed, endpoint.model, endpoint.base_url)
-
-
-def budget(wanted: KissingNumber) -> Budget:
-    """The study's limits."""
-    return Budget(wanted.calls, wanted.tokens, wanted.seconds)
 
 
 def summarise(log: Log, ended_by: str, committed: Verdict) -> dict[str, Any]:

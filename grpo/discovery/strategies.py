@@ -18,7 +18,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from grpo.discovery.log import Attempt
+from grpo.discovery.log import Attempt, best_of
 from grpo.discovery.sandbox import Limits
 
 Messages = list[dict[str, str]]
@@ -51,7 +51,7 @@ def refine(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Mes
     last = answered[-1]
     programs = [attempt for attempt in answered if attempt.proposal.program is not None]
     no_program = last.proposal.problem if last.proposal.program is None else ""
-    best = _best(answered)
+    best = best_of(answered)
     since = len(answered) - 1 - answered.index(best) if best else 0
     returned = best is not None and since > 0 and since % PATIENCE == 0
     basis = best if returned else programs[-1] if programs else None
@@ -70,7 +70,7 @@ def refine(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Mes
 def best_of_n(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Messages]:
     """Rounds of ``ROUND`` answers to one and the same prompt, which shows the best program of the rounds before."""
     answered = _answered(attempts)
-    best = _best(answered[: len(answered) // ROUND * ROUND])
+    best = best_of(answered[: len(answered) // ROUND * ROUND])
     if best is None or _refused(attempts):
         return simple(attempts, seed)
     return (best.index,), _prompt("best_of_n", shown=_shown(best), points=_points(best))
@@ -144,11 +144,6 @@ def _answered(attempts: Sequence[Attempt]) -> list[Attempt]:
 def _refused(attempts: Sequence[Attempt]) -> bool:
     """Whether the endpoint would not take the last prompt, such as one too long for it; then the short one is due."""
     return bool(attempts) and attempts[-1].proposal.problem.startswith(REFUSED)
-
-
-def _best(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The valid attempt with the most points, the first of them."""
-    return max((attempt for attempt in attempts if attempt.score > 0), key=lambda attempt: attempt.score, default=None)
 
 
 def _points(attempt: Attempt) -> int:

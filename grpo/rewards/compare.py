@@ -13,7 +13,7 @@ from grpo.rewards.quantity import exact_value, is_sign_of, same_quantity, same_u
 from grpo.rewards.relations import RELATION, Interval, as_intervals, merged
 from grpo.rewards.split import closes_at_end, split_at, split_equations, top_level
 from grpo.rewards.values import Effort
-from grpo.rewards.words import based, canonical_word, number_word, time_of_day
+from grpo.rewards.words import based, canonical_word, hedges, number_word, opened, time_of_day, words_of
 from grpo.rewards.working import arithmetic, is_formula
 
 _MAX_PARTS = 40
@@ -170,7 +170,7 @@ class Comparison:
         if len(sides) > 1:
             sides = [arithmetic(side) for side in sides]
             if name and _is_number(true_sides[0]):
-                sides = [side for side in sides[:-1] if not is_formula(side, name)] + sides[-1:]
+                sides = [side for side in sides[:-1] if not is_formula(side, name, self.effort)] + sides[-1:]
         if len(sides) <= 6 and self.every(((side, true_sides[0]) for side in sides), levels - 1):
             return True
         return bool(name and true_name) and "(" not in name + true_name and self.same_equation(answer, truth)
@@ -322,7 +322,7 @@ def _sides(text: str) -> tuple[str, list[str]]:
             return "", [text]
     sides = split_equations(text)
     name = ""
-    while len(sides) > 1 and _VARIABLE.fullmatch(sides[0]):
+    while len(sides) > 1 and _is_name(sides[0]):
         name = name or sides[0]
         sides = sides[1:]
     if not name and len(sides) > 1 and _names(sides[0], sides[1:]):
@@ -330,6 +330,11 @@ def _sides(text: str) -> tuple[str, list[str]]:
     if not name and len(sides) == 2 and re.fullmatch(r"[a-df-hj-zA-Z]", sides[1]) and exact_value(sides[0]) is not None:
         return sides[1], sides[:1]  # 5 = x
     return name, sides
+
+
+def _is_name(text: str) -> bool:
+    """Whether a side of an equation only names what is answered; neither "not" nor "six" is a name."""
+    return _VARIABLE.fullmatch(text) is not None and not any(hedges(word) for word in words_of(opened(text)) if word != "range")
 
 
 def _names(text: str, values: list[str]) -> bool:

@@ -20,8 +20,9 @@ def last_boxed(text: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` or ``\fbox{...}``, with nested braces kept.
 
     Boxes that are joined by nothing but "and", "or" or a comma are one answer, a list: ``\boxed{2}$ and $\boxed{3}`` gives
-    ``2, 3``. ``\boxed 5``, as some solutions of MATH write it, gives ``5``. None where there is no box, or where the last
-    one is not closed: an unfinished box is an unfinished answer, whatever stands in an earlier one.
+    ``2, 3``; the same answer boxed again is still one. ``\boxed 5``, as some solutions of MATH write it, gives ``5``. None
+    where there is no box, or where the last one is not closed: an unfinished box is an unfinished answer, whatever stands in
+    an earlier one.
     """
     boxes = list(_BOX.finditer(text))
     if not boxes:
@@ -40,7 +41,7 @@ def last_boxed(text: str) -> str | None:
         if end is None or not 0 <= following.start() - end < 60 or not _JOINT.fullmatch(text, end + 1, following.start()):
             break
         contents.append(text[start + 1 : end].strip())
-    return ", ".join(reversed(contents))
+    return contents[0] if len(set(contents)) == 1 else ", ".join(reversed(contents))
 
 
 def without_boxes(text: str) -> str:

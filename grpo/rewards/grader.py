@@ -7,8 +7,14 @@ numbers with a base, times and ratios are compared as they are spelt. Other expr
 
 Conventions where taste is possible: units count only if both sides state one, and are converted where both measure the
 same; ``2\frac{1}{2}`` is a mixed number; a bare comma list equals a set, in any order; a tuple's order counts; a number in
-base b equals only the same digits with the same base; a percentage equals its number and its fraction; an interval may
-be answered as an inequality; of an answer ``a \approx b`` the exact side counts; a decimal equals only what it equals exactly.
+base b equals only the same digits, with the same base or with none stated; a percentage equals its number and its fraction;
+an interval may be answered as an inequality, of x, ``f(x)`` or ``|z|``; of an answer ``a \approx b`` the exact side counts;
+a decimal equals only what it equals exactly.
+
+Of work that is shown (:mod:`grpo.rewards.working`): a chain of equalities counts only if all its sides equal the truth, as far
+as they have a value: ``7 x 4 x 2 = 56`` is right for 56, ``7 x 4 x 2 = 57`` for nothing, ``7 = 8`` not for 8; in
+``A = bh = 6(4) = 24`` the name and bh have none. A text counts for what it concludes at its end ("..., hence n = 41."), if its
+steps do not contradict it or one another, and hold no word of denial or doubt. Several boxes joined by "and" are a list.
 """
 
 from __future__ import annotations

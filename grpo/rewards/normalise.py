@@ -47,7 +47,7 @@ _WRAPPERS = (
 )
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
 _INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
-_BRACKETED_MATH = re.compile(r"(?<![\\\w])\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]](?!\w)")
+_BRACKETED_MATH = re.compile(r"(?<![\\\w.)\]])\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]](?![\w\\]|\.\d)")
 _INLINE_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
 _TEXT_MACRO = re.compile(
@@ -169,7 +169,7 @@ def half_width(text: str) -> str:
 
 
 def without_stray_delimiters(text: str) -> str:
-    r"""``text`` less what is left of broken mathematics around it: a lone backslash behind it, ``\(`` without its end, ``$9.\]``.
+    r"""``text`` less what broken mathematics leaves around it: a lone backslash behind it, ``\(`` without its end, ``$9.\]``.
 
     Only delimiters at the two ends go, or one opened in the middle and closed nowhere. A ``$`` before a number is money, and
     so is one behind it.

@@ -25,7 +25,8 @@ _HEAVY = re.compile(
     r"|\d{50}|\\binom\s*\{?\s*\d{5}|\d{5}\s*\\choose|\^\s*\{[^{}A-Za-z]*\^|\^\s*\w+\s*\^|\d \d|\$|\n"
 )
 _TEXTS = re.compile(r"\\(?:text|begin|end)\{[^{}]*\}")
-_PROSE = re.compile(r"(?<![A-Za-z0-9\\])(?!(?:[A-Za-z]{0,2}(?:arc|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|cis|abs))+)[A-Za-z]{4,}")
+_NAMES = "arc|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|cis|abs"
+_PROSE = re.compile(rf"(?<![A-Za-z0-9\\])(?!(?:[A-Za-z]{{0,2}}(?:{_NAMES}))+)[A-Za-z]{{4,}}")
 _DEGREES = re.compile(r"(\d+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _MAX_EXPONENT = 1000
 _MAX_BRACKET_EXPONENT = 200

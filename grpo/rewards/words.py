@@ -160,6 +160,8 @@ def _is_outside_math(text: str, position: int) -> bool:
 
 def _is_lead(lead: str) -> bool:
     """Whether all words before the verb name what is stated: "The answer", "The area of the triangle", "x", "Natalia"."""
+    if not HEDGES.isdisjoint(words_of(lead)):
+        return False
     words = [word.strip(",.:;*") for word in re.findall(r"\$[^$]*\$[,.]?|\S+", lead)]
     plain = [word.lower() for word in words]
     if ANSWERS.intersection(plain):
@@ -192,9 +194,14 @@ def without_tail(rest: str) -> str:
     return f"{match[1]} {tail[0]}"
 
 
+def hedges(word: str) -> bool:
+    """Whether a word (lower case) denies or doubts, or is a number itself: no name for a value."""
+    return word in HEDGES or word in _NUMBER_WORDS
+
+
 def alters(word: str) -> bool:
     """Whether a word behind a number may change it, or deny it, or is a number itself."""
-    if word in HEDGES or word in _NUMBER_WORDS:
+    if hedges(word):
         return True
     return word not in _NOT_NUMERIC and _NUMERIC.fullmatch(word) is not None
 

@@ -15,7 +15,18 @@ from grpo.rewards.normalise import normalise
 from grpo.rewards.quantity import split_unit
 from grpo.rewards.split import split_equations
 from grpo.rewards.values import Effort
-from grpo.rewards.words import ANSWERS, BESIDE_ANSWERS, HEDGES, SUBJECTS, alters, opened, sentence_value, without_tail, words_of
+from grpo.rewards.words import (
+    ANSWERS,
+    BESIDE_ANSWERS,
+    HEDGES,
+    SUBJECTS,
+    alters,
+    hedges,
+    opened,
+    sentence_value,
+    without_tail,
+    words_of,
+)
 
 _MAX_LENGTH = 1000
 _MAX_EQUALITIES = 40
@@ -23,15 +34,16 @@ _MAX_EQUALITIES = 40
 # --------------------------------------------------------------------------------------------------- sides of a chain
 
 _TIMES = re.compile(r"(?:(?<=\d) ?[xX] ?|(?<=[A-Za-z}]) [xX] )(?=\\?\$?\d)")
-_OF = re.compile(r"(?<=[\d}%]) ?of ?(?=\\?\$?\d)")
+_OF = re.compile(r"(?:(?<=[}%])|(?<=/\d)|(?<=/\d\d)|(?<=/\d{3})) ?of ?(?=\\?\$?\d)")
 _OPERATOR = re.compile(r"[-+*/]|\\(?:times|cdot|div)(?![A-Za-z])")
-_TERM = re.compile(r"(?<![\w.\\{_^$])(?:\\?\$)?\d+(?:[.,]\d+)*(?:\\%)?(?: ?\\text\{[^{}]*\}| [A-Za-z]{2}[A-Za-z ]*(?![A-Za-z]))?")
+_UNIT = r"(?: ?\\text\{[^{}]*\}| [A-Za-z]{2}[A-Za-z ]*(?![A-Za-z]))?"
+_TERM = re.compile(rf"(?<![\w.\\{{_^$])(?:\\?\$)?\d+(?:[.,]\d+)*(?:\\%)?{_UNIT}")
 _LETTERS_ONLY = re.compile(r"(?:[A-Za-z ()+*/-]|\\(?:text|times|cdot|frac)(?![A-Za-z])|[{}])+")
-_ARITHMETIC_WORDS = frozenset("times plus minus divided by of over".split())
+_ARITHMETIC_WORDS = frozenset(("times", "plus", "minus", "divided", "by", "of", "over"))
 
 
 def arithmetic(side: str) -> str:
-    r"""A side (normalised) of a chain as plain arithmetic: ``7x 4`` as a product, ``2 hours*30 mph`` and ``\$5+\$3`` without units.
+    r"""A side (normalised) of a chain as plain arithmetic: ``7x 4`` as a product, ``2 hours*30 mph`` without units.
 
     Unchanged where there is nothing to compute, or where the units of a sum are not all the same.
     """
@@ -51,14 +63,18 @@ def arithmetic(side: str) -> str:
     return plain if len(units - {""}) < 2 or not re.search(r"[+-]", plain) else side
 
 
-def is_formula(side: str, name: str) -> bool:
-    """Whether a side (normalised) of ``name = side = value`` has no value of its own: ``bh`` or ``length*width``, not ``2 apples``."""
+def is_formula(side: str, name: str, effort: Effort) -> bool:
+    """Whether a side (normalised) of ``name = side = value`` has no value of its own: ``bh`` or ``length*width``."""
+    if any(hedges(word) for word in words_of(opened(side)) if word not in _ARITHMETIC_WORDS):
+        return False
     tree = parse(side)
-    if tree is not None:
-        letters = {variable[0] for variable in variables(tree)}
-        return bool(letters) and letters.isdisjoint(name)
-    words = words_of(opened(side))
-    return _LETTERS_ONLY.fullmatch(side) is not None and not any(alters(word) for word in set(words) - _ARITHMETIC_WORDS)
+    if tree is None:
+        return _LETTERS_ONLY.fullmatch(side) is not None
+    letters = {variable[0] for variable in variables(tree)}
+    if not letters or not letters.isdisjoint(name):
+        return False
+    renamed = re.sub(r"\\[A-Za-z]+|[A-Za-z]", lambda match: "q" if match[0] in letters else match[0], side)
+    return same_value(side, renamed, effort) is not True or letters == {"q"}  # 7 + 0z is a number
 
 
 # ------------------------------------------------------------------------------------------------------- conclusions
@@ -72,6 +88,10 @@ _MARK = re.compile(
 )
 _NAMED = re.compile(r"\$?(?:\\?[A-Za-z]|[A-Z]{2}|\\angle ?[A-Z]{1,3})(?:_\w|_\{\w+\}|\([A-Za-z]\))? ?= ?.+")
 _CHAIN = re.compile(r"((?:[A-Za-z][A-Za-z'’,-]* )*)([\d($\\][^=]*=.*)")
+# Shortly before a chain, these make another value of it: the square of 2 + 3 = 5.
+_MAKES_ANOTHER = frozenset(
+    ("square", "cube", "before", "after", "next", "previous", "predecessor", "successor", "complement", "floor", "ceiling")
+)
 _SENTENCE_END = re.compile(r"[.;!?]\s")
 _STEP = re.compile(r"[,;:$]|\.(?=\s|$)|(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z{(])")
 # Words of HEDGES that steps of work hold without taking anything back.
@@ -80,7 +100,8 @@ _WORKING = (
     "divisible divided multiplied added subtracted further over under above below from up through least most more less greater "
     "fewer bigger smaller larger than other another any some between until would should"
 )
-_CONDITIONS = frozenset("if or not but could however didn't don't doesn't without instead everything assume suppose".split())
+_CONDITIONAL = "if or not but could however didn't don't doesn't without instead everything assume suppose"
+_CONDITIONS = frozenset(_CONDITIONAL.split())
 _DENIALS = HEDGES - frozenset(_WORKING.split())
 
 
@@ -112,8 +133,10 @@ def _stated(clause: str, concludes: bool) -> str | None:
     if _NAMED.fullmatch(clause):
         return clause if concludes else None
     chain = _CHAIN.fullmatch(clause)
-    if chain and not any(alters(word) for word in words_of(chain[1])):
-        return without_tail(chain[2])
+    if chain:
+        lead = words_of(chain[1])
+        if not any(alters(word) for word in lead) and _MAKES_ANOTHER.isdisjoint(lead[-3:]):
+            return without_tail(chain[2])
     if not concludes:
         return None
     value = sentence_value(clause)
@@ -148,15 +171,14 @@ def _is_number(side: str) -> bool:
 
 # ---------------------------------------------------------------------------------------------------------- captions
 
-_DISPLAY = (
-    r"\$\$(?:(?!\$\$).)+\$\$|\\\[(?:(?!\\\[|\\\]).)+\\\]|\\begin\{(?P<kind>[a-z]+matrix|matrix|array)\}(?:(?!\\begin).)+\\end\{(?P=kind)\}"
-)
+_MATRIX = r"\\begin\{(?P<kind>[a-z]+matrix|matrix|array)\}(?:(?!\\begin).)+\\end\{(?P=kind)\}"
+_DISPLAY = rf"\$\$(?:(?!\$\$).)+\$\$|\\\[(?:(?!\\\[|\\\]).)+\\\]|{_MATRIX}"
 _CAPTION = re.compile(rf"(?P<caption>[A-Za-z][A-Za-z ]*?) ?[:.]? ?(?:(?P<display>{_DISPLAY})|(?P<value>[\d($\\].*))\.?")
-_OF_MATRICES = frozenset("inverse projection rotation reflection identity transformation resulting".split())
+_OF_MATRICES = frozenset(("inverse", "projection", "rotation", "reflection", "identity", "transformation", "resulting"))
 
 
 def captioned(text: str) -> str | None:
-    r"""What stands behind "Answer", or displayed behind a caption such as "The inverse matrix"; None if ``text`` is no such thing."""
+    """What stands behind "Answer", or is displayed behind a caption such as "The inverse matrix"; None without a caption."""
     if len(text) > _MAX_LENGTH or not text[:12].lstrip("#*_ \n")[:1].isalpha():
         return None
     match = _CAPTION.fullmatch(re.sub(r"^#+ ", "", " ".join(text.replace("**", " ").split())))

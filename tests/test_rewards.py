@@ -78,7 +78,7 @@ SETS_OF_NUMBERS = [
 
 DIFFERENT = [
     ("", ""), (" ", ""), ("", "5"), (r"\text{}", r"\text{}"), (r"\boxed{}", "5"),
-    ("10001_2", "100012"), ("10001_2", "10001"), ("17", "10001_2"), ("1_000", "1000"),
+    ("10001_2", "100012"), ("10001_2", "10001_3"), ("17", "10001_2"), ("1_000", "1000"),
     ("(58,500)", "58,500"), ("(58,500)", "58500"), ("12 34", "1234"), ("1,23", "123"), ("12,3456", "123456"),
     (r"7 \text{ or } 8", "7"), ("5 or 6", "5"), ("5 apples and 6", "5"), ("$5$ and $6$", "5"), ("not 5", "5"), ("5 +", "5"),
     ("7 = 8", "8"), ("7=8", "7"), ("5 = 5 = 6", "6"), ("y=5", "x=5"), ("x=5,y=6", "5"),
@@ -224,7 +224,11 @@ def test_usual_ground_truths_are_accepted(truth: str) -> None:
     [
         (r"so \boxed{5}.", "5"), (r"\boxed{1} then \boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"), (r"\fbox{7}", "7"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\boxed 5$.", "5"), (r"\boxed{}", ""), ("none", None), (r"\boxed", None),
-        (r"\boxed{1} and \boxed{2", None), (r"\boxedfoo{1}", None),
+        (r"\boxed{1} and \boxed{2", None), (r"$\boxed{1}$ and $\boxed{2}$", "1, 2"),
+        (r"\boxed{1}, \boxed{2}, or \boxed{3}", "1, 2, 3"),
+        (r"\boxed{1}\text{ and }\boxed{\frac{1}{2}}.", r"1, \frac{1}{2}"), (r"\boxed{2} and \boxed{2}", "2"),
+        (r"\boxed{1} so \boxed{2}", "2"), (r"\boxed{1}\boxed{2}", "2"),
+        (r"\boxed{0}, so \boxed{1} and \boxed{2}", "1, 2"), (r"\boxedfoo{1}", None),
         (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
     ],
 )  # fmt: skip
@@ -244,6 +248,9 @@ def test_last_boxed_of_long_texts_takes_milliseconds() -> None:
     [
         ("2 + 3 </think> <answer>5</answer>", FULL), (r"</think> <answer> \boxed{5} </answer>", FULL),
         ("</think> <answer>6</answer>", FORM_ONLY), ("</think> <answer></answer>", FORM_ONLY),
+        ("</think> <answer>5</answer></answer>", FULL), ("</think> <answer>5</answer>\n</answer> so", FULL),
+        ("</think> <answer>6</answer></answer>", FORM_ONLY), ("</think> <answer>5</answer> or </answer>", FORM_ONLY),
+        (r"</think> <answer>\boxed{5} or \boxed{6}</answer>", FORM_ONLY),
         ("</think> <answer>6</answer> no: <answer>5</answer>", FULL), ("</think> <answer>5</answer> trailing", FULL),
         ("<answer>5</answer>", ZERO), ("</think><answer>5</answer>", ZERO), ("</think> <answer>5", ZERO), ("", ZERO),
         ("5", ZERO),
@@ -258,6 +265,7 @@ def test_r1_zero(response: str, rewards: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     ("response", "rewards"),
     [
+        (r"\boxed{4} or \boxed{5}", FORM_ONLY), (r"\boxed{5} and \boxed{5}", FULL),
         (r"it is \boxed{5}", FULL), (r"\boxed{4}, no, \boxed{5}", FULL), (r"\fbox{5}", FULL), (r"\boxed{4}", FORM_ONLY),
         (r"\boxed{5}, no, \boxed{4}", FORM_ONLY), (r"\boxed{}", FORM_ONLY), ("5", ZERO), (r"\boxed{5", ZERO),
         ("</think> <answer>5</answer>", ZERO),

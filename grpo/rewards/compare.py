@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from grpo.rewards.evaluate import number, ratio, same_value
-from grpo.rewards.expression import parse
+from grpo.rewards.expression import parse, variables
 from grpo.rewards.normalise import unwrap_text
 from grpo.rewards.quantity import exact_value, is_sign_of, same_quantity, same_unit, split_unit
 from grpo.rewards.relations import RELATION, Interval, as_intervals, merged
 from grpo.rewards.split import closes_at_end, split_at, split_equations, top_level
 from grpo.rewards.values import Effort
-from grpo.rewards.words import based, canonical_word, number_word, time_of_day
+from grpo.rewards.words import based, canonical_word, hedges, number_word, opened, time_of_day, words_of
+from grpo.rewards.working import arithmetic, is_formula
 
 _MAX_PARTS = 40
 _MAX_LEVELS = 6
@@ -26,7 +27,17 @@ _VARIABLE = re.compile(
     rf"|\({_LETTER}(?:,{_LETTER})+\)"
     r"|m?\\(?:angle|triangle) ?[A-Z]{1,3}|[A-Z]{2,3}|\|[A-Z]{2}\||\|[a-z]\||\\overline\{[A-Z]{2}\}"
     r"|\\text\{[A-Za-z _]+\}|[A-Za-z]{3,}"
+    r"|P\(\\text\{[A-Za-z ]+\}\)"
 )
+# Ratios, quotients and functions of names, which name what is answered if the value is a ratio, a fraction or a number.
+_LENGTH = r"(?:[A-Z]{2}|\\overline\{[A-Z]{2}\})"
+_NAMED_RATIO = re.compile(rf"(?:[A-Za-z]|{_LENGTH})(?::(?:[A-Za-z]|{_LENGTH}))+")
+_RATIO = re.compile(r"\d+(?::\d+)+")
+_NAMED_QUOTIENT = re.compile(
+    r"\\frac\{(?P<a>[A-Za-z])\}\{(?!(?P=a))[A-Za-z]\}|(?P<b>[A-Za-z])/(?!(?P=b))[A-Za-z]"
+    rf"|\\frac\{{(?P<c>{_LENGTH})\}}\{{(?!(?P=c)\}}){_LENGTH}\}}"
+)
+_NAMED_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc) ?\(?(?:\\angle ?[A-Z]{1,3}|[A-Zx]|\\(?:theta|alpha|beta|phi))\)?")
 _CHAIN = re.compile(r"[<>]|\\(?:le|ge)(?![A-Za-z])")
 _MATRIX = re.compile(
     r"((?:[^\\]|\\(?:frac|sqrt)(?![a-z]))*?)[(\[]?\\begin\{matrix\}((?:(?!\\begin|\\end).)*)\\end\{matrix\}[)\]]?"
@@ -99,6 +110,8 @@ class Comparison:
         sets = [as_intervals(text, lambda end: number(end, self.effort)) for text in (answer, truth)]
         if sets[0] is not None and sets[1] is not None:
             names = {found[0] for found in sets if found and found[0]}
+            if "y" in names:
+                names = {_plain_name(name) for name in names}
             return len(names) <= 1 and self.same_intervals(sets[0][1], sets[1][1], levels)
         if _CHAIN.search(answer) and _CHAIN.search(truth):
             return self.same_chain(answer, truth, levels)
@@ -153,7 +166,11 @@ class Comparison:
             return "=" in answer and self.same_equation(answer, truth)
         if len(sides) > 1 and true_name and not name:
             return self.same_equation(answer, truth)
-        # Every side must be right: of 7 = 8, neither 7 nor 8 may be picked.
+        # Every side must be right: of 7 = 8, neither 7 nor 8 may be picked. Of A = bh = 6(4) = 24, bh cannot be computed.
+        if len(sides) > 1:
+            sides = [arithmetic(side) for side in sides]
+            if name and _is_number(true_sides[0]):
+                sides = [side for side in sides[:-1] if not is_formula(side, name, self.effort)] + sides[-1:]
         if len(sides) <= 6 and self.every(((side, true_sides[0]) for side in sides), levels - 1):
             return True
         return bool(name and true_name) and "(" not in name + true_name and self.same_equation(answer, truth)
@@ -305,12 +322,34 @@ def _sides(text: str) -> tuple[str, list[str]]:
             return "", [text]
     sides = split_equations(text)
     name = ""
-    while len(sides) > 1 and _VARIABLE.fullmatch(sides[0]):
+    while len(sides) > 1 and _is_name(sides[0]):
         name = name or sides[0]
         sides = sides[1:]
+    if not name and len(sides) > 1 and _names(sides[0], sides[1:]):
+        return sides[0], sides[1:]
     if not name and len(sides) == 2 and re.fullmatch(r"[a-df-hj-zA-Z]", sides[1]) and exact_value(sides[0]) is not None:
         return sides[1], sides[:1]  # 5 = x
     return name, sides
+
+
+def _is_name(text: str) -> bool:
+    """Whether a side of an equation only names what is answered; neither "not" nor "six" is a name."""
+    return _VARIABLE.fullmatch(text) is not None and not any(hedges(word) for word in words_of(opened(text)) if word != "range")
+
+
+def _names(text: str, values: list[str]) -> bool:
+    r"""Whether ``text`` only names the values behind it: ``a:b`` a ratio, ``\frac{a}{b}`` a fraction, ``\sin A`` a number."""
+    if _NAMED_RATIO.fullmatch(text):
+        return all(_RATIO.fullmatch(value) for value in values)
+    if _NAMED_QUOTIENT.fullmatch(text):
+        found = [exact_value(value) for value in values]
+        return all(value is not None and value.denominator > 1 for value in found)
+    return _NAMED_FUNCTION.fullmatch(text) is not None and all(_is_number(value) for value in values)
+
+
+def _is_number(text: str) -> bool:
+    tree = parse(unwrap_text(split_unit(text)[0]))
+    return tree is not None and not variables(tree)
 
 
 def matrix_rows(text: str) -> list[list[str]] | None:

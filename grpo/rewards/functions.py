@@ -35,9 +35,9 @@ def r1_zero_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = Tru
     r"""Reward of a response to the r1_zero prompt.
 
     The form is right if ``</think> <answer>`` occurs and the last ``<answer>`` is followed by ``</answer>``. What stands
-    between these two is the answer or, if it holds a ``\boxed{}``, the content of the last one; where ``</answer>`` is
-    repeated, no answer is right. Whatever precedes a copy of the prompt's own example,
-    ``<answer> answer here </answer>``, does not count.
+    between these two is the answer or, if it holds a ``\boxed{}``, the content of the last one. ``</answer>`` may be repeated,
+    as the course's own function allows, but with text between two of them no answer is right. Whatever precedes a copy of
+    the prompt's own example, ``<answer> answer here </answer>``, does not count.
 
     Args:
         response: the completion, with or without the prompt before it.
@@ -137,7 +137,7 @@ def _tagged_answer(response: str) -> str | None:
     before_end, *after_end = response[response.rindex("<answer>") + len("<answer>") :].split("</answer>")
     if not after_end:
         return None
-    if len(after_end) > 1:  # which of them ends the answer would be ours to choose, and an empty answer equals nothing
+    if "".join(after_end[:-1]).strip():  # which tag ends the answer would be ours to choose, and an empty answer equals nothing
         return ""
     answer = before_end.strip()
     boxed = last_boxed(answer)

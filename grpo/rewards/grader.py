@@ -7,8 +7,14 @@ numbers with a base, times and ratios are compared as they are spelt. Other expr
 
 Conventions where taste is possible: units count only if both sides state one, and are converted where both measure the
 same; ``2\frac{1}{2}`` is a mixed number; a bare comma list equals a set, in any order; a tuple's order counts; a number in
-base b equals only the same digits with the same base; a percentage equals its number and its fraction; an interval may
-be answered as an inequality; of an answer ``a \approx b`` the exact side counts; a decimal equals only what it equals exactly.
+base b equals only the same digits, with the same base or with none stated; a percentage equals its number and its fraction;
+an interval may be answered as an inequality, of x, ``f(x)`` or ``|z|``; of an answer ``a \approx b`` the exact side counts;
+a decimal equals only what it equals exactly.
+
+Of work that is shown (:mod:`grpo.rewards.working`): a chain of equalities counts only if all its sides equal the truth, as far
+as they have a value: ``7 x 4 x 2 = 56`` is right for 56, ``7 x 4 x 2 = 57`` for nothing, ``7 = 8`` not for 8; in
+``A = bh = 6(4) = 24`` the name and bh have none. A text counts for what it concludes at its end ("..., hence n = 41."), if its
+steps do not contradict it or one another, and hold no word of denial or doubt. Several boxes joined by "and" are a list.
 """
 
 from __future__ import annotations
@@ -19,11 +25,13 @@ from collections.abc import Callable
 
 from grpo.errors import UserError
 from grpo.rewards.compare import Comparison, NeedsAlgebra
-from grpo.rewards.normalise import normalise
+from grpo.rewards.extract import without_boxes
+from grpo.rewards.normalise import half_width, normalise, unwrap_text, without_stray_delimiters
 from grpo.rewards.readable import is_readable
 from grpo.rewards.symbolic import symbolically_equal
 from grpo.rewards.values import Effort
-from grpo.rewards.words import choice, sentence_value
+from grpo.rewards.words import choice, digits_without_base, sentence_value
+from grpo.rewards.working import captioned, conclusion
 
 MAX_ANSWER_LENGTH = 2000  # characters; above, only an identical answer is equal
 _CHEAP_EFFORT = 4_000.0
@@ -91,12 +99,12 @@ def _verdict(answer: str, truth: str, algebra: Callable[[str, str], bool] | None
 
 
 def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
-    """Compare the answer as it stands, the value its sentence states, and the choice it names; any of them may be right."""
+    """Compare the answer as it stands, what its sentence states or concludes, and the choice it names; any may be right."""
+    answer, truth = without_stray_delimiters(without_boxes(half_width(answer))), half_width(truth)
     normal_truth = normalise(truth)
     readings = [answer]
     value = sentence_value(answer)
-    if value is not None:
-        readings.insert(0, value)
+    readings = [reading for reading in (value, captioned(answer), conclusion(answer, comparison.effort)) if reading] + readings
     chosen = choice(value or answer)
     true_choice = choice(truth)
     if chosen:
@@ -107,7 +115,10 @@ def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
     open_question = False
     for reading in dict.fromkeys(readings):
         try:
-            if comparison.same(normalise(reading), normal_truth):
+            normal = normalise(reading)
+            if comparison.same(normal, normal_truth):
+                return True
+            if "," not in answer + truth and digits_without_base(unwrap_text(normal), unwrap_text(normal_truth)):
                 return True
         except NeedsAlgebra:
             open_question = True

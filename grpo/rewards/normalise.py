@@ -27,6 +27,8 @@ _SYMBOLS = {
     "ρ": r"\rho ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ",
 }  # fmt: skip
 _SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
+# Full-width ASCII, as typed on East Asian keyboards; ＼ stays, as commands are not typed so.
+_HALF_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5E) if code != 0xFF3C} | {0xFF04: r"\$"}
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
@@ -45,6 +47,7 @@ _WRAPPERS = (
 )
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
 _INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
+_BRACKETED_MATH = re.compile(r"(?<![\\\w.)\]])\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]](?![\w\\]|\.\d)")
 _INLINE_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
 _TEXT_MACRO = re.compile(
@@ -54,6 +57,10 @@ _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _AND = re.compile(r"\s*,?\s*\\text\{\s*,?\s*and\s*\}\s*|\s*,?\s+and\s+|,\s*and\s+|\s*\\(?:land|wedge)(?![A-Za-z])\s*")
 _OR = re.compile(r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|\s*\\(?:lor|vee)(?![A-Za-z])\s*")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
+# U between two intervals or sets; elsewhere it is a letter.
+_UNION = re.compile(r"(?<=[)\]}])\s*(?:\\text\{\s*(?:U|union)\s*\}|U|u|union)\s*(?=[(\[]|\\\{)")
+_INTERVAL_OR_SET = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]|\\\{.*\\\}")
+_DELIMITER = re.compile(r"(?<!\\)(?:\\[()\[\]]|\$\$?)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?!,\d)")
 _THIN_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\\,|\\;|\\:|\\ )\d{3})+(?!\d)")
 _SPACED_THOUSANDS = re.compile(r"([+-]?(?:\\?\$)?)([1-9]\d{0,2}(?: \d{3})+)(?![ \d/]*[\d/]|[ ]*\\frac)")
@@ -98,6 +105,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:bar|dot)\s*(\d|\{\d+\})", lambda match: "\\overline{" + match[1].strip("{}") + "}"),
     (r"\\overline\s*(\d)", r"\\overline{\1}"),
     (r"^(?:\\therefore(?![A-Za-z])|=(?!=)|\\approx(?![A-Za-z])(?=\s*[+-]?\d*\.\d))\s*", ""),
+    (r"\s*(?<![A-Za-z\\])(?:pct\.?|per ?cent)(?![A-Za-z])", " percent"),
     (r"\\?%", r"\\%"),
     (r"\\(?:textdollar|mathdollar)(?![A-Za-z])\s*|\\text\{\s*\\?\$\s*\}\s*", r"\\$"),
     (r"^([A-J])\)$", r"\1"),
@@ -143,6 +151,9 @@ def normalise(text: str) -> str:
             lambda match: "\\text{degree" + (" " + (match[1] or match[2]) if match[1] or match[2] else "") + "}", text
         )
     text = _unwrap(text.rstrip(" \t\n.,;:"))
+    pieces = _UNION.split(text)
+    if len(pieces) > 1 and all(_INTERVAL_OR_SET.fullmatch(piece.strip()) for piece in pieces):
+        text = "\\cup ".join(pieces)
     if not re.search(r"[(\[]|\\\{", text):
         text = _THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
         text = _SPACED_THOUSANDS.sub(lambda match: match[1] + match[2].replace(" ", ""), text, count=1) if " " in text else text
@@ -152,11 +163,47 @@ def normalise(text: str) -> str:
     return text.rstrip(".,;")
 
 
+def half_width(text: str) -> str:
+    """``text`` with full-width digits, letters and signs as ASCII; digits of other scripts stay what they are."""
+    return text if text.isascii() else text.translate(_HALF_WIDTH)
+
+
+def without_stray_delimiters(text: str) -> str:
+    r"""``text`` less what broken mathematics leaves around it: a lone backslash behind it, ``\(`` without its end, ``$9.\]``.
+
+    Only delimiters at the two ends go, or one opened in the middle and closed nowhere. A ``$`` before a number is money, and
+    so is one behind it.
+    """
+    text = text.strip()
+    if text.endswith("\\"):
+        text = text.removesuffix("\\").removesuffix("\\").rstrip()
+    found = list(_DELIMITER.finditer(text)) if "$" in text or "\\" in text else []
+    if not 1 <= len(found) <= 2:
+        return text
+    first, last = found[0], found[-1]
+    opens = first.group() in {r"\(", r"\[", "$", "$$"} and text[: first.start()].strip() == ""
+    closes = last.group() in {r"\)", r"\]", "$", "$$"} and text[last.end() :].strip(" .,;") == ""
+    if len(found) == 2:
+        pair = first.group() + last.group()
+        broken = opens and closes and pair not in {r"\(\)", r"\[\]", "$$", "$$$$"}
+        return text[first.end() : last.start()].strip() if broken else text
+    if opens and (first.group() != "$" or not re.match(r"\s*[\d.]", text[first.end() :])):
+        return text[first.end() :].strip()
+    if closes and not opens:
+        body = text[: last.start()].strip()
+        return body + r"\$" if last.group() == "$" and re.fullmatch(r"[+-]?[\d.,]*\d", body) else body
+    if first.group() in {r"\(", r"\["} and text[first.start() - 1] == " ":
+        return text[: first.start()] + text[first.end() :].strip()
+    return text
+
+
 def without_markup(text: str) -> str:
-    """Without a heading's mark, bold type, and the dollars around mathematics inside a text."""
+    """Without a heading's mark, bold type, and the delimiters around mathematics inside a text."""
     text = _HEADING.sub("", text)
     if "**" in text:
         text = _INLINE_BOLD.sub(r"\1", text)
+    if "\\(" in text or "\\[" in text:
+        text = _BRACKETED_MATH.sub(r"\1", text)
     return _INLINE_MATH.sub(r"\1", text) if "$" in text else text
 
 

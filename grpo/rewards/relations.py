@@ -10,7 +10,10 @@ from grpo.rewards.split import split_at, top_level
 RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])\s*")
 _OPERATORS = {"<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "=": "="}
 _CHAIN = re.compile(r"(?<!\\)[<>]|\\(?:le|ge|ne)(?![A-Za-z])|(?<![<>:])=")
-_VARIABLE = re.compile(r"\(?((?:[A-Za-z]|\\(?:theta|alpha|beta|lambda|phi))(?:_\w|_\{\w+\})?)\)?")
+_NAMED = r"[fghpqFGHPQ]\([a-z]\)|\|[zw]\|"  # what is no variable but has values: f(x), and |z| of a complex z
+_VARIABLE = re.compile(
+    rf"\(?(?P<variable>(?:[A-Za-z]|\\(?:theta|alpha|beta|lambda|phi))(?:_\w|_\{{\w+\}})?)\)?|(?P<named>{_NAMED})"
+)
 _BUILDER = re.compile(r"\\\{([A-Za-z])(\\in\s*(?:\\mathbb\{R\}|R))?(?:\||:|\\mid\s*)(.+)\\\}")
 _REALS = {
     r"\mathbb{R}", "all real numbers", "all reals", "all real", "all real x", "R", "reals", "real numbers", "the real numbers",
@@ -32,14 +35,17 @@ def as_intervals(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
     builder = _BUILDER.fullmatch(text)
     if builder:
         text = builder[3]
-    member = re.fullmatch(r"([A-Za-z])\\in(?![A-Za-z])\s*(.+)", text)
+    member = re.fullmatch(rf"([A-Za-z]|{_NAMED})\\in(?![A-Za-z])\s*(.+)", text)
     if member:
         found = _set(member[2], order)
         return None if found is None else (member[1], found)
     if not _CHAIN.search(text) or " except " in text:
         found = _set(text, order)
         return None if found is None else ("", found)
-    return _alternatives(text, order)
+    found_both = _alternatives(text, order)
+    if found_both and found_both[0].startswith("|"):  # No modulus is below 0.
+        return found_both[0], [("[", "0", *interval[2:]) if "infty" in interval[1] else interval for interval in found_both[1]]
+    return found_both
 
 
 def _alternatives(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
@@ -64,9 +70,9 @@ def _conjunction(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
     interval = _ALL
     for condition in [part for piece in split_at(text, "\\land") for part in top_level(piece, ",;")]:
         exclusion = re.fullmatch(r"(.+?)\\ne(?![A-Za-z])\s*(.+)", condition)
-        name = _VARIABLE.fullmatch(exclusion[1]) if exclusion else None
+        name = _name(exclusion[1]) if exclusion else None
         if exclusion and name:
-            names.add(name[1])
+            names.add(name)
             excluded.append(exclusion[2])
         elif excluded and not _CHAIN.search(condition):
             excluded.append(condition)
@@ -83,16 +89,22 @@ def _conjunction(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
     return None if rest is None else (names.pop(), rest)
 
 
+def _name(side: str) -> str:
+    """What a side of an inequality names; empty where it is no name."""
+    match = _VARIABLE.fullmatch(side)
+    return (match["variable"] or match["named"]) if match else ""
+
+
 def _condition(text: str) -> tuple[str, Interval] | None:
     """``x > a``, ``a < x \\le b`` or ``x = a`` as one interval."""
     operators = [_OPERATORS[match.group().strip()] for match in _CHAIN.finditer(text)]
     sides = [side.strip() for side in _CHAIN.split(text)]
     if "" in sides or "!=" in operators:
         return None
-    where = [place for place, side in enumerate(sides) if _VARIABLE.fullmatch(side)]
+    where = [place for place, side in enumerate(sides) if _name(side)]
     if len(where) != 1 or len(sides) not in (2, 3):
         return None
-    name = _VARIABLE.fullmatch(sides[where[0]])[1]  # type: ignore[index]
+    name = _name(sides[where[0]])
     if len(sides) == 3:
         if where[0] != 1:
             return None

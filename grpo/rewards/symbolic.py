@@ -20,9 +20,13 @@ _UNSAFE = (
     "cong|sim|prime|infty|Rightarrow|implies|to|mapsto"
 )
 _HEAVY = re.compile(
-    rf"!|\\(?:{_UNSAFE})(?![A-Za-z])"
+    # math-verify would pick what is displayed or boxed out of a text.
+    rf"!|\\(?:{_UNSAFE}|boxed|fbox)(?![A-Za-z])|(?<!\\)\\[(\[)\]]"
     r"|\d{50}|\\binom\s*\{?\s*\d{5}|\d{5}\s*\\choose|\^\s*\{[^{}A-Za-z]*\^|\^\s*\w+\s*\^|\d \d|\$|\n"
 )
+_TEXTS = re.compile(r"\\(?:text|begin|end)\{[^{}]*\}")
+_NAMES = "arc|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|cis|abs"
+_PROSE = re.compile(rf"(?<![A-Za-z0-9\\])(?!(?:[A-Za-z]{{0,2}}(?:{_NAMES}))+)[A-Za-z]{{4,}}")
 _DEGREES = re.compile(r"(\d+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _MAX_EXPONENT = 1000
 _MAX_BRACKET_EXPONENT = 200
@@ -53,7 +57,7 @@ def parses(text: str) -> bool:
 
 def too_complex(text: str) -> bool:
     """Whether parsing ``text`` or simplifying what it says might take unbounded time or memory."""
-    if len(text) > MAX_LENGTH or _HEAVY.search(text) or not _nesting_is_sound(text):
+    if len(text) > MAX_LENGTH or _HEAVY.search(text) or _PROSE.search(_TEXTS.sub(" ", text)) or not _nesting_is_sound(text):
         return True
     bracketed = []
     for match in re.finditer(r"(.?)\s*\^", text):

@@ -66,9 +66,9 @@ _BOLD = re.compile(r"(?<![\w)}*])(?:\*\*|__)(?=[^\s*])([^*]+?)(?:\*\*|__)(?![\w*
 _HEADING = re.compile(r"^#{1,6} +")
 _OPENING = re.compile(r"(?:thus|therefore|hence|so|then|finally|consequently)(?:,\s*|:\s*|\s+(?!the\b))", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
-_ANSWERS = frozenset(("answer", "ans", "result", "conclusion"))
+ANSWERS = frozenset(("answer", "ans", "result", "conclusion"))
 _BESIDE = "the my our final correct right overall and so to this question problem that is option choice therefore thus hence"
-_BESIDE_ANSWERS = frozenset(_BESIDE.split())
+BESIDE_ANSWERS = frozenset(_BESIDE.split())
 # What a sentence may be about. No word that could turn a value into another one belongs here.
 _SUBJECT_WORDS = (
     "the a an of for in on to this that our all real positive integer natural whole required desired possible common total "
@@ -81,8 +81,8 @@ _SUBJECT_WORDS = (
     "digits units unit sequence series limit determinant numbers integers students people then option choice simplified "
     "form surface ratio hence thus therefore"
 )
-_SUBJECTS = frozenset(_SUBJECT_WORDS.split())
-_LABELS = _ANSWERS | {"answers", "solution", "solutions", "value", "total", "sum"}
+SUBJECTS = frozenset(_SUBJECT_WORDS.split())
+_LABELS = ANSWERS | {"answers", "solution", "solutions", "value", "total", "sum"}
 _NAME = re.compile(r"[A-Z][a-z]+|[Tt]he")
 _SUBJECT = re.compile(r"[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I|will|car|train")
 _SYMBOL = re.compile(r"\$?\\?[A-Za-z](?:\([A-Za-z]\))?\$?|\$[A-Za-z+\-*/^(){} =\\]*\$")
@@ -112,10 +112,9 @@ def sentence_value(text: str) -> str | None:
     if len(text) > 400 or "?" in text or not re.search(r"[A-Za-z]{2}", text):
         return None
     text = _HEADING.sub("", _BOLD.sub(r"\1", " ".join(text.split()))).strip()
-    text = text.replace(r"\(", "$").replace(r"\)", "$").replace(r"\[", "$").replace(r"\]", "$")
-    # The same text with \text{...} opened, every character in its place.
-    opened = _TEXT.sub(lambda match: match[1].rjust(len(match.group()) - 1) + " ", text)
-    if len(_words(opened)) > _MAX_WORDS:
+    text = text.replace(r"\(", "$").replace(r"\)", "$").replace(r"\[", "$").replace(r"\]", "$").replace("$$", "$")
+    plain = opened(text)
+    if len(words_of(plain)) > _MAX_WORDS:
         return None
     opening = _OPENING.match(text)
     if opening and not _is_hedged(text[opening.end() :]):
@@ -124,27 +123,35 @@ def sentence_value(text: str) -> str | None:
     whole = _IS_THE_ANSWER.fullmatch(text)
     if whole and not re.search(r"[A-Za-z]{3}", re.sub(r"\\[A-Za-z]+", "", whole[1])):
         return whole[1]
-    links = [match for match in _LINK.finditer(opened) if _is_outside_math(opened, match.start())]
+    links = [match for match in _LINK.finditer(plain) if _is_outside_math(plain, match.start())]
     for link in reversed(links):
-        lead = opened[: link.start()].strip(" *")
-        rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else opened[link.end() :]
+        lead = plain[: link.start()].strip(" *")
+        rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else plain[link.end() :]
         if link.group().lower().startswith("there"):
             lead += " there"
-        is_label = not link.group().startswith(":") or not _LABELS.isdisjoint(_words(lead))
+        is_label = not link.group().startswith(":") or not _LABELS.isdisjoint(words_of(lead))
+        if link.group().strip() == "=" and _SYMBOL.fullmatch(lead):
+            return None  # An equation, whose name counts.
         if lead and rest and is_label and _is_lead(lead):
-            return None if _is_hedged(rest) else _without_tail(rest.strip())
-    shortened = _without_tail(opened)
-    return shortened if shortened != opened and not _is_hedged(opened) else None
+            return None if _is_hedged(rest) else without_tail(rest.strip())
+    shortened = without_tail(plain)
+    return shortened if shortened != plain and not _is_hedged(plain) else None
 
 
-def _words(text: str) -> list[str]:
+def opened(text: str) -> str:
+    r"""``text`` with ``\text{...}`` opened, every character in its place."""
+    return _TEXT.sub(lambda match: match[1].rjust(len(match.group()) - 1) + " ", text)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, without commands."""
     words = re.findall(r"[A-Za-z'’-]+", re.sub(r"\\[A-Za-z]+", " ", text))
     return [word.lower() for word in words if word != "May"]  # the month
 
 
 def _is_hedged(rest: str) -> bool:
     """Whether a number stands among words of doubt or comparison; a list's "or" is left to those who read lists."""
-    return any(character.isdigit() for character in rest) and not HEDGES.isdisjoint({*_words(rest)} - {"or", "no"})
+    return any(character.isdigit() for character in rest) and not HEDGES.isdisjoint({*words_of(rest)} - {"or", "no"})
 
 
 def _is_outside_math(text: str, position: int) -> bool:
@@ -153,23 +160,30 @@ def _is_outside_math(text: str, position: int) -> bool:
 
 def _is_lead(lead: str) -> bool:
     """Whether all words before the verb name what is stated: "The answer", "The area of the triangle", "x", "Natalia"."""
+    if not HEDGES.isdisjoint(words_of(lead)):
+        return False
     words = [word.strip(",.:;*") for word in re.findall(r"\$[^$]*\$[,.]?|\S+", lead)]
     plain = [word.lower() for word in words]
-    if _ANSWERS.intersection(plain):
-        return set(plain) <= _ANSWERS | _BESIDE_ANSWERS
+    if ANSWERS.intersection(plain):
+        return set(plain) <= ANSWERS | BESIDE_ANSWERS
     if len(words) <= 3 and all(_NAME.fullmatch(word) for word in words[:-1]) and _SUBJECT.fullmatch(words[-1]):
         return True
-    return all(word in _SUBJECTS or _SYMBOL.fullmatch(original) for word, original in zip(plain, words, strict=True))
+    return all(word in SUBJECTS or _SYMBOL.fullmatch(original) for word, original in zip(plain, words, strict=True))
 
 
-def _without_tail(rest: str) -> str:
-    """``12 ways to do it.`` as ``12 ways``: of the words behind a number only a first one can be its unit."""
+def without_tail(rest: str) -> str:
+    """``12 ways to do it.`` as ``12 ways``: of the words behind a number only a first one can be its unit. Of a chain of
+    equalities, the last side."""
+    if "=" in rest:
+        work, _, last = rest.rpartition("=")
+        shortened = without_tail(last.strip())
+        return rest if shortened == last.strip() else f"{work}= {shortened}"
     match = _NUMBER_THEN_WORDS.fullmatch(rest)
     if not match:
         return rest
     tail = match[2].replace(",", " ").split()
     noun = tail[0].lower()
-    if noun in _CHANGES or any(alters(word.lower()) for word in tail if word != "May"):
+    if noun in _CHANGES or tail[:2] == ["per", "cent"] or any(alters(word.lower()) for word in tail if word != "May"):
         return rest
     if noun in _ADVERBS or _MONEY.fullmatch(match[1]):
         return match[1]
@@ -180,11 +194,25 @@ def _without_tail(rest: str) -> str:
     return f"{match[1]} {tail[0]}"
 
 
+def hedges(word: str) -> bool:
+    """Whether a word (lower case) denies or doubts, or is a number itself: no name for a value."""
+    return word in HEDGES or word in _NUMBER_WORDS
+
+
 def alters(word: str) -> bool:
     """Whether a word behind a number may change it, or deny it, or is a number itself."""
-    if word in HEDGES or word in _NUMBER_WORDS:
+    if hedges(word):
         return True
     return word not in _NOT_NUMERIC and _NUMERIC.fullmatch(word) is not None
+
+
+def digits_without_base(text: str, other: str) -> bool:
+    """Whether two normalised texts are the same digits, of which one alone states a base (2 to 36) that has such digits."""
+    for bare, stated in ((text, other), (other, text)):
+        found = based(stated.replace(" ", ""))
+        if found and based(bare) is None and re.fullmatch(r"[0-9A-Z]+(?:\.[0-9A-Z]+)?", bare) and bare == found[0]:
+            return 2 <= found[1] <= 36 and all(int(digit, 36) < found[1] for digit in bare.replace(".", ""))
+    return False
 
 
 def number_word(text: str) -> str | None:
@@ -204,7 +232,7 @@ def choice(text: str) -> tuple[str, str] | None:
     letter, meaning = match[1] or match[3], (match[2] or "").strip()
     # "(A) or (B)" and "A. No, B" choose nothing.
     several = re.match(r"[,;/&)(]", meaning) or re.search(r"(?<![A-Za-z\\])[A-J](?![A-Za-z0-9^_+*-])", meaning)
-    doubtful = meaning[:3] in {"is ", "and"} or any(word in HEDGES for word in _words(meaning))
+    doubtful = meaning[:3] in {"is ", "and"} or any(word in HEDGES for word in words_of(meaning))
     return None if several or doubtful else (letter, meaning)
 
 

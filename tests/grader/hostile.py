@@ -549,6 +549,46 @@ _ANSWERS: dict[str, tuple[str, str]] = {
             ("1,2 or 3", "1,2"),
         ]
     },
+    # -------------------------------------------------------------------------------- work, conclusions and captions
+    **{
+        f"work: {answer}": (answer, "5")
+        for answer in [
+            "7 + 0z = 5", "x = 6 = 5", "x = six = 5", "x = not = 5", "y = 7 + 0z = 5", "y = 7 + z - z = 5", "2 + 4 = 5",
+            "x = 5 = 2 + 4", "Total = 2 + 2 = 5", "A = B = C = 6", "3 cm + 2 m = 5 cm", "3 hours + 2 minutes = 5", "4 of 1 = 5",
+            "The square of 2 + 3 = 5", "One less than 2 + 3 = 5", "Nothing is 2 + 3 = 5", "Except for 2 + 3 = 5",
+            "The next number after 2 + 3 = 5", "2 + 3 = 5 is false", "2 + 3 = 5 squared", "2 + 3 = 5 thousand", "so 5 or 6",
+            "so not 5", "hence 5 fails", "hence x = 5 is no solution", "so x = 5, y = 6", "so x = 5 and x = 6",
+            "2x = 12, so x = 5 but x = 6", "We do not conclude: the answer is 5", "The answer is 6. Answer: 5",
+            "x is 6. Hence x = 5", "x = 6, hence x = 5", "2x = 10, hence -x = 5", "2x = 10, hence 1/x = 5",
+            "x = 10, so half of x is 5",
+            "2x = 10, hence x = 5 or so", "2x = 10, hence x = 5 minus 1", "2x = 10, hence x = 5!", "2x = 10, hence x = 5/6",
+            "2x = 10, so there are 5 more than y", "2x = 10, so we have 5 dozen eggs", "2x = 10, so the opposite is 5",
+            "2x = 10, hence 4 < x = 5", "2x = 10, so 4 = 5", "Answer 5 wrong", "Answer 5 6", "Answer $5$ $6$", "Ans 5?",
+            r"Negative \[ 5 \]", r"The wrong value \[ 5 \]", r"Minus $$5$$", r"Not the answer \frac{10}{2}",
+            r"\boxed{5} \boxed{6}", r"x = \boxed{6} = 5", r"\(3\).\(5\)", r"5\(^2\)", "5$6", r"5\6", "U5",
+        ]
+    },
+    **{
+        f"work: {answer} for {truth}": (answer, truth)
+        for answer, truth in [
+            (r"y = \frac{1}{2}", r"x = \frac{1}{2}"), (r"\(3\)\(5\)", "35"), (r"\boxed{3}\boxed{5}", "35"), (r"3\(5\)", "35"),
+            (r"\text{width} = 3", r"\text{length} = 3"), (r"Not the answer \frac{1}{2}", r"\frac12"),
+            ("a:b = 6:10 = 3:6", "3:6"),
+            (r"a/2 = 3/5", r"\frac35"), ("2:x = 3:5", "3:5"), (r"\sin x + 1 = 0.5", "0.5"), ("0.5 pct", "0.5"),
+            (r"|z|<3", r"(-3,3)"), (r"|z|<3", r"(-\infty,3)"), (r"f(x) \ge 2, g(x) \ge 3", r"[2,\infty)"), ("(1,2)U", "(1,2)"),
+            ("10001_{10}", "10001_2"), ("1 0001", "10001_2"), ("10001.0", "10001_2"), ("58,500", "58500_9"),
+        ]
+    },
+    **{
+        f"{LIMIT} characters of {piece!r} as work": (_fill(piece), truth)
+        for piece, truth in [
+            ("so x = 5, ", "6"), ("hence ", "5"), ("2 + 3 = 5, ", "6"), ("2 x 3 ", "6"), ("2 x 3 = ", "6"), ("x = a b = ", "5"),
+            (r"\boxed{5} and ", "6"), (r"\( ", "5"), (r"\[ 5 \] ", "5"), ("$$ ", "5"), ("(1,2)U", "(1,2)"), ("1 of 2 ", "2"),
+            ("Answer ", "5"), ("Answer: 6. ", "5"), ("a:b:", "1:2"), ("3 apples + ", "3"), ("f(x) < ", r"(1,2)"),
+            ("|z| < ", "[0,2)"),
+            ("5 pct ", "6"), ("1 per cent ", "5"), (". Hence x = 5", "6"), ("the answer is ", "5"), ("１", "1"), ("\\", "5"),
+        ]
+    },
 }  # fmt: skip
 
 # name -> (response, truth)
@@ -562,6 +602,8 @@ _R1_ZERO: dict[str, tuple[str, str]] = {
     "upper case": ("</THINK> <ANSWER>5</ANSWER>", "5"),
     "answer in the thought": ("<answer>5</answer> </think> 6", "5"),
     "answer after the tags": ("</think> <answer>6</answer> 5", "5"),
+    "repeated closing tags and nothing else": ("</think> <answer>6</answer></answer> </answer>", "5"),
+    "closing tags around another answer": ("</think> <answer>5</answer>6</answer>", "5"),
     "repeated closing tags": ("</think> <answer>6</answer></answer>5</answer>", "5"),
     "thousands of closing tags": ("</think> <answer>6" + "</answer>5" * 5000, "5"),
     "thousands of opening tags": ("</think> " + "<answer>" * 5000 + "6</answer>", "5"),
@@ -587,6 +629,7 @@ _R1_ZERO: dict[str, tuple[str, str]] = {
     "template echoed": (R1_ZERO_PROMPT, "answer here"),
     "box and other text": (r"</think> <answer>\boxed{6} 5</answer>", "5"),
     "two boxes": (r"</think> <answer>\boxed{5} or \boxed{6}</answer>", "5"),
+    "two boxes joined, for the last": (r"</think> <answer>\boxed{6} or \boxed{5}</answer>", "5"),
     "empty box behind": (r"</think> <answer>5 \boxed{}</answer>", "5"),
     "unclosed box and hedge": (r"</think> <answer>5 or \boxed{6</answer>", "5"),
     "box behind the tags": (r"</think> <answer>6</answer> \boxed{5}", "5"),
@@ -610,6 +653,9 @@ _QUESTION_ONLY: dict[str, tuple[str, str]] = {
     "closed box, unclosed box": (r"\boxed{5} no, \boxed{6", "5"),
     "closed box, unfinished command": (r"\boxed{5} no, \boxed{6}, \boxed", "5"),
     "last box is another": (r"\boxed{5} or \boxed{6}", "5"),
+    "last of two boxes that are joined": (r"\boxed{6} or $\boxed{5}$", "5"),
+    "last of a thousand boxes that are joined": (r"\boxed{6}, " * 1000 + r"\boxed{5}", "5"),
+    "boxes and 100 kB of spaces between": (r"\boxed{6}" + " " * LONG + r", \boxed{}", "5"),
     "last box is empty": (r"\boxed{5} \boxed{}", "5"),
     "empty box": (r"\boxed{}", "5"),
     "empty box for nothing": (r"\boxed{}", ""),

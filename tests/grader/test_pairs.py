@@ -1,4 +1,4 @@
-"""Labelled pairs (pairs.yaml): each answer against its truth, one at a time and all of them in one batch."""
+"""Labelled pairs (pairs.yaml, written.yaml): each answer against its truth, one at a time and all of them in one batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Pair(NamedTuple):
     equal: bool
 
 
-GROUPS: dict[str, dict[str, list[list[str]]]] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("pairs.yaml"))
+GROUPS: dict[str, dict[str, list[list[str]]]] = {}
+for file in ("pairs.yaml", "written.yaml"):
+    GROUPS |= YAML(typ="safe", pure=True).load(Path(__file__).with_name(file))
 PAIRS = [
     Pair(category, answer, truth, label == "equal")
     for category, group in GROUPS.items()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asynchronous_parts as parts
@@ -22,6 +23,7 @@ import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner, problems
 from pydantic import ValidationError
 from state_parts import never_saved
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grpo.config import Asynchronous
 from grpo.errors import UserError
@@ -29,6 +31,7 @@ from grpo.models.checkpoint import save_checkpoint
 from grpo.records import Completion, Problem, Rollout
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tracking import RunLog
+from grpo.training.asynchronous.actors import LearnerActor
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.grpo import train_grpo
@@ -214,20 +217,47 @@ class Remembering:
         return {}
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(epochs: int) -> None:
+@pytest.mark.parametrize(("epochs", "train_batch_size"), [(1, 6), (2, 6), (1, 2), (2, 3)])
+def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(epochs: int, train_batch_size: int) -> None:
+    """After another epoch or another train batch on a rollout batch the policy is no longer the one that sampled it."""
     config = CONFIG.model_copy(
-        update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2, "epochs_per_rollout_batch": epochs}
+        update={
+            "rollout_batch_size": 6,
+            "train_batch_size": train_batch_size,
+            "group_size": 2,
+            "epochs_per_rollout_batch": epochs,
+        }
     )
     fresh, stale = Remembering(), Remembering()
     train_on(config, fresh, scored(4), version=3)  # type: ignore[arg-type]
     train_on(config, stale, scored(4), version=4)  # type: ignore[arg-type]
-    assert len(fresh.old) == len(stale.old) == epochs
-    if epochs == 1:
+    assert len(fresh.old) == len(stale.old) == epochs * 6 // train_batch_size
+    if len(fresh.old) == 1:
         assert fresh.old == [None]  # the current policy's own: ratios are exactly 1
     else:
         assert all(old.eq(-9.0).all() for update in fresh.old for old in update)
-    assert all(equal(update, [torch.tensor([-4.0, -0.5])] * 6) for update in stale.old)
+    assert all(equal(update, [torch.tensor([-4.0, -0.5])] * train_batch_size) for update in stale.old)
+
+
+def test_what_the_learners_actor_gives_away_is_on_the_cpu() -> None:
+    """Tensors that claim to be on a GPU: Ray would bring them to a GPU of whoever asks, 21.6 GB of a state."""
+    with FakeTensorMode():
+
+        def tensor() -> torch.Tensor:
+            return torch.ones(3, device="cuda:0")
+
+        optimizer = {"adamw": {"state": {0: {"exp_avg": tensor()}}, "param_groups": [{"lr": 0.1}]}, "weights": [None, tensor()]}
+        learner = SimpleNamespace(
+            state=lambda: {"model": {"w": tensor()}, "optimizer": optimizer},
+            model=SimpleNamespace(state_dict=lambda: {"w": tensor()}),
+        )
+        actor = LearnerActor(lambda: (learner, len), CONFIG)  # type: ignore[arg-type, return-value]
+        actor.start()
+        state, weights = actor.state()[0], actor.weights()[0]
+    model, moments = state["model"], state["optimizer"]["adamw"]["state"][0]
+    found = [model["w"], moments["exp_avg"], state["optimizer"]["weights"][1], weights["w"]]
+    assert [tensor.device.type for tensor in found] == ["cpu"] * 4
+    assert state["optimizer"]["adamw"]["param_groups"] == [{"lr": 0.1}] and state["optimizer"]["weights"][0] is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import random
 import signal
@@ -12,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +22,11 @@ from typing import Any
 
 import asynchronous_parts as parts
 import pytest
+import ray
 import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner, problems
 from pydantic import ValidationError
-from state_parts import never_saved
+from state_parts import never_saved, saved_every
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grpo.config import Asynchronous
@@ -32,8 +36,11 @@ from grpo.records import Completion, Problem, Rollout
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tracking import RunLog
 from grpo.training.asynchronous.actors import LearnerActor
+from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
+from grpo.training.asynchronous.remote import Delivery, RemoteLearner
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
+from grpo.training.asynchronous.worker import Worker
 from grpo.training.grpo import train_grpo
 from grpo.training.learner import Batch
 from grpo.training.step import lag_metrics, train_on
@@ -274,7 +281,85 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str
         Asynchronous(**settings)
 
 
+# -------------------------------------------------------------------------------------------- the loop, without its actors
+
+
+class Versions:
+    """In the place of pipeline and learner: a batch tells which version sampled it, and the learner what it was given."""
+
+    def __init__(self, groups: int) -> None:
+        self.groups, self.version, self.trained, self.peak_mb = groups, 0, [], 0.0
+        self.model = None
+
+    def order(self, step: int) -> Future[Delivery]:
+        return arrived(Delivery(scored(step, self.groups, self.version), {}, {}))
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        self.version = policy_version
+
+    def train(self, batch: Batch, version: int) -> list[dict[str, float]]:
+        self.trained.append((version, [(r.problem.id, r.completion.policy_version) for r in batch.rollouts]))
+        return [{"loss": 0.0}]
+
+    def state(self) -> list[Any]:
+        return [self.version, self.trained]
+
+    def restore(self, state: list[Any]) -> None:
+        self.version, self.trained = state
+
+
+def loop(folder: Path, config: Any, saves_at: int, ends_at: int) -> Versions:
+    """Steps up to ``ends_at``, from where a state is."""
+    folder.mkdir(exist_ok=True)
+    both = Versions(config.n_prompts_per_rollout_batch)
+    log = RunLog(folder, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))  # type: ignore[arg-type]
+    with saved_every(saves_at, folder, {"both": both, "log": log}) as saved:
+        saved.restore()
+        train_grpo_asynchronously(config, 0, both, both, lambda step, updates: step == ends_at, log, saved)  # type: ignore[arg-type]
+    log.close()
+    return both
+
+
+@pytest.mark.parametrize("max_age", [None, 2])
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
+    tmp_path: Path, lag: int, max_age: int | None
+) -> None:
+    config = CONFIG.model_copy(update={"n_grpo_steps": 12, "rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
+    config = asynchronous(config, max_policy_lag=lag, replay_capacity=3, replay_max_age=max_age)
+    straight = loop(tmp_path / "straight", config, 100, 12)
+    assert loop(tmp_path / "again", config, 5, 7).trained == straight.trained[:7]
+    assert loop(tmp_path / "again", config, 5, 12).trained == straight.trained
+    assert rows(tmp_path / "again") == rows(tmp_path / "straight")
+    ages = [version - sampled_by for version, batch in straight.trained for _, sampled_by in batch]
+    assert [version for version, _ in straight.trained] == list(range(12))
+    assert min(ages) == 0 and max(ages) == (lag + 2 if max_age is None else 2)  # the buffer keeps each batch for three steps
+
+
 # ------------------------------------------------------------------------------------------------------------------ real Ray
+
+
+def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folder: Path, tmp_path: Path) -> None:
+    """One actor on real Ray; it counts what it was trained on."""
+    make = partial(make_learner, folder, tmp_path, 0.0, CONFIG)
+    batches = [replace(scored(step), old_log_probs=None) for step in range(1, 6)]
+    config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
+    ray.init(num_cpus=1, include_dashboard=False, logging_level=logging.ERROR)
+    worker = Worker("learner", LearnerActor, (make, config), {"num_cpus": 1.0}, 60.0)
+    try:
+        learner = RemoteLearner(worker)
+        for step, batch in enumerate(batches):
+            if step == 2:
+                learner.state()
+            if step in (1, 4):  # before there is a state, and two batches after it
+                assert parts.Process(tmp_path, "learner").kill()
+            learner.train(batch, version=step)
+        trained = learner.state()["trained"]
+    finally:
+        worker.close()
+        ray.shutdown()
+    assert worker.restarts == 2
+    assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch.rollouts]
 
 
 @pytest.mark.parametrize("epochs", [1, pytest.param(2, marks=pytest.mark.slow)])

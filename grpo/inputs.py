@@ -16,7 +16,17 @@ from grpo.experiments import Method
 from grpo.files import write_json
 from grpo.study import Study
 
-# dvc.yaml names all of it as the stage's deps.
+# Of an evaluation that is no part of a run: what it had finished before a kill counts only with the same code. dvc.yaml names
+# it as deps of the stages that evaluate, besides the texts of their prompts.
+EVALUATION_CODE = (
+    "grpo/cpu.py",
+    "grpo/evaluation",
+    "grpo/models",
+    "grpo/rewards",
+    "grpo/rollout",
+    "grpo/tasks/prompts.py",
+)
+# Of runs. dvc.yaml names all of it as deps of the stage training_inputs.
 SHARED_CODE = (
     "grpo/config.py",
     "grpo/cpu.py",
@@ -29,7 +39,8 @@ SHARED_CODE = (
     "grpo/models/shared_prompt.py",
     "grpo/models/transformer.py",
     "grpo/objective",
-    "grpo/prompts",
+    "grpo/prompts/question_only.prompt",
+    "grpo/prompts/r1_zero.prompt",
     "grpo/rewards",
     "grpo/rollout",
     "grpo/tasks/prompts.py",
@@ -48,7 +59,16 @@ SHARED_CODE = (
 )
 # And of each kind of run: the section of params.yaml with its settings, and its own code.
 CODE: dict[str, tuple[Method, tuple[str, ...]]] = {
-    "grpo": ("grpo", ("grpo/tasks/keyword.py", "grpo/tasks/keyword_dataset.py", "grpo/training/grpo.py")),
+    "grpo": ("grpo", ("grpo/training/grpo.py",)),
+    "keyword": (
+        "grpo",
+        (
+            "grpo/prompts/keyword.prompt",
+            "grpo/tasks/keyword.py",
+            "grpo/tasks/keyword_dataset.py",
+            "grpo/training/grpo.py",
+        ),
+    ),
     "asynchronous": ("grpo", ("grpo/training/asynchronous",)),
     "sft": ("sft", ("grpo/training/sft.py",)),
     "expert_iteration": ("expert_iteration", ("grpo/training/expert_iteration.py",)),

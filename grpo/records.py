@@ -53,12 +53,18 @@ class Completion:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A completion with the problem it answers and the rewards it earned (``format_reward``, ``answer_reward``, ``reward``)."""
+    """A completion with the problem it answers and the rewards it earned.
+
+    Attributes:
+        rewards: ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1. Right is what has all of a reward.
+        timed_out: the grader ran out of time on its answer, which counts as wrong.
+    """
 
     problem: Problem
     prompt_ids: tuple[int, ...]
     completion: Completion
     rewards: dict[str, float]
+    timed_out: bool = False
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ class Engine(Section):
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_batch_size: PositiveInt = 1024
-    sleep_level: Literal[0, 1, 2] = 0  # vLLM gives its GPU memory back while the learner trains: 1 keeps its weights, 2 not
+    sleep_level: Literal[0, 2] = 0  # 2: vLLM gives its memory back while a learner on the same GPU trains
 
 
 class Learner(Section):

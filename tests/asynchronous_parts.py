@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from state_parts import saved_every
 from grpo.config import Asynchronous, GrpoConfig
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.records import Completion, Problem
+from grpo.rewards import score_each
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tracking import RunLog
@@ -216,7 +218,7 @@ def actors(
     config: GrpoConfig, generator: Callable[[], Any], learner: Callable[[], Any], notes: Path
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
     one = {"num_cpus": 1.0}
-    with start_actors(config, 0, problems(), Reward(notes), generator, learner, one, one) as both:
+    with start_actors(config, 0, problems(), partial(score_each, Reward(notes)), generator, learner, one, one) as both:
         yield both
 
 

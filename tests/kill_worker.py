@@ -19,7 +19,7 @@ from grpo.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.effective import effective_run
 from grpo.errors import ToBeResumed
 from grpo.evaluation import evaluate
-from grpo.rewards.functions import ScoredBatch
+from grpo.rewards import ScoredBatch, score_each
 from grpo.study import load_study
 from grpo.training import run, session, state  # noqa: F401 - before the fork
 from grpo.training.grpo import train_grpo  # noqa: F401
@@ -121,8 +121,8 @@ def toy_reward(response: str, ground_truth: str) -> dict[str, float]:
 
 
 def toy_scores(prompt: str, responses: list[str], ground_truths: list[str]) -> ScoredBatch:
-    """:func:`toy_reward` for validation."""
-    return ScoredBatch([toy_reward(*pair) for pair in zip(responses, ground_truths, strict=True)], 0)
+    """:func:`toy_reward` for many."""
+    return score_each(toy_reward, responses, ground_truths)
 
 
 def train(folder: str, experiment: str, name: str) -> int:
@@ -130,8 +130,7 @@ def train(folder: str, experiment: str, name: str) -> int:
     os.chdir(folder)
     fix_cpu_kernels()
     share_cpu_fairly()
-    session.REWARD_FNS["r1_zero"] = toy_reward
-    evaluate.score_batch = toy_scores
+    session.score_batch = evaluate.score_batch = toy_scores
     study = load_study()
     try:
         run.train_run(study, effective_run(study, experiment, name, 0, []))

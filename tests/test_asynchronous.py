@@ -33,6 +33,7 @@ from grpo.config import Asynchronous
 from grpo.errors import UserError
 from grpo.models.checkpoint import save_checkpoint
 from grpo.records import Completion, Problem, Rollout
+from grpo.rewards import score_each
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tracking import RunLog
 from grpo.training.asynchronous.actors import LearnerActor
@@ -79,7 +80,7 @@ def synchronously(config: Any, model: Any, tokenizer: Any, target: Path) -> tupl
         tokenizer,
         engine,
         learner,
-        parts.Reward(target),
+        partial(score_each, parts.Reward(target)),
         lambda step, updates: False,
         log,
         never_saved(target),

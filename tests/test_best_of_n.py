@@ -106,6 +106,28 @@ def test_estimates_of_a_prompt() -> None:
     assert mean_log_prob(sure_and_right[1]) == pytest.approx(-0.4)
 
 
+def test_a_sample_with_part_of_the_reward_is_not_right() -> None:
+    """It counts as one with none of it, in every estimate."""
+
+    def group(part: float) -> list[Rollout]:
+        rewards = [1.0, part, part, 0.0]
+        texts = [r"\boxed{5}", r"\boxed{4}", r"\boxed{3}", "none"]
+        return [
+            Rollout(
+                Problem("p", "q", "5"),
+                (1,),
+                Completion((1,), text, (-0.1 * i,), "stop"),
+                {"reward": reward, "answer_reward": reward, "format_reward": 1.0 if i < 3 else part},
+            )
+            for i, (text, reward) in enumerate(zip(texts, rewards, strict=True))
+        ]
+
+    asked = BestOfN(problems=2, prompts=["question_only"], samples=4, n=[1, 2, 4])
+    found, expected = (estimates(asked, "question_only", [group(part), group(part)]) for part in (0.6, 0.0))
+    assert found == expected
+    assert found["n"]["2"]["pass"]["value"] == pytest.approx(0.5)  # 3 of 6 pairs hold the right one
+
+
 def test_more_than_was_sampled_is_refused() -> None:
     with pytest.raises(ValueError, match=r"16 cannot be chosen from samples \(8\)"):
         BestOfN(problems=2, prompts=["r1_zero"], samples=8, n=[1, 16])

@@ -7,9 +7,9 @@ import csv
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from grpo.config import GrpoConfig
 from grpo.effective import effective_run
 from grpo.evaluation.statistics import wilson_interval
 from grpo.records import Problem
+from grpo.rewards import score_each
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.sections import Divergence, Experiment
 from grpo.study import Study
@@ -223,10 +224,7 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(80)]
 
     def run_it(reward: Any, rules: Divergence | None, measured: Any = contains_a_t, **changes: Any) -> Ended:
-        def scored(_: str, texts: list[str], truths: list[str]) -> SimpleNamespace:
-            return SimpleNamespace(rewards=[measured(*pair) for pair in zip(texts, truths, strict=True)], timed_out=0)
-
-        monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", scored)
+        monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", lambda prompt, *pairs: score_each(measured, *pairs))
         changed = {
             "seeds": [0],
             "grpo": CONFIG.model_copy(update=changes),
@@ -245,7 +243,8 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
             best.append(about)
 
         validate = Validation(study, run, problems, engine, learner, tokenizer, log, keep)
-        train_grpo(run.config, 0, problems, tokenizer, engine, learner, reward, validate, log, never_saved(tmp_path))
+        score = partial(score_each, reward)
+        train_grpo(run.config, 0, problems, tokenizer, engine, learner, score, validate, log, never_saved(tmp_path))
         ended = Ended(tmp_path, validate, policy, best)
         log.close()
         return ended

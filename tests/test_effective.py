@@ -411,7 +411,7 @@ def test_dvc_names_everything_that_a_run_depends_on(
         deps = stages[experiment]["deps"]
         for read in (run.model, run.train, run.validation):
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)
-        kind = "asynchronous" if experiment == ASYNCHRONOUS else method
+        kind = {ASYNCHRONOUS: "asynchronous", KEYWORD: "keyword"}.get(experiment, method)
         kinds.add(kind)
         assert f"data/training_inputs/{kind}.json" in deps
         assert sum(dep.startswith("data/training_inputs") for dep in deps) == 1

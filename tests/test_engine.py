@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from grpo.errors import UserError
-from grpo.models.checkpoint import compile_layers
+from grpo.models.checkpoint import compile_layers, save_checkpoint
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.records import Completion
 from grpo.rollout.engine import SamplingParams, derive_seed
-from grpo.rollout.make import make_engine
+from grpo.rollout.make import make_engine, sleeps
 from grpo.rollout.transformers_engine import TransformersEngine, sample
+from grpo.rollout.vllm_engine import request_settings
 from grpo.study import Study
 
 TEXTS = [
@@ -205,6 +206,170 @@ def test_derived_seeds_depend_on_every_part_and_are_stable() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
     # SHA-256 of "0/rollout/1" starts with these 8 bytes
     assert derive_seed(0, "rollout", 1) == 0xF754D9F034BC25AB >> 1
+
+
+def test_batches_of_one_call_draw_different_numbers(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
+    engine = TransformersEngine(model, tokenizer, max_batch_size=4)  # one prompt at a time
+    groups = engine.generate([prompts[0]] * 4, SamplingParams(max_tokens=8), n=4, seed=3)
+    assert len({c.token_ids for c in flatten(groups)}) == 16
+
+
+# ------------------------------------------------------------------------------------------------ what vLLM is asked for
+
+PARAMS = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=9, stop=("x", "yz"))
+
+
+def test_on_a_gpu_every_prompt_has_a_seed_of_its_own() -> None:
+    seeds = [
+        settings["seed"]
+        for run in range(3)
+        for purpose, step in (("rollout", 1), ("rollout", 2), ("chunk", 1))
+        for settings in request_settings(PARAMS, 8, derive_seed(run, purpose, step), "cuda", prompts=100)
+    ]
+    children = {seed + i for seed in seeds for i in range(8)}  # vLLM's completion i of a prompt draws from seed + i
+    assert len(children) == 8 * len(seeds) == 7200
+    assert min(children) >= 0 and max(children) < 2**63
+    assert max(seeds) > 2**61  # the room is used
+    assert [s["seed"] for s in request_settings(PARAMS, 8, 7, "cuda:0", 3)] == [
+        derive_seed(7, "prompt", i) >> 1 for i in range(3)
+    ]
+    assert request_settings(PARAMS, 8, 7, "cuda", 3) == request_settings(PARAMS, 8, 7, "cuda", 5)[:3]
+    # SHA-256 of "7/prompt/2" starts with these 8 bytes, whatever the process and machine.
+    assert request_settings(PARAMS, 8, 7, "cuda", 3)[2]["seed"] == 0x4894623774330F51 >> 2
+
+
+def test_what_a_request_asks_for_besides() -> None:
+    """Seeds of requests fail on a CPU."""
+    asked = {
+        "n": 3, "temperature": 0.7, "top_p": 0.9, "min_tokens": 2, "max_tokens": 9, "stop": ["x", "yz"],
+        "include_stop_str_in_output": True, "logprobs": 0,
+    }  # fmt: skip
+    assert request_settings(PARAMS, 3, 7, "cpu", 2) == [asked] * 2
+    assert [{**settings, "seed": None} for settings in request_settings(PARAMS, 3, 7, "cuda", 2)] == [
+        asked | {"seed": None}
+    ] * 2
+
+
+class NotesCalls:
+    """Stands for a ``vllm.LLM`` on a GPU, which the tests' machine has not: notes what it is asked for, and when."""
+
+    def __init__(self, **settings: Any):
+        self.settings, self.calls = settings, []
+        self.model_config = SimpleNamespace(max_model_len=256)
+
+    def generate(self, prompts: list[Any], params: list[Any], use_tqdm: bool) -> list[Any]:
+        self.calls.append("generate")
+        self.seeds = [one.seed for one in params]
+        self.prompts = [prompt["prompt_token_ids"] for prompt in prompts]
+        ids = [(i, len(prompt)) for i, prompt in enumerate(self.prompts)]
+        answers = [
+            SimpleNamespace(token_ids=pair, logprobs=[{t: SimpleNamespace(logprob=-t / 4)} for t in pair]) for pair in ids
+        ]
+        for answer in answers:
+            answer.text, answer.finish_reason = f"text {answer.token_ids[0]}", "stop"
+        return [SimpleNamespace(outputs=[answer] * one.n) for answer, one in zip(answers, params, strict=True)]
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.calls += [f"wake {tag}" for tag in tags]
+
+    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+        dict(kwargs["weights_iterator"])
+        self.calls.append(method)
+
+    def reset_prefix_cache(self) -> None:
+        self.calls.append("forget prefixes")
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class EngineDeadError(Exception): ...
+
+    vllm = SimpleNamespace(LLM=NotesCalls, SamplingParams=lambda **settings: SimpleNamespace(**settings))
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    exceptions = SimpleNamespace(EngineDeadError=EngineDeadError)
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", exceptions)
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND"):
+        monkeypatch.setenv(name, "")
+
+
+def on_vllm(study: Study, **engine: Any) -> Study:
+    """The study with vLLM on a GPU that engine and learner share."""
+    learner = study.learner.model_copy(update={"device": "cuda"})
+    changed = study.engine.model_copy(update={"name": "vllm", "device": "cuda:0", **engine})
+    return study.model_copy(update={"engine": changed, "learner": learner})
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(mini_study: Study, model: Any) -> None:
+    """Room for weights, the weights as they are now, and only then room for keys and values."""
+    engine = make_engine(on_vllm(mini_study, sleep_level=2), Path("model"), model, None)
+    llm = engine._llm  # type: ignore[attr-defined]
+    assert llm.settings["enable_sleep_mode"] is True
+    put = ["reload_weights", "forget prefixes"]
+    assert llm.calls == [*put, "sleep 2"]
+    engine.synchronize(model, policy_version=3)
+    assert llm.calls == [*put, "sleep 2"]  # not while it sleeps
+    groups = engine.generate([(5, 6), (7,)], PARAMS, n=2, seed=4)
+    assert llm.calls[3:] == ["wake weights", *put, "wake kv_cache", "generate", "sleep 2"]
+    assert llm.prompts == [[5, 6], [7]]
+    assert llm.seeds == [settings["seed"] for settings in request_settings(PARAMS, 2, 4, "cuda", 2)]
+    expected = [Completion((i, n), f"text {i}", (-i / 4, -n / 4), "stop", policy_version=3) for i, n in ((0, 2), (1, 1))]
+    assert groups == [[one, one] for one in expected]
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_vllm_that_stays_awake_takes_weights_at_once(mini_study: Study, model: Any) -> None:
+    engine = make_engine(on_vllm(mini_study), Path("model"), model, None)
+    llm = engine._llm  # type: ignore[attr-defined]
+    engine.synchronize(model, policy_version=1)
+    engine.generate([(5,)], PARAMS, n=1, seed=4)
+    assert llm.calls == ["reload_weights", "forget prefixes"] * 2 + ["generate"]
+    assert llm.settings["enable_sleep_mode"] is False
+
+
+@pytest.mark.parametrize(
+    ("level", "engine", "learner", "follows_policy", "expected"),
+    [
+        (2, "cuda", "cuda", True, True),
+        (2, "cuda:0", "cuda", True, True),
+        (2, "cuda", "cuda:0", True, True),
+        (0, "cuda:0", "cuda:0", True, False),
+        (2, "cuda:0", "cuda:1", True, False),  # a GPU each
+        (2, "cuda:0", "cpu", True, False),
+        (2, "cuda:0", "cuda:0", False, False),  # a stage that evaluates, or an asynchronous run's generator
+    ],
+)
+def test_vllm_sleeps_only_where_a_learner_on_the_same_gpu_gains_by_it(
+    mini_study: Study, level: int, engine: str, learner: str, follows_policy: bool, expected: bool
+) -> None:
+    study = on_vllm(mini_study, sleep_level=level, device=engine)
+    study = study.model_copy(update={"learner": study.learner.model_copy(update={"device": learner})})
+    assert sleeps(study, follows_policy) == expected
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_the_runs_own_share_of_memory_reaches_the_engine(
+    mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Colocated and asynchronous; fine-tuning, which has none, and stages that evaluate get the study's."""
+    from grpo.training.asynchronous import start
+
+    def share(engine: Any) -> float:
+        return float(engine._llm.settings["gpu_memory_utilization"])
+
+    save_checkpoint(tmp_path, model, tokenizer)
+    study, own = on_vllm(mini_study, sleep_level=2), mini_study.grpo.model_copy(update={"gpu_memory_utilization": 0.3})
+    assert mini_study.grpo.gpu_memory_utilization == 0.85
+    assert share(make_engine(study, tmp_path, model, None, config=own)) == 0.3
+    assert share(make_engine(study, tmp_path, model, None, config=study.sft)) == 0.85
+    assert share(make_engine(study, tmp_path, model, None)) == 0.85
+    monkeypatch.setattr(start, "_settle", lambda *_: None)  # this process is no actor's
+    generator, _, _ = start._make_generator(study, own, tmp_path, Path(), check_weights=False)
+    assert share(generator) == 0.3
+    assert generator._llm.calls == []  # it waits for weights, and does not sleep meanwhile
 
 
 # ------------------------------------------------------------------------------------------------------ order and shape
@@ -442,12 +607,13 @@ def test_a_stop_string_that_is_complete_right_after_the_minimum_ends_a_completio
     ("engine", "message"),
     [
         ({"name": "vllm"}, r"engine\.name: vllm cannot be imported .*set engine\.name to transformers"),
+        ({"name": "vllm", "sleep_level": 2}, r"engine\.sleep_level: vLLM can only sleep on a GPU"),
         ({"name": "vllm", "device": "cuda:1"}, r"vLLM takes the first GPU it sees\. Set it to cuda:0"),
         ({"device": "cuda:1"}, r"engine\.device \(cuda:1\) and learner\.device \(cpu\) must be the same"),
     ],
 )
 def test_an_engine_that_cannot_start_says_what_to_change(
-    mini_study: Study, model: Any, tokenizer: Any, engine: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+    mini_study: Study, model: Any, tokenizer: Any, engine: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
     study = mini_study.model_copy(update={"engine": mini_study.engine.model_copy(update=engine)})

@@ -19,10 +19,14 @@ import pytest
 from grpo.errors import UserError
 from grpo.evaluation import evaluate as module
 from grpo.evaluation import zero_shot
-from grpo.evaluation.checkpoint import examples_to_read
+from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
 from grpo.evaluation.compare import compare_files
-from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations
+from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations, summarize
+from grpo.evaluation.statistics import wilson_interval
 from grpo.records import Completion, Problem, Rollout, write_records
+from grpo.reporting.baseline import zero_shot_table
+from grpo.reporting.figures import draw_zero_shot
+from grpo.rewards import ScoredBatch
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import Study
@@ -318,6 +322,98 @@ def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
     zero_shot.run_math_baseline(mini_study)
     assert len(list((project / "data/math_baseline").glob("*.jsonl"))) == 2
     assert not list((project / "data/state/evaluation").glob("*/*.json"))
+
+
+def test_what_a_prompt_says_is_part_of_an_evaluation(
+    project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, its prompt edited, and run again: nothing that the old text got is taken for an answer to the new one."""
+    monkeypatch.chdir(project)
+    template = project / "prompts/question_only.prompt"
+    template.parent.mkdir()
+    template.write_text("{question}")
+    monkeypatch.setattr("grpo.tasks.prompts.files", lambda package: project)
+
+    def sampled() -> list[list[Rollout]]:
+        evaluator = CheckpointEvaluator(mini_study, Path("data/model"))
+        return evaluator.sample(problems, "question_only")
+
+    def chunks() -> set[Path]:
+        return set((project / "data/state/evaluation").glob("*/0.json"))
+
+    old, kept = sampled(), chunks()
+    assert sampled() == old and chunks() == kept  # taken up
+    template.write_text("Now {question}")
+    new = sampled()
+    assert [group[0].prompt_ids for group in new] != [group[0].prompt_ids for group in old]
+    assert kept < chunks()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_kept_chunk_remembers_which_answers_ran_out_of_time(
+    model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second_is_late(prompt: str, responses: list[str], truths: list[str]) -> ScoredBatch:
+        return ScoredBatch([_rewards(0.0) for _ in responses], [i == 1 for i in range(len(responses))])
+
+    monkeypatch.setattr(module, "score_batch", second_is_late)
+    engine = CountingEngine(model, tokenizer)
+    first = evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path)
+    assert [[r.timed_out for r in group] for group in first[:3]] == [[False, True], [False, False], [False, False]]
+    assert evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path) == first
+    assert engine.calls == 4
+    assert summarize([r for group in first for r in group])["grader_timeouts"] == 4  # one a chunk
+
+
+# ----------------------------------------------------------------------------------------------------- parts of a reward
+
+
+def test_rewards_between_0_and_1_go_through_an_evaluation(
+    project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of ten have all of the reward, one the form only, one nothing, and six parts of it."""
+    parts = [
+        (1.0, 1.0),
+        (1.0, 1.0),
+        (1.0, 0.0),
+        (0.0, 0.0),
+        (1.0, 0.5),
+        (1.0, 0.25),
+        (0.5, 0.5),
+        (0.5, 0.0),
+        (0.0, 0.25),
+        (0.9, 1.0),
+    ]
+
+    def partly(prompt: str, responses: list[str], truths: list[str]) -> ScoredBatch:
+        return ScoredBatch([_rewards(answer, form) for form, answer in parts], [False] * len(responses))
+
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(module, "score_batch", partly)
+    evaluator = CheckpointEvaluator(mini_study, Path("data/model"))
+    metrics = evaluate_checkpoint(evaluator, problems, "question_only", project / "out")
+    outcomes = {"format 1, answer 1": 2, "format 1, answer 0": 1, "format 0, answer 0": 1, "other rewards": 6}
+    assert metrics["categories"] == outcomes
+    assert metrics["answer_reward"] == metrics["accuracy"]["value"] == pytest.approx(0.45)
+    assert (metrics["accuracy"]["low"], metrics["accuracy"]["high"]) == wilson_interval(4.5, 10)
+    records = [json.loads(line) for line in (project / "out/question_only.jsonl").read_text().splitlines()]
+    assert [(r["format_reward"], r["answer_reward"]) for r in records] == parts
+    assert "## other rewards: 6 of 10, 6 shown" in (project / "out/question_only_examples.md").read_text()
+
+    # Beside a prompt whose rewards are all 0 or 1, the fourth outcome stands for both.
+    whole = metrics | {"categories": {"format 1, answer 1": 4, "format 1, answer 0": 3, "format 0, answer 0": 3}}
+    for baseline in ({"a": metrics, "b": whole}, {"b": whole, "a": metrics}):
+        table = zero_shot_table(baseline)
+        assert "| other rewards |" in table and "| a | 10 | 2 | 1 | 1 | 6 |" in table and "| b | 10 | 4 | 3 | 3 | 0 |" in table
+        bars = [bar for group in draw_zero_shot(baseline).axes[0].containers for bar in group]
+        assert sum(bar.get_width() for bar in bars) == pytest.approx(2.0)  # each prompt's shares add up to 1
+    assert "other" not in zero_shot_table({"b": whole})
+
+
+def test_a_problem_counts_as_right_only_with_all_of_the_reward(tmp_path: Path) -> None:
+    first = _write_scores(tmp_path / "a.jsonl", {"1": 0.5, "2": 1.0, "3": 0.0, "4": 0.2, "5": 1.0})
+    second = _write_scores(tmp_path / "b.jsonl", {"1": 1.0, "2": 0.5, "3": 1.0, "4": 0.4, "5": 1.0})
+    assert "Right in the second only: 2; in the first only: 1." in compare_files(first, second)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from state_parts import never_saved
 
 from grpo.config import ExpertIterationConfig
 from grpo.records import Completion, Problem, Rollout
+from grpo.rewards import score_each
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tracking import RunLog
@@ -115,7 +117,8 @@ def iterate(
     """Run the loop; the history."""
     folder.mkdir(parents=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    train_by_expert_iteration(config, seed, problems(), tokenizer, engine, learner, reward, validate, log, never_saved(folder))
+    score = partial(score_each, reward)
+    train_by_expert_iteration(config, seed, problems(), tokenizer, engine, learner, score, validate, log, never_saved(folder))
     log.close()
     return read_csv(folder / "history.csv")
 
@@ -196,7 +199,8 @@ def test_the_run_ends_where_validation_says_so(tokenizer: Any, tmp_path: Path) -
 def test_metrics_of_rollouts_by_hand() -> None:
     def rollout(problem: int, right: float, form: float, length: int, reason: str) -> Rollout:
         rewards = {"reward": right, "format_reward": form, "answer_reward": right}
-        return Rollout(problems()[problem], (1,), Completion((7,) * length, "", (0.0,) * length, reason), rewards)
+        completion = Completion((7,) * length, "", (0.0,) * length, reason)
+        return Rollout(problems()[problem], (1,), completion, rewards, timed_out=length == 8 and form == 1.0)
 
     rollouts = [
         rollout(0, 1.0, 1.0, 3, "stop"),
@@ -212,6 +216,7 @@ def test_metrics_of_rollouts_by_hand() -> None:
         "train/solved": pytest.approx(1 / 3),
         "train/response_length": 6.0,
         "train/cut_off": 0.5,
+        "train/grader_timeouts": 1,
     }
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from grpo.inputs import CODE, SHARED_CODE, code_digests, meaning, write_training_inputs
+from grpo.inputs import CODE, EVALUATION_CODE, SHARED_CODE, code_digests, meaning, write_training_inputs
 from grpo.study import Study, read_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +58,112 @@ def test_every_module_that_a_run_loads_is_accounted_for() -> None:
     packages = {name for name in files if f"{name.replace('.', '/')}/__init__.py" in code_digests(ROOT, ALL_CODE)}
     assert set(files) - counted - packages <= WITHOUT_A_SAY
 
+
+# ------------------------------------------------------------------------------------------------------- other stages
+
+# What a stage's command imports without a say in what that stage makes, besides WITHOUT_A_SAY.
+EVALUATES = {"grpo.tasks.keyword", "grpo.tasks.keyword_dataset"}  # `grpo evaluate --prompt keyword`
+PRETRAINS = {  # how runs sample and train with the model, how its keyword answers are rewarded
+    *("grpo.models.packed_attention", "grpo.models.prefix_attention", "grpo.models.shared_prompt", "grpo.rewards"),
+    "grpo.rewards.functions",
+}
+FOR_STAGES = {
+    "model": PRETRAINS | {"grpo.models.qwen2_format", "grpo.models.transformer", "grpo.tasks.keyword"},
+    "keyword_model": PRETRAINS | {"grpo.tasks.arithmetic", "grpo.training.documents"},
+    "math_baseline": EVALUATES,
+    "best_of_n": EVALUATES,
+    "timing": {"grpo.reporting.baseline", "grpo.reporting.kissing_number"},  # with figures.py, for other figures
+}
+NEVER = {"grpo.config", "grpo.mlflow_process", "grpo.mlflow_run", "grpo.mlflow_unsent", "grpo.effective"}
+
+
+def file_of(module: str) -> str | None:
+    """The file of a module of the project, relative to its root."""
+    path = Path(*module.split("."))
+    return next((file.as_posix() for file in (path.with_suffix(".py"), path / "__init__.py") if (ROOT / file).exists()), None)
+
+
+def imported(node: ast.AST) -> set[str]:
+    """The project's modules that a piece of code imports, anywhere in it."""
+    found = set()
+    for statement in ast.walk(node):
+        if isinstance(statement, ast.Import):
+            found |= {alias.name for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom) and statement.module:
+            names = {alias.name: f"{statement.module}.{alias.name}" for alias in statement.names}
+            found |= {name if file_of(name) else statement.module for name in names.values()}
+    return {name for name in found if name.split(".")[0] == "grpo"}
+
+
+def reached(start: set[str], without: set[str]) -> set[str]:
+    """All modules that can be imported from some on, but for those ``without`` and what only they import."""
+    seen: set[str] = set()
+    waiting = start - without
+    while waiting:
+        seen |= waiting
+        files = (file_of(name) for name in waiting)
+        waiting = {n for file in files if file for n in imported(ast.parse((ROOT / file).read_text()))} - seen - without
+    return seen
+
+
+def commands() -> dict[str, ast.FunctionDef]:
+    """The functions of the command line, by the name of their command."""
+    functions = [node for node in ast.parse((ROOT / "grpo/cli.py").read_text()).body if isinstance(node, ast.FunctionDef)]
+    return {ast.literal_eval(call.args[0]): f for f in functions for call in f.decorator_list if isinstance(call, ast.Call)}
+
+
+def stages() -> dict[str, tuple[str, list[str]]]:
+    """The command and the deps of each stage that is no run."""
+    found = {}
+    for name, stage in read_yaml(ROOT / "dvc.yaml")["stages"].items():
+        stage = stage.get("do", stage)
+        command = stage["cmd"].split()[1]
+        if command not in {"train", "training_inputs"}:  # of which the tests above speak
+            found[name] = command, stage["deps"]
+    return found
+
+
+@pytest.mark.parametrize("stage", stages())
+def test_a_stage_depends_on_the_code_that_decides_what_it_makes(stage: str) -> None:
+    command, deps = stages()[stage]
+    without = (WITHOUT_A_SAY | NEVER | FOR_STAGES.get(stage, set())) - {"grpo.evaluation.statistics", "grpo.selection"}
+    code = {file_of(name) for name in reached(imported(commands()[command]), without)}
+    undeclared = {file for file in code if file and not any(file == dep or file.startswith(f"{dep}/") for dep in deps)}
+    assert not undeclared
+
+
+def test_stages_that_evaluate_name_the_code_that_their_unfinished_work_counts_with() -> None:
+    prompts = {"math_baseline": MATH_PROMPTS, "best_of_n": MATH_PROMPTS, "keyword_dataset": {"grpo/prompts/keyword.prompt"}}
+    for stage, texts in prompts.items():
+        assert {*EVALUATION_CODE, *texts} <= set(stages()[stage][1])
+
+
+MATH_PROMPTS = {"grpo/prompts/r1_zero.prompt", "grpo/prompts/question_only.prompt"}
+
+
+def test_an_edit_of_the_keyword_task_concerns_its_own_runs_only(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written() -> dict[str, str]:
+        write_training_inputs(mini_study)
+        return {path.stem: path.read_text() for path in Path("data/training_inputs").iterdir()}
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "grpo", tmp_path / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
+    before = written()
+    assert set(before) == {"grpo", "keyword", "asynchronous", "sft", "expert_iteration"}
+    for file in ("tasks/keyword.py", "tasks/keyword_dataset.py", "prompts/keyword.prompt"):
+        with (tmp_path / "grpo" / file).open("a") as opened:
+            opened.write("\nADDED = 1\n")
+        after = written()
+        assert {kind for kind in before if before[kind] != after[kind]} == {"keyword"}, file
+        before = after
+    with (tmp_path / "grpo/training/learner.py").open("a") as opened:
+        opened.write("\nADDED = 1\n")
+    assert all(before[kind] != content for kind, content in written().items())
+
+
+# ------------------------------------------------------------------------------------------------- what counts of a file
 
 SOURCE = '''"""Doubles."""
 
@@ -106,12 +214,12 @@ def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkey
     first = written(mini_study)
     shared = {"engine", "learner", "divergence", "evaluation", "threads", "checkpoints", "gpu_memory_utilization"}
     code = {"grpo/training/learner.py", "grpo/prompts/r1_zero.prompt", "grpo/rewards/grader.py"}
-    own = {"grpo": "grpo/training/grpo.py", "sft": "grpo/training/sft.py"}
+    own = {"grpo": "grpo/training/grpo.py", "keyword": "grpo/tasks/keyword.py", "sft": "grpo/training/sft.py"}
     own["expert_iteration"] = "grpo/training/expert_iteration.py"
     own["asynchronous"] = "grpo/training/asynchronous/loop.py"
     for kind, loop in own.items():
         content = written(mini_study, kind)
-        assert set(content["settings"]) == {"grpo" if kind == "asynchronous" else kind, *shared}
+        assert set(content["settings"]) == {"grpo" if kind in {"asynchronous", "keyword"} else kind, *shared}
         assert {loop, *code} <= set(content["code"])
     assert not {own["sft"], own["expert_iteration"], own["asynchronous"]} & set(first["code"])
     assert own["grpo"] not in written(mini_study, "sft")["code"]

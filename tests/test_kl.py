@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from grpo.config import GrpoConfig
 from grpo.objective.kl import estimate_kl
 from grpo.records import Completion, Problem, Rollout
+from grpo.rewards import score_each
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tracking import RunLog
 from grpo.training.grpo import train_grpo
@@ -187,9 +189,8 @@ def train(model: Any, tokenizer: Any, folder: Path, settings: GrpoConfig) -> tup
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, settings, tokenizer.pad_token_id)
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(20)]
-    train_grpo(
-        settings, 0, problems, tokenizer, engine, learner, contains_a_t, lambda step, updates: False, log, never_saved(folder)
-    )
+    score = partial(score_each, contains_a_t)
+    train_grpo(settings, 0, problems, tokenizer, engine, learner, score, lambda step, updates: False, log, never_saved(folder))
     log.close()
     with (folder / "history.csv").open(newline="") as file:
         return learner, [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]

@@ -6,13 +6,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from grpo.config import GrpoConfig
 from grpo.errors import UserError
-from grpo.rewards import REWARD_FNS, pool, score_batch
+from grpo.evaluation.evaluate import score_sampled, summarize
+from grpo.records import Completion, Problem
+from grpo.rewards import REWARD_FNS, pool, score_batch, score_each
 from grpo.rewards.pool import GraderPool, Verdict, grade_batch, is_equal
+from grpo.training.step import score_rollouts
 
 RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_out=True)
 
@@ -156,4 +161,29 @@ def test_time_outs_are_counted_by_response(calls: Callable[[], list[str]]) -> No
     responses = [rf"\boxed{{{answer}}}" for answer in ("1", "endless", "endless", "2")] + ["no box"]
     batch = score_batch("question_only", responses, ["1", ["1", "2"], "1", ["1", "2"], "1"])
     assert [reward["reward"] for reward in batch.rewards] == [1.0, 0.0, 0.0, 1.0, 0.0]
+    assert batch.out_of_time == [False, True, True, False, False]
     assert batch.timed_out == 2
+
+
+def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: Callable[[], list[str]]) -> None:
+    answers = ["1", "endless", "2", "endless"]
+    completions = [Completion((7,), rf"\boxed{{{answer}}}", (0.0,), "stop") for answer in answers]
+    sampled = [(Problem("p", "q", "1"), (5,), completion) for completion in completions]
+    config = GrpoConfig(rollout_batch_size=4, train_batch_size=4, group_size=2, gradient_accumulation_steps=1)
+    batch, metrics = score_rollouts(config, sampled, partial(score_batch, "question_only"))
+    assert batch.raw_rewards.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert [rollout.timed_out for rollout in batch.rollouts] == [False, True, False, True]
+    assert metrics["train/grader_timeouts"] == 2
+    assert summarize(score_sampled(partial(score_batch, "question_only"), sampled))["grader_timeouts"] == 2
+    assert sorted(calls()) == ["1", "2", "endless", "endless"]  # each once a batch: nothing is graded one by one
+
+
+def test_any_reward_function_makes_a_batch() -> None:
+    def share_of_the_truth(response: str, truth: str) -> dict[str, float]:
+        return dict.fromkeys(FULL, len(response) / len(truth))
+
+    scored = score_each(share_of_the_truth, ["a", "abc"], ["abcd", "abc"])
+    assert [reward["reward"] for reward in scored.rewards] == [0.25, 1.0]
+    assert (scored.out_of_time, scored.timed_out) == ([False, False], 0)
+    with pytest.raises(ValueError, match="zip"):
+        score_each(share_of_the_truth, ["a"], [])

@@ -13,7 +13,7 @@ import pytest
 from grpo import paths
 from grpo.errors import UserError
 from grpo.records import Problem, read_examples, write_records
-from grpo.rewards import r1_zero_reward_fn
+from grpo.rewards import ScoredBatch, r1_zero_reward_fn
 from grpo.sections import ArithmeticTask, GeneratedTraces, HubTraces, JsonlTraces
 from grpo.study import Study, load_study, read_yaml
 from grpo.tasks.arithmetic import load
@@ -151,6 +151,18 @@ def test_a_file_of_traces_is_rewarded_and_reported(study: Study) -> None:
     assert json.loads(paths.SFT_REPORT.read_text()) == report | {"digest": digest}
     write_rows(*ROWS[:4])
     assert build_sft_dataset(study)["digest"] != digest
+
+
+def test_a_trace_with_part_of_the_reward_is_not_right(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = [(1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (0.5, 0.5), (0.0, 0.0)]
+    scored = ScoredBatch(
+        [{"format_reward": form, "answer_reward": all_, "reward": all_} for form, all_ in rewards], [False] * 5
+    )
+    monkeypatch.setattr("grpo.tasks.sft_dataset.score_batch", lambda *_: scored)
+    write_rows(*ROWS)
+    report = build_sft_dataset(study)
+    assert (report["correct"], report["wrong_answer"], report["wrong_form"]) == (1, 2, 2)
+    assert [example.reward for example in read_examples(paths.SFT_EXAMPLES)] == [1.0, 0.5, 0.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("question", [QUESTION, QUESTION.upper(), QUESTION.replace(" ", "  "), QUESTION.replace(". ", ".\n")])

@@ -260,3 +260,12 @@ def test_different_problem_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="30 and 29"):
         two_level_difference(np.zeros((2, 30)), np.zeros((2, 29)))
     two_level_difference(np.zeros((2, 30)), np.zeros((5, 30)), resamples=10)  # the numbers of runs may differ
+
+
+def test_wilson_covers_the_mean_of_partial_rewards() -> None:
+    """Scores in {0, .5, 1} vary less than 0 and 1 with the same mean, so 95% intervals hold it at least as often."""
+    generator = np.random.default_rng(0)
+    scores = generator.choice([0.0, 0.5, 1.0], p=[0.2, 0.5, 0.3], size=(4000, 50))
+    intervals = [wilson_interval(total, 50) for total in scores.sum(axis=1)]
+    covered = np.mean([low <= 0.55 <= high for low, high in intervals])
+    assert covered > 0.98

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,8 @@ from grpo.errors import UserError
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.records import Problem, write_records
-from grpo.rewards import REWARD_FNS
+from grpo.rewards import ScoredBatch, score_each
+from grpo.rollout.make import make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.sections import Experiment, LocalModel
 from grpo.study import Study, read_yaml
@@ -83,6 +85,8 @@ def contains_a_t(text: str, _: str) -> dict[str, float]:
     return {"reward": found, "format_reward": 1.0, "answer_reward": found}
 
 
+SCORE = partial(score_each, contains_a_t)
+
 CONFIG = GrpoConfig(
     n_grpo_steps=20,
     learning_rate=1e-2,
@@ -117,8 +121,9 @@ def train(
     model = copy.deepcopy(model)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     engine, learner = TransformersEngine(model, tokenizer), Learner(model, config, tokenizer.pad_token_id)
+    score = partial(score_each, reward)
     train_grpo(
-        config, seed, problems(20), tokenizer, engine, learner, reward, lambda step, updates: False, log, never_saved(folder)
+        config, seed, problems(20), tokenizer, engine, learner, score, lambda step, updates: False, log, never_saved(folder)
     )
     log.close()
     return model, log
@@ -135,7 +140,8 @@ def same_weights(a: Any, b: Any) -> bool:
 
 HISTORY = [
     *("step", "update", "train/reward", "train/format_reward", "train/answer_reward", "train/zero_signal_fraction"),
-    *("train/response_length", "train/response_length_max", "train/cut_off", "loss", "gradient_norm", "token_entropy"),
+    *("train/response_length", "train/response_length_max", "train/cut_off", "train/grader_timeouts", "loss"),
+    *("gradient_norm", "token_entropy"),
     *(
         "clip_fraction",
         "ratio_mean",
@@ -259,7 +265,7 @@ def test_the_loop_ends_when_validation_says_so(model: Any, tokenizer: Any, tmp_p
         called.append((step, [update["gradient_norm"] for update in updates]))
         return step in {0, 3}  # what is said before the first step ends nothing
 
-    train_grpo(CONFIG, 0, problems(20), tokenizer, engine, learner, contains_a_t, validate, log, never_saved(tmp_path))
+    train_grpo(CONFIG, 0, problems(20), tokenizer, engine, learner, SCORE, validate, log, never_saved(tmp_path))
     log.close()
     rows = read_csv(tmp_path / "history.csv")
     assert [row["step"] for row in rows] == [1, 2, 3]  # the last step is recorded too
@@ -321,9 +327,7 @@ def tracked(tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factor
         log = RunLog(folder, mlflow)
         engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
         validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None)
-        train_grpo(
-            run.config, run.seed, problems(20), tokenizer, engine, learner, contains_a_t, validate, log, never_saved(folder)
-        )
+        train_grpo(run.config, run.seed, problems(20), tokenizer, engine, learner, SCORE, validate, log, never_saved(folder))
         log.close()
         (folder / "note.txt").write_text("kept")
         mlflow.artifact(folder / "note.txt")
@@ -339,7 +343,7 @@ def test_evaluation_comes_first_every_few_steps_and_last(tracked: Tracked) -> No
     rows = read_csv(tracked.folder / "validation.csv")
     assert [row["step"] for row in rows] == [0, 2, 4, 5]
     columns = ["val/reward", "val/format_reward", "val/answer_reward", "val/response_length", "val/cut_off"]
-    looked_at = ["val/token_entropy", "val/response_length_correct", "val/response_length_incorrect"]
+    looked_at = ["val/grader_timeouts", "val/token_entropy", "val/response_length_correct", "val/response_length_incorrect"]
     assert list(rows[0]) == ["step", "update", *columns, *looked_at]
     assert all(0 <= row["val/cut_off"] <= 1 and 1 <= row["val/response_length"] <= 6 for row in rows)
     # a mean over six problems
@@ -420,6 +424,85 @@ def test_a_tracking_server_that_fails_does_not_fail_the_run(
     assert "MLFLOW_TRACKING_URI" in capsys.readouterr().err
 
 
+# ------------------------------------------------------------------------------------------------------------- validation
+
+
+class RemembersCalls(TransformersEngine):
+    """Notes the sampling settings and the seed of each call."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.asked: list[tuple[int, int]] = []
+
+    def generate(self, prompts: Any, params: Any, n: int, seed: int) -> Any:
+        self.asked.append((params.max_tokens, seed))
+        return super().generate(prompts, params, n, seed)
+
+
+UPDATE = {"skipped_update": 0.0, "token_entropy": 1.0}
+
+
+def evaluated(study: Study, run: EffectiveRun, model: Any, tokenizer: Any, folder: Path) -> tuple[RemembersCalls, RunLog]:
+    """Evaluate at the steps 0, 2 and 4 of a run that does not train; the engine and the log."""
+    folder.mkdir()
+    engine, learner = RemembersCalls(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
+    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
+    validate = Validation(study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None)
+    for step in (0, 2, 4):
+        validate(step, [UPDATE] if step else [])
+    log.close()
+    return engine, log
+
+
+@pytest.mark.parametrize(("evaluation", "training", "used"), [(12, 6, 6), (4, 6, 4)])
+def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
+    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, evaluation: int, training: int, used: int
+) -> None:
+    """And the evaluation's own limit holds where it is the smaller one."""
+    study = tiny_study.model_copy(
+        update={
+            "grpo": tiny_study.grpo.model_copy(update={"sampling_max_tokens": training}),
+            "evaluation": tiny_study.evaluation.model_copy(update={"max_tokens": evaluation}),
+        }
+    )
+    engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "run")
+    assert [limit for limit, _ in engine.asked] == [used] * 3
+    assert all(row["val/response_length"] <= used and row["val/cut_off"] > 0 for row in log.validations)
+
+
+def test_every_evaluation_of_every_run_draws_alike(tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """A policy that has not changed is measured the same again; another run's seed has no part in it, the study's has."""
+    study = tiny_study.model_copy(update={"seeds": [0, 1]})
+    other_seed = effective_run(study, "grpo_learning_rate", "slow", 1, [])
+    engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "one")
+    again, _ = evaluated(study, other_seed, model, tokenizer, tmp_path / "other")
+    assert len(set(engine.asked + again.asked)) == 1
+    first, *later = [{key: value for key, value in row.items() if key.startswith("val/")} for row in log.validations]
+    assert [str(row) for row in later] == [str(first)] * 2  # by their text, as NaN is not equal to NaN
+    elsewhere = study.model_copy(update={"evaluation": study.evaluation.model_copy(update={"seed": 5})})
+    moved, _ = evaluated(elsewhere, tiny_run(elsewhere), model, tokenizer, tmp_path / "moved")
+    assert not {seed for _, seed in moved.asked} & {seed for _, seed in engine.asked}
+
+
+def test_answers_that_ran_out_of_time_are_counted_in_history_and_validation(
+    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def every_third_is_late(responses: Sequence[str], truths: Sequence[Any]) -> ScoredBatch:
+        return ScoredBatch(SCORE(responses, truths).rewards, [i % 3 == 0 for i in range(len(responses))])
+
+    monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", lambda prompt, *pairs: every_third_is_late(*pairs))
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    run = tiny_run(tiny_study)
+    engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
+    validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None)
+    config = run.config.model_copy(update={"n_grpo_steps": 2})
+    train_grpo(config, 0, problems(20), tokenizer, engine, learner, every_third_is_late, validate, log, never_saved(tmp_path))
+    log.close()
+    history, validation = (read_csv(tmp_path / name) for name in ("history.csv", "validation.csv"))
+    assert [row["train/grader_timeouts"] for row in history] == [22] * 4  # of 64, in each of two updates of two steps
+    assert [row["val/grader_timeouts"] for row in validation] == [2] * 2  # of 6
+
+
 # ------------------------------------------------------------------------------------------------- gradient checkpointing
 
 
@@ -453,6 +536,41 @@ def test_gradient_checkpointing_computes_activations_twice(
     assert calls.with_gradient == (4 if checkpointing else 2)  # two layers, one microbatch
 
 
+def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
+    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting vLLM switches the stream that autograd's hooks are made on; and the engine gets the run's own settings."""
+    from grpo.training import run as run_module
+    from grpo.training import session as session_module
+
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(paths.MODEL, model, tokenizer)
+    write_records(paths.TRAIN, problems(20))
+    write_records(paths.VALIDATION, problems(6))
+    monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
+    models, hooked, configs = [], [], []
+
+    def noting(study: Study, folder: Path, model: Any, tokenizer: Any, check_weights: bool, config: Any) -> Any:
+        models.append(model)
+        hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()))
+        configs.append(config)
+        return make_engine(study, folder, model, tokenizer, check_weights, config)
+
+    monkeypatch.setattr(session_module, "make_engine", noting)
+    arms = {"grpo_learning_rate": Experiment(arms={"slow": {"gpu_memory_utilization": 0.3}})}
+    study = tiny_study.model_copy(
+        update={
+            "grpo": tiny_study.grpo.model_copy(update={"n_grpo_steps": 1}),
+            "learner": tiny_study.learner.model_copy(update={"dtype": "bfloat16"}),  # with hooks
+            "experiments": arms,
+        }
+    )
+    run_module.train_run(study, tiny_run(study))
+    assert hooked == [False]
+    assert all(parameter._post_accumulate_grad_hooks for parameter in models[0].parameters())  # as the learner left them
+    assert configs[0].gpu_memory_utilization == 0.3
+
+
 # ------------------------------------------------------------------------------------------------------------ checkpoints
 
 RIGHT = [1, 2, 4, 1]  # of six problems, in the evaluations after 0, 2, 4 and 5 steps
@@ -470,7 +588,7 @@ def session(
     write_records(paths.TRAIN, problems(20))
     write_records(paths.VALIDATION, problems(6))
     monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
-    monkeypatch.setitem(REWARD_FNS, "question_only", contains_a_t)
+    monkeypatch.setattr("grpo.training.session.score_batch", lambda prompt, *pairs: SCORE(*pairs))
 
     def run_it(
         experiment: str = "grpo_learning_rate",
@@ -482,10 +600,10 @@ def session(
     ) -> tuple[EffectiveRun, Path]:
         counts = iter(right)
 
-        def scored(_: str, texts: list[str], truths: list[str]) -> SimpleNamespace:
+        def scored(_: str, texts: list[str], truths: list[str]) -> ScoredBatch:
             n = next(counts)
             answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(texts))]
-            return SimpleNamespace(rewards=answers, timed_out=0)
+            return ScoredBatch(answers, [False] * len(texts))
 
         monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", scored)
         arms = {

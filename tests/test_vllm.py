@@ -176,11 +176,6 @@ def test_a_folder_without_a_model_cannot_be_served(tmp_path: Path) -> None:
         VllmEngine(tmp_path, None, "float32", "cpu", 0.5, 8)
 
 
-def test_sleeping_is_for_gpus(served: Any) -> None:
-    with pytest.raises(UserError, match=r"engine\.sleep_level: vLLM can only sleep on a GPU"):
-        VllmEngine(served.folder, None, "float32", "cpu", 0.5, 8, sleep_level=1)
-
-
 def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path) -> None:
     from vllm import SamplingParams as VllmSamplingParams
 

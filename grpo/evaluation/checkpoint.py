@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,9 +13,10 @@ from grpo import paths
 from grpo.cpu import start_threads
 from grpo.effective import digest
 from grpo.errors import UserError
-from grpo.evaluation.evaluate import CATEGORIES, category, evaluate, evaluation_sampling, summarize
+from grpo.evaluation.evaluate import OTHER, category, count_categories, evaluate, evaluation_sampling, summarize
 from grpo.evaluation.statistics import wilson_interval
 from grpo.files import files_digest, write_text
+from grpo.inputs import EVALUATION_CODE, code_digests
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.records import Problem, Rollout, read_problems
@@ -24,9 +24,9 @@ from grpo.rewards import REWARD_FNS, read_answer
 from grpo.rollout.make import make_engine
 from grpo.study import Study
 from grpo.tasks.keyword_dataset import read_keyword_problems
+from grpo.tasks.prompts import load_prompt
 
 EXAMPLES_OF_EACH = 10
-_CODE = ("evaluation", "models", "rewards", "rollout")  # rooms whose code decides what an evaluation's chunks hold
 
 
 class CheckpointEvaluator:
@@ -68,9 +68,10 @@ class CheckpointEvaluator:
                 files_digest(self.checkpoint),
                 [asdict(problem) for problem in problems],
                 [prompt, n, self.study.threads, self.study.engine.model_dump()],
+                load_prompt(prompt),
                 asdict(evaluation_sampling(self.study.evaluation, prompt)),
                 self.study.evaluation.seed,
-                [files_digest(Path(__file__).parent.parent / room) for room in _CODE],
+                code_digests(Path(__file__).parents[2], EVALUATION_CODE),
             ]
         )
 
@@ -110,10 +111,9 @@ def evaluate_any(study: Study, checkpoint: Path, prompt: str, n_problems: int | 
 
 
 def _metrics(rollouts: list[Rollout]) -> dict[str, Any]:
-    counts = Counter(category(r.rewards) for r in rollouts)
     return {
         "problems": len(rollouts),
-        "categories": {name: counts[name] for name in CATEGORIES},
+        "categories": count_categories([category(r.rewards) for r in rollouts]),
         **summarize(rollouts),
         "accuracy": _accuracy(rollouts),
         "accuracy_by_level": _accuracy_by(rollouts, lambda r: str(r.problem.level)),
@@ -145,6 +145,7 @@ def _record(prompt: str, rollout: Rollout, tokenizer: Any) -> dict[str, Any]:
         "ground_truth": rollout.problem.ground_truth,
         "category": category(rollout.rewards),
         **rollout.rewards,
+        "timed_out": rollout.timed_out,
         "finish_reason": rollout.completion.finish_reason,
         "response_length": len(rollout.completion.token_ids),
     }
@@ -154,6 +155,7 @@ _QUESTION_OF = {
     "format 1, answer 1": "Is the answer right for the right reason?",
     "format 1, answer 0": "Is the answer truly wrong, or does the grader misread it?",
     "format 0, answer 0": "Did the model leave the form, or does the parser miss it?",
+    OTHER: "Does it deserve the part of the reward that it got?",
 }
 
 
@@ -161,7 +163,7 @@ def examples_to_read(prompt: str, records: list[dict[str, Any]]) -> str:
     """A page on which a person can judge parser against model: examples of each outcome, spread over the whole evaluation."""
     lines = [f"# Examples under the {prompt} prompt", ""]
     lines += ["The arrow ⟶ stands where the prompt ends and the model's own text begins.", ""]
-    for name in CATEGORIES:
+    for name in count_categories([r["category"] for r in records]):
         of_kind = [r for r in records if r["category"] == name]
         step = max(1, len(of_kind) // EXAMPLES_OF_EACH)
         shown = of_kind[::step][:EXAMPLES_OF_EACH]

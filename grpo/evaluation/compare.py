@@ -24,7 +24,8 @@ def compare_files(first: Path, second: Path) -> str:
         )
     pairs = [(scores[0][problem], scores[1][problem]) for problem in scores[0]]
     result = paired_bootstrap([a for a, _ in pairs], [b for _, b in pairs])
-    only_first, only_second = (sum(pair == kind for pair in pairs) for kind in ((1.0, 0.0), (0.0, 1.0)))
+    only_first = sum(a == 1.0 and b < 1.0 for a, b in pairs)
+    only_second = sum(a < 1.0 and b == 1.0 for a, b in pairs)
     apart = result["low"] > 0 or result["high"] < 0
     verdict = "the interval does not hold 0" if apart else "the interval holds 0: no difference can be told"
     return (

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from tqdm import tqdm
 
 from grpo.files import write_text
 from grpo.records import Completion, Problem, Rollout
-from grpo.rewards import RewardFn, score_batch
+from grpo.rewards import RewardFn, ScoreFn, score_batch
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
 from grpo.sections import Evaluation
 from grpo.tasks.prompts import format_prompt, load_prompt
@@ -26,6 +28,7 @@ CATEGORIES = {
     "format 1, answer 0": (1.0, 0.0),
     "format 0, answer 0": (0.0, 0.0),
 }
+OTHER = "other rewards"  # the category of a reward function that also gives parts of a reward
 
 
 def evaluation_sampling(evaluation: Evaluation, prompt: str) -> SamplingParams:
@@ -83,11 +86,27 @@ def _score(
     prompt: str, problems: Sequence[Problem], prompt_ids: Sequence[tuple[int, ...]], groups: Sequence[Sequence[Completion]]
 ) -> list[list[Rollout]]:
     sampled = [(p, ids, c) for p, ids, group in zip(problems, prompt_ids, groups, strict=True) for c in group]
-    scored = score_batch(prompt, [c.text for _, _, c in sampled], [p.ground_truth for p, _, _ in sampled])
-    if scored.timed_out:
-        print(f"warning: {scored.timed_out} answers took the grader too long and count as wrong", file=sys.stderr)
-    rollouts = iter([Rollout(p, ids, c, s) for (p, ids, c), s in zip(sampled, scored.rewards, strict=True)])
-    return [[next(rollouts) for _ in group] for group in groups]
+    rollouts = score_sampled(partial(score_batch, prompt), sampled)
+    if late := grader_timeouts(rollouts):
+        print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
+    each = iter(rollouts)
+    return [[next(each) for _ in group] for group in groups]
+
+
+def score_sampled(score: ScoreFn, sampled: Sequence[tuple[Problem, tuple[int, ...], Completion]]) -> list[Rollout]:
+    """Reward completions, all at once; training and evaluation both do it here.
+
+    Args:
+        sampled: each completion with its question and its prompt's token ids.
+    """
+    scored = score([completion.text for _, _, completion in sampled], [question.ground_truth for question, _, _ in sampled])
+    each = zip(sampled, scored.rewards, scored.out_of_time, strict=True)
+    return [Rollout(question, ids, completion, rewards, late) for (question, ids, completion), rewards, late in each]
+
+
+def grader_timeouts(rollouts: Sequence[Rollout]) -> int:
+    """How many answers took the grader too long."""
+    return sum(rollout.timed_out for rollout in rollouts)
 
 
 def _as_json(rollout: Rollout) -> dict[str, Any]:
@@ -96,6 +115,7 @@ def _as_json(rollout: Rollout) -> dict[str, Any]:
         **asdict(rollout.completion),
         "prompt_ids": rollout.prompt_ids,
         "rewards": rollout.rewards,
+        "timed_out": rollout.timed_out,
     }
 
 
@@ -123,25 +143,34 @@ def _read_chunk(path: Path, problems: Sequence[Problem]) -> list[list[Rollout]] 
 def _from_json(problem: Problem, record: dict[str, Any]) -> Rollout:
     if record.pop("problem") != problem.id:
         raise ValueError("another problem's completion")
-    prompt_ids, rewards = tuple(record.pop("prompt_ids")), record.pop("rewards")
+    prompt_ids, rewards, timed_out = tuple(record.pop("prompt_ids")), record.pop("rewards"), record.pop("timed_out")
     ids, log_probs = tuple(record.pop("token_ids")), tuple(record.pop("log_probs"))
-    return Rollout(problem, prompt_ids, Completion(token_ids=ids, log_probs=log_probs, **record), rewards)
+    return Rollout(problem, prompt_ids, Completion(token_ids=ids, log_probs=log_probs, **record), rewards, timed_out)
 
 
 def category(rewards: dict[str, float]) -> str:
-    """Which of the three outcomes (handout, ``math_baseline``) a completion's rewards are."""
+    """Which of the three outcomes (handout, ``math_baseline``) a completion's rewards are, or OTHER."""
     pair = (rewards["format_reward"], rewards["answer_reward"])
-    return next(name for name, values in CATEGORIES.items() if values == pair)
+    return next((name for name, values in CATEGORIES.items() if values == pair), OTHER)
+
+
+def count_categories(categories: Sequence[str]) -> dict[str, int]:
+    """How often each outcome occurs; OTHER is named only where it does."""
+    counts = Counter(categories)
+    return {name: counts[name] for name in (*CATEGORIES, *([OTHER] if counts[OTHER] else []))}
 
 
 def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Means over ``rollouts``: the three rewards, response length (tokens), and the share cut off by the token limit."""
+    """Means over ``rollouts``: the three rewards, response length (tokens), and the share cut off by the token limit; and how
+    many answers took the grader too long.
+    """
     n = len(rollouts)
     means = {key: sum(r.rewards[key] for r in rollouts) / n for key in ("reward", "format_reward", "answer_reward")}
     lengths = [len(r.completion.token_ids) for r in rollouts]
     return means | {
         "response_length": sum(lengths) / n,
         "cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / n,
+        "grader_timeouts": grader_timeouts(rollouts),
     }
 
 

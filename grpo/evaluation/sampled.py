@@ -43,15 +43,15 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
 
 
 def estimates(settings: BestOfN, prompt: str, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
-    """All numbers of one prompt's samples.
+    """All numbers of one prompt's samples; one is right, or has the form, if it has all of the reward for that.
 
     Raises:
         ValueError: pass@1 and Best@1 differ. Choosing among one sample is no choice, so one of the estimators is wrong.
     """
-    correct = np.array([[r.rewards["answer_reward"] for r in group] for group in groups])
+    correct = np.array([[float(r.rewards["answer_reward"] == 1.0) for r in group] for group in groups])
     scores = np.array([[mean_log_prob(r) for r in group] for group in groups])
     lengths = np.array([[len(r.completion.token_ids) for r in group] for group in groups], dtype=float)
-    formed = np.array([[r.rewards["format_reward"] for r in group] for group in groups])
+    formed = np.array([[float(r.rewards["format_reward"] == 1.0) for r in group] for group in groups])
     votes = np.array(votes_of([[read_answer(prompt, r.completion.text) for r in group] for group in groups]))
     by_n = {
         str(n): {

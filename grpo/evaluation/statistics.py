@@ -16,8 +16,11 @@ Z80 = 0.8416212335729143  # 80% quantile
 def wilson_interval(successes: float, n: int, z: float = Z95) -> tuple[float, float]:
     """Score interval for a proportion (Wilson 1927, JASA 22:209).
 
+    Of numbers that lie between 0 and 1, such as partial rewards, it is too wide if anything: with mean p their variance is at
+    most the p(1 - p) that it reckons with (Bhatia and Davis 2000, American Mathematical Monthly 107:353).
+
     Args:
-        successes: how many of ``n`` succeeded.
+        successes: how many of ``n`` succeeded, or the sum of the ``n`` numbers.
 
     Returns:
         lower and upper end, within 0..1.

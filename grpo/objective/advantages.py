@@ -53,11 +53,25 @@ def compute_group_normalized_rewards(
         repeated_ground_truths: for each response, its question's ground truth.
 
     Returns:
-        advantages and raw rewards, each (n_groups * group_size,), and metadata: means of the three rewards, their spread,
-        ``zero_signal_fraction`` (groups in which all rewards are equal, so that they train nothing), and ``scores``, the
-        reward function's answers one by one.
+        what :func:`normalize_scores` returns; the metadata also hold ``scores``, the reward function's answers one by one.
     """
     scores = [reward_fn(r, t) for r, t in zip(rollout_responses, repeated_ground_truths, strict=True)]
+    advantages, raw_rewards, metadata = normalize_scores(scores, group_size, advantage_eps, normalize_by_std)
+    return advantages, raw_rewards, metadata | {"scores": scores}
+
+
+def normalize_scores(
+    scores: Sequence[dict[str, float]], group_size: int, advantage_eps: float, normalize_by_std: bool
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Normalise the rewards of scored responses within each group.
+
+    Args:
+        scores: ``reward``, ``format_reward`` and ``answer_reward`` of each response, those of a group side by side.
+
+    Returns:
+        advantages and raw rewards, each (n_groups * group_size,), and metadata: means of the three rewards, their spread, and
+        ``zero_signal_fraction`` (groups in which all rewards are equal, so that they train nothing).
+    """
     raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float32)
     advantages = normalize_within_groups(raw_rewards, group_size, advantage_eps, normalize_by_std)
     groups = raw_rewards.view(-1, group_size)
@@ -69,6 +83,5 @@ def compute_group_normalized_rewards(
         "format_reward": sum(score["format_reward"] for score in scores) / len(scores),
         "answer_reward": sum(score["answer_reward"] for score in scores) / len(scores),
         "zero_signal_fraction": (groups == groups[:, :1]).all(dim=1).float().mean().item(),
-        "scores": scores,
     }
     return advantages, raw_rewards, metadata

@@ -10,14 +10,14 @@ KINDS = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 
 
 def zero_shot_table(baseline: dict[str, Any]) -> str:
-    """The three outcome categories under each prompt."""
-    names = list(next(iter(baseline.values()))["categories"])
+    """The three outcome categories under each prompt, and other rewards where there are any."""
+    names = max((list(values["categories"]) for values in baseline.values()), key=len)
     lines = [
         "| prompt | problems | " + " | ".join(names) + " | answer reward (95% interval) | mean response length |",
         "|---|---|" + "---|" * (len(names) + 2),
     ]
     for prompt, values in baseline.items():
-        counts = " | ".join(str(values["categories"][name]) for name in names)
+        counts = " | ".join(str(values["categories"].get(name, 0)) for name in names)
         length = f"{values['response_length']:.1f}"
         lines.append(f"| {prompt} | {values['problems']} | {counts} | {format_interval(values['accuracy'])} | {length} |")
     return "\n".join(lines) + "\n"

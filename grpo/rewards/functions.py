@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Rational, Real
+from typing import Any
 
 from grpo.errors import UserError
 from grpo.rewards.extract import last_boxed
@@ -17,6 +18,9 @@ SingleTruth = str | int | float | Fraction
 GroundTruth = SingleTruth | Sequence[SingleTruth]
 """A short answer, or a list or tuple of those of which one must be met."""
 RewardFn = Callable[..., dict[str, float]]
+ScoreFn = Callable[[Sequence[str], Sequence[Any]], "ScoredBatch"]
+"""Rewards many responses at once, given a ground truth for each: :func:`score_batch` or :func:`score_each`, bound to a prompt
+or a reward function by :func:`functools.partial`."""
 
 _ANSWER_FORM = "</think> <answer>"
 _EXAMPLE = "</think> <answer> answer here </answer>"
@@ -25,10 +29,20 @@ _EXAMPLE = "</think> <answer> answer here </answer>"
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """What :func:`score_batch` returns: rewards in the order of the responses, and how many answers ran out of time."""
+    """What a :data:`ScoreFn` returns.
+
+    Attributes:
+        rewards: of each response.
+        out_of_time: for each response whether the grader ran out of time on its answer, which then counts as wrong.
+    """
 
     rewards: list[dict[str, float]]
-    timed_out: int
+    out_of_time: list[bool]
+
+    @property
+    def timed_out(self) -> int:
+        """How many answers ran out of time."""
+        return sum(self.out_of_time)
 
 
 def r1_zero_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = True) -> dict[str, float]:
@@ -94,18 +108,24 @@ def score_batch(prompt: str, responses: Sequence[str], ground_truths: Sequence[G
     if len(responses) != len(ground_truths):
         raise UserError(f"There are {len(responses)} responses but {len(ground_truths)} ground truths; they must match.")
     if prompt not in _READERS:
-        return ScoredBatch([REWARD_FNS[prompt](*pair) for pair in zip(responses, ground_truths, strict=True)], 0)
+        return score_each(REWARD_FNS[prompt], responses, ground_truths)
     answers = [_READERS[prompt](response) for response in responses]
     truths = [_alternatives(ground_truth) for ground_truth in ground_truths]
     pairs = [(a, truth) for a, ts in zip(answers, truths, strict=True) if a is not None for truth in ts]
     verdicts = dict(zip(pairs, grade_batch(pairs), strict=True))
-    rewards, timed_out = [], 0
+    rewards, out_of_time = [], []
     for answer, alternatives in zip(answers, truths, strict=True):
         found = [] if answer is None else [verdicts[answer, truth] for truth in alternatives]
         right = any(verdict.equal for verdict in found)
-        timed_out += not right and any(verdict.timed_out for verdict in found)
+        out_of_time.append(not right and any(verdict.timed_out for verdict in found))
         rewards.append(_rewards(answer is not None, right))
-    return ScoredBatch(rewards, timed_out)
+    return ScoredBatch(rewards, out_of_time)
+
+
+def score_each(reward_fn: RewardFn, responses: Sequence[str], ground_truths: Sequence[Any]) -> ScoredBatch:
+    """Reward many responses by any reward function, one by one; what ran out of time cannot be told."""
+    rewards = [reward_fn(*pair) for pair in zip(responses, ground_truths, strict=True)]
+    return ScoredBatch(rewards, [False] * len(rewards))
 
 
 def read_answer(prompt: str, response: str) -> str | None:

@@ -5,18 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from grpo.config import GrpoConfig, RunConfig
 from grpo.errors import UserError
 from grpo.rollout.engine import Engine
 from grpo.study import Study
 
 
-def make_engine(study: Study, folder: Path, model: Any, tokenizer: Any, check_weights: bool = False) -> Engine:
+def make_engine(
+    study: Study,
+    folder: Path,
+    model: Any,
+    tokenizer: Any,
+    check_weights: bool = False,
+    config: RunConfig | None = None,
+) -> Engine:
     """An engine that samples with ``model``'s weights.
 
     Args:
         folder: the checkpoint that ``model`` was loaded from.
         model: None with vLLM samples with the folder's weights.
         check_weights: with vLLM, compare checksums after each update.
+        config: of the run that samples; None in the stages that only evaluate.
 
     Raises:
         UserError: an engine that cannot be started.
@@ -28,6 +37,8 @@ def make_engine(study: Study, folder: Path, model: Any, tokenizer: Any, check_we
                 f"params.yaml: engine.device ({engine.device}): vLLM takes the first GPU it sees. Set it to cuda:0, and "
                 "learner.device to cuda:1 for a GPU each."
             )
+        if engine.sleep_level and engine.device == "cpu":
+            raise UserError("params.yaml: engine.sleep_level: vLLM can only sleep on a GPU. Set it to 0.")
         from grpo.rollout.vllm_engine import VllmEngine
 
         return VllmEngine(
@@ -35,9 +46,9 @@ def make_engine(study: Study, folder: Path, model: Any, tokenizer: Any, check_we
             model,
             engine.dtype,
             engine.device,
-            study.grpo.gpu_memory_utilization,
+            memory_share(study, config),
             engine.max_batch_size,
-            engine.sleep_level,
+            sleeps(study, follows_policy=model is not None),
             check_weights,
         )
     if engine.device != learner.device:
@@ -48,3 +59,21 @@ def make_engine(study: Study, folder: Path, model: Any, tokenizer: Any, check_we
     from grpo.rollout.transformers_engine import TransformersEngine
 
     return TransformersEngine(model, tokenizer, engine.max_batch_size)
+
+
+def memory_share(study: Study, config: RunConfig | None) -> float:
+    """Share of the GPU's memory that vLLM takes: the GRPO run's own, and the study's for all others, which have none."""
+    return (config if isinstance(config, GrpoConfig) else study.grpo).gpu_memory_utilization
+
+
+def sleeps(study: Study, follows_policy: bool) -> bool:
+    """Whether vLLM gives its memory back between two calls, so that the learner has it meanwhile.
+
+    That takes a learner on the same GPU, whose weights are put in on waking. A stage that only evaluates has none, nor has an
+    asynchronous run's generator, which works while the learner does.
+
+    Args:
+        follows_policy: the engine samples with the weights of a model in this process.
+    """
+    engine, learner = ("cuda:0" if device == "cuda" else device for device in (study.engine.device, study.learner.device))
+    return study.engine.sleep_level > 0 and follows_policy and engine == learner

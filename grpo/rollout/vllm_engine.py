@@ -15,7 +15,7 @@ import torch
 
 from grpo.errors import UserError
 from grpo.records import Completion
-from grpo.rollout.engine import SamplingParams, require_room
+from grpo.rollout.engine import SamplingParams, derive_seed, require_room
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
 
 
@@ -27,8 +27,8 @@ class VllmEngine:
         model: the policy, whose weights are put into vLLM at once and at each :meth:`synchronize`; None keeps the folder's.
         gpu_memory_utilization: share of the GPU's memory that vLLM may take.
         max_batch_size: sequences decoded at once.
-        sleep_level: 0 keeps vLLM's memory; 1 gives it back while nothing is sampled, with the weights kept in the CPU's memory;
-            2 throws the weights away too. GPU only.
+        sleep: give vLLM's memory back while nothing is sampled. Its weights are thrown away (level 2), since ``model``'s are
+            put in on waking. GPU only, and with a model.
         check_weights: compare checksums of vLLM's weights and the policy's whenever these were put in.
 
     Raises:
@@ -43,7 +43,7 @@ class VllmEngine:
         device: str,
         gpu_memory_utilization: float,
         max_batch_size: int,
-        sleep_level: int = 0,
+        sleep: bool = False,
         check_weights: bool = False,
     ):
         # In this process, so that weights are handed over as they are, and sampling draws from torch's generator.
@@ -58,14 +58,10 @@ class VllmEngine:
                 f"params.yaml: engine.name: vllm cannot be imported ({error}). Install it with `pip install -e .[vllm]` "
                 "(README, On GPUs), or set engine.name to transformers."
             ) from error
-        if sleep_level and device == "cpu":
-            raise UserError("params.yaml: engine.sleep_level: vLLM can only sleep on a GPU. Set it to 0.")
-        self._policy, self._sleep_level, self._check = model, sleep_level, check_weights
+        self._policy, self._device, self._sleep, self._check = model, device, sleep, check_weights
         self.policy_version = 0
         self._awake = True
-        gpu = (
-            {} if device == "cpu" else {"gpu_memory_utilization": gpu_memory_utilization, "enable_sleep_mode": sleep_level > 0}
-        )
+        gpu = {} if device == "cpu" else {"gpu_memory_utilization": gpu_memory_utilization, "enable_sleep_mode": sleep}
         try:
             self._llm = LLM(
                 model=str(folder),
@@ -103,25 +99,15 @@ class VllmEngine:
 
         require_room(self.context, prompts, params.max_tokens)
         self._wake()
-        asked = VllmSamplingParams(
-            n=n,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            min_tokens=params.min_tokens,
-            max_tokens=params.max_tokens,
-            stop=list(params.stop),
-            include_stop_str_in_output=True,
-            logprobs=0,  # of the sampled token only
-        )
-        # One seed for the whole call: seeds of single requests do not work on CPU.
-        torch.manual_seed(seed)
+        asked = [VllmSamplingParams(**settings) for settings in request_settings(params, n, seed, self._device, len(prompts))]
+        torch.manual_seed(seed)  # all that decides on a CPU, and nothing on a GPU
         try:
             outputs = self._llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], asked, use_tqdm=False)
         except (torch.OutOfMemoryError, EngineDeadError) as error:
             raise UserError(
                 f"vLLM ended while it sampled ({type(error).__name__}: {str(error).splitlines()[0]}). If memory is short, "
                 "lower engine.max_batch_size, grpo.sampling_max_tokens or grpo.gpu_memory_utilization, or set "
-                "engine.sleep_level to 1; then run the same command again."
+                "engine.sleep_level to 2; then run the same command again."
             ) from error
         self._rest()
         return [[self._completion(one) for one in output.outputs] for output in outputs]
@@ -138,18 +124,43 @@ class VllmEngine:
 
     def _rest(self) -> None:
         """Give back the memory until the next call."""
-        if self._sleep_level:
-            self._llm.sleep(level=self._sleep_level)
+        if self._sleep:
+            self._llm.sleep(level=2)
             self._awake = False
 
     def _wake(self) -> None:
         """Take the memory again: room for weights, the weights, and only then room for keys and values."""
         if self._awake:
             return
+        torch.cuda.empty_cache()  # vLLM's memory is none of torch's, which may hold what the learner has left
         self._llm.wake_up(tags=["weights"])
-        if self._policy is None and self._sleep_level == 2:
-            self._llm.collective_rpc("reload_weights")
-        elif self._policy is not None:
-            self._put_weights()
+        self._put_weights()
         self._llm.wake_up(tags=["kv_cache"])
         self._awake = True
+
+
+def request_settings(params: SamplingParams, n: int, seed: int, device: str, prompts: int) -> list[dict[str, Any]]:
+    """The arguments of each prompt's ``vllm.SamplingParams``.
+
+    On a GPU vLLM draws from torch's generator no more, and each prompt has a seed of its own. Its i-th completion gets seed + i
+    there; seeds of prompts are 62 random bits, so that two of them are never that near, and none outgrows 63 bits. On a CPU
+    seeds of single requests fail ("CPU Generator does not use offset"), and torch's generator decides.
+
+    Args:
+        n: completions of each prompt.
+        seed: of the call.
+        prompts: how many there are.
+    """
+    shared = {
+        "n": n,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "min_tokens": params.min_tokens,
+        "max_tokens": params.max_tokens,
+        "stop": list(params.stop),
+        "include_stop_str_in_output": True,
+        "logprobs": 0,  # of the sampled token only
+    }
+    if device == "cpu":
+        return [shared] * prompts
+    return [shared | {"seed": derive_seed(seed, "prompt", i) >> 1} for i in range(prompts)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +44,14 @@ def build_sft_dataset(study: Study) -> dict[str, Any]:
     examples = [Example(*row, reward=score["reward"]) for row, score in zip(kept, rewards, strict=True)]
     with whole_folder(paths.SFT_EXAMPLES.parent) as folder:
         write_records(folder / paths.SFT_EXAMPLES.name, examples)
-    outcomes = Counter((score["format_reward"], score["reward"]) for score in rewards)
+    wrong = [score for score in rewards if score["reward"] < 1.0]
+    wrong_form = sum(score["format_reward"] < 1.0 for score in wrong)
     report = {
         "source": settings.source,
         "examples": len(examples),
-        "correct": outcomes[1.0, 1.0],
-        "wrong_answer": outcomes[1.0, 0.0],
-        "wrong_form": outcomes[0.0, 0.0],
+        "correct": len(examples) - len(wrong),
+        "wrong_answer": len(wrong) - wrong_form,
+        "wrong_form": wrong_form,
         "left_out_as_validation_question": len(rows) - len(kept),
         "digest": files_digest(paths.SFT_EXAMPLES),
     }

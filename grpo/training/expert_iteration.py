@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo.config import ExpertIterationConfig
-from grpo.evaluation.evaluate import encode_prompts
+from grpo.evaluation.evaluate import encode_prompts, grader_timeouts, score_sampled
 from grpo.records import Problem, Rollout
-from grpo.rewards import RewardFn
+from grpo.rewards import ScoreFn
 from grpo.rollout.engine import Engine, derive_seed
 from grpo.tracking import RunLog
 from grpo.training.learner import Learner
@@ -27,7 +27,7 @@ def train_by_expert_iteration(
     tokenizer: Any,
     engine: Engine,
     learner: Learner,
-    reward_fn: RewardFn,
+    score: ScoreFn,
     validate: Validation,
     log: RunLog,
     saved: SavedState,
@@ -47,11 +47,8 @@ def train_by_expert_iteration(
             groups = engine.generate(prompts, sampling, n=config.group_size, seed=derive_seed(seed, "rollout", step))
 
         with log.phase("scoring"):
-            rollouts = [
-                Rollout(question, prompt, completion, reward_fn(completion.text, question.ground_truth))
-                for question, prompt, group in zip(questions, prompts, groups, strict=True)
-                for completion in group
-            ]
+            sampled = [(q, p, c) for q, p, group in zip(questions, prompts, groups, strict=True) for c in group]
+            rollouts = score_sampled(score, sampled)
             correct = [rollout for rollout in rollouts if rollout.rewards["reward"] == 1.0]
 
         with log.phase("training"):
@@ -98,7 +95,9 @@ def fine_tune(config: ExpertIterationConfig, correct: Sequence[Rollout], learner
 
 
 def expert_metrics(rollouts: Sequence[Rollout], correct: Sequence[Rollout]) -> dict[str, float]:
-    """What is logged of a step's rollouts: rewards, how many are correct, questions solved, response lengths (tokens)."""
+    """What is logged of a step's rollouts: rewards, how many are correct, questions solved, response lengths (tokens), and how
+    many answers took the grader too long.
+    """
     n = len(rollouts)
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     return {
@@ -107,4 +106,5 @@ def expert_metrics(rollouts: Sequence[Rollout], correct: Sequence[Rollout]) -> d
         "train/solved": len({r.problem.id for r in correct}) / len({r.problem.id for r in rollouts}),
         "train/response_length": sum(lengths) / n,
         "train/cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / n,
+        "train/grader_timeouts": grader_timeouts(rollouts),
     }

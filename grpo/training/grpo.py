@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo.config import GrpoConfig
 from grpo.records import Problem
-from grpo.rewards import RewardFn
+from grpo.rewards import ScoreFn
 from grpo.rollout.engine import Engine
 from grpo.tracking import RunLog
 from grpo.training.learner import Learner
@@ -22,7 +22,7 @@ def train_grpo(
     tokenizer: Any,
     engine: Engine,
     learner: Learner,
-    reward_fn: RewardFn,
+    score: ScoreFn,
     validate: Callable[[int, list[dict[str, float]]], bool],
     log: RunLog,
     saved: SavedState,
@@ -32,6 +32,7 @@ def train_grpo(
     Args:
         problems: the training set.
         engine: samples with the policy's weights.
+        score: rewards the completions.
         validate: called with the step and its updates' metrics, before the first step and after each; decides itself when to
             evaluate, and returns True if the run is to end here.
         log: receives one row for each optimizer step and the time of each phase.
@@ -45,7 +46,7 @@ def train_grpo(
             sampled = sample_rollouts(config, seed, step, problems, tokenizer, engine)
 
         with log.phase("scoring"):
-            batch, metrics = score_rollouts(config, sampled, reward_fn)
+            batch, metrics = score_rollouts(config, sampled, score)
 
         with log.phase("training"):
             updates, drift = train_on(config, learner, batch, version=step - 1)

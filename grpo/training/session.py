@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,18 @@ from grpo.errors import ToBeResumed
 from grpo.files import write_json
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.records import Problem
-from grpo.rewards import REWARD_FNS
+from grpo.rewards import score_batch
 from grpo.rollout.make import make_engine
 from grpo.study import Study
 from grpo.tracking import MlflowRun, RunLog, now
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
 from grpo.training.interruption import left_to_the_leader, stop_after_the_step
-from grpo.training.learner import Learner
 from grpo.training.make import make_learner
 from grpo.training.sft import train_sft
 from grpo.training.state import RandomStates, SavedState
 from grpo.training.validation import Validation
-from grpo.training.world import join_world
+from grpo.training.world import World, join_world
 
 
 def train(
@@ -105,8 +105,11 @@ def _players(study: Study, run: EffectiveRun, data: list[Any], check_weights: bo
             workers = (pipeline.generator, pipeline.scorer, remote.worker)
             players.restarts = {worker.name: worker.restarts for worker in workers}
         return
-    tokenizer, learner = _start_learner(study, run)
-    engine = make_engine(study, run.model, learner.model, tokenizer, check_weights)
+    tokenizer, model, world = _load(study, run)
+    # Before the learner: vLLM switches the stream on which this process computes, and the learner's hooks on gradients must be
+    # made on the one that its backward passes will use.
+    engine = make_engine(study, run.model, model, tokenizer, check_weights, run.config)
+    learner = make_learner(study.learner, run.config, model, tokenizer, world)
     try:
         yield _Players(tokenizer, engine, learner, lambda target: save_checkpoint(target, learner.model, tokenizer))
     except ToBeResumed:
@@ -145,7 +148,7 @@ def _play(
 
     validate = Validation(study, run, validation_problems, engine, learner, tokenizer, log, keep)
     parts = {"learner": learner, "log": log, "validation": validate, "random": RandomStates()}
-    reward_fn = REWARD_FNS[run.config.prompt]
+    score = partial(score_batch, run.config.prompt)
     every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
     with (
         stop_after_the_step() as told_to_stop,
@@ -162,9 +165,9 @@ def _play(
 
                 train_grpo_asynchronously(config, run.seed, engine, learner, validate, log, saved)
             case GrpoConfig() as config:
-                train_grpo(config, run.seed, data, tokenizer, engine, learner, reward_fn, validate, log, saved)
+                train_grpo(config, run.seed, data, tokenizer, engine, learner, score, validate, log, saved)
             case ExpertIterationConfig() as config:
-                train_by_expert_iteration(config, run.seed, data, tokenizer, engine, learner, reward_fn, validate, log, saved)
+                train_by_expert_iteration(config, run.seed, data, tokenizer, engine, learner, score, validate, log, saved)
             case SftConfig() as config:
                 train_sft(config, run.seed, data, tokenizer, learner, validate, log, saved)
     log.close()
@@ -177,20 +180,18 @@ def _play(
 def follow(study: Study, run: EffectiveRun) -> None:
     """Compute a share of what another process trains, until that has finished."""
     with left_to_the_leader():
-        _, learner = _start_learner(study, run)
+        tokenizer, model, world = _load(study, run)
+        learner = make_learner(study.learner, run.config, model, tokenizer, world)
         learner.follow()
         learner.world.leave()
 
 
-def _start_learner(study: Study, run: EffectiveRun) -> tuple[Any, Learner]:
-    """The tokenizer, and the learner of this process."""
+def _load(study: Study, run: EffectiveRun) -> tuple[Any, Any, World]:
+    """The tokenizer, the policy as it is before training, and the processes that share the learner's work."""
     settings = study.learner
     start_threads(max(1, study.threads // settings.processes))
     world = join_world(settings.device)
-    tokenizer = load_tokenizer(run.model)
-    model = load_model(run.model, settings.dtype, settings.device)
-    learner = make_learner(settings, run.config, model, tokenizer, world)
-    return tokenizer, learner
+    return load_tokenizer(run.model), load_model(run.model, settings.dtype, settings.device), world
 
 
 def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:

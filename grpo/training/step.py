@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from grpo.config import GrpoConfig, SamplingConfig
-from grpo.evaluation.evaluate import encode_prompts
-from grpo.objective.advantages import compute_group_normalized_rewards
+from grpo.evaluation.evaluate import encode_prompts, grader_timeouts, score_sampled
+from grpo.objective.advantages import normalize_scores
 from grpo.records import Completion, Problem, Rollout
-from grpo.rewards import RewardFn
+from grpo.rewards import ScoreFn
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
 from grpo.training.learner import Batch, Learner
 from grpo.training.order import items_of_step
@@ -42,26 +42,23 @@ def sample_rollouts(
     return [(q, p, c) for q, p, group in zip(questions, prompts, groups, strict=True) for c in group]
 
 
-def score_rollouts(config: GrpoConfig, sampled: Sampled, reward_fn: RewardFn) -> tuple[Batch, dict[str, float]]:
+def score_rollouts(config: GrpoConfig, sampled: Sampled, score: ScoreFn) -> tuple[Batch, dict[str, float]]:
     """Reward each completion, and normalise the rewards within each group.
 
     Returns:
         the rollout batch, and what is logged of it.
     """
-    advantages, raw_rewards, rewards = compute_group_normalized_rewards(
-        reward_fn,
-        [completion.text for _, _, completion in sampled],
-        [question.ground_truth for question, _, _ in sampled],
-        config.group_size,
-        config.advantage_eps,
-        config.use_std_normalization,
+    rollouts = score_sampled(score, sampled)
+    advantages, raw_rewards, rewards = normalize_scores(
+        [rollout.rewards for rollout in rollouts], config.group_size, config.advantage_eps, config.use_std_normalization
     )
-    rollouts = [Rollout(q, p, c, s) for (q, p, c), s in zip(sampled, rewards["scores"], strict=True)]
     return Batch(rollouts, raw_rewards, advantages), rollout_metrics(rewards, rollouts)
 
 
-def rollout_metrics(rewards: dict[str, Any], rollouts: list[Rollout]) -> dict[str, float]:
-    """What is logged of a rollout batch: train rewards, groups without signal, response lengths (tokens)."""
+def rollout_metrics(rewards: dict[str, float], rollouts: list[Rollout]) -> dict[str, float]:
+    """What is logged of a rollout batch: train rewards, groups without signal, response lengths (tokens), and how many answers
+    took the grader too long.
+    """
     lengths = [len(r.completion.token_ids) for r in rollouts]
     return {
         "train/reward": rewards["reward"],
@@ -71,6 +68,7 @@ def rollout_metrics(rewards: dict[str, Any], rollouts: list[Rollout]) -> dict[st
         "train/response_length": sum(lengths) / len(lengths),
         "train/response_length_max": max(lengths),
         "train/cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / len(rollouts),
+        "train/grader_timeouts": grader_timeouts(rollouts),
     }
 
 

@@ -19,7 +19,7 @@ import torch
 from grpo.config import GrpoConfig
 from grpo.memory import peak_mb, reset_peak
 from grpo.records import Completion, Problem
-from grpo.rewards import RewardFn
+from grpo.rewards import ScoreFn
 from grpo.rollout.engine import Engine, SamplingParams
 from grpo.training.learner import Batch, Learner
 from grpo.training.state import copy_to_cpu
@@ -116,8 +116,8 @@ class Generator:
 class Scorer:
     """Scores rollouts."""
 
-    def __init__(self, reward_fn: RewardFn, config: GrpoConfig):
-        self.reward_fn, self.config = reward_fn, config
+    def __init__(self, score_fn: ScoreFn, config: GrpoConfig):
+        self.score_fn, self.config = score_fn, config
 
     @costed
     def start(self) -> None:
@@ -126,7 +126,7 @@ class Scorer:
     @costed
     def score(self, sampled: Sampled) -> tuple[Batch, dict[str, float]]:
         """See :func:`grpo.training.step.score_rollouts`."""
-        return score_rollouts(self.config, sampled, self.reward_fn)
+        return score_rollouts(self.config, sampled, self.score_fn)
 
 
 class LearnerActor:

@@ -20,7 +20,7 @@ from grpo.effective import EffectiveRun
 from grpo.errors import UserError
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.records import Problem
-from grpo.rewards import REWARD_FNS, RewardFn
+from grpo.rewards import ScoreFn, score_batch
 from grpo.rollout.engine import Engine
 from grpo.rollout.make import make_engine
 from grpo.study import Study
@@ -39,7 +39,7 @@ def start_actors(
     config: GrpoConfig,
     seed: int,
     problems: Sequence[Problem],
-    reward_fn: RewardFn,
+    score: ScoreFn,
     make_generator: MakeGenerator,
     make_learner: MakeLearner,
     generator_resources: dict[str, float],
@@ -54,7 +54,7 @@ def start_actors(
     limit = apart.stuck_after_s
     workers = [
         Worker("generator", Generator, (make_generator, config, seed, problems), generator_resources, limit),
-        Worker("scorer", Scorer, (reward_fn, config), scorer_resources, limit),
+        Worker("scorer", Scorer, (score, config), scorer_resources, limit),
         Worker("learner", LearnerActor, (make_learner, config), learner_resources, limit),
     ]
     threads = ThreadPoolExecutor(len(workers))
@@ -93,8 +93,8 @@ def start_apart(study: Study, run: EffectiveRun, problems: Sequence[Problem], ch
         config,
         run.seed,
         problems,
-        REWARD_FNS[config.prompt],
-        partial(_make_generator, alone, folder, here, check_weights),
+        partial(score_batch, config.prompt),
+        partial(_make_generator, alone, config, folder, here, check_weights),
         partial(_make_learner, alone, run, folder, here),
         {"num_cpus": study.threads, "num_gpus": int(alone.engine.device != "cpu")},
         {"num_cpus": study.threads, "num_gpus": int(alone.learner.device != "cpu")},
@@ -148,11 +148,11 @@ def _each_with_its_own_gpu(study: Study) -> Study:
     )
 
 
-def _make_generator(study: Study, folder: Path, here: Path, check_weights: bool) -> tuple[Engine, Any, Any]:
+def _make_generator(study: Study, config: GrpoConfig, folder: Path, here: Path, check_weights: bool) -> tuple[Engine, Any, Any]:
     _settle(study, here)
     tokenizer = load_tokenizer(folder)
     if study.engine.name == "vllm":
-        return make_engine(study, folder, None, tokenizer, check_weights), Weights(), tokenizer
+        return make_engine(study, folder, None, tokenizer, check_weights, config), Weights(), tokenizer
     model = load_model(folder, study.learner.dtype, study.engine.device)
     own = study.model_copy(update={"learner": study.learner.model_copy(update={"device": study.engine.device})})
     return make_engine(own, folder, model, tokenizer), model, tokenizer

@@ -404,7 +404,7 @@ def test_dvc_names_everything_that_a_run_depends_on(
         identity = run_identity(study, run)
         assert identity["method"] == method
         # The engine's share of memory, whoever samples, stands in the section grpo; the method follows from the experiment.
-        elsewhere = {"model", "train", "validation", "seed", "method", "gpu_memory_utilization"}
+        elsewhere = {"model", "train", "validation", "seed", "method", "gpu_memory_utilization", "software"}
         sections = {method if key == "config" else key for key in set(identity) - elsewhere}
         expected |= (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]} | {"grpo"}
         # What a run reads lies in what its stage names; a run that starts from another's weights is tested below.
@@ -416,7 +416,7 @@ def test_dvc_names_everything_that_a_run_depends_on(
         assert f"data/training_inputs/{kind}.json" in deps
         assert sum(dep.startswith("data/training_inputs") for dep in deps) == 1
     assert set(stages["training_inputs"]["params"]) == expected
-    assert set(stages["training_inputs"]["outs"]) == {f"data/training_inputs/{kind}.json" for kind in kinds}
+    assert set(stages["training_inputs"]["outs"]) == {f"data/training_inputs/{kind}.json" for kind in (*kinds, "software")}
 
 
 def test_dvc_trains_grpo_from_sft_checkpoints_after_them(stages: dict[str, Any], mini_study: Study) -> None:

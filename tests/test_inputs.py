@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.environment import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.inputs import CODE, SHARED_CODE, code_digests, meaning, write_training_inputs
 from grpo.study import Study, read_yaml
 
@@ -20,6 +21,7 @@ ALL_CODE = (*SHARED_CODE, *(name for _, own in CODE.values() for name in own))
 # values are in the settings.
 WITHOUT_A_SAY = {
     "grpo",
+    "grpo.environment",
     "grpo.errors",
     "grpo.evaluation",
     "grpo.evaluation.statistics",
@@ -27,6 +29,7 @@ WITHOUT_A_SAY = {
     "grpo.files",
     "grpo.inputs",
     "grpo.memory",
+    "grpo.mlflow_study",
     "grpo.models",
     "grpo.paths",
     "grpo.records",
@@ -44,7 +47,8 @@ WITHOUT_A_SAY = {
 
 def test_dvc_yaml_names_the_same_code() -> None:
     deps = read_yaml(ROOT / "dvc.yaml")["stages"]["training_inputs"]["deps"]
-    assert sorted(deps) == sorted({*ALL_CODE, "grpo/inputs.py"})
+    pinned = {CONSTRAINTS, VLLM_ON_CPU, PROJECT}
+    assert sorted(deps) == sorted({*ALL_CODE, "grpo/inputs.py", "grpo/environment.py", *pinned})
 
 
 def test_every_module_that_a_run_loads_is_accounted_for() -> None:

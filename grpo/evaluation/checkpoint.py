@@ -13,6 +13,7 @@ from typing import Any
 from grpo import paths
 from grpo.cpu import start_threads
 from grpo.effective import digest
+from grpo.environment import packages, software
 from grpo.errors import UserError
 from grpo.evaluation.evaluate import CATEGORIES, category, evaluate, evaluation_sampling, summarize
 from grpo.evaluation.statistics import wilson_interval
@@ -70,6 +71,7 @@ class CheckpointEvaluator:
                 [prompt, n, self.study.threads, self.study.engine.model_dump()],
                 asdict(evaluation_sampling(self.study.evaluation, prompt)),
                 self.study.evaluation.seed,
+                software(packages(self.study)),
                 [files_digest(Path(__file__).parent.parent / room) for room in _CODE],
             ]
         )

@@ -43,7 +43,7 @@ OPTIMIZER, ACTORS = "bitsandbytes", "ray"
 
 # Where versions are pinned; dvc.yaml names these files as the deps of `training_inputs`.
 CONSTRAINTS, VLLM_ON_CPU, PROJECT = "constraints.txt", "requirements-vllm-cpu.txt", "pyproject.toml"
-_ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 
 
 def packages(study: Study, asynchronous: bool = False) -> tuple[str, ...]:
@@ -76,18 +76,15 @@ def _cuda_of_torch() -> str:
     return runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"] or "none"
 
 
-def pins(names: Iterable[str], root: Path = _ROOT) -> dict[str, str]:
+def pins(names: Iterable[str]) -> dict[str, str]:
     """The versions of ``names`` that the project pins, such as ``==2.13.0``; vLLM's, which is an extra, is a range.
-
-    Args:
-        root: the folder with constraints.txt.
 
     Raises:
         UserError: one of them is not pinned.
     """
-    text = "".join((root / file).read_text(encoding="utf-8") for file in (CONSTRAINTS, VLLM_ON_CPU))
+    text = "".join((ROOT / file).read_text(encoding="utf-8") for file in (CONSTRAINTS, VLLM_ON_CPU))
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    extras = tomllib.loads((root / PROJECT).read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / PROJECT).read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     pinned: dict[str, str] = {}
     for requirement in map(Requirement, (*filter(None, lines), *extras["vllm"])):
         pinned.setdefault(canonicalize_name(requirement.name), str(requirement.specifier))

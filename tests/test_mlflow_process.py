@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -25,11 +27,12 @@ from grpo import paths, tracking
 from grpo.cli import main
 from grpo.effective import EffectiveRun, digest, effective_run
 from grpo.environment import hardware, software
+from grpo.errors import ToBeResumed, UserError
 from grpo.files import read_json, write_json, write_text
 from grpo.mlflow_study import flat
 from grpo.sections import HubModel
 from grpo.study import Study, load_study, read_yaml
-from grpo.tracking import MlflowRun
+from grpo.tracking import MlflowRun, RunLog
 from grpo.training import run as run_module
 
 REPOSITORY = Path(__file__).parents[1]
@@ -270,6 +273,108 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(
 def test_an_equal_run_that_was_not_tracked_is_named_without_an_id(mini_study: Study, folder: Path) -> None:
     write_json(paths.TIMING / f"{TWIN}.json", {"mlflow_run_id": None})
     assert run_module._mlflow_id(TWIN) == "not tracked"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ToBeResumed("stopped"), "KILLED"), (UserError("a mistake"), "FAILED"), (None, "FINISHED")]
+)
+def test_a_run_ends_in_mlflow_as_it_ended(
+    error: Exception | None, status: str, folder: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its saved state is there until its results are."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    run = a_run(mini_study, "grpo_baselines")
+    states: list[Path] = []
+
+    def train(*arguments: Any) -> dict[str, Any]:
+        results, state = arguments[4], arguments[6]
+        states.append(state)
+        write_text(state / "step-1/state.pt", "")
+        for name, content in RESULTS.items():
+            write_text(results / name, content)
+        if error is not None:
+            raise error
+        return {"total_s": 1.5}
+
+    monkeypatch.setitem(sys.modules, "grpo.training.session", SimpleNamespace(train=train))  # so that torch is not loaded
+    identity = IDENTITY | {"software": {}, "config": run.config.model_dump(), "seed": 0}
+    with pytest.raises(type(error)) if error else nullcontext():
+        run_module._train(mini_study, run, [], [], identity, None, check_weights=False)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("grpo_baselines").experiment_id])
+    assert (found.info.status, found.data.tags["taken_over"]) == (status, "false")
+    kept = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
+    assert kept == (set() if error else {"config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.jsonl"})
+    finished = error is None
+    assert (paths.RUNS / run.name).exists() == (paths.TIMING / f"{run.name}.json").exists() == finished
+    assert (states[0] / "step-1").exists() == (not finished)
+
+
+def test_a_saved_state_is_one_configurations_and_one_codes(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run(mini_study, "grpo_baselines")
+    before = run_module._state_folder(run, IDENTITY)
+    assert before.parent == paths.RUN_STATE / run.name and run_module._state_folder(run, dict(IDENTITY)) == before
+    other = run_module._state_folder(run, IDENTITY | {"train": "x"})
+    monkeypatch.setattr(run_module, "code_of_runs", lambda: {"grpo/training/step.py": "edited"})
+    assert len({before, other, run_module._state_folder(run, IDENTITY)}) == 3
+
+
+def test_a_run_that_is_taken_up_holds_the_whole_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In MLflow it is a new run, with all that the one before it had recorded, each at its update."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    logs = [RunLog(folder, MlflowRun("toy", name, {}, {})) for name in ("killed", "resumed")]
+    for step in (1, 2):
+        with logs[0].phase("rollout"), logs[0].phase("training"):
+            pass
+        logs[0].step(step, [{"loss": step / 2}, {"loss": step / 4}], {"train/reward": 0.5}, tokens=8)
+        logs[0].validation(step, 2 * step, {"answer_reward": step / 8})
+    logs[1].restore(logs[0].state())
+    ids = [log.mlflow.finish(status) for log, status in zip(logs, ("KILLED", "FINISHED"), strict=True)]
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    killed, resumed = (client.get_run(run_id) for run_id in ids)
+    assert history(client, killed, "loss") == [(1, 0.5), (2, 0.25), (3, 1.0), (4, 0.5)]
+    assert history(client, killed, "val/answer_reward") == [(2, 0.125), (4, 0.25)]
+    assert [update for update, _ in history(client, killed, "time/step_s")] == [2, 4]
+    assert {"time/rollout_s", "time/training_s", "time/tokens_per_s"} <= killed.data.metrics.keys()
+    assert killed.data.metrics.keys() == resumed.data.metrics.keys()
+    for key in killed.data.metrics:
+        assert history(client, resumed, key) == history(client, killed, key), key
+    assert resumed.data.tags["resumed_after"] == "2" and "resumed_after" not in killed.data.tags
+
+
+def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def tags() -> dict[str, str]:
+        tracking._source_tags.cache_clear()
+        return tracking.source_tags()
+
+    def git(*args: str) -> str:
+        named = ["git", "-c", "user.name=a", "-c", "user.email=a@b.invalid", *args]
+        return subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert tags() == {"git_commit": "none", "git_changed": "false"}
+    assert "mlflow.source.git.commit" not in tracking.mlflow_source_tags()
+    git("init", "-q")
+    deciding = ("grpo/paths.py", "params.yaml", "dvc.yaml", "constraints.txt")
+    for name in (*deciding, "README.md"):
+        write_text(tmp_path / name, "before")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    commit = git("rev-parse", "HEAD")
+    assert tags() == {"git_commit": commit, "git_changed": "false"}
+    write_text(tmp_path / "README.md", "decides nothing")
+    write_text(tmp_path / "notes.txt", "not tracked")
+    assert tags() == {"git_commit": commit, "git_changed": "false"}
+    for name in deciding:
+        write_text(tmp_path / name, "after")
+        assert tags() == {"git_commit": commit, "git_changed": "true"}, name
+        git("checkout", "-q", name)
 
 
 # ------------------------------------------------------------------------------------------------ MLflow cannot be written

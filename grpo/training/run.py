@@ -78,7 +78,7 @@ def _train(
 ) -> None:
     """:func:`train_run` where this process is the only one that works on the run."""
     warn_of_other_versions(_packages(study, run))
-    state = paths.RUN_STATE / run.name / digest([identity, code_of_runs()])
+    state = _state_folder(run, identity)
     mlflow = _mlflow_run(study, run, identity, twin)
     try:
         with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoint:
@@ -103,6 +103,11 @@ def _train(
     )
     # Last of all: whenever the process is killed, either the results are in place or the state is.
     shutil.rmtree(paths.RUN_STATE / run.name, ignore_errors=True)
+
+
+def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
+    """Where the run's state is saved: one folder for each identity and code, as another's state is not to be gone on from."""
+    return paths.RUN_STATE / run.name / digest([identity, code_of_runs()])
 
 
 def _read_data(run: EffectiveRun) -> tuple[list[Any], list[Problem]]:

@@ -118,10 +118,10 @@ def hardware() -> dict[str, Any]:
     """Platform, processor, its cores (of the machine), memory (GiB), the GPUs that can be seen, and their driver."""
     gpus, driver = _gpus()
     return {
-        "platform": platform.platform(),
+        "platform": " ".join((platform.system(), platform.machine(), *platform.libc_ver())).strip(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "gpus": gpus,
         "driver": driver,
     }

@@ -162,9 +162,9 @@ def test_runs_made_with_other_versions_are_not_taken_for_equal(
 def test_the_machine_is_described() -> None:
     found = hardware()
     memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
-    assert found["memory_gib"] == pytest.approx(int(memory.split()[1]) / 2**20, rel=0.02)
+    assert found["memory_gib"] == pytest.approx(int(memory.split()[1]) / 2**20, abs=0.51)
     assert found["cores"] == len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*")))
-    assert found["processor"] and found["platform"].startswith("Linux")
+    assert found["processor"] and found["platform"].startswith(f"Linux {os.uname().machine} ")
 
 
 def test_gpus_and_driver_are_those_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import typer
 from grpo.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.discovery.commands import kissing_app
 from grpo.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error
+from grpo.paths import workspace
 
 app = typer.Typer(
     help="GRPO with verified rewards as a reproducible study. The stages are run by `dvc repro` or Snakemake; see README.md.",
@@ -329,8 +330,20 @@ def main() -> None:
         sys.exit(2)
 
 
+def use_this_copys_code() -> None:
+    """In an experiment of DVC that runs in a copy of the project, start again with the copy's code.
+
+    The installed command finds the workspace's, which may have changed since the experiment was queued.
+    """
+    here, path = Path.cwd(), os.environ.get("PYTHONPATH", "")
+    if workspace() != here and str(here) not in path.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), path)))
+        os.execv(sys.executable, [sys.executable, "-m", "grpo", *sys.argv[1:]])
+
+
 def entry() -> None:
     """What the command `grpo` calls: :func:`main`, and then an end without taking torch apart, which would take a second."""
+    use_this_copys_code()
     try:
         main()
     except SystemExit as end:

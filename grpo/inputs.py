@@ -1,4 +1,4 @@
-"""What runs of a kind share, in one small file that their stages depend on: settings, and the code that decides results.
+"""What runs of a kind share, in one small file that their stages depend on: settings, code and versions that decide results.
 
 Without it every run's entry in dvc.lock would repeat some hundred lines, and DVC reads and writes the whole lock after each
 stage. Of Python files the syntax tree counts, without docstrings: an edit of a comment trains nothing again.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import paths
+from grpo.environment import packages, pins
 from grpo.experiments import Method
 from grpo.files import write_json
 from grpo.study import Study
@@ -76,14 +77,16 @@ CODE: dict[str, tuple[Method, tuple[str, ...]]] = {
 
 
 def write_training_inputs(study: Study) -> None:
-    """Write data/training_inputs/KIND.json."""
+    """Write data/training_inputs/KIND.json, and software.json with the pinned versions for stages that are no runs."""
     settings, code = shared_settings(study), code_digests(Path(), SHARED_CODE)
     for kind, (method, own) in CODE.items():
         content = {
             "settings": settings | {method: getattr(study, method).model_dump()},
             "code": code | code_digests(Path(), own),
+            "software": pins(packages(study, asynchronous=kind == "asynchronous")),
         }
         write_json(paths.TRAINING_INPUTS / f"{kind}.json", content)
+    write_json(paths.PINNED_SOFTWARE, pins(packages(study)))
 
 
 def shared_settings(study: Study) -> dict[str, Any]:

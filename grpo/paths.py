@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 MODEL = Path("data/model")
@@ -15,6 +16,7 @@ KEYWORD_MODEL = Path("data/keyword/model")
 KEYWORD_TRAIN = Path("data/keyword/dataset/train.jsonl")
 KEYWORD_VALIDATION = Path("data/keyword/dataset/validation.jsonl")
 TRAINING_INPUTS = Path("data/training_inputs")  # one file for each method
+PINNED_SOFTWARE = TRAINING_INPUTS / "software.json"
 BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
 RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run
@@ -47,3 +49,13 @@ TABLES = REPORTS / "tables"
 TIMING_REPORT = REPORTS / "timing"  # what is drawn from data/timing
 SUMMARY = REPORTS / "summary.json"
 WRITEUP = REPORTS / "writeup.md"
+
+
+def workspace() -> Path:
+    """The project's own folder: the working folder, or in an experiment of DVC the workspace that it was started from.
+
+    `dvc exp run --temp` and `--queue` run stages in a copy below .dvc/tmp/exps, which is removed afterwards; DVC_ROOT names the
+    workspace then. What is to outlive the experiment, and is no output of a stage, goes there.
+    """
+    here, root = Path.cwd(), Path(os.environ.get("DVC_ROOT") or ".").absolute()
+    return root if root / ".dvc/tmp/exps" in here.parents else here

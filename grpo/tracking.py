@@ -8,6 +8,7 @@ and a tracking server that fails does not fail the run.
 from __future__ import annotations
 
 import csv
+import getpass
 import itertools
 import json
 import os
@@ -27,6 +28,7 @@ from queue import SimpleQueue
 from typing import Any, TextIO
 
 from grpo import paths
+from grpo.environment import environment_tags
 from grpo.memory import peak_mb, reset_peak
 
 DATABASE = "mlflow.db"
@@ -35,8 +37,8 @@ SECONDS_BETWEEN_FLUSHES = 2.0
 
 
 def tracking_uri() -> str:
-    """``MLFLOW_TRACKING_URI``, or a SQLite file in the working folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(DATABASE).absolute()}"
+    """``MLFLOW_TRACKING_URI``, or a SQLite file in the project's folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{paths.workspace() / DATABASE}"
 
 
 class MlflowRun:
@@ -57,15 +59,15 @@ class MlflowRun:
         self._uri = tracking_uri()
         key = uuid.uuid4().hex
         unsent = f"{_file_name(experiment)}-{_file_name(name)}-{key[:12]}.jsonl"
-        self._unsent = (paths.UNSENT_METRICS / unsent).absolute()  # exists as long as MLflow lacks something
+        self._unsent = paths.workspace() / paths.UNSENT_METRICS / unsent  # exists as long as MLflow lacks something
         self._send(
             "start",
             uri=self._uri,
-            artifacts=(Path(ARTIFACTS).absolute() / experiment).as_uri(),
+            artifacts=(paths.workspace() / ARTIFACTS / experiment).as_uri(),
             experiment=experiment,
             name=name,
             params=_as_text(params),
-            tags=_as_text({**tags, **source_tags(), "run_key": key}),
+            tags=_as_text({**environment_tags(), **mlflow_source_tags(), **source_tags(), **tags, "run_key": key}),
             time=_milliseconds(),
             unsent=str(self._unsent),
         )
@@ -201,8 +203,26 @@ def _source_tags(folder: Path) -> dict[str, str]:
         except FileNotFoundError:
             return ""
 
-    changed = bool(git("status", "--porcelain", "--untracked-files=no", "--", "grpo", "params.yaml", "dvc.yaml"))
+    deciding = ("grpo", "params.yaml", "dvc.yaml", "constraints.txt")
+    changed = bool(git("status", "--porcelain", "--untracked-files=no", "--", *deciding))
     return {"git_commit": git("rev-parse", "--verify", "--quiet", "HEAD") or "none", "git_changed": str(changed).lower()}
+
+
+def mlflow_source_tags() -> dict[str, str]:
+    """What MLflow's own columns show (commit, source, user), and the name of the DVC experiment that a run is part of."""
+    commit, experiment = source_tags()["git_commit"], os.environ.get("DVC_EXP_NAME")
+    program = Path(sys.argv[0])
+    try:
+        user = {"mlflow.user": getpass.getuser()}
+    except (OSError, KeyError):  # a container may run as a user without a name
+        user = {}
+    return {
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": shlex.join(["grpo" if program.name == "__main__.py" else program.name, *sys.argv[1:]]),
+        **({"mlflow.source.git.commit": commit} if commit != "none" else {}),
+        **user,
+        **({"dvc_experiment": experiment} if experiment else {}),
+    }
 
 
 class RunLog:

@@ -23,9 +23,10 @@ from grpo.tasks.prompts import load_prompt
 
 RUN = Path("data/runs/sft_experiment/all-0")
 CHECKOUT, GIT = "dvc checkout --force", "git checkout"
-CONFIG = "identity: a\noverrides: {}\nsame_as: null\nconfig: {lr: {value: 1, from: study}}\n"
+CONFIG = "identity: a\noverrides: {}\nsoftware: {torch: a}\nsame_as: null\nconfig: {lr: {value: 1, from: study}}\n"
 TIMING = {
-    "total_s": 1.0, "phases": {}, "steps": [], "mlflow_run_id": "a", "same_as": None, "git_commit": "b", "git_changed": "false"
+    "total_s": 1.0, "phases": {}, "steps": [], "mlflow_run_id": "a", "same_as": None, "git_commit": "b", "git_changed": "false",
+    "hardware": {}
 }  # fmt: skip
 METRICS = '{"diverged_step": null, "diverged_reason": ""}'
 SAMPLE = {"step": 0, "problem": "a", "prompt": "b", "response": "c\u2028d", "ground_truth": "1", "reward": 1.0}

@@ -6,7 +6,9 @@ import copy
 import csv
 import json
 import math
-from collections.abc import Sequence
+import shutil
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from state_parts import never_saved
+from state_parts import saved_every
 
 from grpo.config import GrpoConfig
 from grpo.effective import effective_run
+from grpo.errors import ToBeResumed
 from grpo.evaluation.statistics import wilson_interval
 from grpo.records import Problem
 from grpo.rewards import score_each
@@ -185,6 +188,8 @@ class NoMlflow:
 
     def log(self, metrics: dict[str, float], step: int) -> None: ...
 
+    def tag(self, **tags: Any) -> None: ...
+
 
 def contains_a_t(text: str, _: str) -> dict[str, float]:
     found = float("T" in text)
@@ -195,15 +200,20 @@ def without_a_t(text: str, truth: str) -> dict[str, float]:
     return {key: 1.0 - value for key, value in contains_a_t(text, truth).items()}
 
 
+def never(text: str, truth: str) -> dict[str, float]:
+    return dict.fromkeys(("reward", "format_reward", "answer_reward"), 0.0)
+
+
 def not_a_number(text: str, truth: str) -> dict[str, float]:
     return {"reward": math.nan, "format_reward": 0.0, "answer_reward": 0.0}
 
 
 class Ended:
-    """A run that has ended: its metrics, and its files' content."""
+    """A run that has ended: its metrics, its files' content, its validation and what makes a new one."""
 
-    def __init__(self, folder: Path, validate: Validation, model: Any, best: list[dict[str, Any]]):
+    def __init__(self, folder: Path, validate: Validation, new: Callable[[], Validation], model: Any, best: list[Any]):
         self.metrics, self.model, self.best = validate.final_metrics(), model, best
+        self.validate, self.new = validate, new
         validate.write(folder)
         self.history, self.validations = (_rows(folder / name) for name in ("history.csv", "validation.csv"))
         self.outcomes, self.samples = (_lines(folder / name) for name in ("outcomes.jsonl", "rollouts.jsonl"))
@@ -220,10 +230,15 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Trains with one reward and validates with another, every second step, on 64 of 80 problems."""
+    """Trains with one reward and validates with another, every second step, on 64 of 80 problems.
+
+    With ``stop_after`` the run is told to stop after that step, and then goes on from its saved state.
+    """
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(80)]
 
-    def run_it(reward: Any, rules: Divergence | None, measured: Any = contains_a_t, **changes: Any) -> Ended:
+    def run_it(
+        reward: Any, rules: Divergence | None, measured: Any = contains_a_t, stop_after: int | None = None, **changes: Any
+    ) -> Ended:
         monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", lambda prompt, *pairs: score_each(measured, *pairs))
         changed = {
             "seeds": [0],
@@ -234,20 +249,38 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
         }
         study = mini_study.model_copy(update=changed)
         run = effective_run(study, "grpo_learning_rate", "arm", 0, [])
-        policy, best = copy.deepcopy(model), []
-        log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
-        engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, run.config, tokenizer.pad_token_id)
+        best: list[dict[str, Any]] = []
 
         def keep(kind: str, about: dict[str, Any]) -> None:
             assert kind == "best"  # whoever trains keeps the last
             best.append(about)
 
-        validate = Validation(study, run, problems, engine, learner, tokenizer, log, keep)
-        score = partial(score_each, reward)
-        train_grpo(run.config, 0, problems, tokenizer, engine, learner, score, validate, log, never_saved(tmp_path))
-        ended = Ended(tmp_path, validate, policy, best)
-        log.close()
-        return ended
+        def attempt(stop_after: int | None) -> Ended:
+            policy = copy.deepcopy(model)
+            log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+            engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, run.config, tokenizer.pad_token_id)
+
+            def new() -> Validation:
+                return Validation(study, run, problems, engine, learner, tokenizer, log, keep)
+
+            validate = new()
+            parts = {"learner": learner, "log": log, "validation": validate}
+            saved = saved_every(10**9, tmp_path, parts)
+            saved.told_to_stop = lambda: bool(log.times) and log.times[-1]["step"] == stop_after
+            saved.restore()
+            if saved.step:
+                engine.synchronize(policy, saved.step)
+            score = partial(score_each, reward)
+            train_grpo(run.config, 0, problems, tokenizer, engine, learner, score, validate, log, saved)
+            ended = Ended(tmp_path, validate, new, policy, best)
+            log.close()
+            return ended
+
+        shutil.rmtree(tmp_path / "state", ignore_errors=True)
+        if stop_after is not None:
+            with pytest.raises(ToBeResumed, match=f"stopped after step {stop_after};"):
+                attempt(stop_after)
+        return attempt(None)
 
     return run_it
 
@@ -368,6 +401,63 @@ def test_a_limit_that_is_not_reached_changes_nothing_but_the_full_score(train: A
     assert limited.history == free.history and limited.validations == free.validations
     assert {key for key in limited.metrics if key not in free.metrics} == {"full/answer_reward", "full/problems"}
     assert {key: limited.metrics[key] for key in free.metrics} == free.metrics
+
+
+# ------------------------------------------------------------------------------------------------------------- resumed
+
+
+def assert_ended_alike(one: Ended, other: Ended) -> None:
+    assert other.metrics == one.metrics
+    for what in ("history", "validations", "outcomes", "samples"):
+        assert str(getattr(other, what)) == str(getattr(one, what)), what  # in texts NaN equals itself
+
+
+def test_a_resumed_run_counts_skipped_updates_on(train: Any) -> None:
+    whole = train(not_a_number, RULES)
+    assert whole.metrics["diverged_step"] == whole.metrics["skipped_updates"] == 5
+    for stop_after in (1, 3):
+        assert_ended_alike(whole, train(not_a_number, RULES, stop_after=stop_after))
+
+
+def test_a_resumed_run_knows_the_entropies_before(train: Any) -> None:
+    """The entropy is low at the second and the third evaluation of the trained policy, which is two in a row, not before."""
+    free = train(contains_a_t, None, measured=never)
+    first, second, third = (free.history[step - 1]["token_entropy"] for step in (2, 4, 6))
+    assert first > second > third
+    rules = RULES.model_copy(update={"entropy_below": (first + second) / 2})
+    whole = train(contains_a_t, rules, measured=never)
+    assert whole.metrics["diverged_step"] == 6
+    assert "token entropy collapsed" in whole.metrics["diverged_reason"]
+    for stop_after in (3, 5):
+        assert_ended_alike(whole, train(contains_a_t, rules, measured=never, stop_after=stop_after))
+
+
+def test_all_that_validation_gathers_survives_a_resume(train: Any) -> None:
+    calls = iter(range(10_000))
+
+    def never_in_the_last_steps(text: str, truth: str) -> dict[str, float]:
+        return contains_a_t(text, truth) if next(calls) // 64 < 4 else not_a_number(text, truth)
+
+    run = train(never_in_the_last_steps, RULES, n_grpo_steps=7, wall_clock_limit_s=1e6)
+    new = run.new()
+    gathered = {name for name, value in vars(run.validate).items() if value != vars(new)[name]}
+    gathered -= {"bar", "_latest", "_generations"}  # what is shown, and the newest evaluation, which is made before it is used
+    assert gathered >= {"samples", "outcomes"} and run.metrics["skipped_updates"] == 3
+    new.restore(run.validate.state())
+    assert {name: vars(new)[name] for name in gathered} == {name: vars(run.validate)[name] for name in gathered}
+
+
+def test_time_goes_on_where_it_stood_after_a_resume(tmp_path: Path) -> None:
+    """A leaderboard run that was stopped after an hour has an hour less."""
+    log = RunLog(tmp_path, NoMlflow(), began=time.perf_counter() - 3600)  # type: ignore[arg-type]
+    with log.phase("training"):
+        log.step(1, [{"loss": 0.5}], {}, tokens=1, elsewhere={"training_s": 1.0})
+    state = log.state()
+    assert 3600 <= state["elapsed_s"] < 3660
+    time.sleep(0.5)  # what passes until it is taken up does not count
+    resumed = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    resumed.restore(state)
+    assert state["elapsed_s"] <= resumed.elapsed_s < state["elapsed_s"] + 0.4
 
 
 # ------------------------------------------------------------------------------------------------------ what is measured

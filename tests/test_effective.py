@@ -26,6 +26,7 @@ from grpo.experiments import (
     method_of,
     needed_selections,
 )
+from grpo.files import write_text
 from grpo.sections import Experiment
 from grpo.study import Study, load_study, read_yaml
 from grpo.training.run import run_identity
@@ -404,7 +405,7 @@ def test_dvc_names_everything_that_a_run_depends_on(
         identity = run_identity(study, run)
         assert identity["method"] == method
         # The engine's share of memory, whoever samples, stands in the section grpo; the method follows from the experiment.
-        elsewhere = {"model", "train", "validation", "seed", "method", "gpu_memory_utilization"}
+        elsewhere = {"model", "train", "validation", "seed", "method", "gpu_memory_utilization", "software"}
         sections = {method if key == "config" else key for key in set(identity) - elsewhere}
         expected |= (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]} | {"grpo"}
         # What a run reads lies in what its stage names; a run that starts from another's weights is tested below.
@@ -416,7 +417,23 @@ def test_dvc_names_everything_that_a_run_depends_on(
         assert f"data/training_inputs/{kind}.json" in deps
         assert sum(dep.startswith("data/training_inputs") for dep in deps) == 1
     assert set(stages["training_inputs"]["params"]) == expected
-    assert set(stages["training_inputs"]["outs"]) == {f"data/training_inputs/{kind}.json" for kind in kinds}
+    assert set(stages["training_inputs"]["outs"]) == {f"data/training_inputs/{kind}.json" for kind in (*kinds, "software")}
+
+
+def test_a_runs_identity_changes_with_each_file_that_it_reads(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = effective_run(mini_study, "grpo_learning_rate", next(iter(mini_study.experiments["grpo_learning_rate"].arms)), 0, [])
+    files = {"model": run.model / "model.safetensors", "train": run.train, "validation": run.validation}
+    for file in files.values():
+        write_text(file, "before")
+    before = run_identity(mini_study, run)
+    for name, file in files.items():
+        write_text(file, "after")
+        after = run_identity(mini_study, run)
+        assert {key for key in after if after[key] != before[key]} == {name}
+        write_text(file, "before")
 
 
 def test_dvc_trains_grpo_from_sft_checkpoints_after_them(stages: dict[str, Any], mini_study: Study) -> None:

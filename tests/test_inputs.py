@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.environment import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.inputs import CODE, EVALUATION_CODE, SHARED_CODE, code_digests, meaning, write_training_inputs
 from grpo.study import Study, read_yaml
 
@@ -22,6 +23,7 @@ ALL_CODE = (*SHARED_CODE, *(name for _, own in CODE.values() for name in own))
 # values are in the settings.
 WITHOUT_A_SAY = {
     "grpo",
+    "grpo.environment",
     "grpo.errors",
     "grpo.evaluation",
     "grpo.evaluation.statistics",
@@ -29,6 +31,7 @@ WITHOUT_A_SAY = {
     "grpo.files",
     "grpo.inputs",
     "grpo.memory",
+    "grpo.mlflow_study",
     "grpo.models",
     "grpo.paths",
     "grpo.records",
@@ -46,7 +49,8 @@ WITHOUT_A_SAY = {
 
 def test_dvc_yaml_names_the_same_code() -> None:
     deps = read_yaml(ROOT / "dvc.yaml")["stages"]["training_inputs"]["deps"]
-    assert sorted(deps) == sorted({*ALL_CODE, "grpo/inputs.py"})
+    pinned = {CONSTRAINTS, VLLM_ON_CPU, PROJECT}
+    assert sorted(deps) == sorted({*ALL_CODE, "grpo/inputs.py", "grpo/environment.py", *pinned})
 
 
 def test_every_module_that_a_run_loads_is_accounted_for() -> None:
@@ -54,8 +58,9 @@ def test_every_module_that_a_run_loads_is_accounted_for() -> None:
     program = f"import sys, {loaded}; print(*[m for m in sys.modules if m.startswith('grpo')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     files = {name: f"{name.replace('.', '/')}.py" for name in done.stdout.split()}
-    counted = {name for name, file in files.items() if file in code_digests(ROOT, ALL_CODE)}
-    packages = {name for name in files if f"{name.replace('.', '/')}/__init__.py" in code_digests(ROOT, ALL_CODE)}
+    code = code_digests(ROOT, ALL_CODE)
+    counted = {name for name, file in files.items() if file in code}
+    packages = {name for name in files if f"{name.replace('.', '/')}/__init__.py" in code}
     assert set(files) - counted - packages <= WITHOUT_A_SAY
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import getpass
 import json
 import math
 import os
@@ -13,15 +14,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 from filelock import FileLock
 
 from grpo import paths, tracking
 from grpo.cli import main
-from grpo.tracking import MlflowRun
+from grpo.effective import EffectiveRun, digest, effective_run
+from grpo.environment import hardware, software
+from grpo.errors import ToBeResumed, UserError
+from grpo.files import read_json, write_json, write_text
+from grpo.mlflow_study import flat
+from grpo.sections import HubModel
+from grpo.study import Study, load_study, read_yaml
+from grpo.tracking import MlflowRun, RunLog
+from grpo.training import run as run_module
+
+REPOSITORY = Path(__file__).parents[1]
 
 PROGRAM = """
 import time
@@ -118,6 +132,249 @@ def test_two_runs_at_once_are_kept_apart(tmp_path: Path, monkeypatch: pytest.Mon
 
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     assert [client.get_run(run_id).data.metrics["x"] for run_id in ids if run_id] == [2.0, 1.0]
+
+
+# ---------------------------------------------------------------------------------------------------- where the database is
+
+
+def test_in_an_experiment_of_dvc_runs_go_to_the_workspaces_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_experiments.py` has it with DVC itself."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    for copy in ("workspace/.dvc/tmp/exps/tmp1", "workspace/.dvc/tmp/exps/standalone/tmp2"):
+        (tmp_path / copy).mkdir(parents=True)
+
+    def database(folder: str, root: str | None) -> str:
+        monkeypatch.chdir(tmp_path / folder)
+        with monkeypatch.context() as patch:
+            if root is not None:
+                patch.setenv("DVC_ROOT", str(tmp_path / root))
+            return tracking.tracking_uri().removeprefix(f"sqlite:///{tmp_path}/")
+
+    for copy in ("workspace/.dvc/tmp/exps/tmp1", "workspace/.dvc/tmp/exps/standalone/tmp2"):
+        assert database(copy, "workspace") == "workspace/mlflow.db"
+        assert database(copy, None) == f"{copy}/mlflow.db"  # DVC does not run it: it is a project like any other
+    assert database("workspace", "workspace") == database("workspace", None) == "workspace/mlflow.db"
+    assert database("workspace", "elsewhere") == "workspace/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server:5000")
+    assert tracking.tracking_uri() == "http://server:5000"
+
+
+# ------------------------------------------------------------------------------------------------------ which run it was
+
+
+def a_run(study: Study, experiment: str) -> EffectiveRun:
+    return effective_run(study, experiment, next(iter(study.experiments[experiment].arms)), 0, [])
+
+
+IDENTITY = {"train": "a", "validation": "b", "model": "c"}
+
+
+def test_runs_of_different_studies_can_be_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path
+) -> None:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("DVC_EXP_NAME", "brave-try")
+    monkeypatch.chdir(REPOSITORY)
+    studies = {name: load_study(REPOSITORY / f"studies/{name}.yaml") for name in ("mini", "math-h100")}
+    for study in studies.values():
+        for experiment in ("grpo_async_offpolicy", "grpo_keyword_inclusion"):
+            run_module._mlflow_run(study, a_run(study, experiment), IDENTITY, None).finish()
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("grpo_async_offpolicy").experiment_id
+
+    def found(where: str) -> Any:
+        (run,) = client.search_runs([experiment], where)
+        return run
+
+    mini = found("tags.task = 'arithmetic' and tags.model_source = 'pretrain' and tags.engine = 'transformers'")
+    assert (mini.data.tags["study"], mini.data.tags["learner_device"], mini.data.tags["model"]) == ("mini", "cpu", "model")
+    large = found("tags.study = 'math-h100' and tags.engine = 'vllm' and tags.learner_dtype = 'bfloat16'")
+    tags, params = large.data.tags, large.data.params
+    hub = studies["math-h100"].model
+    assert isinstance(hub, HubModel)
+    assert (tags["task"], tags["model"], tags["engine_device"]) == ("math", f"{hub.repo}@{hub.revision}", "cuda:0")
+    expected = {"model.repo": hub.repo, "engine.name": "vllm", "learner.device": "cuda:1", "task.name": "math", "seed": "0"}
+    expected |= {"evaluation.max_tokens": "1024", "learning_rate": "1e-05", "asynchronous.max_policy_lag": "0"}
+    assert expected.items() <= params.items()
+    assert (tags["taken_over"], "same_as" in tags) == ("false", False)
+    # What MLflow's own columns show, and what the run was made with.
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert (tags["mlflow.source.git.commit"], tags["git_commit"]) == (commit, commit)
+    assert tags["mlflow.user"] == large.info.user_id == getpass.getuser()
+    assert tags["mlflow.source.name"].split()[0] in {"grpo", "pytest"} and tags["dvc_experiment"] == "brave-try"
+    assert tags["software.numpy"] == numpy.__version__ and tags["hardware.cores"] == str(os.cpu_count())
+    # The keyword task has a model of its own.
+    of_words = client.search_runs([client.get_experiment_by_name("grpo_keyword_inclusion").experiment_id])
+    assert {(run.data.tags["study"], run.data.tags["task"], run.data.tags["model"]) for run in of_words} == {
+        (name, "keyword", "keyword_model") for name in studies
+    }
+    assert all("keyword.model.vocab_size" in run.data.params and "task.name" not in run.data.params for run in of_words)
+
+
+def test_more_settings_than_mlflow_takes_at_once_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path
+) -> None:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    params = flat({"a": {"b": dict.fromkeys(map(str, range(150)), 1), "c": None}, "d": [1, {"e": 2}], "f": {}})
+    run_id = MlflowRun("toy", "many", params, dict.fromkeys(map(str, range(120)), 2)).finish()
+    from mlflow.tracking import MlflowClient
+
+    data = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(run_id).data
+    rest = {"a.c": "None", "d": "[1, {'e': 2}]"}
+    assert data.params == {f"a.b.{i}": "1" for i in range(150)} | rest
+    assert {str(i): "2" for i in range(120)}.items() <= data.tags.items()
+
+
+TWIN = "grpo_learning_rate/3e-4-0"
+RESULTS = {
+    "history.csv": "step,update,loss,gradient_norm\n1,1,0.5,1.0\n",
+    "validation.csv": "step,update,val/answer_reward\n0,0,0.25\n1,1,0.5\n",
+    "metrics.json": '{"val/answer_reward": 0.5}',
+    "outcomes.jsonl": '{"step": 1, "answer_reward": [1, 0]}\n',
+    "rollouts.jsonl": "{}\n",
+}
+
+
+def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(
+    folder: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no curves of its own, which would be counted as another training."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    run = a_run(mini_study, "grpo_baselines")
+    identity = IDENTITY | {"software": software(["numpy"]), "config": run.config.model_dump(), "seed": 0}
+    for name, content in RESULTS.items():
+        write_text(paths.RUNS / TWIN / name, content)
+    write_json(paths.TIMING / f"{TWIN}.json", {"mlflow_run_id": "0123456789abcdef"})
+    run_module._train(mini_study, run, [], [], identity, TWIN, check_weights=False)
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("grpo_baselines").experiment_id])
+    assert found.data.metrics == {} and found.info.status == "FINISHED"
+    tags = found.data.tags
+    assert (tags["taken_over"], tags["same_as"], tags["same_as_run_id"]) == ("true", TWIN, "0123456789abcdef")
+    assert tags["identity"] == digest(identity) and tags["study"] == "mini"
+    assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["config.yaml"]
+    # The results are those of its equal; what was run with is in the run's folder, the machine apart from it.
+    assert {name: (paths.RUNS / run.name / name).read_text() for name in RESULTS} == RESULTS
+    config = read_yaml(paths.RUNS / run.name / "config.yaml")
+    assert config["software"] == software(["numpy"]) and "hardware" not in config
+    timing = read_json(paths.TIMING / f"{run.name}.json", made_by="")
+    assert (timing["mlflow_run_id"], timing["same_as"], timing["total_s"]) == (found.info.run_id, TWIN, 0.0)
+    assert timing["hardware"] == hardware()
+
+
+def test_an_equal_run_that_was_not_tracked_is_named_without_an_id(mini_study: Study, folder: Path) -> None:
+    write_json(paths.TIMING / f"{TWIN}.json", {"mlflow_run_id": None})
+    assert run_module._mlflow_id(TWIN) == "not tracked"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ToBeResumed("stopped"), "KILLED"), (UserError("a mistake"), "FAILED"), (None, "FINISHED")]
+)
+def test_a_run_ends_in_mlflow_as_it_ended(
+    error: Exception | None, status: str, folder: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its saved state is there until its results are."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    run = a_run(mini_study, "grpo_baselines")
+    states: list[Path] = []
+
+    def train(*arguments: Any) -> dict[str, Any]:
+        results, state = arguments[4], arguments[6]
+        states.append(state)
+        write_text(state / "step-1/state.pt", "")
+        for name, content in RESULTS.items():
+            write_text(results / name, content)
+        if error is not None:
+            raise error
+        return {"total_s": 1.5}
+
+    monkeypatch.setitem(sys.modules, "grpo.training.session", SimpleNamespace(train=train))  # so that torch is not loaded
+    identity = IDENTITY | {"software": {}, "config": run.config.model_dump(), "seed": 0}
+    with pytest.raises(type(error)) if error else nullcontext():
+        run_module._train(mini_study, run, [], [], identity, None, check_weights=False)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("grpo_baselines").experiment_id])
+    assert (found.info.status, found.data.tags["taken_over"]) == (status, "false")
+    kept = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
+    assert kept == (set() if error else {"config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.jsonl"})
+    finished = error is None
+    assert (paths.RUNS / run.name).exists() == (paths.TIMING / f"{run.name}.json").exists() == finished
+    assert (states[0] / "step-1").exists() == (not finished)
+
+
+def test_a_saved_state_is_one_configurations_and_one_codes(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run(mini_study, "grpo_baselines")
+    before = run_module._state_folder(run, IDENTITY)
+    assert before.parent == paths.RUN_STATE / run.name and run_module._state_folder(run, dict(IDENTITY)) == before
+    other = run_module._state_folder(run, IDENTITY | {"train": "x"})
+    monkeypatch.setattr(run_module, "code_of_runs", lambda: {"grpo/training/step.py": "edited"})
+    assert len({before, other, run_module._state_folder(run, IDENTITY)}) == 3
+
+
+def test_a_run_that_is_taken_up_holds_the_whole_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In MLflow it is a new run, with all that the one before it had recorded, each at its update."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    logs = [RunLog(folder, MlflowRun("toy", name, {}, {})) for name in ("killed", "resumed")]
+    for step in (1, 2):
+        with logs[0].phase("rollout"), logs[0].phase("training"):
+            pass
+        logs[0].step(step, [{"loss": step / 2}, {"loss": step / 4}], {"train/reward": 0.5}, tokens=8)
+        logs[0].validation(step, 2 * step, {"answer_reward": step / 8})
+    logs[1].restore(logs[0].state())
+    ids = [log.mlflow.finish(status) for log, status in zip(logs, ("KILLED", "FINISHED"), strict=True)]
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    killed, resumed = (client.get_run(run_id) for run_id in ids)
+    assert history(client, killed, "loss") == [(1, 0.5), (2, 0.25), (3, 1.0), (4, 0.5)]
+    assert history(client, killed, "val/answer_reward") == [(2, 0.125), (4, 0.25)]
+    assert [update for update, _ in history(client, killed, "time/step_s")] == [2, 4]
+    assert {"time/rollout_s", "time/training_s", "time/tokens_per_s"} <= killed.data.metrics.keys()
+    assert killed.data.metrics.keys() == resumed.data.metrics.keys()
+    for key in killed.data.metrics:
+        assert history(client, resumed, key) == history(client, killed, key), key
+    assert resumed.data.tags["resumed_after"] == "2" and "resumed_after" not in killed.data.tags
+
+
+def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def tags() -> dict[str, str]:
+        tracking._source_tags.cache_clear()
+        return tracking.source_tags()
+
+    def git(*args: str) -> str:
+        named = ["git", "-c", "user.name=a", "-c", "user.email=a@b.invalid", *args]
+        return subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert tags() == {"git_commit": "none", "git_changed": "false"}
+    assert "mlflow.source.git.commit" not in tracking.mlflow_source_tags()
+    git("init", "-q")
+    deciding = ("grpo/paths.py", "params.yaml", "dvc.yaml", "constraints.txt")
+    for name in (*deciding, "README.md"):
+        write_text(tmp_path / name, "before")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    commit = git("rev-parse", "HEAD")
+    assert tags() == {"git_commit": commit, "git_changed": "false"}
+    write_text(tmp_path / "README.md", "decides nothing")
+    write_text(tmp_path / "notes.txt", "not tracked")
+    assert tags() == {"git_commit": commit, "git_changed": "false"}
+    for name in deciding:
+        write_text(tmp_path / name, "after")
+        assert tags() == {"git_commit": commit, "git_changed": "true"}, name
+        git("checkout", "-q", name)
 
 
 # ------------------------------------------------------------------------------------------------ MLflow cannot be written

@@ -12,6 +12,7 @@ from typing import Any
 from grpo import paths
 from grpo.cpu import start_threads
 from grpo.effective import digest
+from grpo.environment import packages, software
 from grpo.errors import UserError
 from grpo.evaluation.evaluate import OTHER, category, count_categories, evaluate, evaluation_sampling, summarize
 from grpo.evaluation.statistics import wilson_interval
@@ -71,6 +72,7 @@ class CheckpointEvaluator:
                 load_prompt(prompt),
                 asdict(evaluation_sampling(self.study.evaluation, prompt)),
                 self.study.evaluation.seed,
+                software(packages(self.study)),
                 code_digests(Path(__file__).parents[2], EVALUATION_CODE),
             ]
         )

@@ -13,6 +13,7 @@ from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranki
 from grpo.evaluation.checkpoint import CheckpointEvaluator
 from grpo.evaluation.statistics import mean_over_problems
 from grpo.files import files_digest, whole_folder, write_json, write_text
+from grpo.mlflow_study import flat, study_params, study_tags
 from grpo.records import Rollout, read_problems
 from grpo.rewards import grade_batch, read_answer
 from grpo.sections import BestOfN
@@ -115,9 +116,14 @@ def _record(prompt: str, group: Sequence[Rollout]) -> dict[str, Any]:
 
 
 def _track(study: Study, metrics: dict[str, Any]) -> None:
-    tags = {"stage": "best_of_n", "model_digest": files_digest(paths.MODEL), "dataset_digest": files_digest(paths.VALIDATION)}
+    tags = study_tags(study) | {
+        "stage": "best_of_n",
+        "model_digest": files_digest(paths.MODEL),
+        "dataset_digest": files_digest(paths.VALIDATION),
+    }
+    params = study_params(study) | flat({"evaluation": {"best_of_n": study.evaluation.best_of_n.model_dump()}})
     for prompt, values in metrics.items():
-        mlflow = MlflowRun("best_of_n", prompt, study.evaluation.best_of_n.model_dump() | {"prompt": prompt}, tags)
+        mlflow = MlflowRun("best_of_n", prompt, params | {"prompt": prompt}, tags)
         for n, kinds in values["n"].items():
             mlflow.log({f"{kind}_at_n": estimate["value"] for kind, estimate in kinds.items()}, step=int(n))
         mlflow.finish()

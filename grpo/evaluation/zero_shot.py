@@ -7,6 +7,7 @@ from typing import Any
 from grpo import paths
 from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint
 from grpo.files import files_digest, whole_folder, write_json
+from grpo.mlflow_study import study_params, study_tags
 from grpo.records import read_problems
 from grpo.study import Study
 from grpo.tracking import MlflowRun
@@ -31,13 +32,13 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
 
 
 def _track(study: Study, metrics: dict[str, Any]) -> None:
-    tags = {
+    tags = study_tags(study) | {
         "stage": "math_baseline",
         "model_digest": files_digest(paths.MODEL),
         "dataset_digest": files_digest(paths.VALIDATION),
     }
     for prompt, values in metrics.items():
-        mlflow = MlflowRun("math_baseline", prompt, study.evaluation.model_dump() | {"prompt": prompt}, tags)
+        mlflow = MlflowRun("math_baseline", prompt, study_params(study) | {"prompt": prompt}, tags)
         mlflow.log({f"val/{key}": value for key, value in values.items() if isinstance(value, float)}, step=0)
         mlflow.artifact(paths.BASELINE / f"{prompt}_examples.md")
         mlflow.finish()

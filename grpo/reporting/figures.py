@@ -28,7 +28,6 @@ from grpo.reporting.results import (
     read_selection,
 )
 from grpo.study import Study
-from grpo.tracking import MlflowRun
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito 2008); the same arm has the same one in every panel.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -82,7 +81,7 @@ KL_PANELS = (
 
 
 def draw_figures(study: Study) -> None:
-    """Write reports/figures/*.png and reports/curves/*.csv, and keep the figures with the MLflow experiments."""
+    """Write reports/figures/*.png and reports/curves/*.csv."""
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
         save_figure(draw_zero_shot(read_baseline(study)), folder / "math_baseline.png")
         save_figure(draw_best_of_n(read_best_of_n(study)), folder / "best_of_n.png")
@@ -97,11 +96,6 @@ def draw_figures(study: Study) -> None:
             if experiment == ASYNCHRONOUS:
                 save_figure(draw_staleness(runs, study.last_k(experiment)), folder / "staleness.png")
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
-    kept = {path: MlflowRun(path.stem, "figures", {}, {"stage": "figures"}) for path in sorted(paths.FIGURES.glob("*.png"))}
-    for path, mlflow in kept.items():
-        mlflow.artifact(path)
-    for mlflow in kept.values():
-        mlflow.finish()
 
 
 def curve_table(runs: list[Run]) -> pd.DataFrame:

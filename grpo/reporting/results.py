@@ -57,7 +57,7 @@ def read_run(experiment: str, arm: str, seed: int) -> Run:
     """
     folder = paths.RUNS / experiment / f"{arm}-{seed}"
     made_by, config = f"{experiment}@{arm}-{seed}", read_config(experiment, arm, seed)
-    require_keys(folder / "config.yaml", config, ("config", "same_as"), made_by)
+    require_keys(folder / "config.yaml", config, ("config", "same_as", "software"), made_by)
     return Run(
         experiment,
         arm,

@@ -66,7 +66,7 @@ def read_timing_file(name: str) -> dict[str, Any]:
     Raises:
         UserError: it is missing or damaged.
     """
-    keys = ("total_s", "phases", "steps", "mlflow_run_id", "same_as", "git_commit", "git_changed")
+    keys = ("total_s", "phases", "steps", "mlflow_run_id", "same_as", "git_commit", "git_changed", "hardware")
     timing: dict[str, Any] = read_json(paths.TIMING / f"{name}.json", made_by=name.replace("/", "@"), keys=keys)
     return timing
 

@@ -14,6 +14,7 @@ from grpo.files import read_json, read_jsonl, read_text, write_text
 from grpo.reporting.asynchronous import discuss_asynchronous, discuss_colocate
 from grpo.reporting.baseline import discuss_best_of_n
 from grpo.reporting.discussion import discuss
+from grpo.reporting.environment import environments, made_otherwise
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft
 from grpo.reporting.keyword import discuss_keyword
 from grpo.reporting.kissing_number import read_report, section
@@ -38,6 +39,7 @@ def write_writeup(study: Study) -> None:
     sampled = read_best_of_n(study)
     lock = _stages_in_lock()
     sections = [_section(study, experiment, lock) for experiment in experiments(study)]
+    provenance = [row for section in sections for row in section["provenance"]]
     text = environment.get_template("writeup.md.j2").render(
         study=study,
         dataset=read_json(paths.DATASET_REPORT, made_by="dataset", keys=("task", "train", "validation")),
@@ -53,7 +55,9 @@ def write_writeup(study: Study) -> None:
         claims=read_json(paths.CLAIMS, made_by="claims", keys=("claims", "notes", "sources")),
         leaderboard=[_entry(study, run) for run in read_runs(study, "leaderboard")],
         samples={section["name"]: _samples(section) for section in sections if section["name"] in BEFORE_AND_AFTER},
-        provenance=[row for section in sections for row in section["provenance"]],
+        provenance=provenance,
+        environments=environments(provenance),
+        made_otherwise=made_otherwise(provenance),
     )
     write_text(paths.WRITEUP, text)
 
@@ -134,6 +138,8 @@ def _provenance(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
         "lock": hashes[0] if hashes else "not in dvc.lock yet",
         "seconds": timing["total_s"],
         "phases": timing["phases"],
+        "software": run.config["software"],
+        "hardware": timing["hardware"],
     }
 
 

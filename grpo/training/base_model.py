@@ -13,6 +13,7 @@ from grpo import paths
 from grpo.cpu import start_threads
 from grpo.errors import UserError
 from grpo.files import files_digest, whole_folder
+from grpo.mlflow_study import study_tags
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.sections import ArithmeticTask, HubModel, LocalModel, PretrainedHere, Pretraining
 from grpo.study import Study
@@ -39,7 +40,13 @@ def make_base_model(study: Study) -> None:
                     f"not for {study.task.name}. Use source hub or local."
                 )
             stream = math_documents(settings, study.task.levels)
-            _pretrain("model", paths.MODEL, settings, lambda on_step: pretrain(settings, stream, build_qwen2, on_step))
+            _pretrain(
+                "model",
+                paths.MODEL,
+                settings,
+                study_tags(study),
+                lambda on_step: pretrain(settings, stream, build_qwen2, on_step),
+            )
         case HubModel() as hub:
             _copy(_download(hub))
         case LocalModel() as local:
@@ -56,6 +63,7 @@ def make_keyword_model(study: Study) -> None:
         "keyword_model",
         paths.KEYWORD_MODEL,
         settings,
+        study_tags(study, keyword=True),
         lambda on_step: pretrain(settings, stream, build_transformer, on_step, keyword.pieces),
     )
 
@@ -63,9 +71,11 @@ def make_keyword_model(study: Study) -> None:
 OnStep = Callable[[int, float, float], None]
 
 
-def _pretrain(stage: str, target: Path, settings: Pretraining, train: Callable[[OnStep], tuple[Any, Any]]) -> None:
+def _pretrain(
+    stage: str, target: Path, settings: Pretraining, tags: dict[str, str], train: Callable[[OnStep], tuple[Any, Any]]
+) -> None:
     """Call ``train`` with progress shown and tracked, and save the model and the tokenizer that it returns."""
-    mlflow = MlflowRun(stage, f"pretrain-{settings.seed}", settings.model_dump(), {"stage": stage})
+    mlflow = MlflowRun(stage, f"pretrain-{settings.seed}", settings.model_dump(), tags | {"stage": stage})
     start = time.perf_counter()
     try:
         with (

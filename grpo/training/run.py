@@ -5,7 +5,6 @@ Imports torch only to train, as taking over an equal run's results does not need
 
 from __future__ import annotations
 
-import csv
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,12 @@ from typing import Any
 from grpo import paths
 from grpo.config import GrpoConfig, SftConfig
 from grpo.effective import EffectiveRun, digest
+from grpo.environment import hardware, packages, software, warn_of_other_versions
 from grpo.errors import ToBeResumed
-from grpo.experiments import KEYWORD, method_of, needed_selections
-from grpo.files import files_digest, whole_folder, write_json
+from grpo.experiments import ASYNCHRONOUS, KEYWORD, method_of, needed_selections
+from grpo.files import files_digest, read_json, whole_folder, write_json
 from grpo.inputs import code_of_runs, shared_settings
+from grpo.mlflow_study import flat, study_params, study_tags
 from grpo.models import require_checkpoint
 from grpo.records import Problem, read_examples, read_problems
 from grpo.selection import read_config
@@ -34,10 +35,16 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         "config": run.config.model_dump(),
         "seed": run.seed,
         **shared_settings(study),
+        "software": software(_packages(study, run)),
         "model": files_digest(run.model),
         "train": files_digest(run.train),
         "validation": files_digest(run.validation),
     }
+
+
+def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:
+    """The packages that decide the run's results."""
+    return packages(study, asynchronous=run.experiment == ASYNCHRONOUS)
 
 
 def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
@@ -70,30 +77,37 @@ def _train(
     check_weights: bool,
 ) -> None:
     """:func:`train_run` where this process is the only one that works on the run."""
-    state = paths.RUN_STATE / run.name / digest([identity, code_of_runs()])
-    mlflow = _mlflow_run(run, identity)
+    warn_of_other_versions(_packages(study, run))
+    state = _state_folder(run, identity)
+    mlflow = _mlflow_run(study, run, identity, twin)
     try:
         with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoint:
             _write_config(folder / "config.yaml", run, identity, twin)
             if twin:
-                timing = _take_over(run.name, twin, folder, checkpoint, mlflow)
+                timing = _take_over(run.name, twin, folder, checkpoint)
             else:
                 from grpo.training.session import train
 
                 timing = train(study, run, data, validation_problems, folder, checkpoint, state, mlflow, check_weights)
-        for name in ("config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.jsonl"):
+        # The other results of a run that was taken over are those of the run it equals, which MLflow has.
+        for name in ("config.yaml", *(() if twin else ("metrics.json", "outcomes.jsonl", "rollouts.jsonl"))):
             mlflow.artifact(paths.RUNS / run.name / name)
-        mlflow.tag(checkpoint_digest=files_digest(paths.CHECKPOINTS / run.name), same_as=twin or "")
+        mlflow.tag(checkpoint_digest=files_digest(paths.CHECKPOINTS / run.name))
     except BaseException as error:
         mlflow.finish("KILLED" if isinstance(error, ToBeResumed) else "FAILED")
         raise
     run_id = mlflow.finish()
     write_json(
         paths.TIMING / f"{run.name}.json",
-        {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), **timing},
+        {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), "hardware": hardware(), **timing},
     )
     # Last of all: whenever the process is killed, either the results are in place or the state is.
     shutil.rmtree(paths.RUN_STATE / run.name, ignore_errors=True)
+
+
+def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
+    """Where the run's state is saved: one folder for each identity and code, as another's state is not to be gone on from."""
+    return paths.RUN_STATE / run.name / digest([identity, code_of_runs()])
 
 
 def _read_data(run: EffectiveRun) -> tuple[list[Any], list[Problem]]:
@@ -120,19 +134,32 @@ def _done_by_others(study: Study, run: EffectiveRun) -> bool:
     return False
 
 
-def _mlflow_run(run: EffectiveRun, identity: dict[str, Any]) -> MlflowRun:
+def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> MlflowRun:
+    """The run in MLflow; one that was taken over has no metrics of its own there, but names the run that has."""
+    keyword = run.experiment == KEYWORD
+    original = {"same_as": twin, "same_as_run_id": _mlflow_id(twin)} if twin else {}
     return MlflowRun(
         run.experiment,
         f"{run.arm}-{run.seed}",
-        {**run.config.model_dump(), "seed": run.seed},
+        {**study_params(study, keyword), **flat(run.config.model_dump()), "seed": run.seed},
         {
+            **study_tags(study, keyword),
             "stage": f"{run.experiment}@{run.arm}-{run.seed}",
+            "method": method_of(run.experiment),
             "arm": run.arm,
+            "taken_over": str(twin is not None).lower(),
+            **original,
             "identity": digest(identity),
             "dataset_digest": digest([identity["train"], identity["validation"]]),
             "model_digest": identity["model"],
         },
     )
+
+
+def _mlflow_id(run: str) -> str:
+    """The id in MLflow of a finished run."""
+    timing = read_json(paths.TIMING / f"{run}.json", made_by=run.replace("/", "@"), keys=("mlflow_run_id",))
+    return timing["mlflow_run_id"] or "not tracked"
 
 
 def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> None:
@@ -171,18 +198,12 @@ def _finished_twin(study: Study, experiment: str, identity: dict[str, Any]) -> s
     return None
 
 
-def _take_over(run: str, twin: str, folder: Path, checkpoint: Path, mlflow: MlflowRun) -> dict[str, Any]:
-    """Copy an equal run's results, and show its curves in this run's MLflow entry too."""
+def _take_over(run: str, twin: str, folder: Path, checkpoint: Path) -> dict[str, Any]:
+    """Copy an equal run's results."""
     print(f"same configuration as {twin}: its results are taken over, nothing is trained twice")
     for source in (paths.RUNS / twin).iterdir():
         if source.name != "config.yaml":
             shutil.copyfile(source, folder / source.name)
     # Its weights stay where they are and are not stored again.
     write_json(checkpoint / "metadata.json", {"run": run, "same_as": twin})
-    for name in ("history.csv", "validation.csv"):
-        with (folder / name).open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                step = int(row.pop("update"))
-                row.pop("step")
-                mlflow.log({key: float(value) for key, value in row.items()}, step=step)
     return {"started": now(), "finished": now(), "total_s": 0.0, "phases": {}, "steps": []}

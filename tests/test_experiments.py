@@ -1,0 +1,72 @@
+"""Experiments of DVC (`dvc exp run`) with DVC itself: in the workspace, in a copy, and from the queue."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_parts import fresh_clone, sh
+
+pytestmark = pytest.mark.slow
+
+CALLS = {"here": 2, "apart": 3, "first": 4, "second": 5}  # the setting that each experiment changes
+STAGE = "kissing_number"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Path]:
+    """A clone whose code says where it is, so that it can be told from the code that is installed."""
+    folder = fresh_clone(tmp_path)
+    with (folder / "grpo/discovery/stage.py").open("a") as file:
+        file.write('\nprint("the code of", __file__)\n')
+    sh(folder, "git", "commit", "-qam", "its own code")
+    yield folder
+    sh(folder, "dvc", "queue", "stop", "--kill", check=False)
+
+
+def experiment(folder: Path, name: str, *how: str) -> str:
+    """What `dvc exp run` prints."""
+    return sh(folder, "dvc", "exp", "run", *how, "-n", name, "-S", f"kissing_number.calls={CALLS[name]}", STAGE).stdout
+
+
+def experiments_shown(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of each experiment in `dvc exp show` what it measured and what was set."""
+    (workspace,) = (row for row in json.loads(sh(folder, "dvc", "exp", "show", "--json").stdout) if row["rev"] != "workspace")
+    shown = [revision for found in workspace["experiments"] for revision in found["revs"]]
+    return {revision["name"]: revision["data"] for revision in shown}
+
+
+def test_runs_of_experiments_are_kept_wherever_they_ran(workspace: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    experiment(workspace, "here")
+    sh(workspace, "git", "checkout", "-q", ".")
+    copy = f"the code of {workspace}/.dvc/tmp/exps/"
+    assert copy in experiment(workspace, "apart", "--temp")
+    for name in ("first", "second"):
+        experiment(workspace, name, "--queue")
+    sh(workspace, "dvc", "queue", "start")
+    deadline = time.monotonic() + 600
+    while "Running" in (status := sh(workspace, "dvc", "queue", "status").stdout) or "Queued" in status:
+        assert time.monotonic() < deadline, status
+        time.sleep(2)
+    assert status.count("Success") == 2, status
+    assert copy in sh(workspace, "dvc", "queue", "logs", "first").stdout
+
+    client = MlflowClient(f"sqlite:///{workspace}/mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name(STAGE).experiment_id])
+    found = {run.data.tags["dvc_experiment"]: run for run in runs}
+    assert set(found) == set(CALLS) and len(runs) == len(CALLS)
+    shown = experiments_shown(workspace)
+    for name, run in found.items():
+        assert run.info.status == "FINISHED"
+        assert len(client.get_metric_history(run.info.run_id, "score")) == CALLS[name]
+        assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"conversation_log.json", "program.py"}
+        data = shown[name]
+        assert data["params"]["params.yaml"]["data"]["kissing_number"]["calls"] == CALLS[name]
+        measured = data["metrics"]["reports/kissing_number.json"]["data"]["best"]
+        assert measured == run.data.metrics["best_with_committed_program"]

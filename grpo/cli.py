@@ -144,7 +144,7 @@ def compare(
 
 @app.command("doctor")
 def doctor() -> None:
-    """Check GPU, driver, torch, vLLM, memory, disk and Hub for the active study; exit code 2 where something is missing."""
+    """Check GPUs and their memory, torch, vLLM, disk and Hub for the active study; exit code 2 where something is missing."""
     from grpo.study import load_study
 
     study = load_study()
@@ -152,7 +152,7 @@ def doctor() -> None:
 
     findings = examine(study)
     print(f"study {study.study}\n{report(findings)}")
-    if not all(finding.good for finding in findings):
+    if any(finding.good is False for finding in findings):
         raise typer.Exit(2)
 
 
@@ -176,11 +176,13 @@ def train(
 ) -> None:
     """Stage: one run, that is one arm of an experiment with one seed."""
     from grpo.effective import effective_run, require_experiment
+    from grpo.experiments import KEYWORD
     from grpo.selection import read_selections
     from grpo.study import load_study
 
     study = load_study()
     require_experiment(study, experiment)
+    study = study.on_cpu() if experiment == KEYWORD else study
     run = effective_run(study, experiment, arm, seed, read_selections(experiment))
     from grpo.training.run import train_run
 

@@ -9,12 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+from grpo import gpu_memory
+from grpo.config import GrpoConfig
+from grpo.effective import EffectiveRun, effective_run
+from grpo.experiments import RESERVED
 from grpo.sections import HubDataset, HubModel, HubTraces, JsonlTraces, LocalFiles
 from grpo.study import Study
 
-GIB = 2**30
+GIB = gpu_memory.GIB
 HUB_TIMEOUT_S = 10.0
+# NVIDIA's "CUDA Toolkit and minimum required driver": the driver's branch that a build for this CUDA needs.
+DRIVERS = {"12": "R525", "13": "R580"}
+# Of Qwen2.5-Math-1.5B on MATH at the handouts' setting on one H100, evaluations left out (Garg 2026, see claims.yaml).
+PUBLISHED_S_PER_STEP = 30.0
+STATES_ON_DISK = 3  # of a run in progress: the two that are kept, and the next while it is written
 
 
 @dataclass(frozen=True)
@@ -22,12 +32,12 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        good: False where the study cannot run as it is.
+        good: False where the study cannot run as it is; None where that cannot be told.
         remedy: what to do then.
     """
 
     name: str
-    good: bool
+    good: bool | None
     found: str
     remedy: str = ""
 
@@ -38,9 +48,11 @@ def examine(study: Study) -> list[Finding]:
         _torch,
         _driver,
         _gpus,
+        _gpu_memory,
         _vllm,
         _memory,
         _disk,
+        _ahead,
         _compiler,
         _bitsandbytes,
         _files,
@@ -53,7 +65,8 @@ def report(findings: list[Finding]) -> str:
     """The findings as text."""
     lines = []
     for finding in findings:
-        lines.append(f"{'ok     ' if finding.good else 'MISSING'} {finding.name}: {finding.found}")
+        mark = {True: "ok     ", False: "MISSING", None: "unknown"}[finding.good]
+        lines.append(f"{mark} {finding.name}: {finding.found}".replace("\n", "\n        "))
         if not finding.good:
             lines.append(f"        {finding.remedy}")
     return "\n".join(lines)
@@ -86,13 +99,73 @@ def _driver(study: Study) -> Finding:
 
 
 def _gpus(study: Study) -> Finding:
+    """As many as the largest stage needs, each of which takes a tensor: they are counted where the driver is too old, too."""
     import torch
 
-    named = {int(d.partition(":")[2] or 0) for d in (study.engine.device, study.learner.device) if d.startswith("cuda")}
-    needed = max(max(named) + 1 if named else 0, study.learner.processes if study.learner.device == "cuda" else 0)
+    needed = gpus_needed(study)
     seen = torch.cuda.device_count()
-    remedy = f"{study.study} uses {needed}: choose a study for fewer (README, The studies), or check CUDA_VISIBLE_DEVICES."
-    return Finding("GPUs", seen >= needed, f"torch sees {seen}, the study needs {needed}", remedy)
+    found = f"torch sees {seen}, the study's largest stage needs {needed}"
+    if seen < needed:
+        remedy = (
+            f"{study.study} uses {needed}: choose a study for fewer (README, The studies), leave out the experiments that want "
+            "so many (`arms: {}`, and not in select_in), or check CUDA_VISIBLE_DEVICES."
+        )
+        return Finding("GPUs", False, found, remedy)
+    for i in range(needed):
+        try:
+            torch.ones(1, device=f"cuda:{i}").sum().item()
+        except Exception as error:  # whatever torch, the driver or another process on the GPU raises
+            return Finding(
+                "GPUs", False, f"{found}; cuda:{i} cannot be used: {str(error).strip().splitlines()[0]}", _mend(torch)
+            )
+    return Finding("GPUs", True, found + (", and can use them" if needed else ""))
+
+
+def _mend(torch: Any) -> str:
+    """What to do where a GPU is there and cannot be used."""
+    built = torch.version.cuda
+    if built is None:
+        return "Install a CUDA build of torch: https://pytorch.org/get-started/locally"
+    driver = DRIVERS.get(built.partition(".")[0], "a newer one")
+    return (
+        f"torch {torch.__version__} is built for CUDA {built}, which needs NVIDIA's driver {driver} or newer: update the "
+        "driver, or install a torch for an older CUDA. If the driver is new enough, see `nvidia-smi` for who has the GPU."
+    )
+
+
+def gpus_needed(study: Study) -> int:
+    """Of the stage that needs most: GPUs that are reserved for it, or that its devices name."""
+    devices = (study.engine.device, study.learner.device)
+    named = max((int(device.partition(":")[2] or 0) + 1 for device in devices if device.startswith("cuda")), default=0)
+    processes = study.learner.processes if study.learner.device == "cuda" else 0
+    kinds = {"small", "model", "evaluate", *(RESERVED.get(name, "train") for name in study.made)}
+    return max(named, processes, *(resources.gpus for kind, resources in study.resources.items() if kind in kinds))
+
+
+def _gpu_memory(study: Study) -> Finding:
+    """Whether the arithmetic of :mod:`grpo.gpu_memory` fits the card that the study names, and the card that is there."""
+    import torch
+
+    name = "GPU memory"
+    if not _needs_gpu(study):
+        return Finding(name, True, "not needed")
+    try:
+        there = [torch.cuda.get_device_properties(i).total_memory / GIB for i in range(gpus_needed(study))]
+    except (RuntimeError, AssertionError):  # no GPU, or one that cannot be used; the finding before this one says so
+        there = []
+    card = study.gpu_memory_gib or (min(there) if there else None)
+    shape = gpu_memory.shape_of(study)
+    if card is None or shape is None:
+        what = "gpu_memory_gib in params.yaml" if card is None else "the shape of the model (data/model/config.json)"
+        return Finding(name, None, f"not computed, as {what} is not there", "Add it, or run the stage `model` first.")
+    problems = gpu_memory.problems(study, shape, card)
+    # Torch is shown a little less of a card than nvidia-smi shows.
+    if study.gpu_memory_gib and there and min(there) < 0.97 * card:
+        problems.append(
+            f"a GPU here has {min(there):.1f} GiB, and the study is for {card:g}: set gpu_memory_gib, and see above"
+        )
+    found = f"computed, at worst over the arms\n{gpu_memory.table(study, shape, card)}"
+    return Finding(name, not problems, found, "Does not fit. " + "; also ".join(problems))
 
 
 def _vllm(study: Study) -> Finding:
@@ -118,11 +191,73 @@ def _memory(study: Study) -> Finding:
 
 def _disk(study: Study) -> Finding:
     free = shutil.disk_usage(Path.cwd()).free / GIB
-    # The starting weights and each run's checkpoints, some 3 GB each for 1.5B parameters in bfloat16, twice with DVC's cache.
-    runs = len(study.seeds) * sum(len(experiment.arms) for experiment in study.experiments.values())
-    needed = 2.0 if study.model.source == "pretrain" else 10 + 2 * 3.1 * runs * len(study.checkpoints)
-    remedy = "Free some, or keep fewer checkpoints (`checkpoints:` in params.yaml)."
-    return Finding("disk", free >= needed, f"{free:.0f} GiB free; the study may need {needed:.0f} for {runs} runs", remedy)
+    if study.model.source == "pretrain":
+        return Finding("disk", free >= 2, f"{free:.0f} GiB free; the study may need 2", "Free some.")
+    shape = gpu_memory.shape_of(study)
+    if shape is None:
+        return Finding(
+            "disk", None, f"{free:.0f} GiB free; the shape of the model is not known", "Run the stage `model` first."
+        )
+    weights = shape.parameters * gpu_memory.BYTES[study.learner.dtype] / GIB
+    states = STATES_ON_DISK * runs_at_a_time(study) * gpu_memory.saved_state_bytes(study, shape) / GIB
+    kept = sum(len(study.checkpoints) + len(getattr(run.config, "keep_steps", ())) for run in runs(study))
+    # The starting weights, as downloaded and in data/model, and each run's checkpoints; with DVC's cache twice where the file
+    # system has no reflinks.
+    checkpoints = 2 * weights * kept
+    needed = 3 * weights + checkpoints + states
+    found = (
+        f"{free:.0f} GiB free; the study may need {needed:.0f}: {checkpoints:.0f} for {kept} checkpoints of {weights:.1f} "
+        f"(twice, with DVC's cache), {states:.0f} for the saved states of {runs_at_a_time(study)} run(s) in progress "
+        f"({STATES_ON_DISK} of {states / STATES_ON_DISK / runs_at_a_time(study):.1f} each), {3 * weights:.0f} for the model"
+    )
+    remedy = "Free some, keep fewer checkpoints (`checkpoints:` in params.yaml), have fewer `seeds`, or leave experiments out."
+    return Finding("disk", free >= needed, found, remedy)
+
+
+def runs(study: Study) -> list[EffectiveRun]:
+    """The study's runs, with what is known of them before there are winners; some will equal others, and not be trained."""
+    return [
+        effective_run(study, name, arm, seed, [])
+        for name in study.made
+        for arm in study.experiments[name].arms
+        for seed in study.seeds
+    ]
+
+
+def runs_at_a_time(study: Study) -> int:
+    """How many runs the GPUs that are here have room for; one where there are none."""
+    import torch
+
+    each = study.resources["train"].gpus
+    return max(1, torch.cuda.device_count() // each) if each else 1
+
+
+def _ahead(study: Study) -> Finding:
+    """How many runs there are, and for GPUs two estimates of their hours, each with what it is made from."""
+    found = runs(study)
+    arms, seeds = len(found) // len(study.seeds), len(study.seeds)
+    text = f"{len(found)} runs ({arms} arms, {seeds} seed(s)) in {len(study.made)} experiments"
+    text += f"; left out: {', '.join(study.left_out)}" if study.left_out else ""
+    reserved = {run.name: study.resources[RESERVED.get(run.experiment, "train")] for run in found}
+    if not any(resources.gpus for resources in reserved.values()):
+        return Finding("ahead", True, text)
+    grpo = [(run.config, reserved[run.name].gpus) for run in found if isinstance(run.config, GrpoConfig)]
+    hours = sum(_published_hours(config) * gpus for config, gpus in grpo if gpus)
+    steps = sum(config.n_steps for config, gpus in grpo if gpus)
+    most = sum(resources.runtime_min / 60 * resources.gpus for resources in reserved.values())
+    text += (
+        f"\nestimated from {PUBLISHED_S_PER_STEP:g} s a GRPO step, as published for Qwen2.5-Math-1.5B on one H100 (smaller "
+        f"cards take longer): {hours:,.0f} GPU-hours for {steps:,} steps, without evaluations, fine-tuning and expert "
+        "iteration; of equal runs one is trained"
+        f"\nat most {most:,.0f} GPU-hours, if each run took all the time that `resources` reserves for it"
+    )
+    return Finding("ahead", True, text)
+
+
+def _published_hours(config: GrpoConfig) -> float:
+    """Of one run on one GPU."""
+    seconds = config.n_steps * PUBLISHED_S_PER_STEP
+    return min(seconds, config.wall_clock_limit_s or seconds) / 3600
 
 
 def _compiler(study: Study) -> Finding:

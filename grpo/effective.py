@@ -17,9 +17,11 @@ from grpo.study import Study
 
 
 def require_experiment(study: Study, name: str) -> None:
-    """Raise UserError if the study has no experiment of this name."""
+    """Raise UserError if the study has no experiment of this name, or leaves it out."""
     if name not in study.experiments:
         raise UserError(f"{name}: no such experiment in params.yaml (known: {', '.join(study.experiments)}).")
+    if name in study.left_out:
+        raise UserError(f"experiments.{name}.arms: left out of this study. Give it arms, and add it to select_in.")
 
 
 class EffectiveRun(BaseModel):

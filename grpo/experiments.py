@@ -56,6 +56,13 @@ BUILDS_ON: dict[str, list[str]] = {
     KEYWORD: [],
 }
 
+# What a scheduler reserves for a run, as dvc.yaml has it under `meta`, where it is not `train`.
+RESERVED: dict[str, Literal["colocate", "asynchronous", "keyword"]] = {
+    COLOCATE: "colocate",
+    ASYNCHRONOUS: "asynchronous",
+    KEYWORD: "keyword",
+}
+
 # The sweep from which an experiment's arms with `off_policy_rank: K` take their values.
 RANKED_BY: dict[str, str] = {
     "grpo_off_policy_sweep_focused": "grpo_off_policy_sweep_broad",
@@ -74,3 +81,8 @@ def needed_selections(experiment: str) -> list[str]:
     """The experiments whose selection must be known before a run of ``experiment`` can start."""
     ranked = [RANKED_BY[experiment]] if experiment in RANKED_BY else []
     return BUILDS_ON[experiment] + ranked
+
+
+def needed_experiments(experiment: str) -> list[str]:
+    """The experiments that a study cannot leave out if it makes ``experiment``: what its runs build on or start from."""
+    return needed_selections(experiment) + ([SFT] if experiment == SFT_INITIALIZATION else [])

@@ -282,17 +282,20 @@ class KissingNumber(Section):
 
 
 class Experiment(Section):
-    """The arms of an experiment: name -> what it changes in the configuration.
+    """The arms of an experiment: name -> what it changes in the configuration. One without arms is left out of the study.
 
     ``last_k``, where it is given, takes the place of ``selection.last_k``.
     """
 
     last_k: PositiveInt | None = None
-    arms: dict[str, dict[str, Any]] = Field(min_length=1)
+    arms: dict[str, dict[str, Any]]
+
+
+StageKind = Literal["small", "model", "evaluate", "train", "asynchronous", "colocate", "keyword"]
 
 
 class Resources(Section):
-    """What a scheduler reserves for one stage. Changing these makes nothing stale."""
+    """What a scheduler reserves for one stage of a kind. Changing these makes nothing stale."""
 
     gpus: NonNegativeInt
     cpus: PositiveInt

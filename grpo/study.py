@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from grpo.config import OFF_POLICY_RANK, ExpertIterationConfig, GrpoConfig, Section, SftConfig, apply_overrides, explain
 from grpo.errors import UserError
-from grpo.experiments import ASYNCHRONOUS, EXPERIMENTS, KEYWORD, RANKED_BY, SFT, SFT_INITIALIZATION, method_of
+from grpo.experiments import (
+    ASYNCHRONOUS,
+    EXPERIMENTS,
+    KEYWORD,
+    RANKED_BY,
+    SFT,
+    SFT_INITIALIZATION,
+    method_of,
+    needed_experiments,
+)
 from grpo.sections import (
     ArithmeticTask,
     Divergence,
@@ -29,12 +38,14 @@ from grpo.sections import (
     Resources,
     Selection,
     SftDataset,
+    StageKind,
     Task,
     WorkedSolutions,
 )
 
 PARAMS_FILE = Path("params.yaml")
 STUDIES_FOLDER = Path("studies")
+TOKENS_ON_CPU = 4096  # of a packed row, as in studies/mini.yaml
 
 
 class Study(Section):
@@ -49,6 +60,7 @@ class Study(Section):
     sft_dataset: SftDataset
     keyword: Keyword
     kissing_number: KissingNumber
+    gpu_memory_gib: PositiveFloat | None = None  # of each GPU that the study is meant for; `grpo doctor` counts with it
     engine: Engine
     learner: Learner
     grpo: GrpoConfig
@@ -59,12 +71,32 @@ class Study(Section):
     divergence: Divergence | None  # null: no run is ever stopped
     checkpoints: list[Literal["last", "best"]] = Field(min_length=1)
     save_state_every: PositiveInt  # steps; expert iteration, whose steps are long, saves after each
+    select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes select@EXPERIMENT by it
     experiments: dict[str, Experiment]
-    resources: dict[Literal["small", "model", "evaluate", "train", "asynchronous", "colocate"], Resources]
+    resources: dict[StageKind, Resources]
 
     def last_k(self, experiment: str) -> int:
         """By the mean of how many last evaluations a run of ``experiment`` counts."""
         return self.experiments[experiment].last_k or self.selection.last_k
+
+    @property
+    def made(self) -> list[str]:
+        """The experiments that the study makes, in the order in which they build on one another."""
+        return [name for name in EXPERIMENTS if name in self.experiments and self.experiments[name].arms]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The experiments without arms, which the study leaves out."""
+        return [name for name in EXPERIMENTS if name in self.experiments and not self.experiments[name].arms]
+
+    def on_cpu(self) -> Study:
+        """The study with what it would compute on a GPU on the CPU instead, as the keyword task's tiny model is."""
+        engine, learner = self.engine, self.learner
+        if engine.device != "cpu":
+            engine = Engine(name="transformers", max_batch_size=engine.max_batch_size)
+        if learner.device != "cpu":
+            learner = Learner(max_tokens_per_microbatch=TOKENS_ON_CPU)
+        return self.model_copy(update={"engine": engine, "learner": learner})
 
     @model_validator(mode="after")
     def _experiments_resolve(self) -> Study:
@@ -74,6 +106,7 @@ class Study(Section):
             found = [f"missing {', '.join(sorted(missing))}"] if missing else []
             found += [f"unknown {', '.join(sorted(unknown))} (known: {', '.join(EXPERIMENTS)})"] if unknown else []
             raise ValueError(f"experiments: {'; '.join(found)}")
+        self._check_left_out()
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds: {self.seeds} names a seed twice")
         if self.learner.processes > 1 and self.engine.name == "vllm":
@@ -88,10 +121,42 @@ class Study(Section):
             if name not in self.experiments:
                 raise ValueError(f"selection.pinned.{name}: no such experiment (known: {', '.join(self.experiments)})")
             if arm not in self.experiments[name].arms:
-                known = ", ".join(self.experiments[name].arms)
+                known = ", ".join(self.experiments[name].arms) or "none, it is left out"
                 raise ValueError(f"selection.pinned.{name}: no arm {arm!r} (known: {known})")
-        if set(self.resources) != {"small", "model", "evaluate", "train", "asynchronous", "colocate"}:
-            raise ValueError("resources: needs exactly small, model, evaluate, train, asynchronous and colocate")
+        return self
+
+    def _check_left_out(self) -> None:
+        """What is left out stands in no list, and nothing that the study makes builds on it."""
+        if sorted(self.select_in) != sorted(self.made):
+            wrong = [f"{name} has no arms: take it out" for name in self.select_in if name in self.left_out]
+            wrong += [f"{name} is no experiment: take it out" for name in self.select_in if name not in self.experiments]
+            wrong += [f"{name} has arms: add it, or give it `arms: {{}}`" for name in self.made if name not in self.select_in]
+            raise ValueError(f"select_in: must name each experiment with arms once; {'; '.join(wrong) or 'one stands twice'}")
+        for name in self.made:
+            lacking = [needed for needed in needed_experiments(name) if needed in self.left_out]
+            if lacking:
+                raise ValueError(
+                    f"experiments.{lacking[0]}.arms: left out, but {name} builds on it: give it arms (and add it to "
+                    f"select_in), or leave {name} out too"
+                )
+
+    @model_validator(mode="after")
+    def _resources_suffice(self) -> Study:
+        kinds = get_args(StageKind)
+        if set(self.resources) != set(kinds):
+            raise ValueError(f"resources: needs exactly {', '.join(kinds[:-1])} and {kinds[-1]}")
+        if self.resources["keyword"].gpus:
+            raise ValueError("resources.keyword.gpus: the keyword task's model computes on the CPU: set it to 0")
+        # The models of the `model` stages and of the keyword task are pretrained and trained on the CPU in every study.
+        sampling, training = self.engine.device == "cpu", "cpu" in (self.engine.device, self.learner.device)
+        on_cpu = {"model": True, "keyword": True, "evaluate": sampling}
+        on_cpu |= dict.fromkeys(("train", "colocate", "asynchronous"), training)
+        for kind, resources in self.resources.items():
+            if on_cpu.get(kind) and resources.cpus < self.threads:
+                raise ValueError(
+                    f"resources.{kind}.cpus ({resources.cpus}): these stages compute on the CPU with {self.threads} threads: "
+                    "reserve as many, or lower `threads`"
+                )
         return self
 
     @model_validator(mode="after")

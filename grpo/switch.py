@@ -28,10 +28,10 @@ def list_studies() -> list[str]:
 def describe(study: Study) -> str:
     """The study's runs with what each changes; a winner that is not known yet is named by its experiment."""
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, task {study.task.name}, engine {study.engine.name}"]
-    for name, experiment in study.experiments.items():
+    for name in study.made:
         before = [_pinned_or(study, b, "winner") for b in BUILDS_ON[name]]
         lines.append(name + (f", builds on {', '.join(before)}" if before else ""))
-        for arm, overrides in experiment.arms.items():
+        for arm, overrides in study.experiments[name].arms.items():
             config = effective_run(study, name, arm, study.seeds[0], []).config
             steps = f"{config.n_steps} steps"
             if OFF_POLICY_RANK in overrides:
@@ -39,6 +39,7 @@ def describe(study: Study) -> str:
             elif isinstance(config, GrpoConfig):
                 steps += f", {config.updates_per_rollout_batch} update(s) per rollout batch"
             lines.append(f"  {arm}: {overrides}, {steps}")
+    lines += [f"left out: {', '.join(study.left_out)}"] if study.left_out else []
     return "\n".join(lines)
 
 
@@ -97,4 +98,6 @@ def _results_of_other_runs(study: Study) -> list[Path]:
     """Results in the workspace of runs that ``study`` does not name; they would stand in the way of its own."""
     own = {f"{name}/{arm}-{seed}" for name, e in study.experiments.items() for arm in e.arms for seed in study.seeds}
     found = [path for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING) for path in sorted(root.glob("*/*"))]
-    return [path for path in found if f"{path.parent.name}/{path.stem if path.suffix == '.json' else path.name}" not in own]
+    runs = [path for path in found if f"{path.parent.name}/{path.stem if path.suffix == '.json' else path.name}" not in own]
+    winners = [root / f"{name}.json" for root in (paths.SELECT, paths.CANDIDATES) for name in study.left_out]
+    return [*runs, *(path for path in winners if path.exists())]

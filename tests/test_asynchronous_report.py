@@ -613,6 +613,14 @@ def test_both_experiments_are_drawn_over_wall_clock_time(timed: dict[str, list[R
     assert [np.asarray(line.get_xdata()).tolist() for line in axis.lines] == [[0.0, 16.0], [0.0, 20.0], [0.0, 8.0]]
 
 
+def test_asynchronous_arms_are_drawn_alone_where_their_rival_is_left_out(
+    timed: dict[str, list[Run]], mini_study: Study
+) -> None:
+    without = mini_study.experiments[COLOCATE].model_copy(update={"arms": {}})
+    study = mini_study.model_copy(update={"experiments": mini_study.experiments | {COLOCATE: without}})
+    assert list(timing.curves_of(study, ASYNCHRONOUS)) == ["lag_0", "lag_1"]
+
+
 def test_the_page_of_times(timed: dict[str, list[Run]]) -> None:
     page = timing.time_breakdown_page(timed[COLOCATE] + timed[ASYNCHRONOUS])
     table, text = page.split("\n\n")

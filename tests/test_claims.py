@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -681,6 +682,25 @@ def test_an_arm_that_params_yaml_no_longer_names(study: Study) -> None:
     for name in ("baseline-helps", "no-baseline-length-collapse"):
         assert (found[name]["verdict"], found[name]["note"]) == (NOT_MEASURED, "the study has no arm no_baseline")
     assert found["prompt-final"]["verdict"] == AGREES
+
+
+@pytest.mark.parametrize("gone", [["grpo_async_offpolicy"], ["sft_experiment"], ["grpo_prompt_ablation", "grpo_colocate"]])
+def test_claims_about_what_a_study_leaves_out_say_so(study: Study, gone: list[str]) -> None:
+    """Nothing is there of these experiments: no run, no winner. A claim may compare with one of them, too."""
+    write_study(study)
+    for name in gone:
+        shutil.rmtree(f"data/runs/{name}", ignore_errors=True)
+        Path(f"reports/candidates/{name}.json").unlink()
+    without = {name: study.experiments[name].model_copy(update={"arms": {}}) for name in gone}
+    found = judge_claims(study.model_copy(update={"experiments": study.experiments | without}))
+    tests = {claim["id"]: claim for claim in PUBLISHED["claims"]}
+    for claim in found:
+        about = {claim["experiment"], *(p.get("other") for p in tests[claim["id"]]["test"].values())} & set(gone)
+        expected = NOT_MEASURED if about else EXPECTED[claim["id"]]
+        assert claim["verdict"] == expected
+        if about:
+            assert claim["note"] == f"left out: the study has no arms of {about.pop()}"
+    assert NOT_MEASURED in {claim["verdict"] for claim in found}
 
 
 def test_a_run_that_is_missing_is_named_with_its_stage(study: Study) -> None:

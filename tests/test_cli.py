@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from grpo import paths
 from grpo.cli import main
@@ -285,3 +286,47 @@ def test_select_writes_the_winner_apart_from_its_numbers(project, monkeypatch, c
     assert winner == {"experiment": "leaderboard", "winner": "best", "overrides": {}}
     candidates = json.loads((paths.CANDIDATES / "leaderboard.json").read_text())
     assert winner.items() <= candidates.items() and candidates["value"] == 0.75
+
+
+def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Engine and learner are for a GPU, which is not here; the keyword task's tiny model has no use for one."""
+    yaml = YAML()
+    params = yaml.load(project / "params.yaml")
+    params["engine"] |= {"name": "vllm", "device": "cuda:0", "dtype": "bfloat16", "sleep_level": 1}
+    params["learner"] |= {"device": "cuda:0", "dtype": "bfloat16", "max_tokens_per_microbatch": None}
+    params["keyword"]["model"] |= {"steps": 2, "steps_in_full": 1}
+    params["experiments"]["grpo_keyword_inclusion"]["arms"]["grpo"]["n_grpo_steps"] = 1
+    yaml.dump(params, project / "params.yaml")
+    for command in (["keyword_model"], ["keyword_dataset"], ["train", "grpo_keyword_inclusion", "grpo"]):
+        code, _, told = run(monkeypatch, capsys, *command)
+        assert code == 0, told
+    config = yaml.load(project / "data/runs/grpo_keyword_inclusion/grpo-0/config.yaml")
+    assert config["engine"]["name"] == "transformers" and config["learner"]["device"] == "cpu"
+    assert (project / "data/checkpoints/grpo_keyword_inclusion/grpo-0/last/model.safetensors").exists()
+
+
+def test_a_study_with_fewer_experiments_takes_away_the_results_of_the_others(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("grpo_async_offpolicy", "grpo_colocate")
+    files = [Path(root) / f"{name}.json" for root in ("reports/select", "reports/candidates") for name in names]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    code, out, _ = run(monkeypatch, capsys, "study", "use", "gsm8k")
+    assert code == 0 and "reports/select/grpo_async_offpolicy.json" in out
+    assert [file.exists() for file in files] == [False, True] * 2
+
+
+def test_training_what_is_left_out_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copyfile(ROOT / "studies" / "gsm8k.yaml", project / "params.yaml")
+    for command in (["train", "grpo_async_offpolicy", "lag_0"], ["select", "grpo_async_offpolicy"]):
+        code, _, told = run(monkeypatch, capsys, *command)
+        assert code == 2
+        assert told == (
+            "error: experiments.grpo_async_offpolicy.arms: left out of this study. Give it arms, and add it to select_in.\n"
+        )

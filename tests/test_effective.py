@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from grpo.experiments import (
 from grpo.files import write_text
 from grpo.sections import Experiment
 from grpo.study import Study, load_study, read_yaml
+from grpo.switch import describe
 from grpo.training.run import run_identity
 
 ROOT = Path(__file__).parents[1]
@@ -247,13 +249,18 @@ def test_a_winner_that_does_not_fit_those_before_is_named(mini_study: Study) -> 
 # ------------------------------------------------------------------------------------------------- what a study may say
 
 
-def refused(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> str:
-    """The message about the mini study after ``edit``."""
+def edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> Study:
+    """The mini study after ``edit``."""
     values = read_yaml(ROOT / "studies" / "mini.yaml")
     edit(values)
     (tmp_path / "study.yaml").write_text(json.dumps(values))
+    return load_study(tmp_path / "study.yaml")
+
+
+def refused(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> str:
+    """The message about the mini study after ``edit``."""
     with pytest.raises(UserError) as caught:
-        load_study(tmp_path / "study.yaml")
+        edited(tmp_path, edit)
     return str(caught.value)
 
 
@@ -324,6 +331,61 @@ def test_a_study_holds_all_experiments_and_no_others(tmp_path: Path, changed: st
     assert f"missing {changed}; unknown grpo_extra" in refused(tmp_path, rename)
 
 
+def leaving_out(*names: str, listed: bool = False) -> Any:
+    """An edit that takes the arms of these experiments away, and their names from the list."""
+
+    def edit(values: dict[str, Any]) -> None:
+        for name in names:
+            values["experiments"][name]["arms"] = {}
+        values["select_in"] = [name for name in values["select_in"] if listed or name not in names]
+
+    return edit
+
+
+def test_a_study_may_leave_experiments_out(tmp_path: Path) -> None:
+    names = [name for name in EXPERIMENTS if name not in (SFT, "grpo_learning_rate")]
+    study = edited(tmp_path, leaving_out(*names))
+    assert study.made == [SFT, "grpo_learning_rate"] and study.left_out == names
+    assert describe(study).endswith(f"left out: {', '.join(names)}")
+    for name in names:
+        with pytest.raises(UserError, match=f"experiments.{name}.arms: left out of this study. Give it arms"):
+            effective_run(study, name, "best", 0, [])
+
+
+@pytest.mark.parametrize("left_out", list(EXPERIMENTS))
+def test_what_others_build_on_cannot_be_left_out_alone(left_out: str, tmp_path: Path) -> None:
+    users = [name for name in EXPERIMENTS if left_out in needed_selections(name)]
+    users += [SFT_INITIALIZATION] if left_out == SFT else []
+    if not users:
+        assert edited(tmp_path, leaving_out(left_out)).left_out == [left_out]
+        return
+    message = refused(tmp_path, leaving_out(left_out))
+    first = min(users, key=list(EXPERIMENTS).index)
+    assert (
+        message.count("\n") == 0 and f"experiments.{left_out}.arms: left out, but {first} builds on it: give it arms" in message
+    )
+    users += [name for name in EXPERIMENTS if set(users) & set(needed_selections(name))]
+    assert left_out in edited(tmp_path, leaving_out(left_out, *users)).left_out
+
+
+def test_the_list_of_selections_must_be_that_of_experiments_with_arms(tmp_path: Path) -> None:
+    assert "select_in: must name each experiment with arms once; grpo_colocate has no arms: take it out" in refused(
+        tmp_path, leaving_out("grpo_colocate", listed=True)
+    )
+    message = refused(tmp_path, lambda values: values["select_in"].remove("leaderboard"))
+    assert "leaderboard has arms: add it, or give it `arms: {}`" in message
+    assert "grpo_x is no experiment" in refused(tmp_path, lambda values: values["select_in"].append("grpo_x"))
+    assert "one stands twice" in refused(tmp_path, lambda values: values["select_in"].append("leaderboard"))
+    assert "select_in" in refused(tmp_path, leaving_out(*EXPERIMENTS))
+    pinned = leaving_out("leaderboard")
+
+    def both(values: dict[str, Any]) -> None:
+        pinned(values)
+        values["selection"]["pinned"] = {"leaderboard": "best"}
+
+    assert "selection.pinned.leaderboard: no arm 'best' (known: none, it is left out)" in refused(tmp_path, both)
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_studys_arms_can_be_run_whatever_wins(path: Path) -> None:
     """In each experiment every arm in turn wins, the others following the first winners; nothing is refused."""
@@ -343,6 +405,8 @@ def test_every_studys_arms_can_be_run_whatever_wins(path: Path) -> None:
         for arm in study.experiments[odd].arms:
             before: dict[str, dict[str, Any]] = {}
             for experiment in EXPERIMENTS:
+                if experiment in study.left_out:
+                    continue
                 chosen = arm if experiment == odd else next(iter(study.experiments[experiment].arms))
                 before[experiment] = selection(experiment, chosen, before)
 
@@ -388,8 +452,31 @@ def test_dvc_has_a_stage_for_every_run(stages: dict[str, Any], experiment: str) 
 
 
 def test_dvc_selects_in_every_experiment(stages: dict[str, Any]) -> None:
-    assert stages["select"]["foreach"] == list(EXPERIMENTS)
+    assert stages["select"]["foreach"] == "${select_in}"  # by which load_study holds the study's experiments
     assert {name for name, stage in stages.items() if "grpo train " in str(stage.get("cmd"))} == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dvc.repo import Repo
+
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    shutil.copy(path, tmp_path / "params.yaml")
+    study = load_study(path)
+    with Repo.init(no_scm=True) as repo:
+        names = {stage.addressing for stage in repo.index.stages}
+    found = {name.partition("@")[0]: 0 for name in names} | dict.fromkeys(EXPERIMENTS, 0)
+    for name in names:
+        found[name.partition("@")[0]] += 1
+    assert {name: found[name] for name in EXPERIMENTS} == {
+        name: len(study.experiments[name].arms) * len(study.seeds) for name in EXPERIMENTS
+    }
+    assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.made)
+    assert study.left_out == ([ASYNCHRONOUS] if path.stem in ("gsm8k", "math-24gb") else [])  # those are for one GPU
 
 
 def test_dvc_names_everything_that_a_run_depends_on(

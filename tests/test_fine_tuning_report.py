@@ -306,6 +306,17 @@ def test_the_table_of_methods(three_methods: Study) -> None:
     ]
 
 
+def test_methods_that_a_study_leaves_out_have_no_row(three_methods: Study) -> None:
+    without = three_methods.experiments[EXPERT_ITERATION].model_copy(update={"arms": {}})
+    study = three_methods.model_copy(update={"experiments": three_methods.experiments | {EXPERT_ITERATION: without}})
+    rows = timing.methods_table(study).splitlines()[2:]
+    assert [row.strip("| ").partition(" (")[0].partition(" |")[0] for row in rows] == [
+        "the base model, untrained",
+        "supervised fine-tuning",
+        "GRPO, best configuration",
+    ]
+
+
 def test_the_methods_over_wall_clock_time(three_methods: Study) -> None:
     (axis,) = timing.draw_methods(three_methods).axes
     labelled = [line for line in axis.lines if not str(line.get_label()).startswith("_")]

@@ -247,6 +247,50 @@ def test_plots_show_makes_a_page(finished):
     assert "grpo_learning_rate" in page
 
 
+def test_a_study_that_leaves_experiments_out_gets_its_report(tmp_path):
+    """Two of sixteen are made, of models that have hardly been trained."""
+    folder = fresh_clone(tmp_path)
+    yaml = YAML()
+    params = yaml.load(folder / "params.yaml")
+    made = ["grpo_learning_rate", "grpo_keyword_inclusion"]
+    left_out = [name for name in EXPERIMENTS if name not in made]
+    for name in left_out:
+        params["experiments"][name]["arms"] = {}
+    params["select_in"] = made
+    params["model"]["steps"], params["kissing_number"]["calls"] = 20, 3
+    params["keyword"]["model"] |= {"steps": 20, "steps_in_full": 10}
+    yaml.dump(params, folder / "params.yaml")
+    start = time.perf_counter()
+    sh(folder, "dvc", "repro")
+    print(f"two experiments of the smoke study through dvc repro: {time.perf_counter() - start:.0f} s")
+
+    runs = {"grpo_learning_rate@3e-4-0", "grpo_learning_rate@1e-3-0", "grpo_keyword_inclusion@grpo-0"}
+    stages = {name for name in lock(folder) if "@" in name}
+    assert stages == runs | {f"select@{name}" for name in made}
+    text = (folder / "reports/writeup.md").read_text()
+    opening = text.partition("**The number that counts**")[0]
+    assert "**Left out** of this study" in opening
+    assert [name for name in EXPERIMENTS if f"`{name}`" in opening] == left_out
+    assert [name for name in EXPERIMENTS if f"(`{name}`)\n" in text] == made  # the sections
+    claims = (folder / "reports/tables/claims.md").read_text().splitlines()[2:]
+    for name in left_out:
+        rows = [row for row in claims if f" | {name} | " in row]
+        assert all("left out: the study has no arms of" in row and row.endswith("| not measured |") for row in rows)
+    assert any(" | grpo_learning_rate | " in row and "left out" not in row for row in claims)
+    assert {path.stem for path in (folder / "reports/figures").glob("*.png")} & set(EXPERIMENTS) == set(made)
+    shown = sh(folder, "dvc", "plots", "show", "--out", "page")
+    assert "failed" not in shown.stdout + shown.stderr
+    page = (folder / "page/index.html").read_text()
+    assert "Validation answer reward, learning rate" in page and "Validation answer reward, leaderboard" not in page
+    assert "up to date" in sh(folder, "dvc", "status").stdout
+
+    params["experiments"]["grpo_learning_rate"]["arms"] = {}
+    yaml.dump(params, folder / "params.yaml")
+    refused = sh(folder, "grpo", "study", "check", check=False)
+    assert refused.returncode == 2
+    assert "select_in: must name each experiment with arms once; grpo_learning_rate has no arms" in refused.stderr
+
+
 @pytest.mark.parametrize("study", ["math-h100", "math-24gb", "gsm8k"])
 def test_real_studies_list_their_stages(study, tmp_path):
     folder = fresh_clone(tmp_path)

@@ -239,3 +239,45 @@ def test_each_method_is_evaluated_at_its_own_steps(mini_study: Study) -> None:
     assert evaluation_steps(study, study.grpo.model_copy(update={"n_grpo_steps": 10})) == [0, 4, 8, 10]
     assert evaluation_steps(study, SftConfig(n_sft_steps=7, evaluate_every=3)) == [0, 3, 6, 7]
     assert evaluation_steps(study, ExpertIterationConfig(n_ei_steps=3)) == [0, 1, 2, 3]
+
+
+# ------------------------------------------------------------------------------------------------------------- resources
+
+
+@pytest.mark.parametrize("kind", ["model", "keyword", "evaluate", "train", "colocate", "asynchronous"])
+def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: Path, kind: str) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["threads"] = 3
+        for name, resources in values["resources"].items():
+            resources["cpus"] = 2 if name == kind else 3
+        values["resources"]["small"]["cpus"] = 1
+
+    message = refused(tmp_path, edit)
+    assert f"resources.{kind}.cpus (2): these stages compute on the CPU with 3 threads: reserve as many" in message
+
+    def on_gpu(values: dict[str, Any]) -> None:
+        edit(values)
+        values["engine"] |= {"name": "vllm", "device": "cuda:0"}
+        values["learner"]["device"] = "cuda:0"
+
+    if kind in ("model", "keyword"):
+        assert f"resources.{kind}.cpus (2)" in refused(tmp_path, on_gpu)
+    else:
+        assert edited(tmp_path, on_gpu).resources[kind].cpus == 2
+
+
+def test_the_keyword_task_reserves_no_gpu(tmp_path: Path) -> None:
+    message = refused(tmp_path, lambda values: values["resources"]["keyword"].update(gpus=1))
+    assert "resources.keyword.gpus: the keyword task's model computes on the CPU: set it to 0" in message
+    assert "resources: needs exactly small, model, evaluate, train, asynchronous, colocate and keyword" in refused(
+        tmp_path, lambda values: values["resources"].pop("keyword")
+    )
+    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
+    assert {stages[name]["meta"]["resources"] for name in ("keyword_dataset", KEYWORD)} == {"keyword"}
+
+
+def test_the_keyword_task_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study) -> None:
+    study = load_study(ROOT / "studies" / "math-24gb.yaml").on_cpu()
+    assert (study.engine.name, study.engine.device, study.engine.sleep_level) == ("transformers", "cpu", 0)
+    assert (study.learner.device, study.learner.dtype, study.learner.optimizer) == ("cpu", "float32", "adamw")
+    assert mini_study.on_cpu() == mini_study

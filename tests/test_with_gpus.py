@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,38 @@ sys.path.insert(0, str(ROOT / "workflow"))
 import with_gpus
 
 WITH_GPUS = ROOT / "workflow" / "with_gpus.py"
+
+
+@pytest.fixture(autouse=True)
+def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of locks, apart from that of other tests."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    return temporary / f"grpo-gpus-{os.getuid()}"
+
+
+def nvidia_smi(folder: Path, *lines: str) -> str:
+    """A PATH on which nvidia-smi lists this."""
+    listing = "\n".join(lines)
+    script = folder / "bin" / "nvidia-smi"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(f"#!/bin/sh\ncat << 'END'\n{listing}\nEND\n")
+    script.chmod(0o755)
+    return f"{script.parent}:{os.environ['PATH']}"
+
+
+# As the driver's `nvidia-smi -L` prints them.
+TWO_GPUS = (
+    "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)",
+    "GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-22222222-aaaa-bbbb-cccc-000000000000)",
+)
+PARTITIONED = (
+    "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)",
+    "  MIG 3g.20gb     Device  0: (UUID: MIG-33333333-aaaa-bbbb-cccc-000000000000)",
+    "  MIG 3g.20gb     Device  1: (UUID: MIG-44444444-aaaa-bbbb-cccc-000000000000)",
+    "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-22222222-aaaa-bbbb-cccc-000000000000)",
+)
 
 
 def start(folder: Path, count: int, *command: str, **extra: str) -> subprocess.Popen[str]:
@@ -54,13 +87,62 @@ def test_more_devices_than_exist_are_refused(tmp_path: Path) -> None:
     assert "3 GPU(s) asked for, but this machine offers 2 (0, 1)" in text and "params.yaml" in text
 
 
-def test_under_slurm_and_without_gpus_nothing_is_handed_out(tmp_path: Path) -> None:
-    under_slurm = start(tmp_path, 2, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", SLURM_JOB_ID="7", CUDA_VISIBLE_DEVICES="5")
+def test_without_gpus_nothing_is_handed_out(tmp_path: Path, own_locks: Path) -> None:
     without = start(tmp_path, 0, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 3")
-    assert under_slurm.communicate(timeout=30)[0] == "5\n"
     assert without.communicate(timeout=30)[0] == "0,1\n"
-    assert (under_slurm.returncode, without.returncode) == (0, 3)
-    assert not (tmp_path / ".stamps").exists()
+    assert without.returncode == 3
+    assert not own_locks.exists()
+
+
+def test_inside_an_allocation_its_devices_are_shared_out(tmp_path: Path) -> None:
+    """`salloc`, and then the local profile: the job is that of the shell, and its two GPUs are for two stages."""
+    salloc = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "4,6"}
+    first, second = (start(tmp_path, 1, *until_released(name), **salloc) for name in "ab")
+    wait_for(lambda: len(list(tmp_path.glob("[ab].devices"))) == 2)
+    assert {(tmp_path / f"{name}.devices").read_text().strip() for name in "ab"} == {"4", "6"}
+    for name in "ab":
+        (tmp_path / f"{name}.go").touch()
+    assert first.wait(30) == second.wait(30) == 0
+
+
+def test_two_clones_do_not_take_the_same_gpu(tmp_path: Path) -> None:
+    """One says it by number, the other by UUID; a third, which has both GPUs to choose from, takes the other one."""
+    path = nvidia_smi(tmp_path, *TWO_GPUS)
+    one, other = (tmp_path / name for name in ("one", "other"))
+    for clone in (one, other):
+        clone.mkdir()
+    first = start(one, 1, *until_released("a"), PATH=path, CUDA_VISIBLE_DEVICES="1")
+    wait_for((one / "a.devices").exists)
+    second = start(other, 1, *until_released("b"), PATH=path, CUDA_VISIBLE_DEVICES="GPU-2222")
+    third = start(other, 1, *until_released("c"), PATH=path)
+    wait_for((other / "c.devices").exists)  # though the second waits
+    assert (other / "c.devices").read_text() == "0\n"
+    time.sleep(0.5)
+    assert not (other / "b.devices").exists()
+    (one / "a.go").touch()
+    wait_for((other / "b.devices").exists)
+    (other / "b.go").touch()
+    (other / "c.go").touch()
+    assert [process.wait(30) for process in (first, second, third)] == [0, 0, 0]
+
+
+def test_parts_of_a_partitioned_gpu_are_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = nvidia_smi(tmp_path, *PARTITIONED)
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    parts = [f"MIG-{digit * 8}-aaaa-bbbb-cccc-000000000000" for digit in "34"]
+    assert list(with_gpus.devices()) == [*parts, "1"]
+    own = start(tmp_path, 1, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", PATH=path, CUDA_VISIBLE_DEVICES=",".join(parts))
+    assert own.communicate(timeout=30)[0] == f"{parts[0]}\n"
+    two = start(tmp_path, 2, "true", PATH=path, CUDA_VISIBLE_DEVICES=",".join(parts))
+    text, _ = two.communicate(timeout=30)
+    assert two.returncode == 2 and "this machine offers 0 (none); parts of a partitioned GPU (MIG) serve" in text
+
+
+@pytest.mark.parametrize(("visible", "offered"), [("", []), ("-1", []), ("1,-1,0", ["1"]), (" 0 , 1 ", ["0", "1"])])
+def test_cuda_visible_devices_is_read_as_cuda_does(visible: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert list(with_gpus.devices()) == offered
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -169,6 +169,24 @@ def test_gpus_that_the_machine_lacks_are_refused_with_the_remedy(repo: Path) -> 
     assert ran(repo) == []
 
 
+def test_a_job_that_slurm_has_given_its_devices_takes_none(tmp_path: Path) -> None:
+    """The plugin's job calls Snakemake again, as `--mode remote`; an allocation's environment alone does not make one."""
+    repo = new_repo(tmp_path / "repo")
+    edit(repo, "dvc.yaml", "    outs: [data/source]\n", "    outs: [data/source]\n    meta: {resources: train}\n")
+    edit(repo, "params.yaml", "train: {gpus: 0", "train: {gpus: 1")
+    salloc = {**environment(), "SLURM_JOB_ID": "7", "DVC_SITE_CACHE_DIR": str(repo / ".dvc" / "site")}
+
+    def run_source(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["snakemake", *options, "source"], cwd=repo, env=salloc, capture_output=True, text=True, timeout=120
+        )
+
+    text = run_source("--profile", "local").stderr
+    assert "1 GPU(s) asked for, but this machine offers 0 (none)" in text and ran(repo) == []
+    job = run_source("--executor", "local", "--cores", "1", "--nolock", "--rerun-triggers", "mtime", "--mode", "remote")
+    assert job.returncode == 0 and ran(repo) == ["source"], job.stderr
+
+
 def test_killed_snakemake_leaves_no_training_and_the_next_run_finishes(repo: Path) -> None:
     edit(repo, "dvc.yaml", "test ${item.arm} != ${broken}", "touch started-${item.arm} && sleep ${nap}")
     (repo / "params.yaml").write_text(PARAMS + "nap: 54321\n")

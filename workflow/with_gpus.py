@@ -1,8 +1,10 @@
 """Run a command with N GPUs of its own, and leave nothing of it running: ``with_gpus.py N -- COMMAND...``
 
-Snakemake's ``--resources gpu=4`` only counts: it does not say which device a job may use. Here each device is a lock file
-below ``.stamps/gpus/``; the command sees the N devices whose locks it got in CUDA_VISIBLE_DEVICES. The operating system
-releases the locks when the process ends, however it ends. Under Slurm, which hands out devices itself, none is taken.
+Snakemake's ``--resources gpu=4`` only counts: it does not say which device a job may use. Here each device is a lock file in a
+folder that all of a user's clones on this machine share (``locks_folder``); the command sees the N devices whose locks it got
+in CUDA_VISIBLE_DEVICES. The operating system releases the locks when the process ends, however it ends. In a job that Snakemake
+has submitted to Slurm, which hands out devices itself, the Snakefile asks for none. (Not so with ``--profile local`` inside an
+allocation, as of ``salloc``: its devices are shared out like those of any machine.)
 
 A killed ``dvc`` leaves the training that it started running, and the next attempt would train beside it. So the command gets
 a process group of its own, which is ended with it, and also when Snakemake dies.
@@ -26,16 +28,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-LOCKS = Path(".stamps/gpus")
 # Time for a step and for saving. Where Slurm's KillWait, its preemption or the rest of the time limit is shorter, that holds.
 GRACE_SECONDS = 300
 SAME_WISH_SECONDS = 1.0
+WAIT_SECONDS = 0.2  # between two attempts to get devices
 RESUME_ME = 75  # EX_TEMPFAIL of sysexits.h, as `grpo train` has it
 LOG_LINES_SHOWN = 20
 PR_SET_PDEATHSIG = 1
@@ -45,15 +48,42 @@ class GpuError(Exception):
     """The machine does not have what was asked for."""
 
 
-def devices() -> list[str]:
-    """The GPUs of this machine that may be used: those of CUDA_VISIBLE_DEVICES, or else all."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [device.strip() for device in visible.split(",") if device.strip()]
+def present() -> dict[str, str]:
+    """The devices that nvidia-smi lists: what CUDA_VISIBLE_DEVICES calls each -> its UUID.
+
+    A GPU has its number. Of a partitioned one (MIG) each part is a device, which CUDA knows by its UUID only.
+    """
     if shutil.which("nvidia-smi") is None:
-        return []
+        return {}
     listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    return re.findall(r"^GPU (\d+):", listing, flags=re.MULTILINE)
+    found: dict[str, str] = {}
+    for line in listing.splitlines():
+        if whole := re.match(r"GPU (\d+):.*\(UUID: (GPU-[^)]+)\)", line):
+            number, found[number] = whole[1], whole[2]
+        elif part := re.match(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)", line):
+            found.pop(number, None)
+            found[part[1]] = part[1]
+    return found
+
+
+def devices() -> dict[str, str]:
+    """The devices that may be used, those of CUDA_VISIBLE_DEVICES or else all: name there -> the same name for all processes.
+
+    A number may mean another GPU in another allocation on this machine, so the UUID stands for the device where it is known.
+    """
+    known = present()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return known
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    names = names[: names.index("-1")] if "-1" in names else names  # as CUDA has it: the first wrong number ends the list
+    # CUDA takes the beginning of a UUID for the whole.
+    return {name: known.get(name) or next((u for u in known.values() if u.startswith(name)), name) for name in names}
+
+
+def locks_folder() -> Path:
+    """One folder for each user and machine, whichever clone runs, from whichever session."""
+    return Path(tempfile.gettempdir()) / f"grpo-gpus-{os.getuid()}"
 
 
 def try_lock(path: Path) -> IO[str] | None:
@@ -69,37 +99,42 @@ def try_lock(path: Path) -> IO[str] | None:
 
 @contextmanager
 def hold(count: int) -> Iterator[list[str]]:
-    """Wait until ``count`` devices are free, and hold them.
+    """Wait until ``count`` devices are free, and hold them; yields their names for CUDA_VISIBLE_DEVICES.
 
     Raises:
         GpuError: there are not as many, free or not.
     """
-    present = devices()
-    if count > len(present):
+    offered = devices()
+    # CUDA shows a process one part of a partitioned GPU at most, however many it names.
+    usable = {name: uuid for name, uuid in offered.items() if count == 1 or not uuid.startswith("MIG-")}
+    if count > len(usable):
+        parts = "; parts of a partitioned GPU (MIG) serve commands that want one" if len(usable) < len(offered) else ""
         raise GpuError(
-            f"{count} GPU(s) asked for, but this machine offers {len(present)} ({', '.join(present) or 'none'}). "
+            f"{count} GPU(s) asked for, but this machine offers {len(usable)} ({', '.join(usable) or 'none'}){parts}. "
             "Lower `gpus` under `resources:` in params.yaml, check CUDA_VISIBLE_DEVICES and `nvidia-smi -L`, or use Slurm."
         )
-    LOCKS.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        taken: list[str] = []
-        # One process collects at a time: two that each hold a part of what they need would wait for each other.
-        with (LOCKS / "queue.lock").open("a") as queue:
-            fcntl.flock(queue, fcntl.LOCK_EX)
-            while True:
-                for device in present:
-                    if len(taken) < count and device not in taken and (file := try_lock(LOCKS / f"{device}.lock")):
-                        held.enter_context(file)
-                        taken.append(device)
-                if len(taken) == count:
-                    break
-                time.sleep(0.2)
-        yield sorted(taken, key=present.index)
+    folder = locks_folder()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    while True:
+        with ExitStack() as attempt:
+            # All or none, and one process tries at a time: two that each hold a part of what they need would wait for each
+            # other, and one that waited in the queue would keep others from devices that it does not want.
+            with (folder / "queue.lock").open("a") as queue:
+                fcntl.flock(queue, fcntl.LOCK_EX)
+                taken: list[str] = []
+                for name, uuid in usable.items():
+                    if len(taken) < count and (file := try_lock(folder / f"{uuid}.lock")):
+                        attempt.enter_context(file)
+                        taken.append(name)
+            if len(taken) == count:
+                yield taken
+                return
+        time.sleep(WAIT_SECONDS)
 
 
 def environment(count: int, held: ExitStack) -> dict[str, str]:
     """The command's environment; the devices in it stay locked until ``held`` is closed."""
-    if count == 0 or "SLURM_JOB_ID" in os.environ:
+    if count == 0:
         return dict(os.environ)
     taken = held.enter_context(hold(count))
     # nvidia-smi numbers devices by their place on the bus, CUDA by default by speed.
@@ -206,7 +241,7 @@ def main(arguments: list[str]) -> int:
     with ExitStack() as held:
         try:
             code = run(options.command, environment(options.count, held), options.log)
-        except (GpuError, FileNotFoundError) as error:
+        except (GpuError, OSError) as error:
             print(f"with_gpus.py: {error}", file=sys.stderr)
             return 2
     if code == 0 and options.stamp:

@@ -346,6 +346,8 @@ def _measure(study: Study, claim: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _evidence(study: Study, experiment: str, other: str | None = None) -> Evidence:
+    if experiment in study.left_out:
+        raise NotMeasured(f"left out: the study has no arms of {experiment}")
     return Evidence(
         by_arm(read_runs(study, experiment)),
         study.last_k(experiment),

@@ -68,6 +68,7 @@ KEYWORD_PANELS = (
     ("validation", "val/response_length", "validation response length (tokens)"),
     GRADIENT_NORM,
 )
+CURVE = ["arm", "step", "answer_reward"]  # columns of a table for `dvc plots`
 SHARE_OF_RESPONSES = "share of responses"
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
 KL_PANELS = (
@@ -96,13 +97,15 @@ def draw_figures(study: Study) -> None:
             if experiment == ASYNCHRONOUS:
                 save_figure(draw_staleness(runs, study.last_k(experiment)), folder / "staleness.png")
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
+        for experiment in study.left_out:  # dvc.yaml names them all; of a table without rows DVC draws no plot
+            pd.DataFrame(columns=CURVE).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
 
 
 def curve_table(runs: list[Run]) -> pd.DataFrame:
     """Columns ``arm``, ``step`` and ``answer_reward`` (validation, mean over seeds), for `dvc plots`."""
     curves = [mean_curve(of_arm, "validation", REWARD)["mean"].rename("answer_reward") for of_arm in by_arm(runs).values()]
     tables = [curve.reset_index().assign(arm=arm) for arm, curve in zip(by_arm(runs), curves, strict=True)]
-    return pd.concat(tables)[["arm", "step", "answer_reward"]]
+    return pd.concat(tables)[CURVE]
 
 
 def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any]) -> Figure:

@@ -10,7 +10,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo import paths
-from grpo.experiments import EXPERIMENTS
 from grpo.files import read_csv, read_json, require_keys
 from grpo.selection import mean_of_last, read_config, read_metrics, read_outcomes
 from grpo.study import Study
@@ -45,8 +44,8 @@ class Run:
 
 
 def experiments(study: Study) -> list[str]:
-    """The study's experiments in the order in which they build on one another."""
-    return [name for name in EXPERIMENTS if name in study.experiments]
+    """The experiments that the study makes, in the order in which they build on one another."""
+    return study.made
 
 
 def read_run(experiment: str, arm: str, seed: int) -> Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from grpo import paths
 from grpo.evaluation.statistics import format_interval, two_level_difference
-from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, SFT, SFT_INITIALIZATION
+from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, RESERVED, SFT, SFT_INITIALIZATION
 from grpo.files import read_json, whole_folder, write_text
 from grpo.reporting.figures import COLOURS, mark_divergence, save_figure
 from grpo.reporting.results import (
@@ -34,24 +34,28 @@ from grpo.reporting.time_breakdown import (
 from grpo.study import Study
 
 OVER_WALL_CLOCK = ("grpo_off_policy_sweep_focused", COLOCATE, ASYNCHRONOUS, "leaderboard")
-# What is reserved for a run, as dvc.yaml has it under `meta`, where it is not `train`.
-RESERVED: dict[str, Literal["colocate", "asynchronous"]] = {COLOCATE: "colocate", ASYNCHRONOUS: "asynchronous"}
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
 
 
 def write_timing(study: Study) -> None:
-    """Write reports/timing/times.csv, the curves over wall-clock time (PNG), and where the time of a step goes."""
+    """Write reports/timing/times.csv, the curves over wall-clock time (PNG), and where the time of a step goes.
+
+    Of experiments that the study leaves out there is nothing.
+    """
+    made = experiments(study)
     with whole_folder(paths.TIMING_REPORT) as folder:
-        rows = [time_row(study, run) for experiment in experiments(study) for run in read_runs(study, experiment)]
+        rows = [time_row(study, run) for experiment in made for run in read_runs(study, experiment)]
         pd.DataFrame(rows).to_csv(folder / "times.csv", index=False, lineterminator="\n")
-        for experiment in OVER_WALL_CLOCK:
+        for experiment in (name for name in OVER_WALL_CLOCK if name in made):
             title = f"{EXPERIMENTS[experiment]} over wall-clock time"
             save_figure(draw_curves_over_wall_clock(title, curves_of(study, experiment)), folder / f"{experiment}.png")
-        save_figure(draw_methods(study), folder / "methods.png")
-        write_text(folder / "methods.md", methods_table(study))
+        if SFT_INITIALIZATION in made:
+            save_figure(draw_methods(study), folder / "methods.png")
+            write_text(folder / "methods.md", methods_table(study))
         runs = [run for experiment in (COLOCATE, ASYNCHRONOUS) for run in read_runs(study, experiment)]
-        save_figure(draw_time_breakdown(variants(runs, read_timing)), folder / "time_breakdown.png")
-        write_text(folder / "time_breakdown.md", time_breakdown_page(runs))
+        if runs:
+            save_figure(draw_time_breakdown(variants(runs, read_timing)), folder / "time_breakdown.png")
+            write_text(folder / "time_breakdown.md", time_breakdown_page(runs))
 
 
 def read_timing(run: Run) -> dict[str, Any]:
@@ -103,7 +107,7 @@ def times_of_arms(study: Study, runs: list[Run]) -> dict[str, tuple[float, float
 def curves_of(study: Study, experiment: str) -> dict[str, list[Run]]:
     """What an experiment's figure over wall-clock time shows: its arms, and beside asynchronous ones the run they rival."""
     arms = by_arm(read_runs(study, experiment))
-    if experiment != ASYNCHRONOUS:
+    if experiment != ASYNCHRONOUS or COLOCATE in study.left_out:
         return arms
     name, runs = next(iter(by_arm(read_runs(study, COLOCATE)).items()))
     return {f"{name}, one process": runs} | arms
@@ -129,9 +133,13 @@ def draw_curves_over_wall_clock(title: str, arms: dict[str, list[Run]]) -> Figur
 
 
 def methods(study: Study) -> dict[str, list[Run]]:
-    """The runs that stand for each method: the winners of SFT and of expert iteration, and GRPO's best configuration."""
+    """The runs that stand for each method: the winners of SFT and of expert iteration, and GRPO's best configuration.
+
+    The study makes the experiment that holds the latter, and so SFT too; it may leave expert iteration out.
+    """
     found = {}
-    for title, experiment in (("supervised fine-tuning", SFT), ("expert iteration", EXPERT_ITERATION)):
+    others = (("supervised fine-tuning", SFT), ("expert iteration", EXPERT_ITERATION))
+    for title, experiment in ((title, name) for title, name in others if name not in study.left_out):
         winner = read_selection(experiment)["winner"]
         found[f"{title} ({winner})"] = by_arm(read_runs(study, experiment))[winner]
     for arm, runs in by_arm(read_runs(study, SFT_INITIALIZATION)).items():

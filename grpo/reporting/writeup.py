@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from grpo import paths
 from grpo.errors import UserError
 from grpo.evaluation.statistics import format_interval, wilson_interval
-from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT
+from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION
 from grpo.files import read_json, read_jsonl, read_text, write_text
 from grpo.reporting.asynchronous import discuss_asynchronous, discuss_colocate
 from grpo.reporting.baseline import discuss_best_of_n
@@ -38,8 +38,11 @@ def write_writeup(study: Study) -> None:
     )
     sampled = read_best_of_n(study)
     lock = _stages_in_lock()
-    sections = [_section(study, experiment, lock) for experiment in experiments(study)]
+    made = experiments(study)
+    sections = [_section(study, experiment, lock) for experiment in made]
     provenance = [row for section in sections for row in section["provenance"]]
+    # Where a step's time goes is told once, in the last of the two experiments that it is about.
+    in_turns_or_apart = [name for name in (COLOCATE, ASYNCHRONOUS) if name in made]
     text = environment.get_template("writeup.md.j2").render(
         study=study,
         dataset=read_json(paths.DATASET_REPORT, made_by="dataset", keys=("task", "train", "validation")),
@@ -48,8 +51,10 @@ def write_writeup(study: Study) -> None:
         best_of_n={prompt: discuss_best_of_n(prompt, values) for prompt, values in sampled.items()},
         sft_dataset=_sft_report(),
         keyword_dataset=read_json(paths.KEYWORD_REPORT, made_by="keyword_dataset", keys=("answers", "train", "validation")),
-        methods=read_text(paths.TIMING_REPORT / "methods.md", made_by="timing"),
-        time_breakdown=read_text(paths.TIMING_REPORT / "time_breakdown.md", made_by="timing"),
+        left_out={name: EXPERIMENTS[name] for name in study.left_out},
+        methods=_timing_page("methods.md") if SFT_INITIALIZATION in made else "",
+        time_breakdown=_timing_page("time_breakdown.md") if in_turns_or_apart else "",
+        time_breakdown_in=in_turns_or_apart[-1:],
         sections=sections,
         kissing_number=section(read_report()),
         claims=read_json(paths.CLAIMS, made_by="claims", keys=("claims", "notes", "sources")),
@@ -60,6 +65,10 @@ def write_writeup(study: Study) -> None:
         made_otherwise=made_otherwise(provenance),
     )
     write_text(paths.WRITEUP, text)
+
+
+def _timing_page(name: str) -> str:
+    return read_text(paths.TIMING_REPORT / name, made_by="timing")
 
 
 def _stages_in_lock() -> dict[str, Any]:
@@ -99,7 +108,7 @@ def _more(study: Study, experiment: str, runs: list[Run], selection: dict[str, A
     if experiment == COLOCATE:
         return [discuss_colocate(runs, study.last_k(experiment))]
     if experiment == ASYNCHRONOUS:
-        in_turns = next(iter(by_arm(read_runs(study, COLOCATE)).values()))
+        in_turns = next(iter(by_arm(read_runs(study, COLOCATE)).values()), [])
         return [discuss_asynchronous(runs, study.last_k(experiment), in_turns)]
     return [discuss_keyword(runs, study.last_k(experiment))] if experiment == KEYWORD else []
 

@@ -19,7 +19,7 @@ def build_keyword_dataset(study: Study) -> dict[str, Any]:
     """Write train.jsonl and validation.jsonl with the columns ``prompt`` and ``answer``, and a report.
 
     The held-out fifth of the pairs is for validation. Answers come from the grammar, or from the keyword model through the
-    study's engine; pairs without an answer that holds both keywords are left out.
+    study's engine, on the CPU; pairs without an answer that holds both keywords are left out.
 
     Returns:
         the report: who answered, how many pairs were asked, how many answers each split kept, and the digests.
@@ -51,7 +51,7 @@ def _answers_of_model(study: Study, pairs: Sequence[Pair], split: str) -> list[d
     """The first of ``grpo.group_size`` answers to each prompt that holds all keywords, where there is one."""
     from grpo.evaluation.checkpoint import CheckpointEvaluator
 
-    evaluator = CheckpointEvaluator(study, paths.KEYWORD_MODEL)
+    evaluator = CheckpointEvaluator(study.on_cpu(), paths.KEYWORD_MODEL)
     groups = evaluator.sample(problems(pairs, split), "keyword", n=study.grpo.group_size)
     right = [next((r for r in group if r.rewards["reward"] == 1.0), None) for group in groups]
     examples = [

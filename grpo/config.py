@@ -228,6 +228,23 @@ def explain(path: Path, item: Any) -> str:
 
 
 RunConfig = GrpoConfig | SftConfig | ExpertIterationConfig
+
+
+def evaluation_steps(config: RunConfig, every: int) -> list[int]:
+    """The steps after which a run is evaluated: 0, every few, and the last one.
+
+    Args:
+        every: the study's ``evaluation.every``, which GRPO runs keep to; supervised fine-tuning has a setting of its own, and
+            expert iteration, whose steps are long, is evaluated after each.
+    """
+    match config:
+        case SftConfig():
+            every = config.evaluate_every
+        case ExpertIterationConfig():
+            every = 1
+    return sorted({*range(0, config.n_steps + 1, every), config.n_steps})
+
+
 Config = TypeVar("Config", bound=TrainingConfig)
 
 

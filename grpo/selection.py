@@ -102,6 +102,8 @@ def read_outcomes(experiment: str, arm: str, seed: int) -> NDArray[np.float64]:
     evaluations = read_jsonl(path, made_by, lambda record: np.array(record["answer_reward"], dtype=float))
     if any(evaluation.shape != evaluations[0].shape or evaluation.ndim != 1 for evaluation in evaluations):
         raise damaged(path, "not as many problems in each evaluation", made_by)
+    if len(evaluations) < 2:
+        raise damaged(path, "no evaluation after the untrained one", made_by)
     return np.stack(evaluations)
 
 
@@ -136,12 +138,18 @@ def read_metrics(experiment: str, arm: str, seed: int) -> dict[str, Any]:
 def mean_of_last(outcomes: NDArray[np.float64], last_k: int) -> NDArray[np.float64]:
     """The number that counts, by problem: mean answer reward over a run's last ``last_k`` evaluations, (problems,).
 
-    The first, untrained evaluation never counts.
+    The first, untrained evaluation never counts. A run that ended early, because it diverged or its time was up, may have
+    fewer than ``last_k``, and then counts by those it has; the report's tables say so.
 
     Args:
         outcomes: (evaluations, problems), as :func:`read_outcomes` gives them.
     """
     return np.asarray(outcomes[1:][-last_k:].mean(axis=0))
+
+
+def evaluations_counted(outcomes: NDArray[np.float64], last_k: int) -> int:
+    """Of how many evaluations :func:`mean_of_last` is the mean."""
+    return min(last_k, len(outcomes) - 1)
 
 
 def _candidate(study: Study, experiment: str, arm: str, scores: NDArray[np.float64]) -> dict[str, Any]:

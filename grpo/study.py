@@ -12,10 +12,21 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from grpo.config import OFF_POLICY_RANK, ExpertIterationConfig, GrpoConfig, Section, SftConfig, apply_overrides, explain
+from grpo.config import (
+    OFF_POLICY_RANK,
+    ExpertIterationConfig,
+    GrpoConfig,
+    RunConfig,
+    Section,
+    SftConfig,
+    apply_overrides,
+    evaluation_steps,
+    explain,
+)
 from grpo.errors import UserError
 from grpo.experiments import (
     ASYNCHRONOUS,
+    BUILDS_ON,
     EXPERIMENTS,
     KEYWORD,
     RANKED_BY,
@@ -46,6 +57,11 @@ from grpo.sections import (
 PARAMS_FILE = Path("params.yaml")
 STUDIES_FOLDER = Path("studies")
 TOKENS_ON_CPU = 4096  # of a packed row, as in studies/mini.yaml
+MORE_EVALUATIONS = {
+    "grpo": "raise n_grpo_steps, lower evaluation.every",
+    "sft": "raise n_sft_steps, lower evaluate_every",
+    "expert_iteration": "raise n_ei_steps",
+}
 
 
 class Study(Section):
@@ -160,6 +176,48 @@ class Study(Section):
         return self
 
     @model_validator(mode="after")
+    def _evaluations_suffice(self) -> Study:
+        """No run has fewer evaluations after its start than it counts by, whichever arms win before it."""
+        for name, experiment in self.experiments.items():
+            for arm in experiment.arms:
+                counts = {len(evaluation_steps(c, self.evaluation.every)) - 1: c for c in self._possible_configs(name, arm)}
+                fewest, wanted = min(counts), self.last_k(name)
+                if fewest < wanted:
+                    steps, remedy = counts[fewest].n_steps, MORE_EVALUATIONS[method_of(name)]
+                    raise ValueError(
+                        f"experiments.{name}.arms.{arm}: a run of {steps} steps is evaluated {fewest} time{'s' * (fewest > 1)} "
+                        f"after its start, but {wanted} evaluations are to count (last_k): {remedy}, or give {name} a last_k "
+                        f"of {fewest}"
+                    )
+        return self
+
+    def _possible_configs(self, experiment: str, arm: str) -> list[RunConfig]:
+        """An arm's configuration for each number of steps that it may have; all else is its own or the study's."""
+        own = {k: v for k, v in self.experiments[experiment].arms[arm].items() if k != OFF_POLICY_RANK}
+        config: RunConfig = apply_overrides(getattr(self, method_of(experiment)), own, experiment)
+        if not isinstance(config, GrpoConfig):  # such a run builds on no winner
+            return [config]
+        possible: set[int | None] = {self.grpo.n_grpo_steps}
+        for before in BUILDS_ON[experiment]:
+            possible = _replaced(possible, self._steps_of_winner(before))
+        possible = _replaced(possible, self._steps_of_arm(experiment, arm))
+        return [config.model_copy(update={"n_grpo_steps": steps}) for steps in possible]
+
+    def _steps_of_winner(self, experiment: str) -> set[int | None]:
+        """What an experiment's winner may make of ``n_grpo_steps``; None: nothing."""
+        pinned = self.selection.pinned.get(experiment)
+        arms = [pinned] if pinned else self.experiments[experiment].arms
+        return {steps for arm in arms for steps in self._steps_of_arm(experiment, arm)}
+
+    def _steps_of_arm(self, experiment: str, arm: str) -> set[int | None]:
+        """What an arm may make of ``n_grpo_steps``, by its own values or by those of the sweep's arm that it asks for."""
+        own = self.experiments[experiment].arms[arm]
+        if "n_grpo_steps" in own or OFF_POLICY_RANK not in own:
+            return {own.get("n_grpo_steps")}
+        sweep = RANKED_BY[experiment]
+        return {steps for ranked in self.experiments[sweep].arms for steps in self._steps_of_arm(sweep, ranked)}
+
+    @model_validator(mode="after")
     def _data_suffice(self) -> Study:
         generated = isinstance(self.task, ArithmeticTask)
         if isinstance(self.task, ArithmeticTask) and self.task.train_size < self.grpo.n_prompts_per_rollout_batch:
@@ -218,6 +276,11 @@ class Study(Section):
         few = self.selection.best_few
         if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= few:
             raise ValueError(f"{path}.{OFF_POLICY_RANK}: {rank!r} is no whole number from 1 to selection.best_few ({few})")
+
+
+def _replaced(steps: set[int | None], by: set[int | None]) -> set[int | None]:
+    """The values that stay where nothing takes their place, and those that do."""
+    return (by - {None}) | (steps if None in by else set())
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -50,7 +50,7 @@ def candidate(arm: str, value: float, behind: tuple[float, float, float] | None,
 
 
 def selected(*candidates: Any, leader: str) -> dict[str, Any]:
-    return {"leader": leader, "winner": leader, "pinned": False, "reason": "", "candidates": list(candidates)}
+    return {"last_k": 1, "leader": leader, "winner": leader, "pinned": False, "reason": "", "candidates": list(candidates)}
 
 
 def sentences(text: str) -> int:
@@ -96,6 +96,24 @@ def test_diverged_and_collapsed_arms_are_named_with_step_and_reason() -> None:
     assert "b diverged and was stopped (step 2: answer reward 0.010, under its start)" in text
     assert "c collapsed: it reached 0.700 at step 1 and counts with 0.150" in text
     assert sentences(text) == 3
+
+
+def test_an_arm_that_never_left_its_start_has_not_collapsed() -> None:
+    """Behind the leader as far as can be, and the best of its evaluations a little above its last."""
+    text = discuss(
+        [run("a", UP), run("b", [0.06, 0.09, 0.07, 0.06]), run("c", [0.06, 0.6, 0.4, 0.31])],
+        selected(
+            candidate("a", 0.75, None), candidate("b", 0.06, (0.7, 0.6, 0.8)), candidate("c", 0.31, (0.4, 0.3, 0.5)), leader="a"
+        ),
+    )
+    assert "b ends where it started, at 0.060: its gain of 0.000 (0.000 to 0.000) holds zero." in text
+    assert "collapsed" not in text and "a ends" not in text and "c ends" not in text
+
+
+def test_of_several_runs_those_that_collapsed_are_counted() -> None:
+    runs = [run("a", UP), run("b", [0.1, 0.9, 0.8, 0.8]), run("b", [0.1, 0.7, 0.2, 0.1], seed=1)]
+    text = discuss(runs, selected(candidate("a", 0.75, None), candidate("b", 0.45, (0.3, 0.1, 0.5)), leader="a"))
+    assert "b collapsed in 1 of 2 runs: it reached 0.700 at step 1 and counts with 0.450" in text
 
 
 def test_a_run_that_diverged_among_several_is_counted() -> None:

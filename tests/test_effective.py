@@ -96,7 +96,7 @@ def test_winners_come_on_the_defaults_and_the_arm_on_both(mini_study: Study) -> 
         "learning_rate": (1e-3, "winner of grpo_learning_rate (1e-3)"),
         "length_normalization": ("masked_normalize", "winner of grpo_length_normalization (masked_normalize)"),
         "use_std_normalization": (False, "winner of grpo_group_standard_deviation (without_std)"),
-        "n_grpo_steps": (10, "arm epochs_4-batch_32"),
+        "n_grpo_steps": (20, "arm epochs_4-batch_32"),
         "epochs_per_rollout_batch": (4, "arm epochs_4-batch_32"),
         "train_batch_size": (32, "arm epochs_4-batch_32"),
         "loss_type": ("grpo_clip", "arm epochs_4-batch_32"),  # and not the winner's no_baseline

@@ -15,6 +15,7 @@ from grpo.reporting import figures, timing
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples, examples_of
 from grpo.reporting.keyword import discuss_keyword
 from grpo.reporting.results import Run
+from grpo.sections import Experiment
 from grpo.study import Study
 
 PROBLEMS = 100
@@ -288,7 +289,7 @@ def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.setattr(timing, "read_timing", read_timing)
     names = (SFT, EXPERT_ITERATION, SFT_INITIALIZATION)
     last_k = {SFT: None, EXPERT_ITERATION: 1, SFT_INITIALIZATION: None}
-    changed = {name: mini_study.experiments[name].model_copy(update={"last_k": last_k[name]}) for name in names}
+    changed = {name: Experiment(last_k=last_k[name], arms={run.arm: {} for run in runs[name]}) for name in names}
     selection = mini_study.selection.model_copy(update={"last_k": 2})
     return mini_study.model_copy(update={"experiments": mini_study.experiments | changed, "selection": selection})
 

@@ -129,6 +129,14 @@ def test_mean_of_each_problem_over_the_last_k(last_k: int, expected: list[float]
     assert mean_of_last(read_outcomes(EXPERIMENT, "low", 0), last_k) == pytest.approx(np.array(expected))
 
 
+def test_a_run_without_any_evaluation_after_the_untrained_one_is_damaged(study: Study) -> None:
+    """The mean of nothing would be a NaN, and every comparison with it false."""
+    for arm in RATES:
+        write_run(arm, always(0.3) if arm != "middle" else [right(0.2)])
+    with pytest.raises(UserError, match=r"middle-0/outcomes.jsonl.*no evaluation after the untrained one"):
+        select(study, EXPERIMENT)
+
+
 def test_last_k_decides(study: Study) -> None:
     write_run("low", [right(s) for s in (0, 0.9, 0.3)])
     write_run("middle", [right(s) for s in (0, 0.2, 0.5)])

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from grpo.config import ExpertIterationConfig, GrpoConfig, SftConfig
+from grpo.config import ExpertIterationConfig, GrpoConfig, SftConfig, evaluation_steps
 from grpo.effective import effective_run
 from grpo.errors import UserError
 from grpo.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, method_of
 from grpo.study import Study, load_study, read_yaml
-from grpo.training.validation import evaluation_steps
 
 ROOT = Path(__file__).parents[1]
 Edit = Callable[[dict[str, Any]], None]
@@ -187,14 +186,14 @@ def test_values_that_do_not_fit_are_refused(tmp_path: Path, experiment: str, ove
 
 def test_an_experiments_last_k_comes_before_the_studys(tmp_path: Path) -> None:
     def edit(values: dict[str, Any]) -> None:
-        values["selection"]["last_k"] = 3
+        values["selection"]["last_k"] = 2
         for name, experiment in values["experiments"].items():
             experiment.pop("last_k", None)
             if name in (SFT, "leaderboard"):
-                experiment["last_k"] = {SFT: 5, "leaderboard": 1}[name]
+                experiment["last_k"] = {SFT: 3, "leaderboard": 1}[name]
 
     study = edited(tmp_path, edit)
-    assert {name: study.last_k(name) for name in EXPERIMENTS} == dict.fromkeys(EXPERIMENTS, 3) | {SFT: 5, "leaderboard": 1}
+    assert {name: study.last_k(name) for name in EXPERIMENTS} == dict.fromkeys(EXPERIMENTS, 2) | {SFT: 3, "leaderboard": 1}
 
     def nothing(values: dict[str, Any]) -> None:
         values["experiments"][SFT]["last_k"] = 0
@@ -234,11 +233,11 @@ def test_an_experiments_method_decides_the_configuration(mini_study: Study, expe
     assert {key for key, source in run.sources.items() if source == f"arm {arm}"} == set(run.overrides)
 
 
-def test_each_method_is_evaluated_at_its_own_steps(mini_study: Study) -> None:
-    study = mini_study.model_copy(update={"evaluation": mini_study.evaluation.model_copy(update={"every": 4})})
-    assert evaluation_steps(study, study.grpo.model_copy(update={"n_grpo_steps": 10})) == [0, 4, 8, 10]
-    assert evaluation_steps(study, SftConfig(n_sft_steps=7, evaluate_every=3)) == [0, 3, 6, 7]
-    assert evaluation_steps(study, ExpertIterationConfig(n_ei_steps=3)) == [0, 1, 2, 3]
+def test_each_method_is_evaluated_at_its_own_steps() -> None:
+    assert evaluation_steps(GrpoConfig(n_grpo_steps=10), 4) == [0, 4, 8, 10]
+    assert evaluation_steps(GrpoConfig(n_grpo_steps=3), 4) == [0, 3]
+    assert evaluation_steps(SftConfig(n_sft_steps=7, evaluate_every=3), 4) == [0, 3, 6, 7]
+    assert evaluation_steps(ExpertIterationConfig(n_ei_steps=3), 4) == [0, 1, 2, 3]
 
 
 # ------------------------------------------------------------------------------------------------------------- resources
@@ -281,3 +280,94 @@ def test_the_keyword_task_computes_on_the_cpu_in_a_study_for_gpus(mini_study: St
     assert (study.engine.name, study.engine.device, study.engine.sleep_level) == ("transformers", "cpu", 0)
     assert (study.learner.device, study.learner.dtype, study.learner.optimizer) == ("cpu", "float32", "adamw")
     assert mini_study.on_cpu() == mini_study
+
+
+# ------------------------------------------------------------------------------------------------ evaluations that count
+
+
+def counting(last_k: int, **sections: dict[str, Any]) -> Edit:
+    """Every experiment counts by so many last evaluations; values of sections change."""
+
+    def edit(values: dict[str, Any]) -> None:
+        values["selection"]["last_k"] = last_k
+        for experiment in values["experiments"].values():
+            experiment.pop("last_k", None)
+        for name, changes in sections.items():
+            values[name] |= changes
+
+    return edit
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+def test_runs_of_every_study_have_the_evaluations_that_they_count_by(path: Path) -> None:
+    study = load_study(path)
+    for experiment, content in study.experiments.items():
+        for arm in content.arms:
+            config = effective_run(study, experiment, arm, study.seeds[0], []).config
+            after_the_start = evaluation_steps(config, study.evaluation.every)[1:]
+            assert len(after_the_start) >= study.last_k(experiment), (experiment, arm)
+    broad = [arm["n_grpo_steps"] for arm in study.experiments["grpo_off_policy_sweep_broad"].arms.values()]
+    assert max(broad) < 50  # the handout's rule
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (new_arm("grpo_baselines", n_grpo_steps=10), "grpo_baselines.arms.extra: a run of 10 steps is evaluated 1 time "),
+        (counting(4, sft={"evaluate_every": 1}), "grpo_learning_rate.arms.3e-5: a run of 30 steps is evaluated 3 times "),
+        (counting(4), "sft_experiment.arms.examples_128: a run of 24 steps is evaluated 3 times after its start, but 4 "),
+        (counting(6, sft={"evaluate_every": 1}), "arms.questions_32-rollouts_4-epochs_1: a run of 5 steps is evaluated 5 "),
+        (counting(2, sft={"evaluate_every": 24}), "sft_experiment.arms.examples_128: a run of 24 steps is evaluated 1 time "),
+    ],
+)
+def test_a_run_with_fewer_evaluations_than_it_counts_by_is_refused(tmp_path: Path, edit: Edit, told: str) -> None:
+    message = refused(tmp_path, edit)
+    assert "study.yaml: experiments." in message and told in message
+    assert len(message.splitlines()) == 1
+
+
+def test_the_refusal_names_the_remedy_of_the_method(tmp_path: Path) -> None:
+    message = refused(tmp_path, new_arm("grpo_baselines", n_grpo_steps=10))
+    assert message.endswith(
+        "after its start, but 2 evaluations are to count (last_k): raise n_grpo_steps, lower evaluation.every, or give "
+        "grpo_baselines a last_k of 1."
+    )
+    message = refused(tmp_path, new_arm(SFT, evaluate_every=24))
+    assert message.endswith("raise n_sft_steps, lower evaluate_every, or give sft_experiment a last_k of 1.")
+    message = refused(tmp_path, counting(6, sft={"evaluate_every": 1}))
+    assert message.endswith("raise n_ei_steps, or give expert_iteration_experiment a last_k of 5.")
+
+
+def test_steps_that_may_come_from_an_earlier_winner_count_too(tmp_path: Path) -> None:
+    """An arm of ten steps counts by one evaluation in its own experiment; those after it, which may start from it, by two."""
+
+    def short_winner(values: dict[str, Any]) -> None:
+        values["experiments"]["grpo_baselines"]["last_k"] = 1
+        values["experiments"]["grpo_baselines"]["arms"]["no_baseline"]["n_grpo_steps"] = 10
+
+    message = refused(tmp_path, short_winner)
+    assert "experiments.grpo_length_normalization.arms.masked_mean: a run of 10 steps is evaluated 1 time" in message
+
+    def pinned(values: dict[str, Any]) -> None:
+        short_winner(values)
+        values["selection"]["pinned"] = {"grpo_baselines": "reinforce_with_baseline"}
+
+    assert edited(tmp_path, pinned).selection.pinned  # then it cannot win
+
+    def own_steps_again(values: dict[str, Any]) -> None:
+        """The arms of the next experiment say themselves how long they train, and hand that on."""
+        short_winner(values)
+        for arm in values["experiments"]["grpo_length_normalization"]["arms"].values():
+            arm["n_grpo_steps"] = 20
+
+    assert edited(tmp_path, own_steps_again).grpo.n_grpo_steps == 30
+
+    def ranked(values: dict[str, Any]) -> None:
+        """The sweep's short arms hand their steps on with the rest of their values."""
+        values["experiments"]["grpo_off_policy_sweep_broad"]["last_k"] = 1
+        for arm in values["experiments"]["grpo_off_policy_sweep_broad"]["arms"].values():
+            arm["n_grpo_steps"] = 10
+        del values["experiments"]["grpo_off_policy_sweep_focused"]["arms"]["best_2"]["n_grpo_steps"]
+
+    message = refused(tmp_path, ranked)
+    assert "experiments.grpo_off_policy_sweep_focused.arms.best_2: a run of 10 steps is evaluated 1 time" in message

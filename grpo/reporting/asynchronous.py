@@ -11,6 +11,7 @@ from matplotlib.ticker import LogLocator
 
 from grpo.evaluation.statistics import format_interval, two_level_difference, two_level_mean
 from grpo.reporting.results import Run, by_arm, final_scores, value
+from grpo.reporting.style import styles
 
 
 def arms_in_order(runs: list[Run]) -> tuple[list[list[Run]], list[list[Run]]]:
@@ -54,19 +55,26 @@ def draw_staleness(runs: list[Run], last_k: int) -> Figure:
     """Final answer reward, gradient norm, ratios and share of clipped tokens of each arm, against its measured lag."""
     figure = Figure(figsize=(10, 6.6), layout="constrained")
     reward, norm, ratio, clipped = axes = [figure.add_subplot(2, 2, i + 1) for i in range(4)]
+    looks = styles(by_arm(runs))
     # The names of arms stand above the intervals of one series and below those of the other.
-    styles = (("#0072B2", "o", "each batch trained on once", "high"), ("#D55E00", "s", "drawn from a buffer", "low"))
-    for (colour, marker, label, end), arms in zip(styles, arms_in_order(runs), strict=True):
+    series = (("o", "each batch trained on once", "high"), ("s", "drawn from a buffer", "low"))
+    for (marker, label, end), arms in zip(series, arms_in_order(runs), strict=True):
         if not arms:
             continue
-        style: dict[str, Any] = {"color": colour, "marker": marker, "label": label, "linewidth": 1.2, "markersize": 5}
+        style: dict[str, Any] = {"color": "dimgrey", "marker": marker, "label": label, "linewidth": 1.2, "markersize": 5}
+        colours = [looks[of_arm[0].arm].color for of_arm in arms]
         found, finals = [staleness(a) for a in arms], [two_level_mean(final_scores(a, last_k)) for a in arms]
-        lags = [of["lag_mean"] for of in found]
-        reward.errorbar(lags, *_with_ends(finals, "value", "low", "high"), capsize=3, **style)
-        ratio.errorbar(lags, *_with_ends(found, "ratio_mean", "ratio_min", "ratio_max"), capsize=3, **style)
-        norm.plot(lags, [of["gradient_norm"] for of in found], **style)
-        clipped.plot(lags, [100 * of["clip_fraction"] for of in found], **style)
-        for of_arm, lag, final in zip(arms, lags, finals, strict=True):
+        lags, norms = [of["lag_mean"] for of in found], [of["gradient_norm"] for of in found]
+        shares = [100 * of["clip_fraction"] for of in found]
+        rewards, reward_bars = _with_ends(finals, "value", "low", "high")
+        ratios, ratio_bars = _with_ends(found, "ratio_mean", "ratio_min", "ratio_max")
+        reward.errorbar(lags, rewards, reward_bars, capsize=3, **style)
+        ratio.errorbar(lags, ratios, ratio_bars, capsize=3, **style)
+        norm.plot(lags, norms, **style)
+        clipped.plot(lags, shares, **style)
+        for axis, heights in zip(axes, (rewards, norms, ratios, shares), strict=True):
+            axis.scatter(lags, heights, color=colours, marker=marker, s=30, zorder=3)
+        for of_arm, colour, lag, final in zip(arms, colours, lags, finals, strict=True):
             shift = (0, 4 if end == "high" else -12)
             reward.annotate(
                 of_arm[0].arm, (lag, final[end]), shift, textcoords="offset points", fontsize=8, color=colour, ha="center"

@@ -6,6 +6,7 @@ runs. A claim that a test can neither confirm nor refute is one that this study 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from grpo import paths
 from grpo.evaluation.statistics import format_interval, two_level_difference
 from grpo.files import read_json, write_json
-from grpo.reporting.results import Run, by_arm, final_scores, first_scores, read_runs, read_selection
+from grpo.reporting.results import COLLAPSED, Run, by_arm, collapsed, final_scores, first_scores, read_runs, read_selection
 from grpo.study import Study, read_yaml
 
 PUBLISHED = Path(__file__).parents[1] / "claims.yaml"
@@ -34,7 +35,7 @@ FEWEST_BLOCKS = 6
 
 ONE_RUN = "one run an arm, so the spread between runs is not in the interval"
 # Kinds whose numbers have no spread between runs (the untrained model is one and the same) or no interval.
-WITHOUT_SPREAD = {"zero_shot_below", "starts_above", "falls"}
+WITHOUT_SPREAD = {"zero_shot_below", "starts_above", "falls", "collapses", "norms_blow_up"}
 
 Parameters = dict[str, Any]
 Judgement = tuple[str, str]  # what was measured, in words; the verdict
@@ -91,6 +92,14 @@ def _of_all(hits: list[bool]) -> str:
     return CANNOT_TELL if any(hits) else DISAGREES
 
 
+def _only(hits: list[bool], others: list[bool]) -> str:
+    """``agrees`` if it is so in all runs of an arm and in none of another, ``disagrees`` if in none of its own.
+
+    The other arm lacks the claimed cause: where it is so in both, the cause is another one.
+    """
+    return CANNOT_TELL if any(others) and any(hits) else _of_all(hits)
+
+
 def _ends_at(evidence: Evidence, arm: str) -> str:
     """``ARM MEAN``, and how many of its runs diverged: those count by the last evaluations before they were stopped."""
     runs = evidence.runs(arm)
@@ -121,10 +130,18 @@ def _final_difference(evidence: Evidence, better: str, worse: str) -> tuple[str,
 def not_below(parameters: Parameters, evidence: Evidence) -> Judgement:
     """Non-inferiority: agrees if ``better`` minus ``worse`` has low > -margin, disagrees if high < -margin.
 
-    Of several arms ``worse`` the one with the highest mean counts, so that the claim is held against the hardest of them.
+    Of several arms ``worse`` the one with the highest mean counts, so that the claim is held against the hardest of them. All
+    runs that did not diverge must have taken as many steps.
     """
     worse, margin = parameters["worse"], parameters["margin"]
     rivals = [worse] if isinstance(worse, str) else worse
+    steps = {
+        arm: {int(run.validation["step"].iloc[-1]) for run in evidence.runs(arm) if not _diverged(run)}
+        for arm in (parameters["better"], *rivals)
+    }
+    if len(set().union(*steps.values())) > 1:
+        taken = ", ".join(f"{arm} {sorted(of_arm)}" for arm, of_arm in steps.items())
+        raise NotMeasured(f"the runs took different numbers of steps: {taken}")
     rival = max(rivals, key=lambda arm: float(evidence.final(arm).mean()))
     measured, difference = _final_difference(evidence, parameters["better"], rival)
     return f"{measured}; margin {margin:g}", _above(difference["low"], difference["high"], -margin)
@@ -184,40 +201,81 @@ def best_inside_range(parameters: Parameters, evidence: Evidence) -> Judgement:
     return measured, AGREES if best in inner else DISAGREES
 
 
-def falls(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Metric at a run's last evaluation, as a share of the untrained one: agrees if all runs are below, disagrees if none."""
-    arm, metric, below = parameters["arm"], parameters["metric"], parameters["below"]
-    runs = evidence.runs(arm)
-    first = np.array([run.validation[metric].iloc[0] for run in runs])
-    last = np.array([run.validation[metric].iloc[-1] for run in runs])
-    hits = [bool(share < below) for share in last / first]
-    measured = (
-        f"{arm}: {metric} from {first.mean():.1f} to {last.mean():.1f}, "
-        f"below {below:g} of its start in {sum(hits)} of {_count(runs)}"
-    )
-    return measured, _of_all(hits)
+def lags(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """The first arm of a sweep, whose arms stand in the sweep's order, against the best: it is behind, and has not fallen back.
+
+    Agrees if the difference to the best arm has low > 0 and no run of the first has collapsed; disagrees if it is the best
+    itself, or all its runs have collapsed.
+    """
+    first, best = next(iter(evidence.arms)), max(evidence.arms, key=lambda arm: float(evidence.final(arm).mean()))
+    course, fallen = _course(evidence, first)
+    if first == best:
+        return f"{course}; it is the best", DISAGREES
+    behind = two_level_difference(evidence.final(first), evidence.final(best))
+    measured = f"{course}; below {best} ({evidence.final(best).mean():.3f}) by {format_interval(behind)}"
+    if all(fallen):
+        return measured, DISAGREES
+    return measured, AGREES if behind["low"] > 0 and not any(fallen) else CANNOT_TELL
 
 
 def collapses(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """The sweep's arm with the most updates per rollout batch, against its arm with one update.
+    """The last arm of a sweep: whether its runs fall from what they had reached (:func:`grpo.reporting.results.collapsed`).
 
-    A run has collapsed if it diverged or ended below ``below`` times the mean of the arm with one update. Agrees if all runs
-    have, disagrees if none has.
+    A run that never rises has not collapsed, however far it stays behind others. Agrees if all runs have, disagrees if none
+    has. With ``updates``, the arm with the most updates per rollout batch takes the last one's place, and must have so many.
     """
-    updates = {arm: int(runs[0].config["updates_per_rollout_batch"]) for arm, runs in evidence.arms.items()}
-    single = next((arm for arm, count in updates.items() if count == 1), None)
-    most = max(updates, key=lambda arm: updates[arm])
-    if single is None or updates[most] == 1:
-        raise NotMeasured("the study has no two arms of which one takes one update per rollout batch and one takes more")
-    bar = parameters["below"] * float(evidence.final(single).mean())
-    runs, scores = evidence.runs(most), evidence.final(most)
-    hits = [_diverged(run) or bool(row.mean() < bar) for run, row in zip(runs, scores, strict=True)]
-    difference = two_level_difference(evidence.final(single), scores)
-    measured = (
-        f"{updates[most]} updates: {_ends_at(evidence, most)}; 1 update: {_ends_at(evidence, single)}; "
-        f"difference {format_interval(difference)}; {sum(hits)} of {_count(runs)} collapsed"
+    arm, updates = list(evidence.arms)[-1], parameters.get("updates")
+    if updates is not None:
+        by_updates = {name: int(runs[0].config["updates_per_rollout_batch"]) for name, runs in evidence.arms.items()}
+        arm = max(by_updates, key=lambda name: by_updates[name])
+        if by_updates[arm] < updates:
+            raise NotMeasured(f"the study has no arm with {updates} updates per rollout batch (most: {by_updates[arm]})")
+    course, fallen = _course(evidence, arm)
+    return course, _of_all(fallen)
+
+
+def _course(evidence: Evidence, arm: str) -> tuple[str, list[bool]]:
+    """Where an arm started, how high it came and where it ended, in words; and which of its runs collapsed."""
+    runs = evidence.runs(arm)
+    best = float(np.mean([run.outcomes.mean(axis=1).max() for run in runs]))
+    fallen = [collapsed(run, evidence.last_k) for run in runs]
+    course = (
+        f"started at {first_scores(runs).mean():.3f}, reached {best:.3f}; {sum(fallen)} of {_count(runs)} collapsed "
+        f"(diverged, or fell below {COLLAPSED:g} of its own best)"
     )
-    return measured, _of_all(hits)
+    return f"{_ends_at(evidence, arm)}, {course}", fallen
+
+
+def falls(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Metric at a run's last evaluation, as a share of the untrained one, in ``arm`` and in the arm ``unlike`` it.
+
+    Agrees if all runs of ``arm`` are below and none of ``unlike``, disagrees if none of ``arm`` is.
+    """
+    metric, below = parameters["metric"], parameters["below"]
+    texts, hits = {}, {}
+    for arm in (parameters["arm"], parameters["unlike"]):
+        runs = evidence.runs(arm)
+        first = np.array([run.validation[metric].iloc[0] for run in runs])
+        last = np.array([run.validation[metric].iloc[-1] for run in runs])
+        hits[arm] = [bool(share < below) for share in last / first]
+        texts[arm] = f"{arm} from {first.mean():.1f} to {last.mean():.1f} in {sum(hits[arm])} of {_count(runs)}"
+    return f"{metric} below {below:g} of its start: {'; '.join(texts.values())}", _only(*hits.values())
+
+
+def descends(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Each arm of the experiment against all that stand before it.
+
+    Agrees if each ends below each before it (low > 0), disagrees if one ends above one before it (high < 0).
+    """
+    pairs = list(itertools.combinations(evidence.arms, 2))
+    if not pairs:
+        raise NotMeasured("the study has only one arm")
+    drops = {pair: two_level_difference(evidence.final(pair[1]), evidence.final(pair[0])) for pair in pairs}
+    means = ", ".join(_ends_at(evidence, arm) for arm in evidence.arms)
+    measured = "; ".join([means, *(f"{a} above {b} by {format_interval(drop)}" for (a, b), drop in drops.items())])
+    if any(drop["high"] < 0 for drop in drops.values()):
+        return measured, DISAGREES
+    return measured, AGREES if all(drop["low"] > 0 for drop in drops.values()) else CANNOT_TELL
 
 
 def smaller_gradient_norms(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -244,6 +302,24 @@ def smaller_gradient_norms(parameters: Parameters, evidence: Evidence) -> Judgem
     return measured, _above(difference["low"], difference["high"])
 
 
+def norms_blow_up(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Gradient norms over a run, in ``arm`` and in the arm ``unlike`` it.
+
+    They blow up if their mean over the last quarter of the steps is above ``times`` that over the first, or not finite. Agrees
+    if they do in all runs of ``arm`` and in none of ``unlike``, disagrees if in none of ``arm``.
+    """
+    times = parameters["times"]
+    texts, hits = {}, {}
+    for arm in (parameters["arm"], parameters["unlike"]):
+        runs = evidence.runs(arm)
+        ends = [(quarters[0], quarters[-1]) for quarters in (_quarters(_norms(run).to_numpy(dtype=float)) for run in runs)]
+        hits[arm] = [not np.isfinite(last) or bool(last > times * first) for first, last in ends]
+        first, last = np.mean(ends, axis=0)
+        texts[arm] = f"{arm} from {first:.3f} to {last:.3f}, in {sum(hits[arm])} of {_count(runs)}"
+    measured = f"mean gradient norm of the last quarter of the steps above {times:g} times that of the first: "
+    return measured + "; ".join(texts.values()), _only(*hits.values())
+
+
 def _norms(run: Run) -> pd.Series[float]:
     """Mean gradient norm of each step, infinite where that of one of its optimizer steps is not finite."""
     norms = run.history["gradient_norm"]
@@ -258,19 +334,19 @@ def _blocks(norms: NDArray[np.float64]) -> NDArray[np.float64]:
 def rises_with_kl(parameters: Parameters, evidence: Evidence) -> Judgement:
     """Answer reward at the end against the start, while the KL to the starting policy grows.
 
-    The KL of a run grows if its mean over the last quarter of the steps is above that over the first. Agrees if the reward's
-    difference has low > 0 and the KL grows in every run; disagrees if high < 0 or it grows in none.
+    The KL of a run grows steadily if its mean over each quarter of the steps is above that over the quarter before. Agrees if
+    the reward's difference has low > 0 and the KL grows so in every run; disagrees if high < 0 or it does in none.
     """
     runs = evidence.runs(parameters["arm"])
     if any(KL not in run.history for run in runs):
         raise NotMeasured(f"the runs of {parameters['arm']} have no {KL}")
     gain = two_level_difference(first_scores(runs), evidence.final(parameters["arm"]))
-    quarters = np.array([_outer_quarters(run.history.groupby("step")[KL].mean().to_numpy()) for run in runs])
-    grows = [bool(last > first) for first, last in quarters]
-    first, last = quarters.mean(axis=0)
+    quarters = [_quarters(run.history.groupby("step")[KL].mean().to_numpy(dtype=float)) for run in runs]
+    grows = [len(means) > 1 and bool((np.diff(means) > 0).all()) for means in quarters]
+    first, last = (float(np.mean([means[end] for means in quarters])) for end in (0, -1))
     measured = (
         f"answer reward above its start by {format_interval(gain)}; KL per token from {first:.4f} to {last:.4f} nats, "
-        f"growing in {sum(grows)} of {_count(runs)}"
+        f"growing from each quarter of the steps to the next in {sum(grows)} of {_count(runs)}"
     )
     reward, kl = _above(gain["low"], gain["high"]), _of_all(grows)
     if DISAGREES in (reward, kl):
@@ -278,10 +354,9 @@ def rises_with_kl(parameters: Parameters, evidence: Evidence) -> Judgement:
     return measured, AGREES if reward == kl == AGREES else CANNOT_TELL
 
 
-def _outer_quarters(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Means of the first and of the last quarter."""
-    quarter = max(1, len(values) // 4)
-    return float(values[:quarter].mean()), float(values[-quarter:].mean())
+def _quarters(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """Mean of each quarter, in their order; of each value where there are fewer than four."""
+    return np.array([part.mean() for part in np.array_split(values, min(4, len(values)))])
 
 
 KINDS: dict[str, Callable[[Parameters, Evidence], Judgement]] = {
@@ -291,9 +366,12 @@ KINDS: dict[str, Callable[[Parameters, Evidence], Judgement]] = {
     "starts_above": starts_above,
     "zero_shot_below": zero_shot_below,
     "best_inside_range": best_inside_range,
-    "falls": falls,
+    "lags": lags,
     "collapses": collapses,
+    "falls": falls,
+    "descends": descends,
     "smaller_gradient_norms": smaller_gradient_norms,
+    "norms_blow_up": norms_blow_up,
     "rises_with_kl": rises_with_kl,
 }
 

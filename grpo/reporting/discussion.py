@@ -7,25 +7,24 @@ from typing import Any
 
 import pandas as pd
 
-from grpo.evaluation.statistics import format_interval
-from grpo.reporting.results import REWARD, Run, by_arm
+from grpo.evaluation.statistics import format_interval, two_level_difference
+from grpo.reporting.results import REWARD, Run, by_arm, collapsed, final_scores, first_scores
 
-# An arm that ends below this share of its own best reward, and below this share of the leader's, has collapsed.
-COLLAPSED_OWN, COLLAPSED_LEADER = 0.75, 0.5
 SPIKE = 5.0  # times the median: a step whose KL estimate stands out
 
 
 def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
-    """Two to five sentences: which arm leads, by how much, whether that can be told from noise, and what the curves did."""
-    arms = by_arm(runs)
+    """Two to six sentences: which arm leads, by how much, whether that can be told from noise, and what the curves did."""
+    arms, last_k = by_arm(runs), selection["last_k"]
     candidates = {c["arm"]: c for c in selection["candidates"]}
     leader = candidates[selection["leader"]]
     others = sorted((c for c in candidates.values() if c is not leader), key=lambda c: -c["value"])
-    failed = [c for c in others if c["diverged"] or _has_collapsed(arms[c["arm"]], c, leader)]
+    failed = [c for c in others if any(collapsed(run, last_k) for run in arms[c["arm"]])]
     apart = [c for c in others[1:] if c not in failed and c["behind"]["low"] > 0]
     sentences = [_leader(leader, others)]
     if failed:
-        sentences.append("; ".join(_failure(arms[c["arm"]], c) for c in failed) + ".")
+        sentences.append("; ".join(_failure(arms[c["arm"]], c, last_k) for c in failed) + ".")
+    sentences += [_at_start(arm, arms[arm], last_k) for arm in candidates if candidates[arm] not in failed]
     if apart:
         below = "; ".join(f"{c['arm']}, {format_interval(c['behind'])} below" for c in apart)
         sentences.append(f"Also apart from {leader['arm']}: {below}.")
@@ -34,7 +33,7 @@ def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
         sentences.append(_drift(runs))
     elif any(_ratio_moved(run) for run in runs):
         sentences.append(_ratios(arms))
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
 
 
 def _leader(leader: dict[str, Any], others: list[dict[str, Any]]) -> str:
@@ -58,24 +57,30 @@ def _leader(leader: dict[str, Any], others: list[dict[str, Any]]) -> str:
     )
 
 
-def _has_collapsed(runs: list[Run], candidate: dict[str, Any], leader: dict[str, Any]) -> bool:
-    best = _mean(runs, lambda run: run.metrics["best/answer_reward"])
-    return bool(candidate["value"] < COLLAPSED_OWN * best and candidate["value"] < COLLAPSED_LEADER * leader["value"])
+def _failure(runs: list[Run], candidate: dict[str, Any], last_k: int) -> str:
+    def in_runs(those: list[Run]) -> str:
+        return "" if len(those) == len(runs) else f" in {len(those)} of {len(runs)} runs"
 
-
-def _failure(runs: list[Run], candidate: dict[str, Any]) -> str:
     if candidate["diverged"]:
         stopped = [run for run in runs if run.metrics["diverged_step"] is not None]
-        which = "" if len(stopped) == len(runs) else f" in {len(stopped)} of {len(runs)} runs"
         ends = "; ".join(f"step {run.metrics['diverged_step']}: {run.metrics['diverged_reason']}" for run in stopped)
-        return f"{candidate['arm']} diverged{which} and was stopped ({ends})"
-    best = max(runs, key=lambda run: run.metrics["best/answer_reward"])
+        return f"{candidate['arm']} diverged{in_runs(stopped)} and was stopped ({ends})"
+    fallen = [run for run in runs if collapsed(run, last_k)]
+    best = max(fallen, key=lambda run: run.metrics["best/answer_reward"])
     return (
-        f"{candidate['arm']} collapsed: it reached {best.metrics['best/answer_reward']:.3f} at step "
+        f"{candidate['arm']} collapsed{in_runs(fallen)}: it reached {best.metrics['best/answer_reward']:.3f} at step "
         f"{best.metrics['best/step']} and counts with {candidate['value']:.3f}, its format reward ended at "
         f"{_mean(runs, lambda run: run.metrics['val/format_reward']):.3f}, and its largest gradient norm was "
         f"{max(run.history['gradient_norm'].max() for run in runs):.2f}"
     )
+
+
+def _at_start(arm: str, runs: list[Run], last_k: int) -> str:
+    """That an arm, which has not collapsed, ends where it started; nothing if it does not."""
+    gain = two_level_difference(first_scores(runs), final_scores(runs, last_k))
+    if gain["low"] > 0 or gain["high"] < 0:
+        return ""
+    return f"{arm} ends where it started, at {first_scores(runs).mean():.3f}: its gain of {format_interval(gain)} holds zero."
 
 
 def _movement(arms: dict[str, list[Run]], leader: str) -> str:

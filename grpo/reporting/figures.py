@@ -27,10 +27,9 @@ from grpo.reporting.results import (
     read_runs,
     read_selection,
 )
+from grpo.reporting.style import COLOURS, Style, styles
 from grpo.study import Study
 
-# Colours that stay apart for colour-blind readers (Okabe and Ito 2008); the same arm has the same one in every panel.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 PANELS = (
     ("history", "train/format_reward", "format reward (training rollouts)"),
     ("history", "token_entropy", "token entropy (nats)"),
@@ -70,6 +69,7 @@ KEYWORD_PANELS = (
 )
 CURVE = ["arm", "step", "answer_reward"]  # columns of a table for `dvc plots`
 SHARE_OF_RESPONSES = "share of responses"
+LEGEND_INSIDE = 8  # arms; the names of more stand below the panels
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
 KL_PANELS = (
     ("history", "kl/per_token", "KL per token, sampled estimate (nats)"),
@@ -115,12 +115,13 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
     main = figure.add_subplot(grid[:, :2])
     axes = [main, *(figure.add_subplot(grid[i // 3, 2 + i % 3]) for i in range(6))]
     panels = (("validation", REWARD, "validation answer reward"), *panels_of(experiment, runs))
+    looks = styles(by_arm(runs))
     for axis, (table, column, title) in zip(axes, panels, strict=True):
-        for colour, (arm, of_arm) in zip(COLOURS, by_arm(runs).items(), strict=False):
+        for arm, of_arm in by_arm(runs).items():
             label = f"{arm} (winner)" if arm == selection["winner"] else arm
-            _draw_curve(axis, mean_curve(of_arm, table, column), colour, label, marked=table == "validation")
+            _draw_curve(axis, mean_curve(of_arm, table, column), looks[arm], label, marked=table == "validation")
             for run in of_arm if axis is main else []:
-                mark_divergence(axis, run, colour)
+                mark_divergence(axis, run, looks[arm].color)
         axis.set_title(title, fontsize=11 if axis is main else 9)
         if title.startswith(SHARE_OF_RESPONSES):
             axis.set_ylim(-0.02, 1.02)
@@ -128,8 +129,11 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
         axis.grid(alpha=0.3)
         axis.tick_params(labelsize=8)
     main.set_ylim(-0.02, 1.02)
-    # The arms' names stand in the legend once; a curve's end is marked so that curves on top of one another can be told apart.
-    main.legend(fontsize=9, loc="best")
+    # The arms' names stand in the legend once; where there are many it would hide curves.
+    if len(looks) <= LEGEND_INSIDE:
+        main.legend(fontsize=9, loc="best")
+    else:
+        figure.legend(*main.get_legend_handles_labels(), fontsize=9, ncols=5, handlelength=4, loc="outside lower center")
     seeds = sorted({run.seed for run in runs})
     spread = f", mean and range of seeds {seeds}" if len(seeds) > 1 else f", seed {seeds[0]}"
     n = runs[0].metrics["validation_problems"]
@@ -160,18 +164,19 @@ def mark_divergence(axis: Axes, run: Run, colour: str, x: float | None = None) -
         axis.plot([at], [run.validation[REWARD].iloc[-1]], marker="X", color=colour, markersize=9, linestyle="none")
 
 
-def _draw_curve(axis: Axes, curve: pd.DataFrame, colour: str, label: str, marked: bool) -> None:
+def _draw_curve(axis: Axes, curve: pd.DataFrame, look: Style, label: str, marked: bool) -> None:
     axis.plot(
         curve.index,
         curve["mean"],
-        color=colour,
+        color=look.color,
+        linestyle=look.linestyle,
         label=label,
         linewidth=1.5,
-        marker="o" if marked else None,
+        marker=look.marker if marked else None,
         markersize=3,
     )
     if (curve["max"] > curve["min"]).any():
-        axis.fill_between(curve.index, curve["min"], curve["max"], color=colour, alpha=0.15, linewidth=0)
+        axis.fill_between(curve.index, curve["min"], curve["max"], color=look.color, alpha=0.15, linewidth=0)
 
 
 def draw_zero_shot(baseline: dict[str, Any]) -> Figure:
@@ -202,7 +207,7 @@ def draw_best_of_n(metrics: dict[str, Any]) -> Figure:
     for i, (prompt, values) in enumerate(metrics.items()):
         axis = figure.add_subplot(1, len(metrics), i + 1)
         ns = [int(n) for n in values["n"]]
-        for shift, colour, (kind, label) in zip((-0.06, 0.0, 0.06), COLOURS, KINDS.items(), strict=False):
+        for shift, colour, (kind, label) in zip((-0.06, 0.0, 0.06), COLOURS[:3], KINDS.items(), strict=True):
             points = [values["n"][str(n)][kind] for n in ns]
             means = [point["value"] for point in points]
             errors = [[p["value"] - p["low"] for p in points], [p["high"] - p["value"] for p in points]]

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from grpo.evaluation.statistics import format_interval, two_level_difference
 from grpo.reporting.results import REWARD, Run, by_arm, final_scores, first_scores, mean_curve, value
+from grpo.reporting.style import styles
 
 # What an arm of expert iteration varies, in words.
 VARIED = {"ei_batch_size": "questions a step", "group_size": "rollouts of a question", "epochs_per_ei_step": "epochs a step"}
@@ -68,17 +69,16 @@ def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Figure:
     candidates = {candidate["arm"]: candidate for candidate in selection["candidates"]}
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.add_subplot()
-    styles = {False: ("#0072B2", "o", "all kinds of examples"), True: ("#009E73", "s", "only examples that earn the reward")}
+    looks = styles(by_arm(runs))
+    series = {False: ("o", "all kinds of examples"), True: ("s", "only examples that earn the reward")}
     for filtered, arms in examples_of(runs).items():
-        colour, marker, label = styles[filtered]
+        marker, label = series[filtered]
         points = [candidates[of_arm[0].arm] for of_arm in arms]
         if points:
-            axis.errorbar(
-                [of_arm[0].metrics["examples"] for of_arm in arms],
-                [point["value"] for point in points],
-                [[p["value"] - p["low"] for p in points], [p["high"] - p["value"] for p in points]],
-                color=colour, marker=marker, capsize=3, label=label,
-            )  # fmt: skip
+            x, y = [of_arm[0].metrics["examples"] for of_arm in arms], [point["value"] for point in points]
+            bars = [[p["value"] - p["low"] for p in points], [p["high"] - p["value"] for p in points]]
+            axis.errorbar(x, y, bars, color="dimgrey", marker=marker, capsize=3, label=label)
+            axis.scatter(x, y, color=[looks[of_arm[0].arm].color for of_arm in arms], marker=marker, s=40, zorder=3)
     axis.set_xscale("log", base=2)
     axis.set_ylim(-0.02, 1.02)
     axis.set_xlabel("unique examples")

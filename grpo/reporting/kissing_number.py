@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from grpo import paths
 from grpo.files import read_json, read_jsonl
+from grpo.reporting.style import style
 from grpo.study import read_yaml
 
 STAGE = "kissing_number"
@@ -18,7 +19,6 @@ KNOWN_BOUNDS = Path(__file__).with_name("known_bounds.yaml")
 DRAWN_BOUNDS = (566, 582, 594, 600, 604)  # those worth a line in the figure; all are in the table
 TOP = (540, 610)  # points, where the bounds are
 KEYS = ("strategy", "note", "best", "best_from", "best_of_search", "committed_program", "by_kind", "failures", "course")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 
 
 def read_report() -> dict[str, Any]:
@@ -55,8 +55,11 @@ def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(12, 5), layout="constrained")
     everything, top = figure.subplots(1, 2)
     for axis in (everything, top):
-        for colour, (kind, of_kind) in zip(COLOURS, scores.groupby("kind", sort=True), strict=False):
-            axis.scatter(of_kind["attempt"], of_kind["score"], s=16, color=colour, label=str(kind), alpha=0.8)
+        for place, (kind, of_kind) in enumerate(scores.groupby("kind", sort=True)):
+            look = style(place)
+            axis.scatter(
+                of_kind["attempt"], of_kind["score"], s=16, color=look.color, marker=look.marker, label=str(kind), alpha=0.8
+            )
         axis.step(scores["attempt"], scores["best"], where="post", color="black", linewidth=1.5, label="best so far")
         axis.set_xlabel("attempt")
         axis.grid(alpha=0.3)

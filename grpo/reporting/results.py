@@ -10,11 +10,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo import paths
+from grpo.evaluation.statistics import two_level_difference
 from grpo.files import read_csv, read_json, require_keys
 from grpo.selection import mean_of_last, read_config, read_metrics, read_outcomes
 from grpo.study import Study
 
 REWARD = "val/answer_reward"
+COLLAPSED = 0.5  # share of its own best reward, below which a run has collapsed
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,18 @@ def final_scores(runs: list[Run], last_k: int) -> NDArray[np.float64]:
 def first_scores(runs: list[Run]) -> NDArray[np.float64]:
     """Answer reward before the first step, by run and problem: (runs, problems)."""
     return np.stack([run.outcomes[0] for run in runs])
+
+
+def collapsed(run: Run, last_k: int, below: float = COLLAPSED) -> bool:
+    """Whether a run fell from what it had reached: it diverged, or counts with under ``below`` times its own best evaluation.
+
+    The untrained evaluation may be the best one. The fall must be more than chance explains (95% interval over problems), as
+    the best of several evaluations is chosen by its luck too. A run that stays where it started has not collapsed.
+    """
+    if run.metrics["diverged_step"] is not None:
+        return True
+    final, best = mean_of_last(run.outcomes, last_k), run.outcomes[run.outcomes.mean(axis=1).argmax()]
+    return bool(final.mean() < below * best.mean() and two_level_difference(final, best)["low"] > 0)
 
 
 def mean_curve(runs: list[Run], table: str, column: str) -> pd.DataFrame:

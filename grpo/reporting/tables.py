@@ -20,6 +20,7 @@ from grpo.reporting.results import (
     read_runs,
     read_selection,
 )
+from grpo.selection import evaluations_counted
 from grpo.study import Study
 
 
@@ -65,6 +66,7 @@ def result_row(study: Study, run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "answer_reward": float(final_scores([run], study.last_k(run.experiment)).mean()),
         "last_k": study.last_k(run.experiment),
+        "evaluations_counted": evaluations_counted(run.outcomes, study.last_k(run.experiment)),
         **run.metrics,
         "last/token_entropy": last["token_entropy"],
         "max/gradient_norm": run.history["gradient_norm"].max(),
@@ -98,7 +100,21 @@ def experiment_table(runs: list[Run], selection: dict[str, Any], times: dict[str
             seconds, gpu_hours = times[candidate["arm"]]
             cells += [f"{seconds:.0f}", f"{gpu_hours:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_ended_early(runs, selection)]) + "\n"
+
+
+def _ended_early(runs: list[Run], selection: dict[str, Any]) -> list[str]:
+    """Which runs count by fewer evaluations than the column's head says, and why; nothing where there are none."""
+
+    def why(run: Run) -> str:
+        for reason in ("diverged", "time_limit"):
+            if run.metrics[f"{reason}_step"] is not None:
+                return f", {'diverged' if reason == 'diverged' else 'its time was up'} at step {run.metrics[f'{reason}_step']}"
+        return ""
+
+    counted = {run.name: evaluations_counted(run.outcomes, selection["last_k"]) for run in runs}
+    early = [f"{run.name} ({counted[run.name]}{why(run)})" for run in runs if counted[run.name] < selection["last_k"]]
+    return ["", f"Fewer evaluations than {selection['last_k']} count in: {'; '.join(early)}."] if early else []
 
 
 def _cells(runs: list[Run], candidate: dict[str, Any], selection: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from grpo import paths
 from grpo.evaluation.statistics import format_interval, two_level_difference
 from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, RESERVED, SFT, SFT_INITIALIZATION
 from grpo.files import read_json, whole_folder, write_text
-from grpo.reporting.figures import COLOURS, mark_divergence, save_figure
+from grpo.reporting.figures import LEGEND_INSIDE, mark_divergence, save_figure
 from grpo.reporting.results import (
     REWARD,
     Run,
@@ -24,6 +24,7 @@ from grpo.reporting.results import (
     read_selection,
     value,
 )
+from grpo.reporting.style import Style, styles_of_places
 from grpo.reporting.time_breakdown import (
     breakdown_table,
     discuss_at_equal_time,
@@ -48,7 +49,8 @@ def write_timing(study: Study) -> None:
         pd.DataFrame(rows).to_csv(folder / "times.csv", index=False, lineterminator="\n")
         for experiment in (name for name in OVER_WALL_CLOCK if name in made):
             title = f"{EXPERIMENTS[experiment]} over wall-clock time"
-            save_figure(draw_curves_over_wall_clock(title, curves_of(study, experiment)), folder / f"{experiment}.png")
+            arms = curves_of(study, experiment)
+            save_figure(draw_curves_over_wall_clock(title, arms, looks_of(study, arms)), folder / f"{experiment}.png")
         if SFT_INITIALIZATION in made:
             save_figure(draw_methods(study), folder / "methods.png")
             write_text(folder / "methods.md", methods_table(study))
@@ -110,24 +112,33 @@ def curves_of(study: Study, experiment: str) -> dict[str, list[Run]]:
     if experiment != ASYNCHRONOUS or COLOCATE in study.left_out:
         return arms
     name, runs = next(iter(by_arm(read_runs(study, COLOCATE)).items()))
-    return {f"{name}, one process": runs} | arms
+    return arms | {f"{name}, one process": runs}
 
 
-def draw_curves_over_wall_clock(title: str, arms: dict[str, list[Run]]) -> Figure:
+def looks_of(study: Study, arms: dict[str, list[Run]]) -> dict[str, Style]:
+    """The look of each line of a figure: its arm's in the figures of the arm's own experiment, as far as that is free."""
+    first = {name: runs[0] for name, runs in arms.items()}
+    return styles_of_places({name: list(study.experiments[run.experiment].arms).index(run.arm) for name, run in first.items()})
+
+
+def draw_curves_over_wall_clock(title: str, arms: dict[str, list[Run]], looks: dict[str, Style]) -> Figure:
     """Validation answer reward over the seconds spent on rollouts and training, one line a run, evaluation left out."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axis = figure.add_subplot()
-    for colour, (arm, of_arm) in zip(COLOURS, arms.items(), strict=False):
+    for arm, of_arm in arms.items():
         for i, run in enumerate(of_arm):
             by_step = elapsed(run)
             seconds = [0.0, *(float(by_step[step]) for step in run.validation["step"].iloc[1:])]
-            axis.plot(seconds, run.validation[REWARD], color=colour, marker="o", markersize=3, label=arm if i == 0 else None)
-            mark_divergence(axis, run, colour, seconds[-1])
+            axis.plot(seconds, run.validation[REWARD], **vars(looks[arm]), markersize=3, label=arm if i == 0 else None)
+            mark_divergence(axis, run, looks[arm].color, seconds[-1])
     axis.set_ylim(-0.02, 1.02)
     axis.set_xlabel("seconds of rollouts, scoring and training (evaluation left out)")
     axis.set_ylabel("validation answer reward")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=9)
+    if len(arms) <= LEGEND_INSIDE:
+        axis.legend(fontsize=9)
+    else:
+        figure.legend(*axis.get_legend_handles_labels(), fontsize=9, ncols=3, handlelength=4, loc="outside lower center")
     axis.set_title(title, fontsize=11)
     return figure
 
@@ -176,7 +187,8 @@ def methods_table(study: Study) -> str:
 
 def draw_methods(study: Study) -> Figure:
     """The methods' validation answer reward over wall-clock time."""
-    return draw_curves_over_wall_clock("Three methods over wall-clock time", methods(study))
+    found = methods(study)
+    return draw_curves_over_wall_clock("Three methods over wall-clock time", found, looks_of(study, found))
 
 
 def time_breakdown_page(runs: list[Run]) -> str:

@@ -7,6 +7,7 @@ property of its text (a hash), so the splits, and the documents the mini model i
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import zlib
@@ -83,7 +84,7 @@ def load(task: ArithmeticTask) -> tuple[list[Problem], list[Problem]]:
         stream = word_problems(task.seed, task.levels, validation)
         return [
             Problem(f"arithmetic/{split}/{i}", problem.question, str(problem.answer), problem.level, "word problem")
-            for i, problem in zip(range(n), stream, strict=False)
+            for i, problem in enumerate(itertools.islice(stream, n))
         ]
 
     return take(task.train_size, False), take(task.validation_size, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def generated_traces(task: ArithmeticTask, settings: GeneratedTraces) -> list[Tr
     rng = random.Random(f"traces {settings.seed}")
     template = load_prompt("r1_zero")
     traces = []
-    for _, problem in zip(range(settings.examples), word_problems(task.seed, task.levels, validation=False), strict=False):
+    for problem in itertools.islice(word_problems(task.seed, task.levels, validation=False), settings.examples):
         told = derail(problem, rng) if rng.random() < settings.wrong_share else problem
         response = RESPONSE.format(steps=told.steps, answer=told.answer)
         traces.append((format_prompt(template, problem.question), response, str(problem.answer)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from grpo.config import GrpoConfig, RunConfig, SamplingConfig, SftConfig
+from grpo.config import SamplingConfig, SftConfig, evaluation_steps
 from grpo.effective import EffectiveRun
 from grpo.evaluation.evaluate import evaluate, evaluation_sampling, lengths_by_outcome, log_generations, summarize
 from grpo.evaluation.statistics import wilson_interval
@@ -28,18 +28,6 @@ SAMPLES = 8  # validation rollouts kept at the first, the middle and the last ev
 GENERATIONS = 64  # validation rollouts whose token entropy is measured at each evaluation
 REWARD = "val/answer_reward"
 _STATE = ("samples", "outcomes", "ended", "_entropies", "_updates", "_skipped", "_skipped_in_all")
-
-
-def evaluation_steps(study: Study, config: RunConfig) -> list[int]:
-    """The steps after which a run is evaluated: 0, every few, and the last one."""
-    match config:
-        case GrpoConfig():
-            every = study.evaluation.every
-        case SftConfig():
-            every = config.evaluate_every
-        case _:
-            every = 1
-    return sorted({*range(0, config.n_steps + 1, every), config.n_steps})
 
 
 class Validation:
@@ -64,7 +52,7 @@ class Validation:
         keep: Callable[[str, dict[str, Any]], None],
     ):
         n = run.config.n_steps
-        self.steps = evaluation_steps(study, run.config)
+        self.steps = evaluation_steps(run.config, study.evaluation.every)
         self.sampled_steps = {self.steps[0], self.steps[len(self.steps) // 2]}
         self.study, self.config = study, run.config
         self.all_problems, self.problems = problems, problems[: study.evaluation.problems]
@@ -155,7 +143,7 @@ class Validation:
         return {"token_entropy": summary["token_entropy"], **lengths_by_outcome(rollouts)}
 
     def _keep_samples(self, step: int) -> None:
-        shown = zip(self._latest, self._generations[:SAMPLES], strict=False)
+        shown = zip(self._latest[:SAMPLES], self._generations[:SAMPLES], strict=True)
         self.samples += [{"step": step, "problem": rollout.problem.id, **record} for rollout, record in shown]
 
     def final_metrics(self) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""Every arm is in every figure, can be told from the others, and looks the same wherever it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
+
+from grpo.experiments import ASYNCHRONOUS, COLOCATE
+from grpo.reporting import figures, timing
+from grpo.reporting.asynchronous import draw_staleness
+from grpo.reporting.figures import draw_experiment, save_figure
+from grpo.reporting.fine_tuning import draw_by_examples
+from grpo.reporting.results import Run
+from grpo.reporting.style import COLOURS, style, styles, styles_of_places
+from grpo.study import Study
+
+SWEEP = "grpo_off_policy_sweep_broad"
+Look = tuple[str, str]  # colour and line style
+
+
+def made_up(arm: str, place: int, experiment: str = SWEEP, **values: Any) -> Run:
+    """A run of three steps whose curves lie by its place, so that none covers another."""
+    steps = {"step": [1, 2, 3], "update": [1, 2, 3]}
+    history = {name: [place, place + 0.5, place + 1.0] for name in ("train/format_reward", "token_entropy", "gradient_norm")}
+    history |= {"loss": [place, place, place], "clip_fraction": [0.0, 0.1, 0.1], "train/zero_signal_fraction": [0.0] * 3}
+    lags = {name: [1.0] * 3 for name in ("lag_mean", "ratio_min", "ratio_mean", "ratio_max")}
+    validation = {"step": [0, 3], "val/answer_reward": [0.0, 0.1 + place / 50], "val/response_length": [10.0, 20.0 + place]}
+    metrics = {"diverged_step": None, "validation_problems": 4, "examples": 8 * (place + 1)}
+    config = {"config": {key: {"value": value} for key, value in values.items()}}
+    outcomes = np.array([[0.0] * 4, [0.1 + place / 50] * 4])
+    return Run(experiment, arm, 0, config, metrics, pd.DataFrame(steps | history | lags), pd.DataFrame(validation), outcomes)
+
+
+def looks(axis: Axes) -> list[Look]:
+    """Colour and line style of each curve, in their order."""
+    return [(str(line.get_color()), str(line._unscaled_dash_pattern)) for line in axis.lines]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 30])
+def test_every_arm_is_drawn_and_can_be_told_from_the_others(
+    count: int, tmp_path: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine arms are in the broad sweeps of the real studies, and there were eight colours."""
+    runs = [made_up(f"arm_{i}", i) for i in range(count)]
+    figure = draw_experiment(SWEEP, runs, {"winner": "arm_0"})
+    for axis in figure.axes:
+        assert len(axis.lines) == len(set(looks(axis))) == count
+    heights = [line.get_ydata()[-1] for line in figure.axes[0].lines]  # type: ignore[index]
+    assert heights == [run.validation["val/answer_reward"].iloc[-1] for run in runs]
+    labels = [line.get_label() for line in figure.axes[0].lines]
+    assert labels == ["arm_0 (winner)", *(f"arm_{i}" for i in range(1, count))]
+    named = figure.legends[0] if figure.legends else figure.axes[0].get_legend()
+    assert named is not None and [text.get_text() for text in named.get_texts()] == labels
+    save_figure(figure, tmp_path / "figure.png")
+
+    monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
+    experiment = mini_study.experiments[SWEEP].model_copy(update={"arms": {run.arm: {} for run in runs}})
+    study = mini_study.model_copy(update={"experiments": {SWEEP: experiment}})
+    arms = {run.arm: [run] for run in runs}
+    over_time = timing.draw_curves_over_wall_clock("title", arms, timing.looks_of(study, arms))
+    assert looks(over_time.axes[0]) == looks(figure.axes[0])
+    save_figure(over_time, tmp_path / "over_time.png")
+
+
+def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
+    assert [style(place).color for place in range(8)] == list(COLOURS)
+    assert {style(place).linestyle for place in range(8)} == {"solid"}
+    assert len({(look.color, look.linestyle) for look in map(style, range(500))}) == 500
+    assert list(styles("ab")) == ["a", "b"] and styles("ab")["b"] == style(1)
+
+
+def test_arms_of_several_experiments_keep_their_colours() -> None:
+    found = styles_of_places({"a": 0, "b": 3, "other a": 0, "third a": 0, "ninth": 8})
+    assert [look.color for look in found.values()] == [COLOURS[i] for i in (0, 3, 0, 0, 0)]
+    assert len(set(found.values())) == 5
+    assert found["a"] == style(0) and found["b"] == style(3)
+
+
+def test_the_arm_beside_the_asynchronous_ones_takes_nobodys_look(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The colocated arm is its experiment's first, as lag_0 is; lag_0 looks as in the figure of its own experiment."""
+    runs = {
+        name: [made_up(arm, i, name) for i, arm in enumerate(mini_study.experiments[name].arms)]
+        for name in (COLOCATE, ASYNCHRONOUS)
+    }
+    monkeypatch.setattr(timing, "read_runs", lambda _, experiment: runs[experiment])
+    monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
+    arms = timing.curves_of(mini_study, ASYNCHRONOUS)
+    over_time = timing.draw_curves_over_wall_clock("title", arms, timing.looks_of(mini_study, arms)).axes[0]
+    own = draw_experiment(ASYNCHRONOUS, runs[ASYNCHRONOUS], {"winner": "lag_0"}).axes[0]
+    assert looks(over_time)[: len(own.lines)] == looks(own)
+    assert over_time.lines[-1].get_label() == "one_update, one process"
+    assert len(set(looks(over_time))) == len(over_time.lines) == len(own.lines) + 1
+    assert over_time.lines[-1].get_color() == COLOURS[0]  # as in the figure of its own experiment
+
+
+def test_points_of_arms_have_their_colours() -> None:
+    """In the figures that draw an arm as a point: the arms in params.yaml's order, not in that of the axis."""
+
+    def points(axis: Axes) -> dict[tuple[float, float], str]:
+        """Of the scattered ones; the bars of an interval are another kind."""
+        scattered = [found for found in axis.collections if isinstance(found, PathCollection)]
+        return {
+            (float(x), round(float(y), 6)): to_hex(colour).upper()
+            for found in scattered
+            for (x, y), colour in zip(np.asarray(found.get_offsets()), np.asarray(found.get_facecolor()), strict=True)
+        }
+
+    def apart(lag: int, capacity: int = 1) -> dict[str, int]:
+        return {"max_policy_lag": lag, "replay_capacity": capacity}
+
+    settings = {"lag_4": apart(4), "buffer": apart(1, 2), "lag_0": apart(0)}
+    runs = [made_up(arm, i, ASYNCHRONOUS, asynchronous=value) for i, (arm, value) in enumerate(settings.items())]
+    for i, run in enumerate(runs):  # so that no two points are one
+        run.history["clip_fraction"] = 0.1 * i
+        run.history["ratio_mean"] = 1.0 + i
+        run.history["ratio_max"] = 9.0
+    for axis in draw_staleness(runs, 1).axes:
+        assert set(points(axis).values()) == set(COLOURS[:3])
+    assert points(draw_staleness(runs, 1).axes[0]) == {(1.0, round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
+
+    tuned = [made_up(arm, i, "sft_experiment", filtered=arm == "f") for i, arm in enumerate(("f", "many", "few"))]
+    candidates = [{"arm": run.arm, "value": 0.5, "low": 0.4, "high": 0.6} for run in tuned]
+    found = points(draw_by_examples(tuned, {"candidates": candidates, "last_k": 2}).axes[0])
+    assert found == {(8.0 * (i + 1), 0.5): COLOURS[i] for i in range(3)}
+
+
+def test_no_arm_is_dropped_by_pairing_with_a_list_that_is_too_short() -> None:
+    """`zip(…, strict=False)` ends with the shorter one and says nothing: a colour that lacked cost an arm."""
+    root = Path(figures.__file__).parents[2]
+    sources = [path for folder in ("grpo", "workflow", "benchmarks") for path in (root / folder).rglob("*.py")]
+    assert len(sources) > 50
+    assert [path.name for path in sources if "strict=False" in path.read_text(encoding="utf-8")] == []

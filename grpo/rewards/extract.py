@@ -49,6 +49,8 @@ def without_boxes(text: str) -> str:
 
     Where it would run into a neighbour, as the digits of ``\boxed{2}\boxed{3}``, a space keeps them apart.
     """
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return text
     pieces, position = [""], 0
     for box in _BOX.finditer(text):
         start = box.end()

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 from grpo.errors import UserError
 from grpo.rewards.compare import Comparison, NeedsAlgebra
@@ -40,6 +41,8 @@ _FULL_EFFORT = 150_000.0
 _LOG = logging.getLogger(__name__)
 
 _INTEGER = re.compile(r"-?[0-9]{1,300}")
+_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}")
+_BASE = re.compile(r"_|base")
 
 
 def cheap_verdict(answer: str, truth: str) -> bool | None:
@@ -102,9 +105,8 @@ def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
     """Compare the answer as it stands, what its sentence states or concludes, and the choice it names; any may be right."""
     answer, truth = without_stray_delimiters(without_boxes(half_width(answer))), half_width(truth)
     normal_truth = normalise(truth)
-    readings = [answer]
     value = sentence_value(answer)
-    readings = [reading for reading in (value, captioned(answer), conclusion(answer, comparison.effort)) if reading] + readings
+    readings = [answer] if value is None else [value, answer]
     chosen = choice(value or answer)
     true_choice = choice(truth)
     if chosen:
@@ -113,15 +115,22 @@ def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
         by_letter = chosen is not None or len(normalise(answer).strip("()")) == 1
         normal_truth = true_choice[0] if by_letter else normalise(true_choice[1])
     open_question = False
-    for reading in dict.fromkeys(readings):
+    for reading in chain(dict.fromkeys(readings), _work(answer, comparison)):
+        normal = normalise(reading)
         try:
-            normal = normalise(reading)
             if comparison.same(normal, normal_truth):
-                return True
-            if "," not in answer + truth and digits_without_base(unwrap_text(normal), unwrap_text(normal_truth)):
                 return True
         except NeedsAlgebra:
             open_question = True
+        with_base = _BASE.search(normal + normal_truth) and "," not in answer + truth
+        if with_base and digits_without_base(unwrap_text(normal), unwrap_text(normal_truth)):
+            return True
     if open_question:
         raise NeedsAlgebra
     return False
+
+
+def _work(answer: str, comparison: Comparison) -> Iterator[str]:
+    """What stands behind a caption and what a text concludes: looked for only where nothing else was right."""
+    if _WORD.search(answer):
+        yield from filter(None, (captioned(answer), conclusion(answer, comparison.effort)))

@@ -60,6 +60,7 @@ _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
 # U between two intervals or sets; elsewhere it is a letter.
 _UNION = re.compile(r"(?<=[)\]}])\s*(?:\\text\{\s*(?:U|union)\s*\}|U|u|union)\s*(?=[(\[]|\\\{)")
 _INTERVAL_OR_SET = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]|\\\{.*\\\}")
+_PERCENT = re.compile(r"\s*(?<![A-Za-z\\])(?:pct\.?|per ?cent)(?![A-Za-z])")
 _DELIMITER = re.compile(r"(?<!\\)(?:\\[()\[\]]|\$\$?)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?!,\d)")
 _THIN_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\\,|\\;|\\:|\\ )\d{3})+(?!\d)")
@@ -105,7 +106,6 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:bar|dot)\s*(\d|\{\d+\})", lambda match: "\\overline{" + match[1].strip("{}") + "}"),
     (r"\\overline\s*(\d)", r"\\overline{\1}"),
     (r"^(?:\\therefore(?![A-Za-z])|=(?!=)|\\approx(?![A-Za-z])(?=\s*[+-]?\d*\.\d))\s*", ""),
-    (r"\s*(?<![A-Za-z\\])(?:pct\.?|per ?cent)(?![A-Za-z])", " percent"),
     (r"\\?%", r"\\%"),
     (r"\\(?:textdollar|mathdollar)(?![A-Za-z])\s*|\\text\{\s*\\?\$\s*\}\s*", r"\\$"),
     (r"^([A-J])\)$", r"\1"),
@@ -144,6 +144,8 @@ def normalise(text: str) -> str:
     text = _unwrap(without_markup(_SPACE.sub(" ", text)))
     text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
     text = _TEXT_MACRO.sub(r"\\text{", text)
+    if "pct" in text or "cent" in text:
+        text = _PERCENT.sub(" percent", text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     if "\\circ" in text and not _ANGULAR.search(text):
@@ -151,7 +153,7 @@ def normalise(text: str) -> str:
             lambda match: "\\text{degree" + (" " + (match[1] or match[2]) if match[1] or match[2] else "") + "}", text
         )
     text = _unwrap(text.rstrip(" \t\n.,;:"))
-    pieces = _UNION.split(text)
+    pieces = _UNION.split(text) if "U" in text or "u" in text else []
     if len(pieces) > 1 and all(_INTERVAL_OR_SET.fullmatch(piece.strip()) for piece in pieces):
         text = "\\cup ".join(pieces)
     if not re.search(r"[(\[]|\\\{", text):

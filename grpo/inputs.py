@@ -94,7 +94,7 @@ def shared_settings(study: Study) -> dict[str, Any]:
     return {
         "evaluation": study.evaluation.model_dump(exclude={"zero_shot_problems", "zero_shot_prompts", "best_of_n"}),
         "engine": study.engine.model_dump(),
-        "gpu_memory_utilization": study.grpo.gpu_memory_utilization,  # the engine's, whoever samples
+        "gpu_memory_utilization": study.grpo.gpu_memory_utilization,  # the engine's in runs without a value of their own
         "learner": study.learner.model_dump(),
         "divergence": study.divergence and study.divergence.model_dump(),
         "checkpoints": study.checkpoints,

@@ -321,10 +321,13 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(mini_study: Stud
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_a_vllm_that_stays_awake_takes_weights_at_once(mini_study: Study, model: Any) -> None:
-    engine = make_engine(on_vllm(mini_study), Path("model"), model, None)
+def test_a_vllm_that_stays_awake_takes_weights_at_once(mini_study: Study, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr("grpo.rollout.vllm_engine.require_equal_weights", lambda *pair: checked.append(pair))
+    engine = make_engine(on_vllm(mini_study), Path("model"), model, None, check_weights=True)
     llm = engine._llm  # type: ignore[attr-defined]
     engine.synchronize(model, policy_version=1)
+    assert checked == [(llm, model)] * 2
     engine.generate([(5,)], PARAMS, n=1, seed=4)
     assert llm.calls == ["reload_weights", "forget prefixes"] * 2 + ["generate"]
     assert llm.settings["enable_sleep_mode"] is False

@@ -349,6 +349,27 @@ def test_what_a_prompt_says_is_part_of_an_evaluation(
     assert kept < chunks()
 
 
+def test_all_that_decides_an_evaluation_names_its_kept_part(
+    project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(problems: list[Problem] = problems, prompt: str = "r1_zero", n: int = 1, **changes: Any) -> str:
+        own = {key: changes.pop(key) for key in ("threads",) if key in changes}
+        engine = mini_study.engine.model_copy(update={k: v for k, v in changes.items() if k == "max_batch_size"})
+        evaluation = mini_study.evaluation.model_copy(update={k: v for k, v in changes.items() if k != "max_batch_size"})
+        evaluator.study = mini_study.model_copy(update={"engine": engine, "evaluation": evaluation, **own})
+        return evaluator._identity(problems, prompt, n)
+
+    monkeypatch.chdir(project)
+    evaluator = CheckpointEvaluator(mini_study, Path("data/model"))
+    first = named()
+    assert first == named()
+    others = [named(problems[1:]), named(prompt="question_only"), named(n=2), named(threads=3), named(max_batch_size=7)]
+    others += [named(temperature=0.5), named(top_p=0.5), named(max_tokens=9), named(seed=9)]
+    (project / "data/model/config.json").write_text("{}")
+    others.append(named())
+    assert len({first, *others}) == 11
+
+
 @pytest.mark.usefixtures("small_chunks")
 def test_a_kept_chunk_remembers_which_answers_ran_out_of_time(
     model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

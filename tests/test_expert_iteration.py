@@ -149,6 +149,28 @@ def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tok
         assert {row["train/cut_off"] for row in rows} == {1 - right / 24}
 
 
+def test_only_all_of_the_reward_is_right(tokenizer: Any, tmp_path: Path) -> None:
+    """A right answer in the wrong form, and half of a reward, teach nothing."""
+
+    def partly(text: str, _: str) -> dict[str, float]:
+        return {"reward": 1.0 if text == "right" else 0.5, "format_reward": 0.5, "answer_reward": 1.0}
+
+    engine, learner = ScriptedEngine([7, 1, 3]), SpyLearner()
+    history = iterate(engine, learner, tokenizer, tmp_path / "run", reward=partly)
+    assert [row["train/correct"] for row in history] == [7] * 4 + [1] * 2 + [3] * 2
+    assert {pair for batch in learner.batches for pair in batch} == {pair for step in engine.correct for pair in step}
+
+
+def test_every_step_and_every_run_has_an_order_of_its_own(tokenizer: Any, tmp_path: Path) -> None:
+    orders = []
+    for seed in (0, 1):
+        learner = SpyLearner()
+        config = CONFIG.model_copy(update={"train_batch_size": 24, "epochs_per_ei_step": 1})
+        iterate(ScriptedEngine([24] * 3), learner, tokenizer, tmp_path / str(seed), config, seed)
+        orders += [tuple(response[1] for _, response in batch) for batch in learner.batches]  # the second id is the place
+    assert len(orders) == len(set(orders)) == 6
+
+
 def test_a_whole_number_of_batches_leaves_no_small_one() -> None:
     rollouts = [Rollout(p, (1, 2), Completion((i, 3), "right", (0.0, 0.0), "stop"), {}) for i, p in enumerate(problems(10))]
     learner = SpyLearner()

@@ -143,6 +143,17 @@ def test_stages_that_evaluate_name_the_code_that_their_unfinished_work_counts_wi
         assert {*EVALUATION_CODE, *texts} <= set(stages()[stage][1])
 
 
+def test_stages_that_evaluate_name_the_settings_that_decide_samples() -> None:
+    settings = {"engine", "threads", *(f"evaluation.{key}" for key in ("temperature", "top_p", "max_tokens", "seed"))}
+    own = {
+        "math_baseline": {"evaluation.zero_shot_problems", "evaluation.zero_shot_prompts"},
+        "best_of_n": {"evaluation.best_of_n"},
+        "keyword_dataset": {"keyword", "grpo.group_size"},
+    }
+    for stage, names in own.items():
+        assert set(read_yaml(ROOT / "dvc.yaml")["stages"][stage]["params"]) == settings | names
+
+
 MATH_PROMPTS = {"grpo/prompts/r1_zero.prompt", "grpo/prompts/question_only.prompt"}
 
 

@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -534,6 +535,44 @@ def test_gradient_checkpointing_computes_activations_twice(
     monkeypatch.setattr(layer_type, "forward", counting)
     run_module.train_run(study, tiny_run(study))
     assert calls.with_gradient == (4 if checkpointing else 2)  # two layers, one microbatch
+
+
+def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
+    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rollouts, too, are known to be of the policy at hand, so that their log-probabilities are the learner's."""
+    from grpo.training import grpo as loop
+    from grpo.training import run as run_module
+
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(paths.MODEL, model, tokenizer)
+    write_records(paths.TRAIN, problems(20))
+    write_records(paths.VALIDATION, problems(6))
+    monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
+    for module in ("grpo.training.session", "grpo.evaluation.evaluate"):
+        monkeypatch.setattr(f"{module}.score_batch", lambda prompt, *pairs: SCORE(*pairs))
+    study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None})
+    run = tiny_run(study)
+    sample = loop.sample_rollouts
+
+    def killed_at_step_4(config: GrpoConfig, seed: int, step: int, *others: Any) -> Any:
+        if step == 4:
+            raise KeyboardInterrupt
+        return sample(config, seed, step, *others)
+
+    def results() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (paths.RUNS / run.name).iterdir()}
+
+    run_module.train_run(study, run)
+    whole = results()
+    shutil.rmtree(paths.RUNS)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "sample_rollouts", killed_at_step_4)
+        with pytest.raises(KeyboardInterrupt):
+            run_module.train_run(study, run)
+    assert not (paths.RUNS / run.name).exists() and list((paths.RUN_STATE / run.name).glob("*/step-2"))
+    run_module.train_run(study, run)
+    assert results() == whole
 
 
 def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(

@@ -115,9 +115,8 @@ def _gpus(study: Study) -> Finding:
         try:
             torch.ones(1, device=f"cuda:{i}").sum().item()
         except Exception as error:  # whatever torch, the driver or another process on the GPU raises
-            return Finding(
-                "GPUs", False, f"{found}; cuda:{i} cannot be used: {str(error).strip().splitlines()[0]}", _mend(torch)
-            )
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return Finding("GPUs", False, f"{found}; cuda:{i} cannot be used: {said}", _mend(torch))
     return Finding("GPUs", True, found + (", and can use them" if needed else ""))
 
 

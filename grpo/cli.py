@@ -256,11 +256,15 @@ def tables() -> None:
 
 @app.command("writeup")
 def writeup() -> None:
-    """Stage: write reports/writeup.md from the results."""
+    """Stage: write reports/writeup.md from the results, and take former stages out of dvc.lock."""
+    from grpo.dvc_lock import drop_former_stages
     from grpo.reporting.writeup import write_writeup
     from grpo.study import load_study
 
     write_writeup(load_study())
+    # The last stage does this, as it runs whichever way the study was started, and again after any change of the arms.
+    for name in drop_former_stages():
+        print(f"dvc.lock: {name} is no stage any more; its entry is removed")
 
 
 @app.command("mlflow_import")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from grpo.reporting.results import Run
 from grpo.reporting.tables import experiment_table, result_row
-from grpo.study import Study
+from grpo.study import Study, read_yaml
 
 EXPERIMENT = "grpo_baselines"
 
@@ -100,3 +102,39 @@ def test_a_row_of_the_results_says_how_many_evaluations_counted(
     assert (row["answer_reward"], row["last_k"], row["evaluations_counted"]) == (pytest.approx(reward), last_k, counted)
     assert (row["last/token_entropy"], row["max/gradient_norm"]) == (0.1, 2.25)
     assert (row["experiment"], row["arm"], row["seed"], row["identity"], row["same_as"]) == (EXPERIMENT, "a", 0, "id-a-0", "")
+
+
+# ------------------------------------------------------------------------------------------------------------- dvc.yaml
+
+ROOT = Path(__file__).parents[1]
+MAKES = {  # stage -> the module that its command calls
+    "select": "grpo/selection.py",
+    "claims": "grpo/reporting/claims.py",
+    "tables": "grpo/reporting/tables.py",
+    "figures": "grpo/reporting/figures.py",
+    "timing": "grpo/reporting/timing.py",
+    "writeup": "grpo/reporting/writeup.py",
+}
+# Where the report's numbers come from; other modules (paths, reading of files) do not decide them.
+DECIDES = ("grpo/reporting/", "grpo/selection.py", "grpo/evaluation/statistics.py")
+
+
+def imported(path: str) -> set[str]:
+    """The modules that decide numbers and that a module loads, itself and those they load among them."""
+    found, queue = set(), [path]
+    while queue:
+        path = queue.pop()
+        if path in found or not path.startswith(DECIDES):
+            continue
+        found.add(path)
+        nodes = ast.walk(ast.parse((ROOT / path).read_text()))
+        queue += [f"{node.module.replace('.', '/')}.py" for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return found
+
+
+@pytest.mark.parametrize("stage", MAKES)
+def test_what_is_reported_is_made_again_when_the_code_changes_that_computes_it(stage: str) -> None:
+    definition = read_yaml(ROOT / "dvc.yaml")["stages"][stage]
+    deps = tuple(definition.get("do", definition)["deps"])
+    missing = {path for path in imported(MAKES[stage]) if not any(path == dep or path.startswith(f"{dep}/") for dep in deps)}
+    assert missing == set()

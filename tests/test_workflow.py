@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 from workflow_parts import (
     PARAMS,
     ROOT,
@@ -140,6 +141,38 @@ def test_slurm_profile_plans_the_same_jobs(repo: Path) -> None:
     assert "rule train_1e_4_0" in text
     train = text[text.index("rule train_1e_4_0") :]
     assert re.search(r"gpu=2, cpus_per_gpu=4, tasks_per_gpu=0", train) and re.search(r"runtime=5\b", train)
+
+
+@pytest.mark.parametrize("command", [("dvc", "repro"), ("snakemake", "--profile", "local")], ids=lambda command: command[0])
+def test_a_former_arm_leaves_dvc_lock(repo: Path, command: tuple[str, ...]) -> None:
+    """DVC keeps its entry for ever; the last stage takes it out, as `grpo writeup` does, while DVC waits for that stage."""
+    former = {name: entry for name, entry in lock(repo).items() if name != "report.final-one"}
+    edit(repo, "params.yaml", '["1e-4", no_std]', '["1e-4"]')
+    call(repo, *command)
+    assert set(lock(repo)) == {*former, "report.final-one"}, "DVC does it by itself now"
+    drop = "python -c 'import grpo.dvc_lock as lock; print(lock.drop_former_stages())'"
+    edit(repo, "dvc.yaml", "cat data/runs/* > report.txt", f"cat data/runs/* > report.txt && {drop}")
+    text = call(repo, *command)
+    assert "['train@no_std-0']" in text + (repo / "logs" / "report.final-one.log").read_text()
+    kept = lock(repo)
+    assert {name: kept[name] for name in kept if name != "report.final-one"} == {
+        name: former[name] for name in ("source", "train@1e-4-0")
+    }
+    assert drop in kept["report.final-one"]["cmd"] and (repo / "dvc.lock").read_text().startswith("schema: '2.0'\nstages:\n")
+    assert "up to date" in call(repo, "dvc", "status")
+    assert call(repo, "python", "-c", "import grpo.dvc_lock as lock; print(lock.drop_former_stages())").strip() == "[]"
+
+
+def test_the_committed_dvc_lock_names_no_former_stage() -> None:
+    """By the dvc.yaml and params.yaml committed with it: another study may be active in the workspace."""
+    from dvc.repo import Repo
+    from dvc.stage import PipelineStage
+
+    with Repo(str(ROOT), rev="HEAD") as repo:
+        known = {stage.name for stage in repo.index.stages if isinstance(stage, PipelineStage)}
+        committed = YAML(typ="safe").load(repo.fs.read_text(repo.fs.join(repo.root_dir, "dvc.lock")))
+    assert len(known) > 50
+    assert set(committed["stages"]) - known == set()
 
 
 def test_unknown_resources_are_refused_with_the_remedy(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

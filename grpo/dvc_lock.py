@@ -40,8 +40,9 @@ def drop_former_stages() -> list[str]:
 
 def former_stages(repo: Repo) -> list[str]:
     """Names in dvc.lock of stages that dvc.yaml does not have."""
+    from dvc.stage import PipelineStage
     from dvc.utils.serialize import load_yaml
 
     lock: dict[str, Any] = load_yaml(str(paths.LOCK))
-    known = {stage.addressing for stage in repo.index.stages}
+    known = {stage.name for stage in repo.index.stages if isinstance(stage, PipelineStage)}
     return [name for name in lock["stages"] if name not in known]

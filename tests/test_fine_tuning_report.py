@@ -162,6 +162,11 @@ def iterated(arm: str, questions: int, rollouts: int, epochs: int, *rewards: flo
     return made_up(arm, *scores, experiment=EXPERT_ITERATION, **values)
 
 
+def test_arms_with_the_same_settings_are_no_pair() -> None:
+    runs = [iterated("a", 32, 4, 1, 0.1, 0.2), iterated("b", 32, 4, 1, 0.1, 0.3)]
+    assert "instead of" not in discuss_expert_iteration(runs, {"winner": "b", "last_k": 1})
+
+
 def test_the_winners_curve_over_its_steps() -> None:
     runs = [iterated("a", 32, 4, 1, 0.1, 0.2, 0.3, 0.4), iterated("b", 64, 4, 1, 0.125, 0.5, 0.25, 0.75)]
     text = discuss_expert_iteration(runs, {"winner": "b", "last_k": 1})

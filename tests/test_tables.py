@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo.reporting.results import Run
+from grpo import paths
+from grpo.reporting import tables, writeup
+from grpo.reporting.baseline import KINDS
+from grpo.reporting.figures import curve_table
+from grpo.reporting.results import Run, mean_curve
 from grpo.reporting.tables import experiment_table, result_row
+from grpo.reporting.timing import times_of_arms
 from grpo.study import Study, read_yaml
 
 EXPERIMENT = "grpo_baselines"
+CLAIM = {"statement": "s", "experiment": "e", "reported": {}, "measured": "1", "note": ""}
 
 
 def made_up(arm: str, *rewards: float, seed: int = 0, diverged: int | None = None, cut: int | None = None) -> Run:
@@ -102,6 +109,81 @@ def test_a_row_of_the_results_says_how_many_evaluations_counted(
     assert (row["answer_reward"], row["last_k"], row["evaluations_counted"]) == (pytest.approx(reward), last_k, counted)
     assert (row["last/token_entropy"], row["max/gradient_norm"]) == (0.1, 2.25)
     assert (row["experiment"], row["arm"], row["seed"], row["identity"], row["same_as"]) == (EXPERIMENT, "a", 0, "id-a-0", "")
+
+
+def test_a_curve_is_the_mean_over_seeds_of_each_steps_last_update() -> None:
+    first, second = made_up("a", 0.0, 0.5), made_up("a", 0.0, 1.0, seed=1)
+    first.history["step"] = [1, 1]  # two updates in one step; the second run has two steps
+    curve = mean_curve([first, second], "history", "gradient_norm")
+    assert curve.loc[1].to_dict() == {"mean": (2.25 + 1.5) / 2, "min": 1.5, "max": 2.25}
+    assert curve.loc[2].to_dict() == {"mean": 1.25, "min": 1.25, "max": 1.25}
+    drawn = curve_table([first, second])
+    assert drawn.to_dict("list") == {"arm": ["a", "a"], "step": [0, 1], "answer_reward": [0.0, 0.75]}
+
+
+def test_seconds_are_of_the_run_that_was_trained_and_of_all_seeds(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, seconds in (("grpo_baselines/a-0", 0.0), ("grpo_learning_rate/x-0", 36.0), ("grpo_baselines/a-1", 72.0)):
+        path = Path(f"data/timing/{name}.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        timing = {"total_s": seconds, "phases": {}, "steps": [], "mlflow_run_id": "", "same_as": None}
+        path.write_text(json.dumps(timing | {"git_commit": "", "git_changed": "false"}))
+    runs = [made_up("a", 0.0, 0.5), made_up("a", 0.0, 0.5, seed=1)]
+    runs[0].config["same_as"] = "grpo_learning_rate/x-0"
+    train = mini_study.resources["train"].model_copy(update={"gpus": 2})
+    study = mini_study.model_copy(update={"resources": mini_study.resources | {"train": train}})
+    assert times_of_arms(study, runs) == {"a": (108.0, pytest.approx(0.06))}
+
+
+def test_the_summary_counts_verdicts_and_takes_the_most_samples(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    interval = {"value": 0.25, "low": 0.125, "high": 0.5, "problems": 4}
+    shares = {"categories": {"right": 1, "wrong": 3}, "answer_reward": 0.25, "accuracy": interval, "response_length": 8.0}
+    parts = {f"accuracy_by_{by}": {"1": interval} for by in ("level", "subject")}
+    baseline = {prompt: shares | parts | {"problems": 4} for prompt in mini_study.evaluation.zero_shot_prompts}
+    kinds = {n: {kind: {"value": value, "low": 0.0, "high": 1.0} for kind in KINDS} for n, value in (("1", 0.25), ("8", 0.75))}
+    for path, content in (
+        (paths.BASELINE_METRICS, baseline),
+        (paths.BEST_OF_N_METRICS, {prompt: {"n": kinds} for prompt in mini_study.evaluation.best_of_n.prompts}),
+        (paths.CLAIMS, {"claims": [CLAIM | {"verdict": verdict} for verdict in ("agrees", "disagrees", "agrees")]}),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    monkeypatch.setattr(tables, "experiments", lambda _: [])
+    tables.write_tables(mini_study)
+    summary = json.loads(paths.SUMMARY.read_text())
+    assert summary["claims"] == {"agrees": 2, "disagrees": 1}
+    assert summary["best_of_n"]["r1_zero"] == {"pass_at_8": 0.75, "best_at_8": 0.75, "majority_at_8": 0.75}
+    assert summary["zero_shot"]["r1_zero"] == 0.25
+
+
+def test_an_entry_of_the_leaderboard_is_scored_on_the_whole_set(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writeup, "time_row", lambda *_: {"seconds": 12.5})
+    run = made_up("a", 0.0, 0.5, cut=3)
+    run.metrics.update({"full/answer_reward": 0.5, "full/problems": 96, "steps": 3})
+    run.config["config"] = {"wall_clock_limit_s": {"value": 60.0}}
+    entry = writeup._entry(mini_study, run)
+    assert entry["score"] == "0.500 (0.402 to 0.598)"  # Wilson: 1.96 / (2 sqrt(96 + 1.96^2)) = .098 to both sides
+    assert {key: entry[key] for key in ("problems", "steps", "seconds", "limit", "cut")} == {
+        "problems": 96, "steps": 3, "seconds": 12.5, "limit": 60.0, "cut": True,
+    }  # fmt: skip
+
+
+def test_samples_before_and_after_are_the_winners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns = {"prompt": "p", "response": "r", "ground_truth": "1", "reward": 1.0, "token_entropy": 0.5}
+    for arm in ("a", "b"):
+        folder = Path(f"data/runs/{EXPERIMENT}/{arm}-0")
+        folder.mkdir(parents=True)
+        records = [{"step": step, "problem": f"{arm}{i}", **columns} for step in (0, 5, 10) for i in range(3)]
+        (folder / "rollouts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    candidates = [{"arm": arm, "runs": [{"run": f"{EXPERIMENT}/{arm}-0"}]} for arm in ("a", "b")]
+    shown = writeup._samples({"selection": {"winner": "b", "candidates": candidates}})
+    assert [(record["step"], record["problem"]) for record in shown] == [(0, "b0"), (0, "b1"), (10, "b0"), (10, "b1")]
 
 
 # ------------------------------------------------------------------------------------------------------------- dvc.yaml

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from gradient_parts import flat, last_gradients
 
 from grpo.config import GrpoConfig
 from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM
@@ -63,13 +63,14 @@ def compute(world: World | None = None) -> dict[str, Any]:
         for loss, normalization in (("grpo_clip", "masked_mean"), ("reinforce_with_baseline", "microbatch_longest")):
             model = make_model()
             learner = make_learner(model, budget, loss, normalization, world)
+            gradients = last_gradients(learner)
             if world.rank == 0:
                 old = [lp - 0.3 for lp in learner.log_probs(rollouts)]
                 case = f"{loss}, {normalization}, {budget}"
                 found["metrics"][case] = learner.update(Batch(rollouts, rewards, advantages, old))
-                found["gradients"][case] = gradient(model)
+                found["gradients"][case] = flat(gradients)
                 found["metrics"][f"sft {case}"] = learner.sft_update(*ids_of(rollouts), normalize_constant=7.0)
-                found["gradients"][f"sft {case}"] = gradient(model)
+                found["gradients"][f"sft {case}"] = flat(gradients)
                 found["log_probs"] = learner.log_probs(rollouts)
                 found["entropies"] = learner.token_entropies(rollouts)
                 found["drift"] = learner.drift(rollouts, None)
@@ -95,10 +96,6 @@ def make_learner(model: Any, budget: int | None, loss: str, normalization: str, 
         measure_kl=True,
     )
     return Learner(model, config, 0, budget, world=world)
-
-
-def gradient(model: Any) -> torch.Tensor:
-    return torch.cat([copy.deepcopy(p.grad).flatten() for p in model.parameters()])
 
 
 def ids_of(rollouts: list[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

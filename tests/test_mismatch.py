@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradient_parts import flat, last_gradients
 
 from grpo.config import GrpoConfig
 from grpo.objective.mismatch import importance_weights, mismatch_sums
@@ -48,8 +49,9 @@ def gradient(
     config = GrpoConfig(**values, max_grad_norm=1e9, importance_cap=cap)
     learner = Learner(copy.deepcopy(model), config, 0, budget)
     rollouts = make_rollouts(shifts, learner.log_probs(make_rollouts(shifts)))
+    found = last_gradients(learner)
     metrics = learner.update(Batch(rollouts, torch.zeros(4), advantages))
-    return torch.cat([p.grad.flatten() for p in learner.model.parameters()]), metrics
+    return flat(found), metrics
 
 
 @pytest.mark.parametrize("budget", [None, 8, 1000])

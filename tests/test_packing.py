@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradient_parts import flat, last_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -61,8 +62,9 @@ def gradient(
     if off_policy:
         current = Learner(model, config, 0, None).log_probs(rollouts)
         old = [row + 0.4 * torch.randn(len(row), generator=generator) for row in current]
+    found = last_gradients(learner)
     metrics = learner.update(Batch(rollouts, rewards, advantages, old))
-    return torch.cat([p.grad.flatten() for p in learner.model.parameters()]), metrics
+    return flat(found), metrics
 
 
 def assert_equal_gradients(found: tuple[Tensor, dict[str, float]], expected: tuple[Tensor, dict[str, float]]) -> None:
@@ -123,7 +125,11 @@ def test_any_group_size_and_equal_prompts_of_two_groups(fresh_model: Any, group_
 
 @pytest.mark.parametrize("constant", [1.0, 7.0])
 def test_supervised_gradients_equal_those_of_the_whole_batch_at_once(fresh_model: Any, constant: float) -> None:
-    """Against -sum log p / constant, averaged over responses, from the model's own logits; the empty one counts."""
+    """Against -sum log p / constant, averaged over responses, from the model's own logits; the empty one counts.
+
+    There are 18 responses where ``train_batch_size`` is 24, as in the last batch of expert iteration, and whatever temperature
+    they were sampled at, they are learnt at 1.
+    """
     rollouts = rollouts_of([*LENGTHS, [0, 1]], [*PROMPTS, 1], fresh_model.config.vocab_size)
     prompts, responses = [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
     reference = copy.deepcopy(fresh_model)
@@ -137,11 +143,17 @@ def test_supervised_gradients_equal_those_of_the_whole_batch_at_once(fresh_model
     tokens = sum(map(len, responses))
     for budget in (None, *BUDGETS):
         config = GrpoConfig(
-            rollout_batch_size=18, train_batch_size=18, group_size=2, gradient_accumulation_steps=3, max_grad_norm=1e9
+            rollout_batch_size=24,
+            train_batch_size=24,
+            group_size=2,
+            gradient_accumulation_steps=4,
+            max_grad_norm=1e9,
+            sampling_temperature=0.6,
         )
         learner = Learner(copy.deepcopy(fresh_model), config, 0, budget)
+        gradients = last_gradients(learner)
         metrics = learner.sft_update(prompts, responses, constant)
-        found = torch.cat([p.grad.flatten() for p in learner.model.parameters()])
+        found = flat(gradients)
         assert (found - expected).norm() / expected.norm() < 1e-5
         assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
         assert metrics["mean_nll"] == pytest.approx(loss.item() * constant * 18 / tokens, rel=1e-5)
@@ -270,3 +282,20 @@ def test_no_tensor_grows_with_tokens_times_vocabulary(monkeypatch: pytest.Monkey
     with LargestTensor() as seen:
         direct(hidden, weight, labels, 1.0)[0].sum().backward()
     assert seen.largest >= tokens * vocabulary  # the measure itself works
+
+
+@pytest.mark.parametrize("budget", [None, 1000], ids=["padded", "packed"])
+def test_an_update_never_holds_the_logits_of_all_tokens(
+    fresh_model: Any, budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the prompts' tokens, nor of all response tokens at once: those of 16 tokens at a time."""
+    monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 16)
+    vocabulary = fresh_model.config.vocab_size
+    rollouts = rollouts_of([[30, 40, 50, 60]] * 2, [70, 80], vocabulary)
+    config = GrpoConfig(rollout_batch_size=8, train_batch_size=8, group_size=4, gradient_accumulation_steps=2)
+    learner = Learner(copy.deepcopy(fresh_model), config, 0, budget)
+    learner.update(Batch(rollouts, torch.ones(8), torch.randn(8)))  # the moments are made at the first step
+    with LargestTensor() as seen:
+        learner.update(Batch(rollouts, torch.ones(8), torch.randn(8)))
+        learner.log_probs(rollouts)
+    assert seen.largest < (30 + 40 + 50 + 60) * vocabulary

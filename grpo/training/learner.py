@@ -215,7 +215,6 @@ class Learner:
         )
         sums = dict.fromkeys(("loss", "tokens", *_MEANS), 0.0)
         extremes = {"ratio_min": float("inf"), "ratio_max": float("-inf"), "mismatch_max": 0.0}
-        self.optimizer.zero_grad()
         for micro in self._microbatches(self.model, prompts, responses):
             self._backward(batch, micro, weights[micro.members, None].to(micro.mask.device), sums, extremes)
         norm, taken = self._step(sums)
@@ -274,7 +273,6 @@ class Learner:
 
     def _sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float) -> dict[str, float]:
         sums = dict.fromkeys(("loss", "tokens", "token_entropy", "mean_nll"), 0.0)
-        self.optimizer.zero_grad()
         for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
             mask = micro.mask
             weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)

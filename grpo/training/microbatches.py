@@ -1,4 +1,8 @@
-"""A batch of prompts and responses through the model, piece by piece, packed or padded."""
+"""A batch of prompts and responses through the model, piece by piece, packed or padded.
+
+In both ways logits are computed for response tokens only, a few at a time (:mod:`grpo.objective.chunked`): those of all
+tokens would be the largest tensors by far.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo.models.shared_prompt import NO_MASK
 from grpo.objective.chunked import chunked_log_probs
-from grpo.objective.log_probs import get_response_log_probs, pad_and_shift
+from grpo.objective.log_probs import pad_and_shift
 from grpo.training.packing import PackedRow, fill_rows, pack
 
 Ids = Sequence[Sequence[int]]
@@ -24,7 +28,7 @@ class Microbatch:
 
     Attributes:
         members: their positions in the batch.
-        log_probs, entropy: (members, length), of the response tokens where ``mask`` is true.
+        log_probs, entropy: (members, longest response), of the response tokens where ``mask`` is true.
     """
 
     members: list[int]
@@ -56,13 +60,15 @@ def padded_microbatches(
     for start in range(0, len(prompts), size)[share]:
         members = list(range(start, min(start + size, len(prompts))))
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
-        tensors = {key: value.to(model.device) for key, value in tensors.items()}
-        output = get_response_log_probs(model, tensors["input_ids"], tensors["labels"], True, temperature)
-        yield Microbatch(members, output["log_probs"], tensors["response_mask"], output["token_entropy"])
+        mask = tensors["response_mask"]
+        # Padding stands on the right, where causal attention hides it from every real token: no attention mask is needed.
+        hidden = model.base_model(input_ids=tensors["input_ids"].to(model.device), use_cache=False).last_hidden_state
+        predicting, labels = hidden[mask.to(model.device)], tensors["labels"][mask]
+        yield _predicted(model, predicting, labels, members, [len(responses[i]) for i in members], temperature)
 
 
 def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
-    """One packed row through the model; logits are computed for response tokens only, a few at a time."""
+    """One packed row through the model."""
     device = model.device
     hidden = model.base_model(
         input_ids=row.input_ids.to(device),
@@ -71,8 +77,23 @@ def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
         use_cache=False,
         shared=row.layout.block_mask(device) if device.type == "cuda" else row.layout,
     ).last_hidden_state[0]
-    weight = model.get_output_embeddings().weight
-    computed = chunked_log_probs(hidden.index_select(0, row.source.to(device)), weight, row.labels.to(device), temperature)
-    log_probs, entropy = (pad_sequence(list(torch.split(flat, row.lengths)), batch_first=True) for flat in computed)
-    mask = torch.arange(log_probs.shape[1], device=device) < torch.tensor(row.lengths, device=device)[:, None]
-    return Microbatch(row.members, log_probs, mask, entropy)
+    predicting = hidden.index_select(0, row.source.to(device))
+    return _predicted(model, predicting, row.labels, row.members, row.lengths, temperature)
+
+
+def _predicted(
+    model: Any, hidden: Tensor, labels: Tensor, members: list[int], lengths: list[int], temperature: float
+) -> Microbatch:
+    """The microbatch of some responses.
+
+    Args:
+        hidden: (response tokens, width), the states that predict the members' tokens, one response after the other.
+        labels: (response tokens,) these tokens.
+        members: positions in the batch.
+        lengths: of the members' responses.
+    """
+    device = hidden.device
+    computed = chunked_log_probs(hidden, model.get_output_embeddings().weight, labels.to(device), temperature)
+    log_probs, entropy = (pad_sequence(list(torch.split(flat, lengths)), batch_first=True) for flat in computed)
+    mask = torch.arange(log_probs.shape[1], device=device) < torch.tensor(lengths, device=device)[:, None]
+    return Microbatch(members, log_probs, mask, entropy)

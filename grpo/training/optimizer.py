@@ -40,19 +40,16 @@ class Optimizer:
         rate: float = self.adamw.param_groups[0]["lr"]
         return rate
 
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
-        self.adamw.zero_grad(set_to_none=True)
-
     def gradients(self) -> list[Tensor]:
-        """The float32 gradient of each weight, summed over all backward passes since :meth:`zero_grad`."""
+        """The float32 gradient of each weight, summed over all backward passes since the last :meth:`step`."""
         for weight in self.weights:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
         return [weight.grad for weight in self.weights if weight.grad is not None]
 
     def step(self, max_norm: float, loss: float = 0.0) -> tuple[float, bool]:
-        """Clip the gradients to a norm, and take a step.
+        """Clip the gradients to a norm, take a step, and free the gradients, which would lie beside the engine's memory until
+        the next update.
 
         A step whose loss or gradient is not finite would ruin the weights for good, so it is skipped.
 
@@ -67,6 +64,7 @@ class Optimizer:
                 for parameter, weight in zip(self.parameters, self.weights, strict=True):
                     if parameter is not weight:
                         parameter.copy_(weight)
+        self.adamw.zero_grad(set_to_none=True)
         return norm.item(), finite
 
     def state(self) -> dict[str, Any]:

@@ -117,14 +117,14 @@ def measure(shape: dict[str, int], settings: argparse.Namespace, dtype: torch.dt
     batch = make_batch(settings, shape["vocab_size"])
     seconds = []
     for _ in range(settings.repeats + 1):
-        reset_peak()
+        reset_peak(settings.device)
         start = time.perf_counter()
         learner.update(batch)
         wait(settings.device)
         seconds.append(time.perf_counter() - start)
     return {
         "seconds": statistics.median(seconds[1:]),
-        "peak_mb": peak_mb(),
+        "peak_mb": peak_mb(settings.device),
         "flops": needed_flops(model, batch, settings.group),
         "response_tokens": sum(len(r.completion.token_ids) for r in batch.rollouts),
     }

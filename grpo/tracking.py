@@ -213,9 +213,10 @@ class RunLog:
 
     Args:
         began: ``time.perf_counter()`` at the start of the run, where that was earlier.
+        devices: for a phase the device that it works on, whose memory is measured; ``cpu`` for all others.
     """
 
-    def __init__(self, folder: Path, mlflow: MlflowRun, began: float | None = None):
+    def __init__(self, folder: Path, mlflow: MlflowRun, began: float | None = None, devices: Mapping[str, str] | None = None):
         self.mlflow = mlflow
         self.history: list[dict[str, float]] = []
         self.validations: list[dict[str, float]] = []
@@ -224,6 +225,7 @@ class RunLog:
         self.resumed_after: list[int] = []  # steps
         self._phases: dict[str, float] = {}
         self._peaks: dict[str, float] = {}  # MiB
+        self._devices = devices or {}
         self._step_began = time.perf_counter()
         self._began = self._step_began if began is None else began
         self._history_file = _CsvWriter(folder / "history.csv")
@@ -237,7 +239,8 @@ class RunLog:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the block's wall-clock time to this step's ``name``, and note the memory it needed."""
-        reset_peak()
+        device = self._devices.get(name, "cpu")
+        reset_peak(device)
         start = time.perf_counter()
         try:
             yield
@@ -245,7 +248,7 @@ class RunLog:
             seconds = time.perf_counter() - start
             for times, key in ((self._phases, name), (self.phase_totals, f"{name}_s")):
                 times[key] = times.get(key, 0.0) + seconds
-            self._peaks[name] = max(peak_mb(), self._peaks.get(name, 0.0))
+            self._peaks[name] = max(peak_mb(device), self._peaks.get(name, 0.0))
 
     def step(
         self,

@@ -207,7 +207,7 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
     assert worker.attempt(folder, run, act="step-2", signum=signal.SIGTERM)["code"] == 75
     (saved,) = folder.glob("data/state/runs/*/*/*")
     last = max(int(state.name.removeprefix("step-")) for state in saved.glob("step-*"))
-    assert last in {2, 3}
+    assert last in {2, 3, 4}  # the signal comes when a state is whole, which is written while the next steps are taken
     assert not (folder / "data/runs" / run[0] / f"{run[1]}-0").exists()
     assert worker.attempt(folder, run)["code"] == 0
     assert results(folder) == expected

@@ -6,10 +6,13 @@ import copy
 import itertools
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gradient_parts import last_gradients
+from state_parts import saved_every
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -67,9 +70,9 @@ def weights(model: Any) -> dict[str, Tensor]:
 def one_update(model: Any, settings: GrpoConfig) -> tuple[dict[str, float], dict[str, Tensor], dict[str, Tensor]]:
     """Metrics, gradients and weights of one off-policy update of a copy of ``model``."""
     learner = Learner(copy.deepcopy(model), settings, pad_token_id=0)
-    batch = rollouts()
+    batch, found = rollouts(), last_gradients(learner)
     metrics = learner.update(Batch(batch, REWARDS, ADVANTAGES, off_policy(learner, batch)))
-    return metrics, gradients(learner.model), weights(learner.model)
+    return metrics, found, weights(learner.model)
 
 
 def relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -202,8 +205,10 @@ def test_a_rollout_without_tokens_counts_as_a_response_and_nothing_else(model: A
     settings = {"length_normalization": normalization, "group_size": 2}
 
     alone = Learner(copy.deepcopy(model), config(rollout_batch_size=2, train_batch_size=2, **settings), 0)
+    of_alone = last_gradients(alone)
     expected = alone.update(Batch(full, torch.ones(2), torch.tensor([1.0, -2.0])))
     learner = Learner(model, config(rollout_batch_size=4, train_batch_size=4, gradient_accumulation_steps=steps, **settings), 0)
+    found = last_gradients(learner)
     # With 4 steps each empty response is a microbatch by itself, with 2 they share one, with 1 they stand among the others.
     metrics = learner.update(Batch(full + empty, torch.ones(4), torch.tensor([1.0, -2.0, 3.0, 4.0])))
 
@@ -211,14 +216,14 @@ def test_a_rollout_without_tokens_counts_as_a_response_and_nothing_else(model: A
     assert metrics["loss"] == pytest.approx(expected["loss"] / 2, rel=1e-5)
     assert metrics["gradient_norm"] == pytest.approx(expected["gradient_norm"] / 2, rel=1e-5)
     assert metrics["token_entropy"] == pytest.approx(expected["token_entropy"], rel=1e-5)
-    assert relative(gradients(model), {name: g / 2 for name, g in gradients(alone.model).items()}) < 1e-5
+    assert relative(found, {name: g / 2 for name, g in of_alone.items()}) < 1e-5
     assert all(p.isfinite().all() for p in model.parameters())
 
 
 def one_update_with(model: Any, settings: GrpoConfig, advantages: Tensor) -> tuple[dict[str, float], dict[str, Tensor]]:
     learner = Learner(copy.deepcopy(model), settings, 0)
-    metrics = learner.update(Batch(rollouts(), REWARDS, advantages))
-    return metrics, gradients(learner.model)
+    found = last_gradients(learner)
+    return learner.update(Batch(rollouts(), REWARDS, advantages)), found
 
 
 def test_the_gradient_is_clipped_and_its_norm_before_that_reported(model: Any) -> None:
@@ -251,10 +256,11 @@ def test_gradients_do_not_pile_up_over_updates(model: Any) -> None:
 def test_the_optimizer_is_the_handouts(model: Any) -> None:
     before = weights(model)
     learner = Learner(model, config(learning_rate=2e-3), 0)
+    found = last_gradients(learner)
     metrics = learner.update(Batch(rollouts(), REWARDS, ADVANTAGES))
     assert metrics["learning_rate"] == 2e-3
     expected = {name: value.clone().requires_grad_() for name, value in before.items()}
-    for name, gradient in gradients(model).items():
+    for name, gradient in found.items():
         expected[name].grad = gradient
     torch.optim.AdamW(expected.values(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0).step()
     for name, value in weights(model).items():
@@ -274,6 +280,28 @@ def test_with_one_update_per_batch_the_gradient_is_that_of_reinforce_with_baseli
     assert expected[0]["gradient_norm"] > 1e-3
     assert relative(found[1], expected[1]) < 1e-6
     assert found[0]["gradient_norm"] == pytest.approx(expected[0]["gradient_norm"], rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_learner_that_is_restored_goes_on_bit_for_bit(model: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Two updates, saved as a run saves them, and a third: the moments count, and so do weights that bfloat16 rounds."""
+
+    def update(learner: Learner, seed: int) -> dict[str, float]:
+        generator = torch.Generator().manual_seed(seed)
+        return learner.update(Batch(rollouts(), REWARDS, torch.randn(8, generator=generator)))
+
+    fresh = copy.deepcopy(model.to(dtype))
+    undisturbed = Learner(model, config(), 0)
+    update(undisturbed, 1), update(undisturbed, 2)
+    with saved_every(1, tmp_path, {"learner": undisturbed}) as saved:
+        saved.save(2)
+    expected = update(undisturbed, 3)
+    restored = Learner(fresh, config(), 0)
+    saved_every(1, tmp_path, {"learner": restored}).restore()
+    assert update(restored, 3) == expected
+    for ours, theirs in zip(restored.optimizer.weights, undisturbed.optimizer.weights, strict=True):
+        assert torch.equal(ours, theirs)
+    assert all(torch.equal(value, weights(model)[name]) for name, value in weights(fresh).items())
 
 
 # ------------------------------------------------------------------------------------------- gradients that are not finite

@@ -5,14 +5,20 @@ from __future__ import annotations
 import builtins
 import copy
 import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from grpo.effective import effective_run
 from grpo.errors import UserError
 from grpo.memory import peak_mb, reset_peak
+from grpo.study import load_study
+from grpo.tracking import RunLog
 from grpo.training.optimizer import Optimizer
+from grpo.training.session import phase_devices
 
 
 def backward(model: Any, factor: float = 1.0) -> None:
@@ -27,7 +33,6 @@ def test_steps_too_small_for_bfloat16_add_up(model: Any) -> None:
     place = next(i for i, p in enumerate(optimizer.parameters) if p is norm)
     before = norm.detach().clone()
     for _ in range(100):
-        optimizer.zero_grad()
         backward(model)
         optimizer.step(max_norm=1.0)
     moved = (optimizer.weights[place] - before.float()).abs()
@@ -68,9 +73,11 @@ def test_clipping_scales_all_gradients_together(model: Any) -> None:
     optimizer = Optimizer(model, 1e-3)
     backward(model)
     before = [g.clone() for g in optimizer.gradients()]
+    clipped: list[torch.Tensor] = []
+    optimizer.adamw.register_step_pre_hook(lambda *_: clipped.extend(g.clone() for g in optimizer.gradients()))
     norm, taken = optimizer.step(max_norm=0.5)
     assert taken and norm == pytest.approx(math.sqrt(sum(float(g.pow(2).sum()) for g in before)), rel=1e-5) and norm > 0.5
-    for found, g in zip(optimizer.gradients(), before, strict=True):
+    for found, g in zip(clipped, before, strict=True):
         assert torch.allclose(found, g * 0.5 / norm, rtol=1e-4)
 
 
@@ -89,6 +96,18 @@ def test_a_step_whose_loss_or_gradient_is_not_finite_is_skipped(model: Any, wher
     assert not optimizer.adamw.state  # nor did the moments take it in
 
 
+@pytest.mark.parametrize("loss", [0.5, float("nan")], ids=["taken", "skipped"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_gradient_is_left_after_a_step(model: Any, dtype: torch.dtype, loss: float) -> None:
+    """On a GPU that learner and engine share they would take 5.75 GiB from vLLM's next rollout."""
+    model = model.to(dtype)
+    optimizer = Optimizer(model, 1e-3)
+    backward(model)
+    assert any(weight.grad is not None for weight in optimizer.weights)
+    assert optimizer.step(1.0, loss)[1] == math.isfinite(loss)
+    assert all(tensor.grad is None for tensor in (*optimizer.weights, *model.parameters()))
+
+
 def test_eight_bit_moments_take_a_byte_each_and_steps_stay_close(model: Any) -> None:
     """Real bitsandbytes. It leaves tensors below 4,096 entries alone; the embedding has more."""
     twin = copy.deepcopy(model)
@@ -96,7 +115,6 @@ def test_eight_bit_moments_take_a_byte_each_and_steps_stay_close(model: Any) -> 
     start = model.get_input_embeddings().weight.detach().clone()
     for _ in range(3):
         for each, optimizer in zip((model, twin), optimizers, strict=True):
-            optimizer.zero_grad()
             backward(each)
             optimizer.step(1.0)
     state = optimizers[1].adamw.state[twin.get_input_embeddings().weight]
@@ -119,11 +137,54 @@ def test_eight_bit_without_bitsandbytes_says_what_to_install(model: Any, monkeyp
 
 
 def test_the_peak_of_a_phase_is_its_own() -> None:
-    reset_peak()
-    before = peak_mb()
+    reset_peak("cpu")
+    before = peak_mb("cpu")
     held = torch.ones(300 * 2**18)  # 300 MiB
-    assert peak_mb() == pytest.approx(before + 300, abs=60)
+    assert peak_mb("cpu") == pytest.approx(before + 300, abs=60)
     del held
-    assert peak_mb() > before + 200
-    reset_peak()
-    assert peak_mb() < before + 100
+    assert peak_mb("cpu") > before + 200
+    reset_peak("cpu")
+    assert peak_mb("cpu") < before + 100
+
+
+class TwoGpus:
+    """Stands for torch.cuda on a machine with two GPUs, the first of which is the current one; sizes in MiB."""
+
+    def __init__(self) -> None:
+        self.held, self.peaks = {"cuda:0": 60_000, "cuda:1": 20_000}, {"cuda:0": 60_000, "cuda:1": 20_000}
+
+    def hold(self, device: str, size: int) -> None:
+        self.held[device] += size
+        self.peaks[device] = max(self.peaks[device], self.held[device])
+
+    def is_available(self) -> bool:
+        return True
+
+    def reset_peak_memory_stats(self, device: str = "cuda:0") -> None:
+        self.peaks[device] = self.held[device]
+
+    def max_memory_allocated(self, device: str = "cuda:0") -> int:
+        return self.peaks[device] * 2**20
+
+
+def test_each_phase_tells_the_peak_of_the_gpu_that_it_works_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in math-h100: vLLM holds most of the first GPU, and the learner has the second."""
+    gpus = TwoGpus()
+    monkeypatch.setattr(torch, "cuda", gpus)
+    study = load_study(Path(__file__).parent.parent / "studies" / "math-h100.yaml")
+    run = effective_run(study, "grpo_learning_rate", next(iter(study.experiments["grpo_learning_rate"].arms)), 0, [])
+    no_mlflow: Any = SimpleNamespace(log=lambda metrics, step: None)
+    log = RunLog(tmp_path, no_mlflow, devices=phase_devices(study, run))
+    for _ in range(2):
+        for phase, device, size in (
+            ("rollout", "cuda:0", 3_000),
+            ("training", "cuda:1", 12_000),
+            ("evaluation", "cuda:0", 500),
+        ):
+            with log.phase(phase):
+                gpus.hold(device, size)
+                gpus.hold(device, -size)
+    log.step(1, [{"loss": 0.0}], {}, tokens=1)
+    log.close()
+    peaks = {name: value for name, value in log.times[0].items() if name.endswith("_peak_mb")}
+    assert peaks == {"rollout_peak_mb": 63_000, "training_peak_mb": 32_000, "evaluation_peak_mb": 60_500}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,15 +47,15 @@ def run(folder: Path, until: int, every: int = 2, told: Callable[[], bool] = lam
     for path in checkpoints.glob("*/*"):
         path.unlink()
     checkpoints.mkdir(exist_ok=True)
-    saved = SavedState(folder / "state", every, {"counter": counter, "random": RandomStates()}, checkpoints, told)
-    saved.restore()
-    for step in range(saved.step + 1, until + 1):
-        counter.count()
-        if step == 3:
-            (checkpoints / "best").mkdir(exist_ok=True)
-            (checkpoints / "best" / "weights").write_text("of step 3")
-        if saved.due(step):
-            saved.save(step, {"step": step})
+    with SavedState(folder / "state", every, {"counter": counter, "random": RandomStates()}, checkpoints, told) as saved:
+        saved.restore()
+        for step in range(saved.step + 1, until + 1):
+            counter.count()
+            if step == 3:
+                (checkpoints / "best").mkdir(exist_ok=True)
+                (checkpoints / "best" / "weights").write_text("of step 3")
+            if saved.due(step):
+                saved.save(step, {"step": step})
     return counter, saved
 
 
@@ -127,16 +130,115 @@ def test_told_to_stop_the_state_is_saved_at_any_step(tmp_path: Path) -> None:
     assert run(tmp_path, until=9)[0].value == 9
 
 
+def full_disk(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, until=2)
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         run(tmp_path, until=4)
     assert states(tmp_path) == ["step-2"]
+
+
+def slow_disk(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    flush = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (time.sleep(seconds), flush(descriptor)))
+
+
+def test_the_run_goes_on_while_its_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written is the state as it was, whatever training and its checkpoints do meanwhile."""
+    going_on, flush = threading.Event(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (going_on.wait(60), flush(descriptor)))
+    counter, checkpoints = Counter(), tmp_path / "checkpoints"
+    (checkpoints / "best").mkdir(parents=True)
+    (checkpoints / "best" / "weights").write_text("of step 3")
+    counter.count()
+    with SavedState(tmp_path / "state", 1, {"counter": counter}, checkpoints) as saved:
+        saved.save(1, {"waiting": [counter.tensor]})
+        assert states(tmp_path) == [".step.draft"]
+        for _ in range(5):
+            counter.count()
+        shutil.rmtree(checkpoints / "best")
+        going_on.set()
+    assert states(tmp_path) == ["step-1"]
+    again = SavedState(tmp_path / "state", 1, {"counter": counter}, checkpoints)
+    again.restore()
+    assert counter.value == 1 and torch.equal(counter.tensor, sum_of(1)) and torch.equal(again.loop["waiting"][0], sum_of(1))
+    assert (checkpoints / "best" / "weights").read_text() == "of step 3"
+
+
+def test_a_state_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_disk(monkeypatch, 0.1)
+    run(tmp_path, until=6, every=1)
+    assert states(tmp_path) == ["step-5", "step-6"]
+    assert run(tmp_path, until=6)[0].value == 6
+
+
+def test_a_run_that_is_told_to_stop_has_its_state_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_disk(monkeypatch, 0.2)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ToBeResumed):
+        SavedState(tmp_path / "state", 1, {}, tmp_path / "checkpoints", lambda: True).save(1)
+    assert states(tmp_path) == ["step-1"]
+
+
+def test_a_state_that_could_not_be_written_ends_the_run_at_its_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, until=2)
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with SavedState(tmp_path / "state", 50, {"counter": Counter()}, tmp_path / "checkpoints") as saved:
+        saved.save(50)
+        with pytest.raises(OSError, match="No space left"):
+            for _ in range(600):
+                assert not saved.due(51)
+                time.sleep(0.1)
+        assert states(tmp_path) == ["step-2"]
+        monkeypatch.undo()
+        saved.save(60)  # it was told once
+    assert states(tmp_path) == ["step-2", "step-60"]
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from grpo.training.state import SavedState
+
+class Part:
+    value = 0
+    def state(self): return {"value": self.value, "tensor": torch.full((10_000,), float(self.value))}
+
+part, folder = Part(), Path(sys.argv[1])
+(folder / "checkpoints").mkdir()
+with SavedState(folder / "state", 1, {"part": part}, folder / "checkpoints") as saved:
+    for part.value in (1, 2):
+        saved.save(part.value)
+    saved.finish()
+    def die_in_the_thread(descriptor):
+        os.ftruncate(descriptor, 5000)
+        while part.value < 100: time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.fsync = die_in_the_thread
+    part.value = 3
+    saved.save(3)
+    while True:
+        part.value += 1
+        time.sleep(0.001)
+"""
+
+
+def test_killed_while_a_state_is_written_the_one_before_is_used(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert states(tmp_path) == [".step.draft", "step-1", "step-2"]
+    counter = Counter()
+    saved = SavedState(tmp_path / "state", 1, {"part": counter}, tmp_path / "checkpoints")
+    saved.restore()
+    assert saved.step == counter.value == 2
 
 
 def test_random_generators_go_on_where_they_were() -> None:

@@ -62,7 +62,7 @@ def train(
     """
     started, began = now(), time.perf_counter()
     with _players(study, run, data, check_weights) as players:
-        log = RunLog(folder, mlflow, began)
+        log = RunLog(folder, mlflow, began, phase_devices(study, run))
         metrics = _play(study, run, players, data, validation_problems, folder, checkpoint, state, log)
     write_json(folder / "metrics.json", metrics)
     return {
@@ -146,9 +146,12 @@ def _play(
     validate = Validation(study, run, validation_problems, engine, learner, tokenizer, log, keep)
     parts = {"learner": learner, "log": log, "validation": validate, "random": RandomStates()}
     reward_fn = REWARD_FNS[run.config.prompt]
-    with stop_after_the_step() as told_to_stop, validate.bar:
-        every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
-        saved = SavedState(state, every, parts, checkpoint, told_to_stop)
+    every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
+    with (
+        stop_after_the_step() as told_to_stop,
+        validate.bar,
+        SavedState(state, every, parts, checkpoint, told_to_stop) as saved,
+    ):
         saved.restore()
         if saved.step:
             engine.synchronize(learner.model, saved.step)
@@ -188,6 +191,13 @@ def _start_learner(study: Study, run: EffectiveRun) -> tuple[Any, Learner]:
     model = load_model(run.model, settings.dtype, settings.device)
     learner = make_learner(settings, run.config, model, tokenizer, world)
     return tokenizer, learner
+
+
+def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:
+    """For each phase that computes on a GPU, which one; actors report what they need themselves."""
+    if isinstance(run.config, GrpoConfig) and run.config.asynchronous is not None:
+        return {}
+    return dict.fromkeys(("rollout", "evaluation", "synchronization"), study.engine.device) | {"training": study.learner.device}
 
 
 def _source(study: Study, run: EffectiveRun) -> str:

@@ -4,6 +4,9 @@ A state is a folder ``step-N`` with everything that training has changed in N st
 SHA-256 of each file. It is written beside, and gets its name when it is whole. The newest two are kept, so that there is one
 left where the newest is damaged. States lie outside the outputs of all stages, which DVC removes before a stage runs.
 
+Writing and hashing what a model of 1.5 billion parameters needs (21.6 GB) takes many times as long as copying it to the CPU's
+memory: training waits for the copy only, and a thread writes it while training goes on.
+
 Nothing else has to be saved: the order of the data and the seed of each sampling call depend on the run's seed and the step
 alone (:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate is constant.
 """
@@ -15,11 +18,13 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from grpo.errors import ToBeResumed, UserError
@@ -35,12 +40,26 @@ class Part(Protocol):
     """What has a state that training changes."""
 
     def state(self) -> Any:
-        """The state; what it refers to may change later."""
+        """The state; tensors, lists and mappings in it may change later."""
         ...
 
     def restore(self, state: Any) -> None:
         """Go on from a :meth:`state`."""
         ...
+
+
+def copy_to_cpu(value: Any) -> Any:
+    """A copy of nested mappings, lists and tuples, and of the tensors in them, these in the CPU's memory.
+
+    Training may go on and change the original. Anything else, such as a record, is taken for something that never changes.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: copy_to_cpu(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(copy_to_cpu, value))
+    return value
 
 
 class RandomStates:
@@ -49,7 +68,14 @@ class RandomStates:
     def state(self) -> dict[str, Any]:
         """See :class:`Part`."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
+        numpy: Any = np.random.get_state()
+        name, key, *rest = numpy
+        return {
+            "python": random.getstate(),
+            "numpy": (name, key.tolist(), *rest),  # an array would need numpy's code to be read
+            "torch": torch.get_rng_state(),
+            "cuda": cuda,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`Part`."""
@@ -61,7 +87,7 @@ class RandomStates:
 
 
 class SavedState:
-    """A run's states on disk.
+    """A run's states on disk. To be used in a ``with`` block, whose end waits for the state that is being written.
 
     Args:
         folder: of this run in this very configuration.
@@ -87,6 +113,14 @@ class SavedState:
         self.told_to_stop = told_to_stop
         self.step = 0
         self.loop: dict[str, Any] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
 
     def restore(self) -> None:
         """Bring all parts to where the newest whole state has them, if there is one."""
@@ -95,7 +129,7 @@ class SavedState:
                 tqdm.write(f"warning: {state}: {damage}. The state before it is used, or else the run starts anew.")
                 shutil.rmtree(state, ignore_errors=True)
                 continue
-            content = torch.load(state / STATE, map_location="cpu", weights_only=False)  # our own file, just checked
+            content = torch.load(state / STATE, map_location="cpu", weights_only=True)
             for name, part in self.parts.items():
                 part.restore(content["parts"][name])
             shutil.copytree(state / CHECKPOINTS, self.checkpoints, copy_function=_link, dirs_exist_ok=True)
@@ -103,24 +137,54 @@ class SavedState:
             return
 
     def due(self, step: int) -> bool:
-        """Whether the state is to be saved after this step."""
+        """Whether the state is to be saved after this step.
+
+        Raises:
+            Exception: the last one could not be written; see :meth:`finish`.
+        """
+        if self._writing is not None and self._writing.done():
+            self.finish()
         return step % self.every == 0 or self.told_to_stop()
 
     def save(self, step: int, loop: dict[str, Any] | None = None) -> None:
-        """Save the state after ``step`` steps.
+        """Take the state after ``step`` steps, and have it written while the run goes on.
 
         Args:
             loop: what the loop itself needs to go on.
 
         Raises:
-            ToBeResumed: the run has been told to stop.
+            ToBeResumed: the run has been told to stop; the state is saved.
+            Exception: this state could not be taken, or the one before not written; see :meth:`finish`.
         """
+        self.finish()
         draft = self.folder / ".step.draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         try:
             shutil.copytree(self.checkpoints, draft / CHECKPOINTS, copy_function=_link)
-            content = {"step": step, "loop": loop or {}, "parts": {name: part.state() for name, part in self.parts.items()}}
+            parts = {name: part.state() for name, part in self.parts.items()}
+            content = copy_to_cpu({"step": step, "loop": loop or {}, "parts": parts})
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        self._writing = self._thread.submit(self._write, draft, step, content)
+        if self.told_to_stop():
+            self.finish()
+            raise ToBeResumed(f"stopped after step {step}; the state is saved. Run the same command again to go on from there.")
+
+    def finish(self) -> None:
+        """Wait until the last state is written.
+
+        Raises:
+            Exception: it could not be, which is told once; the state before it counts.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, draft: Path, step: int, content: dict[str, Any]) -> None:
+        """In the thread: write a state, and give it its name when it is whole."""
+        try:
             with (draft / STATE).open("wb") as file:
                 torch.save(content, file)
                 file.flush()
@@ -132,8 +196,6 @@ class SavedState:
             raise
         for old in self._states()[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
-        if self.told_to_stop():
-            raise ToBeResumed(f"stopped after step {step}; the state is saved. Run the same command again to go on from there.")
 
     def _states(self) -> list[Path]:
         """Oldest first."""

@@ -22,6 +22,7 @@ from grpo.records import Completion, Problem
 from grpo.rewards import RewardFn
 from grpo.rollout.engine import Engine, SamplingParams
 from grpo.training.learner import Batch, Learner
+from grpo.training.state import copy_to_cpu
 from grpo.training.step import Sampled, sample_rollouts, score_rollouts, train_on
 
 
@@ -39,13 +40,19 @@ def costed(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def measured(self: Any, *arguments: Any) -> tuple[Any, Cost]:
-        reset_peak()
+        device = _device()
+        reset_peak(device)
         start = time.perf_counter()
         value = method(self, *arguments)
         seconds, weights_s = time.perf_counter() - start, getattr(self, "weights_s", 0.0)
-        return value, Cost(seconds - weights_s, weights_s, peak_mb())
+        return value, Cost(seconds - weights_s, weights_s, peak_mb(device))
 
     return measured
+
+
+def _device() -> str:
+    """What an actor computes on: the GPU, of which Ray shows it one, once it has been put to use."""
+    return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
 
 
 class Weights:
@@ -150,8 +157,9 @@ class LearnerActor:
 
     @costed
     def state(self) -> dict[str, Any]:
-        """See :meth:`grpo.training.learner.Learner.state`."""
-        return self.learner.state()
+        """See :meth:`grpo.training.learner.Learner.state`; in the CPU's memory, as Ray would bring it back to a GPU."""
+        state: dict[str, Any] = copy_to_cpu(self.learner.state())
+        return state
 
     @costed
     def restore(self, state: dict[str, Any]) -> None:

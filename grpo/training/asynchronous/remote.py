@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ray
+import torch
 
-from grpo.records import Completion, Rollout
+from grpo.records import Completion, Problem, Rollout
 from grpo.rollout.engine import SamplingParams
+from grpo.training.asynchronous.replay import Group
 from grpo.training.asynchronous.worker import Worker
 from grpo.training.learner import Batch
 
@@ -24,6 +26,10 @@ class Delivery:
     batch: Batch
     metrics: dict[str, float]
     times: dict[str, float]
+
+
+# The records that may stand in a saved state, which is read without running code from it.
+torch.serialization.add_safe_globals([Delivery, Group, Batch, Rollout, Completion, Problem])
 
 
 class RolloutPipeline:

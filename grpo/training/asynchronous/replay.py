@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,7 +62,7 @@ class ReplayBuffer:
 
     def state(self) -> tuple[list[Group], list[int]]:
         """What it holds, and what is counted of those that have left."""
-        return self.groups, self.left
+        return [replace(group) for group in self.groups], list(self.left)
 
     def restore(self, state: tuple[list[Group], list[int]]) -> None:
         """Go on from a :meth:`state`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import random
 import signal
@@ -12,16 +13,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asynchronous_parts as parts
 import pytest
+import ray
 import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner, problems
 from pydantic import ValidationError
-from state_parts import never_saved
+from state_parts import never_saved, saved_every
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grpo.config import Asynchronous
 from grpo.errors import UserError
@@ -29,8 +35,12 @@ from grpo.models.checkpoint import save_checkpoint
 from grpo.records import Completion, Problem, Rollout
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tracking import RunLog
+from grpo.training.asynchronous.actors import LearnerActor
+from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
+from grpo.training.asynchronous.remote import Delivery, RemoteLearner
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
+from grpo.training.asynchronous.worker import Worker
 from grpo.training.grpo import train_grpo
 from grpo.training.learner import Batch
 from grpo.training.step import lag_metrics, train_on
@@ -214,20 +224,47 @@ class Remembering:
         return {}
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(epochs: int) -> None:
+@pytest.mark.parametrize(("epochs", "train_batch_size"), [(1, 6), (2, 6), (1, 2), (2, 3)])
+def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(epochs: int, train_batch_size: int) -> None:
+    """After another epoch or another train batch on a rollout batch the policy is no longer the one that sampled it."""
     config = CONFIG.model_copy(
-        update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2, "epochs_per_rollout_batch": epochs}
+        update={
+            "rollout_batch_size": 6,
+            "train_batch_size": train_batch_size,
+            "group_size": 2,
+            "epochs_per_rollout_batch": epochs,
+        }
     )
     fresh, stale = Remembering(), Remembering()
     train_on(config, fresh, scored(4), version=3)  # type: ignore[arg-type]
     train_on(config, stale, scored(4), version=4)  # type: ignore[arg-type]
-    assert len(fresh.old) == len(stale.old) == epochs
-    if epochs == 1:
+    assert len(fresh.old) == len(stale.old) == epochs * 6 // train_batch_size
+    if len(fresh.old) == 1:
         assert fresh.old == [None]  # the current policy's own: ratios are exactly 1
     else:
         assert all(old.eq(-9.0).all() for update in fresh.old for old in update)
-    assert all(equal(update, [torch.tensor([-4.0, -0.5])] * 6) for update in stale.old)
+    assert all(equal(update, [torch.tensor([-4.0, -0.5])] * train_batch_size) for update in stale.old)
+
+
+def test_what_the_learners_actor_gives_away_is_on_the_cpu() -> None:
+    """Tensors that claim to be on a GPU: Ray would bring them to a GPU of whoever asks, 21.6 GB of a state."""
+    with FakeTensorMode():
+
+        def tensor() -> torch.Tensor:
+            return torch.ones(3, device="cuda:0")
+
+        optimizer = {"adamw": {"state": {0: {"exp_avg": tensor()}}, "param_groups": [{"lr": 0.1}]}, "weights": [None, tensor()]}
+        learner = SimpleNamespace(
+            state=lambda: {"model": {"w": tensor()}, "optimizer": optimizer},
+            model=SimpleNamespace(state_dict=lambda: {"w": tensor()}),
+        )
+        actor = LearnerActor(lambda: (learner, len), CONFIG)  # type: ignore[arg-type, return-value]
+        actor.start()
+        state, weights = actor.state()[0], actor.weights()[0]
+    model, moments = state["model"], state["optimizer"]["adamw"]["state"][0]
+    found = [model["w"], moments["exp_avg"], state["optimizer"]["weights"][1], weights["w"]]
+    assert [tensor.device.type for tensor in found] == ["cpu"] * 4
+    assert state["optimizer"]["adamw"]["param_groups"] == [{"lr": 0.1}] and state["optimizer"]["weights"][0] is None
 
 
 @pytest.mark.parametrize(
@@ -244,7 +281,85 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str
         Asynchronous(**settings)
 
 
+# -------------------------------------------------------------------------------------------- the loop, without its actors
+
+
+class Versions:
+    """In the place of pipeline and learner: a batch tells which version sampled it, and the learner what it was given."""
+
+    def __init__(self, groups: int) -> None:
+        self.groups, self.version, self.trained, self.peak_mb = groups, 0, [], 0.0
+        self.model = None
+
+    def order(self, step: int) -> Future[Delivery]:
+        return arrived(Delivery(scored(step, self.groups, self.version), {}, {}))
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        self.version = policy_version
+
+    def train(self, batch: Batch, version: int) -> list[dict[str, float]]:
+        self.trained.append((version, [(r.problem.id, r.completion.policy_version) for r in batch.rollouts]))
+        return [{"loss": 0.0}]
+
+    def state(self) -> list[Any]:
+        return [self.version, self.trained]
+
+    def restore(self, state: list[Any]) -> None:
+        self.version, self.trained = state
+
+
+def loop(folder: Path, config: Any, saves_at: int, ends_at: int) -> Versions:
+    """Steps up to ``ends_at``, from where a state is."""
+    folder.mkdir(exist_ok=True)
+    both = Versions(config.n_prompts_per_rollout_batch)
+    log = RunLog(folder, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))  # type: ignore[arg-type]
+    with saved_every(saves_at, folder, {"both": both, "log": log}) as saved:
+        saved.restore()
+        train_grpo_asynchronously(config, 0, both, both, lambda step, updates: step == ends_at, log, saved)  # type: ignore[arg-type]
+    log.close()
+    return both
+
+
+@pytest.mark.parametrize("max_age", [None, 2])
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
+    tmp_path: Path, lag: int, max_age: int | None
+) -> None:
+    config = CONFIG.model_copy(update={"n_grpo_steps": 12, "rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
+    config = asynchronous(config, max_policy_lag=lag, replay_capacity=3, replay_max_age=max_age)
+    straight = loop(tmp_path / "straight", config, 100, 12)
+    assert loop(tmp_path / "again", config, 5, 7).trained == straight.trained[:7]
+    assert loop(tmp_path / "again", config, 5, 12).trained == straight.trained
+    assert rows(tmp_path / "again") == rows(tmp_path / "straight")
+    ages = [version - sampled_by for version, batch in straight.trained for _, sampled_by in batch]
+    assert [version for version, _ in straight.trained] == list(range(12))
+    assert min(ages) == 0 and max(ages) == (lag + 2 if max_age is None else 2)  # the buffer keeps each batch for three steps
+
+
 # ------------------------------------------------------------------------------------------------------------------ real Ray
+
+
+def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folder: Path, tmp_path: Path) -> None:
+    """One actor on real Ray; it counts what it was trained on."""
+    make = partial(make_learner, folder, tmp_path, 0.0, CONFIG)
+    batches = [replace(scored(step), old_log_probs=None) for step in range(1, 6)]
+    config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
+    ray.init(num_cpus=1, include_dashboard=False, logging_level=logging.ERROR)
+    worker = Worker("learner", LearnerActor, (make, config), {"num_cpus": 1.0}, 60.0)
+    try:
+        learner = RemoteLearner(worker)
+        for step, batch in enumerate(batches):
+            if step == 2:
+                learner.state()
+            if step in (1, 4):  # before there is a state, and two batches after it
+                assert parts.Process(tmp_path, "learner").kill()
+            learner.train(batch, version=step)
+        trained = learner.state()["trained"]
+    finally:
+        worker.close()
+        ray.shutdown()
+    assert worker.restarts == 2
+    assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch.rollouts]
 
 
 @pytest.mark.parametrize("epochs", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -127,7 +127,8 @@ def test_any_group_size_and_equal_prompts_of_two_groups(fresh_model: Any, group_
 def test_supervised_gradients_equal_those_of_the_whole_batch_at_once(fresh_model: Any, constant: float) -> None:
     """Against -sum log p / constant, averaged over responses, from the model's own logits; the empty one counts.
 
-    There are 18 responses where ``train_batch_size`` is 24, as in the last batch of expert iteration.
+    There are 18 responses where ``train_batch_size`` is 24, as in the last batch of expert iteration, and whatever temperature
+    they were sampled at, they are learnt at 1.
     """
     rollouts = rollouts_of([*LENGTHS, [0, 1]], [*PROMPTS, 1], fresh_model.config.vocab_size)
     prompts, responses = [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
@@ -142,7 +143,12 @@ def test_supervised_gradients_equal_those_of_the_whole_batch_at_once(fresh_model
     tokens = sum(map(len, responses))
     for budget in (None, *BUDGETS):
         config = GrpoConfig(
-            rollout_batch_size=24, train_batch_size=24, group_size=2, gradient_accumulation_steps=4, max_grad_norm=1e9
+            rollout_batch_size=24,
+            train_batch_size=24,
+            group_size=2,
+            gradient_accumulation_steps=4,
+            max_grad_norm=1e9,
+            sampling_temperature=0.6,
         )
         learner = Learner(copy.deepcopy(fresh_model), config, 0, budget)
         gradients = last_gradients(learner)

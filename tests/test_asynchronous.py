@@ -35,7 +35,7 @@ from grpo.models.checkpoint import save_checkpoint
 from grpo.records import Completion, Problem, Rollout
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tracking import RunLog
-from grpo.training.asynchronous.actors import LearnerActor
+from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
 from grpo.training.asynchronous.remote import Delivery, RemoteLearner
 from grpo.training.asynchronous.replay import ReplayBuffer
@@ -244,6 +244,19 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
     else:
         assert all(old.eq(-9.0).all() for update in fresh.old for old in update)
     assert all(equal(update, [torch.tensor([-4.0, -0.5])] * train_batch_size) for update in stale.old)
+
+
+def test_taking_over_weights_is_not_counted_as_sampling() -> None:
+    class Napping:
+        weights_s = 0.0
+
+        @costed
+        def sample(self) -> None:
+            time.sleep(0.2)
+            self.weights_s = 0.15  # of these
+
+    _, cost = Napping().sample()
+    assert cost.weights_s == 0.15 and cost.seconds == pytest.approx(0.05, abs=0.04)
 
 
 def test_what_the_learners_actor_gives_away_is_on_the_cpu() -> None:

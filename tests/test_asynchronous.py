@@ -371,7 +371,7 @@ def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folde
     finally:
         worker.close()
         ray.shutdown()
-    assert worker.restarts == 2
+    assert worker.restarts == 2 and [method for method, _ in worker.recovery] == ["restore"]  # what came before is forgotten
     assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch.rollouts]
 
 

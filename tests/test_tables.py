@@ -129,7 +129,7 @@ def test_seconds_are_of_the_run_that_was_trained_and_of_all_seeds(
         path = Path(f"data/timing/{name}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         timing = {"total_s": seconds, "phases": {}, "steps": [], "mlflow_run_id": "", "same_as": None}
-        path.write_text(json.dumps(timing | {"git_commit": "", "git_changed": "false"}))
+        path.write_text(json.dumps(timing | {"git_commit": "", "git_changed": "false", "hardware": {}}))
     runs = [made_up("a", 0.0, 0.5), made_up("a", 0.0, 0.5, seed=1)]
     runs[0].config["same_as"] = "grpo_learning_rate/x-0"
     train = mini_study.resources["train"].model_copy(update={"gpus": 2})

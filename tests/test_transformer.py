@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradient_parts import last_gradients
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -257,8 +258,9 @@ def updated(
     generator = torch.Generator().manual_seed(5)
     rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
     old = [row + 0.4 * torch.randn(len(row), generator=generator) for row in learner.log_probs(batch)]
+    found = last_gradients(learner)
     metrics = learner.update(Batch(batch, rewards, advantages, old))
-    return metrics | learner.drift(batch, None), gradients(learner.model), learner
+    return metrics | learner.drift(batch, None), found, learner
 
 
 @pytest.mark.parametrize("budget", [None, 25, 10_000])

@@ -185,10 +185,8 @@ def draw_zero_shot(baseline: dict[str, Any]) -> Figure:
     axis = figure.add_subplot()
     prompts = list(baseline)[::-1]
     left = [0.0] * len(prompts)
-    names = max(
-        (list(values["categories"]) for values in baseline.values()), key=len
-    )  # the fourth is there only where it occurs
-    for colour, name in zip(("#009E73", "#E69F00", "#999999", "#56B4E9"), names, strict=False):
+    names = max((list(values["categories"]) for values in baseline.values()), key=len)  # the fourth only where it occurs
+    for colour, name in zip(("#009E73", "#E69F00", "#999999", "#56B4E9")[: len(names)], names, strict=True):
         shares = [baseline[p]["categories"].get(name, 0) / baseline[p]["problems"] for p in prompts]
         axis.barh(prompts, shares, left=left, color=colour, label=name)
         for y, (start, share) in enumerate(zip(left, shares, strict=True)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t]*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -35,7 +36,7 @@ def last_boxed(text: str) -> str | None:
     if end is None:
         return None
     contents = [text[start + 1 : end].strip()]
-    for box, following in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
+    for following, box in pairwise(reversed(boxes)):
         start = box.end()
         end = _closing_brace(text, start) if text[start : start + 1] == "{" else None
         if end is None or not 0 <= following.start() - end < 60 or not _JOINT.fullmatch(text, end + 1, following.start()):

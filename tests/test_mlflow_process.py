@@ -205,7 +205,10 @@ def test_runs_of_different_studies_can_be_told_apart(
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (tags["mlflow.source.git.commit"], tags["git_commit"]) == (commit, commit)
     assert tags["mlflow.user"] == large.info.user_id == getpass.getuser()
-    assert tags["mlflow.source.name"].split()[0] == Path(sys.argv[0]).name and tags["dvc_experiment"] == "brave-try"
+    assert (
+        tags["mlflow.source.name"].split()[0] == Path(sys.argv[0]).name.replace("__main__.py", "grpo")
+        and tags["dvc_experiment"] == "brave-try"
+    )
     assert tags["software.numpy"] == numpy.__version__ and tags["hardware.cores"] == str(os.cpu_count())
     # The keyword task has a model of its own.
     of_words = client.search_runs([client.get_experiment_by_name("grpo_keyword_inclusion").experiment_id])

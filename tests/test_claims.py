@@ -105,13 +105,24 @@ A_OVER_B = {"better": "a", "worse": "b"}
         (solved(52), solved(50), CANNOT_TELL),  # no resample is below 0, but 0.98^100 = 13% hold neither of the two problems
         (solved(50), solved(52), CANNOT_TELL),
         (solved(60), solved(50), AGREES),  # 0.9^100: none
-        (solved(50), solved(50), CANNOT_TELL),
+        (solved(50), solved(50)[::-1], CANNOT_TELL),  # as many, but other ones
         (each(0.5), each(0.25), AGREES),
         (each(0.25), each(0.5), DISAGREES),
     ],
 )
 def test_ends_above(a: NDArray[np.float64], b: NDArray[np.float64], expected: str) -> None:
     assert verdict("ends_above", A_OVER_B, evidence(ending("a", a), ending("b", b))) == expected
+
+
+@pytest.mark.parametrize("kind", ["ends_above", "smaller_gradient_norms"])
+def test_arms_that_trained_alike_tell_nothing(kind: str) -> None:
+    """As with and without division by the standard deviation, where the loss takes raw rewards."""
+    roles = dict(zip({"ends_above": ("better", "worse")}.get(kind, ("smaller", "larger")), "ab", strict=True))
+    alike = [ending(arm, solved(50), solved(60), norms=[1.0] * 40) for arm in "ab"]
+    with pytest.raises(NotMeasured, match="a and b trained alike to the last number"):
+        verdict(kind, roles, evidence(*alike))
+    alike[1][1].history.loc[39, "gradient_norm"] = 1.001
+    assert verdict(kind, roles, evidence(*alike)) == CANNOT_TELL
 
 
 def test_ends_above_shows_means_and_interval() -> None:
@@ -479,7 +490,7 @@ def alternating(low: float, high: float, steps: int = 40) -> list[float]:
     [
         ([1.0] * 40, [2.0] * 40, AGREES),
         ([2.0] * 40, [1.0] * 40, DISAGREES),
-        ([1.0] * 40, [1.0] * 40, CANNOT_TELL),
+        ([1.0] * 40, alternating(1.5, 0.5), CANNOT_TELL),
         ([1.0] * 40, alternating(2.0, 3.0), AGREES),  # every block above
         # 4 of 8 blocks +1, 4 of 8 blocks -0.5: 0.25, standard error 0.75 / sqrt 8 = 0.27
         ([1.0] * 40, alternating(2.0, 0.5), CANNOT_TELL),

@@ -74,11 +74,20 @@ def test_a_clear_leader_with_its_difference() -> None:
     assert "cannot tell" not in text and "Ratios" not in text
 
 
-def test_a_difference_that_cannot_be_told_says_what_could_have_been() -> None:
+def test_arms_that_trained_alike_are_told() -> None:
     text = discuss(
         [run("a", UP), run("b", UP)],
+        selected(candidate("a", 0.75, None), candidate("b", 0.75, (0.0, 0.0, 0.0)), leader="a"),
+    )
+    assert "b trained like a to the last number: what they differ in played no part." in text
+
+
+def test_a_difference_that_cannot_be_told_says_what_could_have_been() -> None:
+    text = discuss(
+        [run("a", UP), run("b", [*UP[:-1], 0.81])],
         selected(candidate("a", 0.75, (0.01, -0.02, 0.04)), candidate("b", 0.76, None), leader="b"),
     )
+    assert "trained like" not in text
     assert "b leads" in text and "these runs cannot tell the two apart; a difference of 0.123 would have been found" in text
     assert sentences(text) == 2
 

@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from grpo import paths
 from grpo.evaluation.statistics import format_interval, two_level_difference
 from grpo.files import read_json, write_json
-from grpo.reporting.results import COLLAPSED, Run, by_arm, collapsed, final_scores, first_scores, read_runs, read_selection
+from grpo.reporting.results import (
+    COLLAPSED,
+    Run,
+    by_arm,
+    collapsed,
+    final_scores,
+    first_scores,
+    identical,
+    read_runs,
+    read_selection,
+)
 from grpo.study import Study, read_yaml
 
 PUBLISHED = Path(__file__).parents[1] / "claims.yaml"
@@ -117,8 +127,15 @@ def _count(runs: list[Run]) -> str:
 
 def ends_above(parameters: Parameters, evidence: Evidence) -> Judgement:
     """Final answer reward of ``better`` minus that of ``worse``: agrees if low > 0, disagrees if high < 0."""
+    _require_a_difference(evidence, parameters["better"], parameters["worse"])
     measured, difference = _final_difference(evidence, parameters["better"], parameters["worse"])
     return measured, _above(difference["low"], difference["high"])
+
+
+def _require_a_difference(evidence: Evidence, first: str, second: str) -> None:
+    """Raise NotMeasured where two arms trained alike, so that nothing of what sets them apart was tried."""
+    if identical(evidence.runs(first), evidence.runs(second)):
+        raise NotMeasured(f"{first} and {second} trained alike to the last number: what they differ in played no part")
 
 
 def _final_difference(evidence: Evidence, better: str, worse: str) -> tuple[str, dict[str, float]]:
@@ -285,6 +302,7 @@ def smaller_gradient_norms(parameters: Parameters, evidence: Evidence) -> Judgem
     a norm is not finite. Blocks of consecutive steps take the place of problems.
     """
     smaller, larger = parameters["smaller"], parameters["larger"]
+    _require_a_difference(evidence, smaller, larger)
     tables = {arm: pd.concat([_norms(run) for run in evidence.runs(arm)], axis=1, join="inner") for arm in (smaller, larger)}
     steps = tables[smaller].index.intersection(tables[larger].index).sort_values()
     norms = {arm: table.loc[steps].to_numpy(dtype=float) for arm, table in tables.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from grpo.evaluation.statistics import format_interval, two_level_difference
-from grpo.reporting.results import REWARD, Run, by_arm, collapsed, final_scores, first_scores
+from grpo.reporting.results import REWARD, Run, by_arm, collapsed, final_scores, first_scores, identical
 
 SPIKE = 5.0  # times the median: a step whose KL estimate stands out
 
@@ -21,7 +21,12 @@ def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
     others = sorted((c for c in candidates.values() if c is not leader), key=lambda c: -c["value"])
     failed = [c for c in others if any(collapsed(run, last_k) for run in arms[c["arm"]])]
     apart = [c for c in others[1:] if c not in failed and c["behind"]["low"] > 0]
+    same = [c["arm"] for c in others if identical(arms[leader["arm"]], arms[c["arm"]])]
     sentences = [_leader(leader, others)]
+    if same:
+        sentences.append(
+            f"{' and '.join(same)} trained like {leader['arm']} to the last number: what they differ in played no part."
+        )
     if failed:
         sentences.append("; ".join(_failure(arms[c["arm"]], c, last_k) for c in failed) + ".")
     sentences += [_at_start(arm, arms[arm], last_k) for arm in candidates if candidates[arm] not in failed]

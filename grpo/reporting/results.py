@@ -135,6 +135,16 @@ def collapsed(run: Run, last_k: int, below: float = COLLAPSED) -> bool:
     return bool(final.mean() < below * best.mean() and two_level_difference(final, best)["low"] > 0)
 
 
+def identical(first: list[Run], second: list[Run]) -> bool:
+    """Whether two arms trained alike to the last number, seed by seed: what they differ in played no part.
+
+    So it is with the standard deviation of a group where the loss takes raw rewards, whose advantages nobody reads.
+    """
+    return len(first) == len(second) and all(
+        a.history.equals(b.history) and np.array_equal(a.outcomes, b.outcomes) for a, b in zip(first, second, strict=True)
+    )
+
+
 def mean_curve(runs: list[Run], table: str, column: str) -> pd.DataFrame:
     """Mean, smallest and largest value over seeds.
 

@@ -5,11 +5,12 @@ BIN := $(abspath $(VENV))/bin
 export PATH := $(BIN):$(PATH)
 INSTALLED := $(VENV)/.installed
 # uv installs in seconds what takes pip minutes. It does not read pip's settings, so those that say where packages come from are
-# handed on; where there are none, uv takes PyTorch's build for this machine's CPU or CUDA.
+# handed on; where there are none, uv takes PyTorch's build for this machine's CPU or CUDA. Unlike pip it leaves compiling to the
+# first import, which where PYTHONDONTWRITEBYTECODE is set means to each: stages then start three times as slowly.
 UV = links="$$($(BIN)/pip config get global.find-links 2> /dev/null)"; index="$$($(BIN)/pip config get global.index-url 2> /dev/null)"; \
 	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-$$links}}" UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$index}}"; \
 	test -n "$$UV_FIND_LINKS$$UV_DEFAULT_INDEX" || export UV_TORCH_BACKEND="$${UV_TORCH_BACKEND:-auto}"; \
-	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip install --quiet
+	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip install --quiet --compile-bytecode
 
 .DEFAULT_GOAL := help
 .PHONY: help install repro test test-slow test-slurm test-vllm lint format ui mlflow-server bench bench-grader report clean
@@ -22,7 +23,7 @@ install: $(INSTALLED) ## Make the virtual environment and install the project wi
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.11 install"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (half a minute and what the downloads take)"
+	@echo "installing into $(VENV) (a minute or two, and what the downloads take)"
 	@$(BIN)/pip install --quiet 'uv>=0.9'
 	@$(UV) --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
 	@touch $(INSTALLED)

@@ -131,6 +131,10 @@ def train(folder: str, experiment: str, name: str) -> int:
     fix_cpu_kernels()
     share_cpu_fairly()
     session.score_batch = evaluate.score_batch = toy_scores
+    if experiment == "grpo_async_offpolicy":
+        from grpo.training.asynchronous import start  # Ray is imported for this only
+
+        start.score_batch = toy_scores
     study = load_study()
     try:
         run.train_run(study, effective_run(study, experiment, name, 0, []))

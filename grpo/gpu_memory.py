@@ -41,15 +41,17 @@ from grpo import paths
 from grpo.config import RunConfig, SamplingConfig
 from grpo.effective import effective_run
 from grpo.experiments import KEYWORD
+from grpo.objective.chunked import TOKENS_AT_ONCE
+from grpo.rollout.make import memory_share, sleeps
 from grpo.sections import HubModel, LocalModel
 from grpo.study import Study
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
-CHUNK = 1024  # tokens whose logits exist at once, as grpo.objective.chunked has it
 # Assumed, not computed: the tokens of the r1_zero prompt with a question; what CUDA's context, cuBLAS's work space, a sleeping
 # engine's graphs and the allocator's gaps take; and what vLLM takes off its share before keys and values.
 PROMPT_TOKENS = 200
+TRACE_TOKENS = 1024  # of a trace for supervised fine-tuning, which is not sampled under a limit
 RESERVE_GIB = 1.0
 ENGINE_WORK_GIB = 1.0
 USES_REFERENCE = "KL to the start"  # the phase in which the starting weights are used
@@ -176,8 +178,8 @@ def configs(study: Study) -> Iterator[RunConfig]:
 
 
 def longest(config: RunConfig) -> int:
-    """Tokens of the longest sequence; of supervised fine-tuning, whose traces are not sampled, the usual limit."""
-    return PROMPT_TOKENS + (config.sampling_max_tokens if isinstance(config, SamplingConfig) else CHUNK)
+    """Tokens of the longest sequence."""
+    return PROMPT_TOKENS + (config.sampling_max_tokens if isinstance(config, SamplingConfig) else TRACE_TOKENS)
 
 
 def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
@@ -192,8 +194,8 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     reference = {"starting weights": shape.parameters * precision / GIB} if _measures_kl(study) else {}
     stays = {} if study.learner.offload_reference else reference
     sampling = {"the engine": _engine_gib(study, shape, card_gib)}
-    awake = sampling if engine == learner and study.engine.sleep_level == 0 else {}
-    logits = {"logits": min(CHUNK, _tokens(study)) * 10 * shape.vocab_size / GIB}
+    awake = sampling if engine == learner and not sleeps(study, follows_policy=True) else {}
+    logits = {"logits": min(TOKENS_AT_ONCE, _tokens(study)) * 10 * shape.vocab_size / GIB}
     gradients = {"gradients": 4 * shape.parameters / GIB}
     output = (4 + precision) * shape.vocab_size * shape.hidden_size / GIB
     rest = {"reserve": RESERVE_GIB}
@@ -306,13 +308,9 @@ def _activations_gib(study: Study, shape: Shape) -> float:
 def _engine_gib(study: Study, shape: Shape, card_gib: float) -> float:
     """vLLM's share; of the project's own engine, which samples with the learner's weights, the keys and values."""
     if study.engine.name == "vllm":
-        return max([study.grpo.gpu_memory_utilization, *_shares(study)]) * card_gib
+        return max(memory_share(study, config) for config in (None, *configs(study))) * card_gib
     length = max(longest(config) for config in configs(study))
     return study.engine.max_batch_size * length * shape.kv_bytes(BYTES[study.learner.dtype]) / GIB
-
-
-def _shares(study: Study) -> list[float]:
-    return [getattr(config, "gpu_memory_utilization", 0.0) for config in configs(study)]
 
 
 def _device(name: str) -> str:

@@ -504,26 +504,32 @@ def test_answers_that_ran_out_of_time_are_counted_in_history_and_validation(
     assert [row["val/grader_timeouts"] for row in validation] == [2] * 2  # of 6
 
 
+@pytest.fixture
+def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with a tiny model and a few problems; runs in it are not tracked."""
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(paths.MODEL, model, tokenizer)
+    write_records(paths.TRAIN, problems(20))
+    write_records(paths.VALIDATION, problems(6))
+    monkeypatch.setattr("grpo.training.run.MlflowRun", lambda *_: NoMlflow())
+    return tmp_path
+
+
 # ------------------------------------------------------------------------------------------------- gradient checkpointing
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradient_checkpointing_computes_activations_twice(
-    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
+    tiny_study: Study, model: Any, project: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
 ) -> None:
     """Once forward and again on the way back, which is what it saves memory by."""
     from grpo.training import run as run_module
 
-    monkeypatch.chdir(tmp_path)
-    save_checkpoint(paths.MODEL, model, tokenizer)
-    write_records(paths.TRAIN, problems(20))
-    write_records(paths.VALIDATION, problems(6))
     config = tiny_study.grpo.model_copy(
         update={"n_grpo_steps": 1, "gradient_accumulation_steps": 1, "epochs_per_rollout_batch": 1, "loss_type": "no_baseline"}
     )
     learner = tiny_study.learner.model_copy(update={"gradient_checkpointing": checkpointing})
     study = tiny_study.model_copy(update={"grpo": config, "learner": learner})
-    monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
 
     layer_type = type(model.model.layers[0].mlp)
     forward, calls = layer_type.forward, SimpleNamespace(with_gradient=0)
@@ -538,17 +544,12 @@ def test_gradient_checkpointing_computes_activations_twice(
 
 
 def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
-    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rollouts, too, are known to be of the policy at hand, so that their log-probabilities are the learner's."""
     from grpo.training import grpo as loop
     from grpo.training import run as run_module
 
-    monkeypatch.chdir(tmp_path)
-    save_checkpoint(paths.MODEL, model, tokenizer)
-    write_records(paths.TRAIN, problems(20))
-    write_records(paths.VALIDATION, problems(6))
-    monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
     for module in ("grpo.training.session", "grpo.evaluation.evaluate"):
         monkeypatch.setattr(f"{module}.score_batch", lambda prompt, *pairs: SCORE(*pairs))
     study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None})
@@ -576,17 +577,12 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
 
 
 def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
-    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starting vLLM switches the stream that autograd's hooks are made on; and the engine gets the run's own settings."""
     from grpo.training import run as run_module
     from grpo.training import session as session_module
 
-    monkeypatch.chdir(tmp_path)
-    save_checkpoint(paths.MODEL, model, tokenizer)
-    write_records(paths.TRAIN, problems(20))
-    write_records(paths.VALIDATION, problems(6))
-    monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
     models, hooked, configs = [], [], []
 
     def noting(study: Study, folder: Path, model: Any, tokenizer: Any, check_weights: bool, config: Any) -> Any:
@@ -616,17 +612,10 @@ RIGHT = [1, 2, 4, 1]  # of six problems, in the evaluations after 0, 2, 4 and 5 
 
 
 @pytest.fixture
-def session(
-    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[EffectiveRun, Path]]:
+def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[EffectiveRun, Path]]:
     """Trains one run in a project folder; its evaluations come out with as many right answers as asked for."""
     from grpo.training import run as run_module
 
-    monkeypatch.chdir(tmp_path)
-    save_checkpoint(paths.MODEL, model, tokenizer)
-    write_records(paths.TRAIN, problems(20))
-    write_records(paths.VALIDATION, problems(6))
-    monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
     monkeypatch.setattr("grpo.training.session.score_batch", lambda prompt, *pairs: SCORE(*pairs))
 
     def run_it(

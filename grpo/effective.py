@@ -27,7 +27,7 @@ def require_experiment(study: Study, name: str) -> None:
 class EffectiveRun(BaseModel):
     """The configuration one run is trained with, and where each of its values came from.
 
-    ``overrides`` are the arm's own values, those taken from a sweep included.
+    ``overrides`` are the arm's own values, those taken from a sweep included; ``before`` the selections it was made with.
     """
 
     experiment: str
@@ -36,6 +36,7 @@ class EffectiveRun(BaseModel):
     config: RunConfig
     sources: dict[str, str]
     overrides: dict[str, Any]
+    before: list[dict[str, Any]]
 
     @property
     def name(self) -> str:
@@ -68,9 +69,9 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     """Defaults <- winners so far <- the arm's own values.
 
     Args:
-        selections: the contents of the selection files of :func:`grpo.experiments.needed_selections`; each holds
-            ``experiment``, ``winner`` and ``overrides``, and ``off_policy_ranking`` where it is a sweep. Empty to see an
-            arm's own values only.
+        selections: as :func:`grpo.selection.read_selections` gives them: of each experiment in
+            :func:`grpo.experiments.needed_selections` the ``experiment``, ``winner`` and ``overrides``, and
+            ``off_policy_ranking`` where it is a sweep. Empty to see an arm's own values only.
 
     Raises:
         UserError: no such experiment, arm or seed in the study, or a combination that the method refuses.
@@ -99,7 +100,9 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     sources.update(dict.fromkeys(own, f"arm {arm}"))
     overrides = {**taken, **own}
     config = _apply(config, overrides, f"experiments.{experiment}.arms.{arm} (arm {arm})")
-    return EffectiveRun(experiment=experiment, arm=arm, seed=seed, config=config, sources=sources, overrides=overrides)
+    return EffectiveRun(
+        experiment=experiment, arm=arm, seed=seed, config=config, sources=sources, overrides=overrides, before=selections
+    )
 
 
 def _apply(config: Config, overrides: dict[str, Any], path: str) -> Config:

@@ -78,7 +78,10 @@ def method_of(experiment: str) -> Method:
 
 
 def needed_selections(experiment: str) -> list[str]:
-    """The experiments whose selection must be known before a run of ``experiment`` can start."""
+    """The experiments whose selection must be known before a run of ``experiment`` can start, first to last.
+
+    A run depends on the file of the last one, which holds the others too.
+    """
     ranked = [RANKED_BY[experiment]] if experiment in RANKED_BY else []
     return BUILDS_ON[experiment] + ranked
 

@@ -1,7 +1,9 @@
 """The process that writes to MLflow, so that neither MLflow's import nor its database takes time from training.
 
-It reads one JSON message a line from its standard input, and answers ``finish`` with one line. When the input ends, because
-the process that trains has ended or was killed, it marks what is unfinished as KILLED and ends too.
+Starting MLflow takes longer than a small run does. So all runs of a machine that write to one place share the process: the first
+one starts it, and it ends some seconds after the last one. It listens on a Unix socket, reads one JSON message a line from each
+connection, and answers ``finish`` with one line. When a connection ends, because the process that trains has ended or was killed,
+what is unfinished there is marked as KILLED.
 
 From a run's first error on (server away, database locked), its messages go to a file instead (:mod:`grpo.mlflow_unsent`). When
 the run ends, one attempt is made to deliver them.
@@ -9,15 +11,18 @@ the run ends, one attempt is made to deliver them.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from grpo.mlflow_run import Message, Run, fail_soon, waited_for_once
@@ -25,6 +30,8 @@ from grpo.mlflow_unsent import Unsent, deliver, told
 from grpo.tracking import without_password
 
 DELIVERY_SECONDS = 60.0  # how long the end of a run may take to deliver what was kept on disk
+LINGER_SECONDS = 8.0  # how long the process waits for another run
+READY = b"ready\n"  # what a connection is greeted with
 
 
 class Recorder:
@@ -80,39 +87,104 @@ class Recorder:
         return {"run_id": self._run.run_id, "error": self._error}
 
 
-def main() -> None:
-    """Obey messages until there are no more."""
+class Connections:
+    """The processes that train, by the lines that they send.
+
+    Attributes:
+        lines: (connection, line) as they come; None as a line where the connection has ended.
+    """
+
+    def __init__(self, listener: socket.socket):
+        self.lines: SimpleQueue[tuple[socket.socket, bytes | None]] = SimpleQueue()
+        self._listener = listener
+        self._open = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+
+    def _read(self, connection: socket.socket) -> None:
+        """Take messages in at once: what still waits in the other process is lost when that is killed."""
+        with self._lock:
+            if self._closed:  # without a greeting the other side starts a process of its own
+                connection.close()
+                return
+            self._open += 1
+        with suppress(OSError):
+            connection.sendall(READY)
+            for line in connection.makefile("rb"):
+                self.lines.put((connection, line))
+        self.lines.put((connection, None))
+
+    def ended(self) -> None:
+        """One of them is dealt with."""
+        with self._lock:
+            self._open -= 1
+
+    def close(self) -> bool:
+        """Greet no others, if there are none now; whether that is so."""
+        with self._lock:
+            self._closed = self._open == 0
+        return self._closed
+
+
+def main(path: Path) -> None:
+    """Obey messages that come through the socket ``path``, until there has been nobody for ``LINGER_SECONDS``."""
     # What stops the training, such as the end of a Slurm job, is sent to every process; this one has to write that it ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what MLflow prints is no answer
     fail_soon()
-    lines: SimpleQueue[str | None] = SimpleQueue()
-    threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    import mlflow.tracking  # noqa: F401 - now, while the other process has its own imports to do
+    with path.with_suffix(".lock").open("a") as lock, socket.socket(socket.AF_UNIX) as listener:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if path.exists():  # another process, started at the same moment, listens
+                    return
+                time.sleep(0.05)  # another one is about to end
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        listener.listen()
+        connections = Connections(listener)
+        import mlflow.tracking  # noqa: F401 - now, while the other process has its own imports to do
 
-    logging.getLogger("mlflow").setLevel(
-        logging.CRITICAL
-    )  # its errors, with their tracebacks, are told by the run in one message
-    runs: dict[int, Recorder] = {}
-    while (line := lines.get()) is not None:
+        # Its errors, with their tracebacks, are told by the run in one message.
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+        _obey(connections)
+        path.unlink(missing_ok=True)
+
+
+def _obey(connections: Connections) -> None:
+    """Do what the lines say, until nobody is there to send more."""
+    runs: dict[tuple[socket.socket, int], Recorder] = {}
+    while True:
+        try:
+            connection, line = connections.lines.get(timeout=LINGER_SECONDS)
+        except Empty:
+            if connections.close():
+                return
+            continue
+        if line is None:
+            for key in [key for key in runs if key[0] is connection]:
+                runs.pop(key).obey({"do": "finish", "status": "KILLED", "time": int(time.time() * 1000)})
+            connections.ended()
+            continue
         message = json.loads(line)
-        recorder = runs.setdefault(message["run"], Recorder())
+        key = connection, message["run"]
+        recorder = runs.setdefault(key, Recorder())
         recorder.obey(message)
         if message["do"] == "finish":
-            answers.write(json.dumps(recorder.answer()) + "\n")
-            answers.flush()
-            del runs[message["run"]]
-    for recorder in runs.values():
-        recorder.obey({"do": "finish", "status": "KILLED", "time": int(time.time() * 1000)})
-
-
-def _read(lines: SimpleQueue[str | None]) -> None:
-    """Take messages in at once: what still waits in the other process is lost when that is killed."""
-    for line in sys.stdin:
-        lines.put(line)
-    lines.put(None)
+            del runs[key]
+            with suppress(OSError):  # it may be gone by now
+                connection.sendall(json.dumps(recorder.answer()).encode() + b"\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

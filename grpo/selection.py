@@ -27,10 +27,10 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
 
     Returns:
         ``experiment``, ``winner``, ``leader``, ``tied`` (with the leader), ``pinned``, ``reason``, ``metric``, ``last_k``,
-        ``value`` with ``low`` and ``high`` (95%, over runs and problems), ``overrides`` (what the winner changes) and
-        ``candidates``, each with its runs and how far it is ``behind`` the leader; for a sweep that another experiment
-        goes on with also ``off_policy_ranking``, its best few off-policy arms: the winner if it is one of them, then by their
-        means, those that diverged last.
+        ``value`` with ``low`` and ``high`` (95%, over runs and problems), ``overrides`` (what the winner changes), ``before``
+        (the winners that the runs knew of, first to last) and ``candidates``, each with its runs and how far it is ``behind``
+        the leader; for a sweep that another experiment goes on with also ``off_policy_ranking``, its best few off-policy arms:
+        the winner if it is one of them, then by their means, those that diverged last.
 
     Raises:
         UserError: a run of the experiment is missing.
@@ -63,7 +63,8 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         "low": winner["low"],
         "high": winner["high"],
         "overrides": winner["overrides"],
-        "candidates": candidates,
+        "before": winner["before"],
+        "candidates": [{key: value for key, value in c.items() if key != "before"} for c in candidates],
     }
     if experiment in RANKED_BY.values():
         off_policy = [c for c in candidates if c["updates_per_rollout_batch"] > 1]  # every sweep is one of GRPO runs
@@ -73,20 +74,28 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
 
 
 def winner_file(result: dict[str, Any]) -> dict[str, Any]:
-    """The part of a selection that later runs depend on: they are not trained again while it stays the same."""
-    return {key: result[key] for key in ("experiment", "winner", "overrides", "off_policy_ranking") if key in result}
+    """The part of a selection that later runs depend on: they are not trained again while it stays the same.
+
+    It holds the winners before it too, so that a run depends on one such file.
+    """
+    return {key: result[key] for key in ("experiment", "winner", "overrides", "off_policy_ranking", "before") if key in result}
 
 
 def read_selections(experiment: str) -> list[dict[str, Any]]:
-    """The winner files that a run of ``experiment`` needs.
+    """The winners that a run of ``experiment`` knows of, first to last, from the selection that it depends on.
 
     Raises:
-        UserError: one of them is missing.
+        UserError: the file is missing.
     """
-    return [
-        read_json(paths.SELECT / f"{name}.json", made_by=f"select@{name}", keys=("experiment", "winner", "overrides"))
-        for name in needed_selections(experiment)
-    ]
+    needed = needed_selections(experiment)
+    if not needed:
+        return []
+    last = read_json(
+        paths.SELECT / f"{needed[-1]}.json",
+        made_by=f"select@{needed[-1]}",
+        keys=("experiment", "winner", "overrides", "before"),
+    )
+    return [*last.pop("before"), last]
 
 
 def read_outcomes(experiment: str, arm: str, seed: int) -> NDArray[np.float64]:
@@ -120,7 +129,7 @@ def read_config(experiment: str, arm: str, seed: int) -> dict[str, Any]:
         config: dict[str, Any] = read_yaml(path)
     except UserError as error:
         raise damaged(path, reason(error), made_by) from error
-    require_keys(path, config, ("identity", "overrides"), made_by)
+    require_keys(path, config, ("identity", "overrides", "before"), made_by)
     return config
 
 
@@ -171,6 +180,7 @@ def _candidate(study: Study, experiment: str, arm: str, scores: NDArray[np.float
     return {
         "arm": arm,
         "overrides": config["overrides"],
+        "before": config["before"],
         "updates_per_rollout_batch": config.get("updates_per_rollout_batch"),
         **{key: estimate[key] for key in ("value", "low", "high")},
         "diverged": [run["run"] for run in runs if run["diverged_step"] is not None],

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import csv
 import getpass
+import hashlib
 import itertools
 import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from grpo import paths
 from grpo.environment import environment_tags
@@ -34,6 +38,7 @@ from grpo.memory import peak_mb, reset_peak
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlruns"
 SECONDS_BETWEEN_FLUSHES = 2.0
+WRITER_STARTS_SECONDS = 60.0
 
 
 def tracking_uri() -> str:
@@ -143,18 +148,14 @@ def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Writer:
-    """The writing process, fed by a thread, so that one that is slow holds nobody up."""
+    """The line to the process that writes, which is started where there is none; see :mod:`grpo.mlflow_process`.
+
+    A thread connects and sends, so that a process that is slow holds nobody up.
+    """
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "grpo.mlflow_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,  # Ctrl-C is for the process that trains, which then says how the run ended
-        )
         self._lines: SimpleQueue[str] = SimpleQueue()
+        self.connection: Future[BinaryIO] = Future()
         threading.Thread(target=self._feed, name="mlflow", daemon=True).start()
 
     def send(self, line: str) -> None:
@@ -163,22 +164,88 @@ class _Writer:
 
     def answer(self) -> dict[str, Any]:
         """Wait for the answer to a ``finish``."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line, trouble = b"", "the process that writes to it has ended"
+        try:
+            connection = self.connection.result()
+        except OSError as error:
+            trouble = f"the process that writes to it cannot be reached ({error})"
+        else:
+            with suppress(OSError):
+                line = connection.readline()
         if not line:
             _writer.cache_clear()  # the next run gets a new one
-            return {"run_id": None, "error": "the process that writes to it has ended"}
+            return {"run_id": None, "error": trouble}
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _feed(self) -> None:
-        assert self._process.stdin is not None
         try:
+            connection = _connect()
+        except OSError as error:
+            self.connection.set_exception(error)
+            return
+        self.connection.set_result(connection)
+        with suppress(OSError):  # it has ended, which its missing answer will tell
             while True:
-                self._process.stdin.write(self._lines.get() + "\n")
-                self._process.stdin.flush()
-        except OSError:  # it has ended, which its missing answer will tell
-            pass
+                connection.write(self._lines.get().encode() + b"\n")
+                connection.flush()
+
+
+def _connect() -> BinaryIO:
+    """Connect to the process that writes for this machine's runs, and start it if nobody listens.
+
+    Raises:
+        OSError: it does not start.
+    """
+    path = _socket()
+    started = None
+    deadline = time.monotonic() + WRITER_STARTS_SECONDS
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(path))
+            stream: BinaryIO = connection.makefile("rwb")  # type: ignore[assignment]
+            if stream.readline():
+                return stream
+            refusal: OSError = ConnectionResetError("it ended")
+        except (FileNotFoundError, ConnectionError) as error:
+            refusal = error
+        connection.close()
+        if time.monotonic() > deadline:
+            raise refusal
+        if started is None or started.poll() is not None:
+            started = subprocess.Popen(
+                [sys.executable, "-m", "grpo.mlflow_process", str(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=path.with_suffix(".log").open("w"),  # not this run's, which may end earlier
+                start_new_session=True,  # Ctrl-C is for the process that trains, which then says how the run ended
+            )
+        time.sleep(0.05)
+
+
+def _socket() -> Path:
+    """Where the process listens that writes for runs of this user, folder and job, with these settings of MLflow."""
+    deciding = (
+        "MLFLOW_",
+        "AWS_",
+        "AZURE_",
+        "GOOGLE_",
+        "PG",
+        "SLURM_JOB_ID",
+        "HTTP",
+        "http",
+        "NO_PROXY",
+        "no_proxy",
+        "REQUESTS_",
+    )
+    settings = {key: value for key, value in os.environ.items() if key.startswith(deciding)}
+    about = json.dumps([sys.executable, __file__, str(Path.cwd()), settings], sort_keys=True)
+    folder = Path(tempfile.gettempdir()) / f"grpo-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder / hashlib.sha256(about.encode()).hexdigest()[:16]
 
 
 _numbers = itertools.count()

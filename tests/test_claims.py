@@ -659,7 +659,7 @@ def study(mini_study: Study) -> Study:
 def write(run: Run, experiment: str) -> None:
     folder = Path(f"data/runs/{experiment}/{run.arm}-{run.seed}")
     folder.mkdir(parents=True)
-    config = {"identity": run.name, "same_as": None, "overrides": {}, "config": {}, "software": {}}
+    config = {"identity": run.name, "same_as": None, "overrides": {}, "before": [], "config": {}, "software": {}}
     (folder / "config.yaml").write_text(json.dumps(config | run.config))  # JSON is YAML
     (folder / "metrics.json").write_text(json.dumps(run.metrics))
     run.history.to_csv(folder / "history.csv", index=False)

@@ -236,7 +236,7 @@ def finished(name: str, identity: dict[str, object], same_as: str | None = None)
     """The folders of a run with this identity."""
     (paths.RUNS / name).mkdir(parents=True, exist_ok=True)
     (paths.CHECKPOINTS / name).mkdir(parents=True, exist_ok=True)
-    text = f"identity: {digest(identity)}\nsame_as: {same_as or 'null'}\noverrides: {{}}\n"
+    text = f"identity: {digest(identity)}\nsame_as: {same_as or 'null'}\noverrides: {{}}\nbefore: []\n"
     (paths.RUNS / name / "config.yaml").write_text(text)
 
 
@@ -278,12 +278,12 @@ def test_select_writes_the_winner_apart_from_its_numbers(project, monkeypatch, c
     folder.mkdir(parents=True)
     lines = [json.dumps({"step": step, "answer_reward": answers}) for step, answers in ((0, [0, 0, 0, 0]), (2, [1, 1, 1, 0]))]
     (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "config.yaml").write_text("identity: abc\noverrides: {}\nupdates_per_rollout_batch: 1\n")
+    (folder / "config.yaml").write_text("identity: abc\noverrides: {}\nbefore: []\nupdates_per_rollout_batch: 1\n")
     (folder / "metrics.json").write_text('{"diverged_step": null, "diverged_reason": ""}')
     code, output, _ = run(monkeypatch, capsys, "select", "leaderboard")
     assert code == 0 and output.startswith("leaderboard: best, 0.750 (")
     winner = json.loads((paths.SELECT / "leaderboard.json").read_text())
-    assert winner == {"experiment": "leaderboard", "winner": "best", "overrides": {}}
+    assert winner == {"experiment": "leaderboard", "winner": "best", "overrides": {}, "before": []}
     candidates = json.loads((paths.CANDIDATES / "leaderboard.json").read_text())
     assert winner.items() <= candidates.items() and candidates["value"] == 0.75
 

@@ -23,7 +23,7 @@ from grpo.tasks.prompts import load_prompt
 
 RUN = Path("data/runs/sft_experiment/all-0")
 CHECKOUT, GIT = "dvc checkout --force", "git checkout"
-CONFIG = "identity: a\noverrides: {}\nsoftware: {torch: a}\nsame_as: null\nconfig: {lr: {value: 1, from: study}}\n"
+CONFIG = "identity: a\noverrides: {}\nbefore: []\nsoftware: {torch: a}\nsame_as: null\nconfig: {lr: {value: 1, from: study}}\n"
 TIMING = {
     "total_s": 1.0, "phases": {}, "steps": [], "mlflow_run_id": "a", "same_as": None, "git_commit": "b", "git_changed": "false",
     "hardware": {}
@@ -68,7 +68,7 @@ READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
     "rollouts": (RUN / "rollouts.jsonl", f"{SAMPLES}\n{SAMPLES}\n", lambda _: writeup._samples(_winner()), CHECKOUT, STAGE),
     "winner": (
         Path("reports/select/grpo_learning_rate.json"),
-        '{"experiment": "grpo_learning_rate", "winner": "a", "overrides": {}}\n',
+        '{"experiment": "grpo_learning_rate", "winner": "a", "overrides": {}, "before": []}\n',
         lambda _: read_selections("grpo_baselines"),
         GIT,
         "select@grpo_learning_rate",

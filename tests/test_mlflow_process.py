@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,26 +45,31 @@ run = tracking.MlflowRun("toy", "first", {"a": 1}, {})
 try:
     run.log({"x": 0.5}, step=1)
     run._flush()
-    print(tracking._writer()._process.pid, flush=True)
+    tracking._writer().connection.result()
+    print(tracking._socket().with_suffix(".lock").read_text(), end="", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     run.finish("FAILED")
 """
 
 
-def run_in(folder: Path) -> Any:
-    """The only run in a folder's database, or None while there is none."""
+def runs_in_folder(folder: Path) -> list[Any]:
+    """The runs in a folder's database."""
     from mlflow.tracking import MlflowClient
 
     if not (folder / "mlflow.db.lock").exists():
-        return None
+        return []
     with FileLock(folder / "mlflow.db.lock"):  # while it is held, the database's tables are being made
         if not (folder / "mlflow.db").exists():
-            return None
+            return []
         client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     experiment = client.get_experiment_by_name("toy")
-    runs = client.search_runs([experiment.experiment_id]) if experiment else []
-    return runs[0] if runs else None
+    return list(client.search_runs([experiment.experiment_id])) if experiment else []
+
+
+def run_in(folder: Path) -> Any:
+    """The only run in a folder's database, or None while there is none."""
+    return next(iter(runs_in_folder(folder)), None)
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -80,6 +86,12 @@ def is_alive(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+def writing_process() -> int:
+    """The id of the process that writes for the runs of this one."""
+    tracking._writer().connection.result()
+    return int(tracking._socket().with_suffix(".lock").read_text())
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, "KILLED"), (signal.SIGINT, "FAILED")])
@@ -108,8 +120,9 @@ def test_a_writer_that_dies_costs_its_runs_record_only(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     lost = MlflowRun("toy", "lost", {}, {})
-    tracking._writer()._process.kill()
-    tracking._writer()._process.wait()
+    writer = writing_process()
+    os.kill(writer, signal.SIGKILL)
+    wait_for(lambda: not is_alive(writer))
     lost.log({"x": 1.0}, step=1)
     assert lost.finish() is None
     assert "could not be written: the process that writes to it has ended" in capfd.readouterr().err
@@ -119,6 +132,24 @@ def test_a_writer_that_dies_costs_its_runs_record_only(
     assert run_id is not None
     run = run_in(tmp_path)
     assert (run.info.run_id, run.data.metrics) == (run_id, {"x": 2.0})
+
+
+def test_runs_of_several_processes_share_one_that_writes(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    start = partial(
+        subprocess.Popen, [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    with start() as first, start() as second:  # both find nobody who listens
+        assert first.stdout is not None and second.stdout is not None
+        (writer,) = {int(first.stdout.readline()), int(second.stdout.readline())}
+        wait_for(lambda: [run.data.metrics for run in runs_in_folder(tmp_path)] == [{"x": 0.5}] * 2)
+        first.kill()
+        with start() as third:
+            assert third.stdout is not None and int(third.stdout.readline()) == writer
+            third.send_signal(signal.SIGINT)
+        second.kill()
+    wait_for(lambda: not is_alive(writer))
+    assert sorted(run.info.status for run in runs_in_folder(tmp_path)) == ["FAILED", "KILLED", "KILLED"]
 
 
 def test_two_runs_at_once_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,7 +244,7 @@ def test_with_a_generator_of_its_own_vllm_is_one_version_behind(mini: Path) -> N
     """The Ray actor that samples has vLLM in it, and gets the learner's weights after each step; every update is checked."""
     use_engine(mini, "vllm")
     for experiment in needed_selections(ASYNCHRONOUS):
-        winner = {"experiment": experiment, "winner": "the study's own", "overrides": {}}
+        winner = {"experiment": experiment, "winner": "the study's own", "overrides": {}, "before": []}
         write_json(mini / f"reports/select/{experiment}.json", winner)
     sh(mini, "grpo", "train", ASYNCHRONOUS, "lag_1", "--check-weights")
     run = mini / f"data/runs/{ASYNCHRONOUS}/lag_1-0"

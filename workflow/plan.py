@@ -71,7 +71,12 @@ def describe(repo: Repo) -> list[dict[str, Any]]:
     """One entry for each stage, in a form that JSON can hold."""
     from dvc.utils.serialize import load_yaml
 
+    import networkx as nx
+
     graph = repo.index.graph  # an edge goes from a stage to one that it depends on
+    waiting: dict[Stage, int] = {}  # how long the longest chain is of stages that wait for one
+    for stage in nx.topological_sort(graph):
+        waiting[stage] = max((waiting[after] + 1 for after in graph.predecessors(stage)), default=0)
     known = load_yaml("params.yaml").get("resources", {}) if Path("params.yaml").exists() else {}
     slugs: dict[str, str] = {}
     plan = []
@@ -88,6 +93,7 @@ def describe(repo: Repo) -> list[dict[str, Any]]:
                 "after": sorted(stamp(before.addressing) for before in graph.successors(stage) if before.cmd),
                 "log": f"logs/{file_name(name)}.log",
                 "benchmark": f"logs/{file_name(name)}.benchmark.tsv",
+                "priority": waiting[stage],
                 **requirements(name, stage.meta or {}, known),
             }
         )

@@ -173,6 +173,7 @@ def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], twin:
         "identity": digest(identity),
         "seed": run.seed,
         "overrides": run.overrides,
+        "before": run.before,
         **({"updates_per_rollout_batch": run.config.updates_per_rollout_batch} if isinstance(run.config, GrpoConfig) else {}),
         "config": {key: {"value": value, "from": run.sources[key]} for key, value in values.items()},
         **{key: value for key, value in identity.items() if key not in {"config", "seed"}},

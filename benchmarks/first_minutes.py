@@ -1,0 +1,78 @@
+"""Seconds until the first report: this commit beside an older one, each from a fresh clone, in turns.
+
+``python benchmarks/first_minutes.py OLD`` clones the repository it lies in, checks out OLD and the current commit in turns, and
+times what a newcomer types: ``make install``, ``make repro``, ``make repro`` again with nothing to do, and the smoke study.
+Takes an hour and more; leave the machine alone meanwhile, as the result says how busy it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+STEPS = {
+    "install": "make install",
+    "repro": "make repro",
+    "nothing_to_do": "make repro",
+    "smoke": ".venv/bin/grpo study use smoke && .venv/bin/snakemake --profile local",
+}
+
+
+def git(*arguments: str) -> str:
+    """The output of a git command in this repository."""
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def measure(commit: str, folder: Path, steps: list[str]) -> dict[str, dict[str, float]]:
+    """Clone a commit and time the steps in it; raises CalledProcessError where one fails."""
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", commit], check=True)
+    # With this set no process would find what another one has compiled.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    found = {}
+    for step in steps:
+        load, began = os.getloadavg()[0], time.perf_counter()
+        with folder.with_suffix(f".{step}.log").open("w") as log:
+            subprocess.run(STEPS[step], shell=True, check=True, cwd=folder, env=environment, stdout=log, stderr=log)
+        found[step] = {"seconds": round(time.perf_counter() - began, 1), "load_before": round(load, 1)}
+        print(f"{commit[:7]} {step}: {found[step]['seconds']} s", flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure, and write benchmarks/results/first_minutes.json."""
+    parser = argparse.ArgumentParser(description="Seconds until the first report, beside an older commit.")
+    parser.add_argument("old", help="the commit to compare with")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS))
+    parser.add_argument("--folder", type=Path, required=True, help="where the clones are made; a few GB")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/first_minutes.json")
+    options = parser.parse_args()
+
+    commits = {"old": git("rev-parse", options.old), "new": git("rev-parse", "HEAD")}
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} threads",
+        "python": sys.version.split()[0],
+        "commits": commits,
+        "turns": [],
+    }
+    for turn in range(options.turns):
+        result["turns"].append({})
+        for name, commit in commits.items():
+            result["turns"][-1][name] = measure(commit, options.folder / f"{name}{turn}", options.steps)
+            options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,9 @@
 """The process that writes to MLflow, so that neither MLflow's import nor its database takes time from training.
 
-Starting MLflow takes longer than a small run does. So all runs of a machine that write to one place share the process: the first
-one starts it, and it ends some seconds after the last one. It listens on a Unix socket, reads one JSON message a line from each
-connection, and answers ``finish`` with one line. When a connection ends, because the process that trains has ended or was killed,
-what is unfinished there is marked as KILLED.
+Starting MLflow takes longer than a small run does. So all runs of a machine that write to one place share the process: the
+first one starts it, and it ends some seconds after the last one. It listens on a Unix socket, reads one JSON message a line
+from each connection, and answers ``finish`` with one line. When a connection ends, because the process that trains has ended or
+was killed, what is unfinished there is marked as KILLED.
 
 From a run's first error on (server away, database locked), its messages go to a file instead (:mod:`grpo.mlflow_unsent`). When
 the run ends, one attempt is made to deliver them.

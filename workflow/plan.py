@@ -69,9 +69,8 @@ def scheduled(repo: Repo) -> list[Stage]:
 
 def describe(repo: Repo) -> list[dict[str, Any]]:
     """One entry for each stage, in a form that JSON can hold."""
-    from dvc.utils.serialize import load_yaml
-
     import networkx as nx
+    from dvc.utils.serialize import load_yaml
 
     graph = repo.index.graph  # an edge goes from a stage to one that it depends on
     waiting: dict[Stage, int] = {}  # how long the longest chain is of stages that wait for one

@@ -226,20 +226,8 @@ def _connect() -> BinaryIO:
 
 def _socket() -> Path:
     """Where the process listens that writes for runs of this user, folder and job, with these settings of MLflow."""
-    deciding = (
-        "MLFLOW_",
-        "AWS_",
-        "AZURE_",
-        "GOOGLE_",
-        "PG",
-        "SLURM_JOB_ID",
-        "HTTP",
-        "http",
-        "NO_PROXY",
-        "no_proxy",
-        "REQUESTS_",
-    )
-    settings = {key: value for key, value in os.environ.items() if key.startswith(deciding)}
+    deciding = ("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_", "PG", "SLURM_JOB_ID", "HTTP", "NO_PROXY", "REQUESTS_")
+    settings = {key: value for key, value in os.environ.items() if key.upper().startswith(deciding)}
     about = json.dumps([sys.executable, __file__, str(Path.cwd()), settings], sort_keys=True)
     folder = Path(tempfile.gettempdir()) / f"grpo-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

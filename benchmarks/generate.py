@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch  # noqa: E402
 from step import add_shape, make_model, make_prompts  # noqa: E402
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
 from grpo.models.checkpoint import load_model, load_tokenizer  # noqa: E402
 from grpo.rollout.engine import SamplingParams  # noqa: E402
@@ -37,15 +38,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name))
         tokenizer, model = load_tokenizer(Path(name)), load_model(Path(name))
+        theirs = AutoModelForCausalLM.from_pretrained(name)
+        padding = PreTrainedTokenizerFast.from_pretrained(name, padding_side="left")
     if settings.early_stops:
-        model.lm_head.register_forward_hook(lambda module, inputs, logits: add_to_end(logits, settings.early_stops))
-    tokenizer.padding_side = "left"
+        for each in (model, theirs):
+            each.lm_head.register_forward_hook(lambda module, inputs, logits: add_to_end(logits, settings.early_stops))
     texts = make_prompts(tokenizer, settings.prompts, settings.prompt_tokens)
     prompts = [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     least = 0 if settings.early_stops else settings.new_tokens
     sampling = SamplingParams(1.0, 1.0, least, settings.new_tokens)
     engine = TransformersEngine(model, tokenizer)
-    padded = tokenizer.pad({"input_ids": [list(ids) for ids in prompts for _ in range(settings.group)]}, return_tensors="pt")
+    padded = padding.pad({"input_ids": [list(ids) for ids in prompts for _ in range(settings.group)]}, return_tensors="pt")
 
     def ours(seed: int) -> int:
         groups = engine.generate(prompts, sampling, n=settings.group, seed=seed)
@@ -55,7 +58,9 @@ def main() -> None:
         torch.manual_seed(seed)
         limits = {"max_new_tokens": settings.new_tokens, "min_new_tokens": least}
         with torch.inference_mode():
-            out = model.generate(**padded, **limits, do_sample=True, top_k=0, pad_token_id=0)[:, padded["input_ids"].shape[1] :]
+            out = theirs.generate(**padded, **limits, do_sample=True, top_k=0, pad_token_id=0)[
+                :, padded["input_ids"].shape[1] :
+            ]
         return int((out != 0).sum())
 
     times: dict[str, list[float]] = {"engine": [], "generate()": []}

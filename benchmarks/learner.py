@@ -21,8 +21,7 @@ import torch
 
 from grpo.config import GrpoConfig
 from grpo.memory import peak_mb, reset_peak
-from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM
-from grpo.models.shared_prompt import SHARED_PROMPT
+from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
 from grpo.records import Completion, Problem, Rollout
 from grpo.training.learner import Batch, Learner
 

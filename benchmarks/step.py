@@ -28,15 +28,10 @@ import torch  # noqa: E402
 
 from grpo.config import GrpoConfig  # noqa: E402
 from grpo.cpu import start_threads  # noqa: E402
-from grpo.models.checkpoint import (  # noqa: E402
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    compile_layers,
-    load_model,
-    load_tokenizer,
-    save_checkpoint,
-)
+from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint  # noqa: E402
+from grpo.models.qwen2_format import TransformerConfig  # noqa: E402
 from grpo.models.tokenizer import train_tokenizer  # noqa: E402
+from grpo.models.transformer import TransformerLM  # noqa: E402
 from grpo.objective.advantages import normalize_within_groups  # noqa: E402
 from grpo.records import Problem, Rollout  # noqa: E402
 from grpo.rollout.engine import SamplingParams  # noqa: E402
@@ -51,11 +46,11 @@ BUDGET = 4096  # tokens of a row, as in the mini study
 
 
 def make_model(folder: Path, context: int = 512) -> None:
-    """A random Qwen2 model of 0.85M parameters with a tokenizer made from word problems."""
+    """A random model of 0.85M parameters, which TRL loads as Qwen2, with a tokenizer made from word problems."""
     problems = word_problems(0, 4, validation=False)
     tokenizer = train_tokenizer((next(problems).question for _ in range(2000)), 512)
     torch.manual_seed(0)
-    config = Qwen2Config(
+    config = TransformerConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
         num_hidden_layers=4,
@@ -64,11 +59,10 @@ def make_model(folder: Path, context: int = 512) -> None:
         intermediate_size=336,
         max_position_embeddings=context,
         tie_word_embeddings=True,
-        bos_token_id=None,
         eos_token_id=0,
         pad_token_id=0,
     )
-    save_checkpoint(folder, Qwen2ForCausalLM(config), tokenizer)
+    save_checkpoint(folder, TransformerLM(config), tokenizer)
 
 
 def make_prompts(tokenizer: Any, n: int, tokens: int) -> list[str]:
@@ -122,10 +116,10 @@ def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | No
 def trl(folder: Path, settings: argparse.Namespace) -> Times:
     """One turn of TRL's trainer: no KL term, one update on each batch, generation in this process."""
     from datasets import Dataset
-    from transformers import TrainerCallback
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    tokenizer = load_tokenizer(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     texts = make_prompts(tokenizer, settings.prompts, settings.prompt_tokens)
     size = settings.prompts * settings.group
     times: Times = {"step": [], "rollout": [], "learner": []}
@@ -148,8 +142,7 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
             generation[0] += time.perf_counter() - start
             return made
 
-    model = load_model(folder)
-    model.set_attn_implementation("sdpa")
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     with tempfile.TemporaryDirectory() as out:
         trainer = Timed(
             model=model,

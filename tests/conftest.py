@@ -82,8 +82,7 @@ def fresh_model(tokenizer: Any) -> Any:
     """What ``model`` is a copy of; not to be changed."""
     import torch
 
-    from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM
-    from grpo.models.shared_prompt import SHARED_PROMPT
+    from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
 
     torch.set_num_threads(1)  # a second thread costs more than it saves on so small a model
     torch.manual_seed(0)

@@ -11,11 +11,13 @@ from grpo.training.learner import Learner
 def last_gradients(learner: Learner) -> dict[str, Tensor]:
     """By parameter the gradients, clipped, of the next step, and of each after it, of a learner in float32."""
     seen: dict[str, Tensor] = {}
+    take_step = learner.optimizer.adamw.step
 
-    def keep(*_: object) -> None:
+    def keep_and_take_step() -> None:
         seen.update({name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None})
+        take_step()
 
-    learner.optimizer.adamw.register_step_pre_hook(keep)
+    learner.optimizer.adamw.step = keep_and_take_step
     return seen
 
 

@@ -11,8 +11,7 @@ import torch
 from gradient_parts import flat, last_gradients
 
 from grpo.config import GrpoConfig
-from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM
-from grpo.models.shared_prompt import SHARED_PROMPT
+from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
 from grpo.records import Completion, Problem, Rollout
 from grpo.training.learner import Batch, Learner
 from grpo.training.world import World, join_world

@@ -47,7 +47,7 @@ def chatty(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     """Model and tokenizer whose end-of-text token is one that the model often samples, so that completions end early."""
     tokenizer = copy.deepcopy(tokenizer)
     logits = model(torch.tensor([tokenizer(TEXTS[1])["input_ids"]])).logits[0]
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(torch.softmax(logits, -1).mean(0).argmax().item())
+    tokenizer.eos_token_id = torch.softmax(logits, -1).mean(0).argmax().item()
     return model, tokenizer
 
 

@@ -69,11 +69,11 @@ def test_every_module_that_a_run_loads_is_accounted_for() -> None:
 # What a stage's command imports without a say in what that stage makes, besides WITHOUT_A_SAY.
 EVALUATES = {"grpo.tasks.keyword", "grpo.tasks.keyword_dataset"}  # `grpo evaluate --prompt keyword`
 PRETRAINS = {  # how runs sample and train with the model, how its keyword answers are rewarded
-    *("grpo.models.packed_attention", "grpo.models.prefix_attention", "grpo.models.shared_prompt", "grpo.rewards"),
+    *("grpo.models.hugging_face", "grpo.models.packed_attention", "grpo.models.prefix_attention", "grpo.rewards"),
     "grpo.rewards.functions",
 }
 FOR_STAGES = {
-    "model": PRETRAINS | {"grpo.models.qwen2_format", "grpo.models.transformer", "grpo.tasks.keyword"},
+    "model": PRETRAINS | {"grpo.tasks.keyword"},
     "keyword_model": PRETRAINS | {"grpo.tasks.arithmetic", "grpo.training.documents"},
     "math_baseline": EVALUATES,
     "best_of_n": EVALUATES,

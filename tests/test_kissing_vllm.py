@@ -19,7 +19,8 @@ from grpo.discovery.log import Attempt, Log, Settings
 from grpo.discovery.search import Budget, search
 from grpo.discovery.verifier import verify_text
 from grpo.errors import UserError
-from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM, save_checkpoint
+from grpo.models.checkpoint import save_checkpoint
+from grpo.models.hugging_face import Qwen2Config, Qwen2ForCausalLM
 
 pytestmark = pytest.mark.vllm
 CONTEXT = 2048  # tokens, fewer than the search would allow an answer

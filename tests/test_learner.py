@@ -262,7 +262,7 @@ def test_the_optimizer_is_the_handouts(model: Any) -> None:
     expected = {name: value.clone().requires_grad_() for name, value in before.items()}
     for name, gradient in found.items():
         expected[name].grad = gradient
-    torch.optim.AdamW(expected.values(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0).step()
+    torch.optim.AdamW(expected.values(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=True).step()
     for name, value in weights(model).items():
         assert torch.equal(value, expected[name].detach())
 
@@ -308,7 +308,7 @@ def test_a_learner_that_is_restored_goes_on_bit_for_bit(model: Any, dtype: torch
 
 
 def optimizer_state(learner: Learner) -> list[Tensor]:
-    return [value.clone() for state in learner.optimizer.adamw.state.values() for value in state.values()]
+    return [tensor.clone() for tensors in learner.optimizer.adamw.state_dict().values() for tensor in tensors]
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])

@@ -122,7 +122,7 @@ def test_mask_marks_exactly_the_output_tokens_of_a_real_tokenizer(tokenizer: Any
     prompts, outputs = ["Mia has 3 apples.", "On Monday she", "T"], [" She buys 12.", "", " coins and shells and books"]
     result = tokenize_prompt_and_output(prompts, outputs, tokenizer)
     for prompt, output, labels, mask in zip(prompts, outputs, result["labels"], result["response_mask"], strict=True):
-        assert tokenizer.decode(labels[mask]) == output
+        assert tokenizer.decode(labels[mask].tolist()) == output
         assert mask.nonzero()[:1, 0].tolist() in ([], [len(tokenizer(prompt)["input_ids"]) - 1])
     assert torch.equal(result["input_ids"][:, 1:], result["labels"][:, :-1])
 

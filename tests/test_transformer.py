@@ -17,14 +17,15 @@ from gradient_parts import last_gradients
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM
 
 from grpo.config import GrpoConfig
 from grpo.errors import UserError
-from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM, compile_layers, load_model, save_checkpoint
-from grpo.models.packed_attention import Layout, Stretch
+from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
+from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
+from grpo.models.packed_attention import NO_MASK, Layout, Stretch
+from grpo.models.prefix_attention import KeyValueCache
 from grpo.models.qwen2_format import TransformerConfig
-from grpo.models.shared_prompt import NO_MASK, SHARED_PROMPT
 from grpo.models.transformer import RMSNorm, TransformerLM, rotate, rotations, visible_keys
 from grpo.records import Completion, Problem, Rollout
 from grpo.rollout.engine import SamplingParams
@@ -51,6 +52,19 @@ VARIANTS = {
     "one key head": replace(SMALL, num_key_value_heads=1),
     "multi-head, tied": replace(SMALL, num_key_value_heads=4, tie_word_embeddings=True),
     "no padding token": replace(SMALL, pad_token_id=None),
+    "the mini model": TransformerConfig(
+        vocab_size=768,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        eos_token_id=0,
+        pad_token_id=0,
+    ),
 }
 variants = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
 LEFT_PADDED = torch.tensor([[0] * 5 + [1] * 7, [1] * 12, [0] + [1] * 11])
@@ -140,7 +154,9 @@ def test_gradients_are_those_of_qwen2(config: TransformerConfig, padded: bool) -
     model = own_model(config)
     theirs = reference(model)
     mask = LEFT_PADDED if padded else None
-    incoming = torch.randn(3, 12, 50, generator=torch.Generator().manual_seed(2)) * (LEFT_PADDED[..., None] if padded else 1)
+    incoming = torch.randn(3, 12, config.vocab_size, generator=torch.Generator().manual_seed(2)) * (
+        LEFT_PADDED[..., None] if padded else 1
+    )
     ids = token_ids()
     ids[0, 5] = ids[1, 3] = 0  # the padding token, in a text
     for each in (model, theirs):
@@ -168,13 +184,16 @@ def test_bfloat16_rounds_as_qwen2_does(tmp_path: Path, padded: bool) -> None:
 
 @pytest.mark.parametrize("pieces", [[1] * 12, [5, 1, 1, 5], [4, 3, 5], [12]])
 @pytest.mark.parametrize("padded", [False, True])
-def test_piece_by_piece_is_the_same_as_at_once(pieces: list[int], padded: bool) -> None:
-    model, cache, start = own_model(), DynamicCache(), 0
+@pytest.mark.parametrize("theirs", [False, True], ids=["own", "Qwen2ForCausalLM"])
+def test_piece_by_piece_is_the_same_as_at_once(theirs: bool, pieces: list[int], padded: bool) -> None:
+    """Of the project's own model, and of Hugging Face's, which asks more of a cache."""
+    model = reference(own_model()) if theirs else own_model()
+    cache, start = KeyValueCache(12), 0
     whole = model(token_ids(), attention_mask=LEFT_PADDED if padded else None).logits
     found = []
     for length in pieces:
         ids = token_ids()[:, start : start + length]
-        mask = LEFT_PADDED[:, : start + length] if padded else [None, NO_MASK][start % 2]
+        mask = LEFT_PADDED[:, : start + length] if padded else [None, NO_MASK][start % 2 if length == 1 or not theirs else 0]
         found.append(model(ids, attention_mask=mask, past_key_values=cache, use_cache=True).logits)
         start += length
     real = LEFT_PADDED.bool() if padded else torch.ones(3, 12, dtype=torch.bool)
@@ -197,7 +216,7 @@ def test_a_cache_must_be_given() -> None:
 
 def test_a_cache_and_gradient_checkpointing_do_not_meet() -> None:
     """Computed twice, a layer would append its keys twice."""
-    model, cache = own_model().train(), DynamicCache()
+    model, cache = own_model().train(), KeyValueCache(12)
     model.gradient_checkpointing_enable()
     expected = model(token_ids()).logits
     found = model(token_ids(), past_key_values=cache).logits

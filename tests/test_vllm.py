@@ -20,7 +20,8 @@ from grpo.errors import UserError
 from grpo.evaluation.evaluate import evaluate_vllm
 from grpo.experiments import ASYNCHRONOUS, needed_selections
 from grpo.files import write_json
-from grpo.models.checkpoint import Qwen2Config, Qwen2ForCausalLM, load_model, save_checkpoint
+from grpo.models.checkpoint import load_model, save_checkpoint
+from grpo.models.hugging_face import Qwen2Config, Qwen2ForCausalLM
 from grpo.records import Problem, Rollout
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine

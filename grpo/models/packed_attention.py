@@ -13,11 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+NO_MASK = {"full_attention": None}  # as a model's attention_mask: what attends to what is said by ``shared`` alone
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -65,6 +69,8 @@ class Layout:
 
     def block_mask(self, device: Any) -> BlockMask:
         """The same as a mask for FlexAttention."""
+        from torch.nn.attention.flex_attention import create_block_mask  # takes a second, and only GPUs use it
+
         piece, prompt = [], []  # for each token the piece it belongs to, and the piece that is its prompt
         n = 0
         for stretch in self.stretches:
@@ -137,11 +143,12 @@ def _pieces(x: Tensor, tokens: slice, shape: tuple[int, int]) -> Tensor:
 
 
 @cache
-def _compiled_flex() -> Any:
-    return torch.compile(flex_attention, dynamic=True)
+def _flex_attention(compiled: bool) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout | BlockMask, scale: float) -> Tensor:
     """Attention in a packed row.
 
@@ -153,12 +160,26 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout |
     Returns:
         (1, heads, tokens, size)
     """
-    if isinstance(layout, BlockMask):
-        flex = _compiled_flex() if query.is_cuda else flex_attention
-        found: Tensor = flex(query, key, value, block_mask=layout, scale=scale, enable_gqa=True)
+    return _attend(query, key, value, layout, scale)
+
+
+def _packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout | BlockMask, scale: float) -> Tensor:
+    if not isinstance(layout, Layout):
+        found: Tensor = _flex_attention(query.is_cuda)(query, key, value, block_mask=layout, scale=scale, enable_gqa=True)
         return found
     shared = query.shape[1] // key.shape[1]  # grouped-query attention: query heads for each key head
     if shared > 1:
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
     out: Tensor = _SharedPromptAttention.apply(query[0], key[0], value[0], layout, scale)  # type: ignore[no-untyped-call]
     return out[None]
+
+
+_attend = _packed_attention
+
+
+def keep_out_of_graphs() -> None:
+    """Make torch.compile call :func:`packed_attention` as it is, instead of looking into it. (As a decorator this would
+    import the compiler, which takes longer than torch.)
+    """
+    global _attend
+    _attend = torch.compiler.disable(_packed_attention)  # type: ignore[no-untyped-call]

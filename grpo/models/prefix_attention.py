@@ -6,8 +6,56 @@ the prompt is read from memory once a group; its own keys it meets alone. One so
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+
+class KeyValueCache:
+    """Keys and values of the tokens so far, in buffers with room for those to come, so that a step copies and grows nothing.
+
+    It has the methods that the project's own model and those of transformers ask of a cache.
+
+    Args:
+        room: tokens in a row.
+
+    Attributes:
+        keys, values: for each layer (rows, key heads, room, size).
+    """
+
+    def __init__(self, room: int):
+        self.room = room
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._lengths: list[int] = []
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, **_: Any) -> tuple[Tensor, Tensor]:
+        """Append a layer's keys and values (rows, key heads, new tokens, size), and return all of them so far (views)."""
+        if layer == len(self._lengths):
+            room = (*keys.shape[:2], self.room, keys.shape[3])
+            self.keys.append(keys.new_empty(room))
+            self.values.append(values.new_empty(room))
+            self._lengths.append(0)
+        old, new = self._lengths[layer], self._lengths[layer] + keys.shape[2]
+        self.keys[layer][:, :, old:new] = keys
+        self.values[layer][:, :, old:new] = values
+        self._lengths[layer] = new
+        return self.keys[layer][:, :, :new], self.values[layer][:, :, :new]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the rows only."""
+        self.keys, self.values = [k[rows] for k in self.keys], [v[rows] for v in self.values]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many tokens it holds."""
+        return self._lengths[layer_idx] if self._lengths else 0
+
+    get_query_offset = get_seq_length  # the position in the cache of the next token
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """How many keys so many new tokens may attend to, and the position of the first of these."""
+        return self.get_seq_length(layer_idx) + query_length, 0
 
 
 class SharedPrefix:

@@ -1,23 +1,125 @@
-"""The mini model's tokenizer: byte-level BPE that may merge across spaces, digits apart.
+"""Tokenizers: those of checkpoints, and the mini model's own.
 
-Merging across spaces makes the long, constant text of the r1_zero prompt a handful of tokens, which a model of this size
-needs to be trained within minutes on a CPU. It is lossless on any text, as every byte is in the vocabulary.
+The library ``tokenizers`` does the work. What transformers puts around it takes longer to import than all else that a run of a
+small model needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-from grpo.models.checkpoint import PreTrainedTokenizerFast
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
 
 END_OF_TEXT = "<|endoftext|>"
+TOKENIZER, CONFIG, LEGACY_CONFIG = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+# What transformers, of any version, keeps of a tokenizer beside a model.
+FILES = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
+    *("chat_template*", "additional_chat_templates/*"),
+)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train the BPE on ``texts``; the end-of-text token (id 0) is also the padding token."""
-    tokenizer = Tokenizer(models.BPE())
+class Tokenizer:
+    """Text to token ids and back, exactly as a checkpoint's tokenizer.json describes it.
+
+    It is called like a fast tokenizer of transformers, gives the same ids, and saves the very files it was made from.
+
+    Args:
+        files: the contents of :data:`FILES` by their path in the checkpoint, tokenizer.json at least.
+
+    Attributes:
+        eos_token_id: end of text.
+        pad_token_id: end of text where the files name no other.
+
+    Raises:
+        ValueError: a file is missing or damaged, or none names the end-of-text token. (On a damaged tokenizer.json the library
+            raises whatever comes, plain Exception too.)
+    """
+
+    def __init__(self, files: Mapping[str, bytes]):
+        if TOKENIZER not in files:
+            raise ValueError(f"{TOKENIZER} is missing")
+        self._files = dict(files)
+        self._backend = Backend.from_buffer(self._files[TOKENIZER])
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        config: dict[str, Any] = {}
+        for name in (LEGACY_CONFIG, CONFIG):
+            config |= json.loads(self._files.get(name, b"{}"))
+        special = {key: _content(value) for key, value in config.items() if key.endswith("_token")}
+        self._add_tokens(config, [token for token in special.values() if token])
+        self.eos_token = special.get("eos_token")
+        if self.eos_token is None:
+            raise ValueError(f"{CONFIG} names no eos_token")
+        ids = self._backend.get_vocab()
+        self.eos_token_id, self.pad_token_id = ids[self.eos_token], ids[special.get("pad_token") or self.eos_token]
+
+    def _add_tokens(self, config: Mapping[str, Any], special: Iterable[str]) -> None:
+        """Add the tokens that tokenizer_config.json has beyond those of tokenizer.json, as transformers does."""
+        known = {token.content for token in self._backend.get_added_tokens_decoder().values()}
+        listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+        for token in [AddedToken(**token) for _, token in listed] + [AddedToken(token, special=True) for token in special]:
+            if token.content not in known:
+                known.add(token.content)
+                self._backend.add_tokens([token])
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """The tokenizer of a checkpoint.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: as the class.
+        """
+        found = {path for pattern in FILES for path in folder.glob(pattern) if path.is_file()}
+        return cls({path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(found)})
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the files, which transformers and vLLM load too."""
+        for name, content in self._files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+
+    def __len__(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def __call__(self, texts: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
+        """``input_ids``: the token ids of a text, or of each of a list of them.
+
+        Args:
+            add_special_tokens: put those at the text's start and end that tokenizer.json names for that.
+        """
+        many = [texts] if isinstance(texts, str) else texts
+        ids = [encoded.ids for encoded in self._backend.encode_batch_fast(many, add_special_tokens=add_special_tokens)]
+        return {"input_ids": ids[0] if isinstance(texts, str) else ids}
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of some tokens; bytes that are not UTF-8 become U+FFFD."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+        """:meth:`decode` of each of them."""
+        return self._backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
+
+
+def _content(token: Any) -> str | None:
+    """A token's text in tokenizer_config.json, where it stands alone or with the rules of its matching."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train the mini model's tokenizer: byte-level BPE that may merge across spaces, digits apart.
+
+    Merging across spaces makes the long, constant text of the r1_zero prompt a handful of tokens, which a model of this size
+    needs to be trained within minutes on a CPU. It is lossless on any text, as every byte is in the vocabulary. The
+    end-of-text token (id 0) is also the padding token.
+    """
+    tokenizer = Backend(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -29,4 +131,5 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+    config = {"eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT, "tokenizer_class": "PreTrainedTokenizerFast"}
+    return Tokenizer({TOKENIZER: tokenizer.to_str(pretty=True).encode(), CONFIG: f"{json.dumps(config, indent=2)}\n".encode()})

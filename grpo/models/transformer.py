@@ -12,34 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
 from grpo.errors import UserError, reason
 from grpo.models import how_to_restore_checkpoint
 from grpo.models.packed_attention import Layout, packed_attention
-from grpo.models.prefix_attention import SharedPrefix
+from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
 from grpo.models.qwen2_format import WEIGHTS, TransformerConfig, fill, read_config, write_config
 
-Shared = Layout | BlockMask | SharedPrefix
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+Shared: TypeAlias = "Layout | BlockMask | SharedPrefix"
 Mask = Tensor | Mapping[str, Tensor | None]
-
-
-class KeyValueCache(Protocol):
-    """Keys and values of the tokens that came before. ``transformers``' caches are such."""
-
-    def get_seq_length(self) -> int:
-        """How many tokens it holds."""
-
-    def update(self, keys: Tensor, values: Tensor, layer: int, /) -> tuple[Tensor, Tensor]:
-        """Append a layer's keys and values (batch, key heads, new tokens, size), and return all of them so far."""
 
 
 class Hidden(NamedTuple):
@@ -223,7 +215,7 @@ class Layer(nn.Module):
             turn: two of (batch, 1, tokens, size), of :func:`rotations`.
             visible: (batch or 1, 1, tokens, keys), of :func:`visible_keys`.
             cache: gets the new keys and values.
-            shared: takes the place of ``visible``; see :mod:`grpo.models.shared_prompt`.
+            shared: which tokens share a prompt; takes the place of ``visible``.
 
         Returns:
             (batch, tokens, width)
@@ -284,17 +276,13 @@ class TransformerLM(nn.Module):
         self.config = config
         self.model = Decoder(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.tie_weights()
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=config.initializer_range)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-
-    def tie_weights(self) -> None:
-        """Make head and embedding one tensor, where they are to be one."""
-        if self.config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(
         self,
@@ -311,7 +299,7 @@ class TransformerLM(nn.Module):
         Args:
             input_ids: (batch, tokens), those that are not in the cache yet.
             attention_mask: (batch, tokens in the cache and new ones), 0 where there is padding;
-                :data:`grpo.models.shared_prompt.NO_MASK` is the same as None.
+                :data:`grpo.models.packed_attention.NO_MASK` is the same as None.
             position_ids: (batch or 1, tokens); by default they count on from the cache's last token, padding included.
             past_key_values: used and extended where it is given.
             use_cache: says only that ``past_key_values`` must be given.
@@ -364,10 +352,10 @@ class TransformerLM(nn.Module):
         """
         folder = Path(folder)
         config = read_config(folder / "config.json")
-        with torch.device("meta"):  # takes neither memory nor random numbers
-            model = cls(config)
-        model.to(dtype).to_empty(device="cpu")
-        model.tie_weights()
+        # The weights drawn here give way to the checkpoint's. (On the device "meta" none would be drawn, but there torch
+        # imports its compiler.)
+        with torch.random.fork_rng(devices=()):
+            model = cls(config).to(dtype)
         try:
             problems = fill(model, folder)
         except (OSError, ValueError, KeyError, SafetensorError) as error:

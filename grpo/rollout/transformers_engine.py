@@ -1,20 +1,20 @@
-"""Sampling with a Hugging Face model in this process.
+"""Sampling in this process, with the project's own model or one of transformers.
 
 The prompt of a group is computed once, and its keys and values are kept and read once for the whole group; sequences that have
-finished leave the batch; the keys and values of new tokens live in buffers of fixed size, so that a step neither copies nor
-grows them.
+finished leave the batch.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from grpo.models.prefix_attention import SharedPrefix
-from grpo.models.shared_prompt import NO_MASK
+from grpo.models.packed_attention import NO_MASK
+from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
 from grpo.records import Completion
 from grpo.rollout.engine import SamplingParams, require_room
 
@@ -56,8 +56,9 @@ class TransformersEngine:
         was_training = self.model.training
         self.model.eval()
         try:
-            # Where the learner has compiled the layers: sampling meets other shapes at every token.
-            with torch.compiler.set_stance("force_eager"):
+            # Where the learner has compiled the layers (and so imported the compiler): sampling meets other shapes each token.
+            compiled = "torch._dynamo" in sys.modules
+            with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 for start in range(0, len(prompts), per_batch):
                     groups += self._generate_batch(prompts[start : start + per_batch], params, n, generator)
         finally:
@@ -69,8 +70,7 @@ class TransformersEngine:
     ) -> list[list[Completion]]:
         """Decode one batch of ``len(prompts) * n`` sequences."""
         logits, prefix, next_position = self._prefill(prompts, n)
-        layers = [_FixedLayer(keys, len(logits), params.max_tokens) for keys in prefix.keys]
-        cache = Cache(layers=layers)
+        cache = KeyValueCache(params.max_tokens)
         rows = list(range(len(prompts) * n))  # which sequence each row of the batch holds
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
@@ -98,8 +98,7 @@ class TransformersEngine:
                 rows = [rows[i] for i in alive]
                 tokens, next_position = tokens[keep], next_position[keep]
                 prefix.keep(keep)
-                for layer in layers:
-                    layer.keep(keep)
+                cache.keep(keep)
             output = self.model(
                 tokens[:, None],
                 attention_mask=NO_MASK,
@@ -109,7 +108,7 @@ class TransformersEngine:
                 shared=prefix,
             )
             logits, next_position = output.logits[:, -1], next_position + 1
-        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         completions = [
             Completion(tuple(ids), text[: len(text) - past], tuple(lp), reason, self.policy_version)
             for ids, text, past, lp, reason in zip(token_ids, texts, past_stop, log_probs, reasons, strict=True)
@@ -128,7 +127,7 @@ class TransformersEngine:
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
         real = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        cache = DynamicCache()
+        cache = KeyValueCache(width)
         output = self.model(
             ids,
             attention_mask=real,
@@ -139,7 +138,7 @@ class TransformersEngine:
         )
         mask = torch.zeros(len(prompts), 1, 1, width, device=device, dtype=dtype)
         mask.masked_fill_(real[:, None, None, :] == 0, torch.finfo(dtype).min)
-        prefix = SharedPrefix([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers], mask, n)
+        prefix = SharedPrefix(cache.keys, cache.values, mask, n)
         return output.logits[:, -1].repeat_interleave(n, dim=0), prefix, real.sum(-1).repeat_interleave(n, dim=0)
 
     def _may_have_stopped(self, tokens: torch.Tensor, stop: tuple[str, ...]) -> torch.Tensor:
@@ -148,7 +147,7 @@ class TransformersEngine:
         Only those texts have to be looked at, which keeps decoding off the hot path.
         """
         if stop not in self._stop_token_ids:
-            pieces = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))], clean_up_tokenization_spaces=False)
+            pieces = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))])
             ends = {string[-1] for string in stop}
             # A piece that is part of a character decodes to the replacement character, and may complete any of them.
             candidates = [i for i, piece in enumerate(pieces) if any(end in piece for end in (*ends, REPLACEMENT))]
@@ -162,45 +161,12 @@ class TransformersEngine:
             return 0
         # Every token decodes to at least one byte, so a stop string spans at most this many tokens.
         tail = token_ids[-max((len(string.encode()) for string in stop), default=0) :]
-        before, text = (self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (tail[:-1], tail))
+        before, text = (self.tokenizer.decode(ids) for ids in (tail[:-1], tail))
         known = len(before.rstrip(REPLACEMENT))
         # A stop string that was complete before the newest token (and before min_tokens) does not count again.
         ends = [text.find(string, max(0, known - len(string) + 1)) + len(string) for string in stop]
         ends = [end for end, string in zip(ends, stop, strict=True) if end >= len(string)]
         return len(text) - min(ends) if ends else None
-
-
-class _FixedLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer's keys and values of new tokens (rows, key heads, positions, size) in buffers with room for all of them.
-
-    Args:
-        like: the prompts' keys (prompts, key heads, width, size).
-    """
-
-    def __init__(self, like: torch.Tensor, rows: int, room: int):
-        super().__init__()
-        self.length = 0
-        self.keys, self.values = (like.new_empty(rows, like.shape[1], room, like.shape[3]) for _ in range(2))
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append, and return all keys and values so far (views)."""
-        assert self.keys is not None and self.values is not None
-        new = self.length + key_states.shape[2]
-        self.keys[:, :, self.length : new] = key_states
-        self.values[:, :, self.length : new] = value_states
-        self.length = new
-        return self.keys[:, :, :new], self.values[:, :, :new]
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Go on with some of the rows only."""
-        self.keys, self.values = self.keys[rows], self.values[rows]
-
-    def get_seq_length(self) -> int:
-        """Positions filled."""
-        return self.length
 
 
 def sample(

@@ -20,7 +20,7 @@ from grpo.study import Study
 from grpo.tasks import keyword
 from grpo.tracking import MlflowRun
 from grpo.training.documents import documents as math_documents
-from grpo.training.pretrain import build_qwen2, build_transformer, pretrain
+from grpo.training.pretrain import pretrain
 
 LOG_EVERY = 10
 
@@ -40,13 +40,8 @@ def make_base_model(study: Study) -> None:
                     f"not for {study.task.name}. Use source hub or local."
                 )
             stream = math_documents(settings, study.task.levels)
-            _pretrain(
-                "model",
-                paths.MODEL,
-                settings,
-                study_tags(study),
-                lambda on_step: pretrain(settings, stream, build_qwen2, on_step),
-            )
+            tags = study_tags(study)
+            _pretrain("model", paths.MODEL, settings, tags, lambda on_step: pretrain(settings, stream, on_step))
         case HubModel() as hub:
             _copy(_download(hub))
         case LocalModel() as local:
@@ -64,7 +59,7 @@ def make_keyword_model(study: Study) -> None:
         paths.KEYWORD_MODEL,
         settings,
         study_tags(study, keyword=True),
-        lambda on_step: pretrain(settings, stream, build_transformer, on_step, keyword.pieces),
+        lambda on_step: pretrain(settings, stream, on_step, settings.tie_word_embeddings, keyword.pieces),
     )
 
 
@@ -105,7 +100,7 @@ def _download(hub: HubModel) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        wanted = ["*.json", "*.safetensors", "*.txt", "*.model"]
+        wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
         return Path(snapshot_download(hub.repo, revision=hub.revision, allow_patterns=wanted))
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo.models.shared_prompt import NO_MASK
+from grpo.models.packed_attention import NO_MASK
 from grpo.objective.chunked import chunked_log_probs
 from grpo.objective.log_probs import pad_and_shift
 from grpo.training.packing import PackedRow, fill_rows, pack

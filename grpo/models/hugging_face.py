@@ -1,21 +1,46 @@
-"""The attention of all models here: the usual one, and two in which responses share their prompt."""
+"""Hugging Face's models, told to use the attention that packed rows and sampling need.
+
+The only module that imports transformers, which takes seconds; nothing imports it that has no such model.
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from grpo.models.packed_attention import Layout, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
 
+__all__ = ["SHARED_PROMPT", "Qwen2Config", "Qwen2ForCausalLM", "load_hugging_face"]
+
+# transformers imports scikit-learn wherever it is installed (MLflow brings it along), for a generation feature that is not
+# used here. Hiding it while transformers is imported saves over a second.
+_hidden = "sklearn" not in sys.modules
+if _hidden:
+    sys.modules["sklearn"] = None  # type: ignore[assignment]
+try:
+    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging as transformers_logging
+finally:
+    if _hidden:
+        del sys.modules["sklearn"]
+
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
 SHARED_PROMPT = "shared_prompt"  # the name under which a model is told to use this attention
 
-NO_MASK = {"full_attention": None}  # as a model's attention_mask: what attends to what is said by ``shared`` alone
+
+def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
+    """A causal language model of any architecture that transformers knows."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=SHARED_PROMPT)
 
 
 def shared_prompt_attention(
@@ -29,7 +54,7 @@ def shared_prompt_attention(
     shared: Layout | BlockMask | SharedPrefix | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in a layer of a Hugging Face model, in its signature.
+    """The usual attention, and two in which responses share their prompt, in a layer of a Hugging Face model.
 
     Args:
         query: (batch, heads, tokens, size).

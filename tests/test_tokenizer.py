@@ -1,0 +1,143 @@
+"""The project's tokenizer against transformers' on the same files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from grpo.models.tokenizer import Tokenizer
+
+TEXTS = [
+    "",
+    " ",
+    "Mia has 3 apples.  On Monday she buys 12,\n\tand 1,024 more .",
+    "What's 2³ + ½ · √9? “Naïve” café, Ελληνικά, 漢字, emoji 🧮👩‍🔬, a zero-width\u200bspace, \x00 and \r\n.",
+    "<think> 1 + 1 </think> <answer>2</answer>",
+    "before<|endoftext|>after <|im_start|>user\n<|im_end|><tool>x</tool>",
+]
+
+
+@pytest.fixture(scope="module")
+def like_qwen(tmp_path_factory: pytest.TempPathFactory, _texts: list[str]) -> Path:
+    """Saved by transformers: split as Qwen's, with other special tokens, an added one, and a chat template."""
+    backend = Backend(models.BPE())
+    words = Regex(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(words, "isolated"), byte_level])
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(_texts, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    backend.add_tokens([AddedToken("<tool>", special=False), AddedToken("</tool>", special=False, lstrip=True)])
+    backend.enable_truncation(5)  # what a text becomes is not to depend on who used the file last
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    theirs.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    folder = tmp_path_factory.mktemp("like_qwen")
+    theirs.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Where a tokenizer has been saved."""
+    made: Any = request.getfixturevalue(request.param)
+    if isinstance(made, Path):
+        made = Tokenizer.from_folder(made)
+    made.save_pretrained(tmp_path)
+    return tmp_path
+
+
+everywhere = pytest.mark.parametrize("folder", ["tokenizer", "byte_tokenizer", "like_qwen"], indirect=True)
+
+
+@everywhere
+def test_ids_and_texts_are_those_of_transformers(folder: Path) -> None:
+    ours, theirs = Tokenizer.from_folder(folder), PreTrainedTokenizerFast.from_pretrained(folder)
+    assert (len(ours), ours.eos_token_id, ours.pad_token_id) == (len(theirs), theirs.eos_token_id, theirs.pad_token_id)
+    assert ours.eos_token == theirs.eos_token
+    ids = ours(TEXTS)["input_ids"]
+    assert max(map(len, ids)) > 20
+    for added in (False, True):
+        expected = theirs(TEXTS, add_special_tokens=added, truncation=False)["input_ids"]
+        assert ours(TEXTS, add_special_tokens=added)["input_ids"] == expected
+    assert [ours(text)["input_ids"] for text in TEXTS] == ids
+    # Every beginning and every end, so that characters are cut into bytes that are no UTF-8; tuples as well as lists.
+    pieces = [tuple(row[cut:]) for row in ids for cut in range(len(row))] + [
+        row[:cut] for row in ids for cut in range(len(row))
+    ]
+    assert any("\ufffd" in text for text in ours.batch_decode(pieces))
+    for skipped in (False, True):
+        expected = theirs.batch_decode([list(piece) for piece in pieces], skip_special_tokens=skipped)
+        assert ours.batch_decode(pieces, skip_special_tokens=skipped) == expected
+        assert [ours.decode(piece, skip_special_tokens=skipped) for piece in pieces] == expected
+    assert ours.batch_decode(ids) == TEXTS
+
+
+@everywhere
+def test_a_saved_folder_is_loaded_by_its_name_too(folder: Path) -> None:
+    """As vLLM loads it. (Where a config.json stands beside it, AutoTokenizer may follow the model's type instead.)"""
+    theirs = AutoTokenizer.from_pretrained(folder)
+    assert theirs(TEXTS, truncation=False)["input_ids"] == Tokenizer.from_folder(folder)(TEXTS)["input_ids"]
+
+
+def test_no_file_of_a_tokenizer_from_elsewhere_is_lost(like_qwen: Path, tmp_path: Path) -> None:
+    """And of the model's own files none is taken for the tokenizer's."""
+    kept = {file.name: file.read_bytes() for file in like_qwen.iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= set(kept)
+    kept |= dict.fromkeys(("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"), b"{}")
+    kept["additional_chat_templates/tools.jinja"] = b"tools"
+    for name, content in (kept | {"config.json": b"{}", "model.safetensors": b""}).items():
+        (tmp_path / "from" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "from" / name).write_bytes(content)
+    Tokenizer.from_folder(tmp_path / "from").save_pretrained(tmp_path / "to")
+    saved = {path.relative_to(tmp_path / "to").as_posix(): path for path in (tmp_path / "to").rglob("*") if path.is_file()}
+    assert {name: path.read_bytes() for name, path in saved.items()} == kept
+    chat = [{"role": "user", "content": "hello"}]
+    assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "to").apply_chat_template(chat, tokenize=False) == "hello"
+
+
+def test_how_special_tokens_may_be_named(like_qwen: Path, tmp_path: Path) -> None:
+    """With the rules of their matching, in a file of their own as before transformers 5, or not at all."""
+    tokenizer = {"tokenizer.json": (like_qwen / "tokenizer.json").read_bytes()}
+    end, other = "<|endoftext|>", "<|im_end|>"
+    id_of_end, id_of_other = (Tokenizer.from_folder(like_qwen)(token)["input_ids"][0] for token in (end, other))
+
+    def named(config: Any, legacy: Any = None) -> tuple[int, int]:
+        files = tokenizer | {"tokenizer_config.json": json.dumps(config).encode()}
+        made = Tokenizer(files | ({"special_tokens_map.json": json.dumps(legacy).encode()} if legacy else {}))
+        return made.eos_token_id, made.pad_token_id
+
+    assert named({"eos_token": other}) == (id_of_other, id_of_other)
+    assert named({"eos_token": other, "pad_token": None, "add_bos_token": False}) == (id_of_other, id_of_other)
+    rules = {"__type": "AddedToken", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    assert named({"eos_token": rules | {"content": end}, "pad_token": other}) == (id_of_end, id_of_other)
+    assert named({}, legacy={"eos_token": {"content": end}, "pad_token": other}) == (id_of_end, id_of_other)
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json names no eos_token"):
+        Tokenizer(tokenizer)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
+        Tokenizer({"tokenizer_config.json": b'{"eos_token": "x"}'})
+
+
+def test_tokens_that_only_the_config_names_are_added_as_by_transformers(like_qwen: Path, tmp_path: Path) -> None:
+    Tokenizer.from_folder(like_qwen).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    size = len(Tokenizer.from_folder(tmp_path))
+    token = {"content": "<call>", "lstrip": False, "normalized": False, "rstrip": True, "single_word": False, "special": False}
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(config | {"added_tokens_decoder": {str(size): token}, "eos_token": "<new end>"})
+    )
+    ours, theirs = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    text = "a <call>   b<new end>"
+    assert (len(ours), ours.eos_token_id) == (len(theirs), theirs.eos_token_id) == (size + 2, size + 1)
+    ids = ours(text)["input_ids"]
+    assert ids == theirs(text, truncation=False)["input_ids"] and {size, size + 1} <= set(ids)
+    assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)

@@ -198,6 +198,9 @@ def kissing_number() -> None:
     from grpo.discovery.stage import run_kissing_number
 
     result = run_kissing_number(study)
+    if not result:
+        print("kissing_number: null in params.yaml, so there is no search")
+        return
     found, best = (f"{result[name]} points" for name in ("best_of_search", "best"))
     print(f"the search: {found} ({result['ended_by']}); data/kissing_number/program.py: {best}, from the {result['best_from']}")
 
@@ -242,10 +245,12 @@ def timing() -> None:
 @app.command("figures")
 def figures() -> None:
     """Stage: draw the figures of every experiment into reports/figures."""
-    from grpo.reporting.figures import draw_figures
+    from grpo.reporting.figures import draw_figures, write_empty_curves
     from grpo.study import load_study
 
-    draw_figures(load_study())
+    study = load_study()
+    draw_figures(study)
+    write_empty_curves(study)
 
 
 @app.command("tables")

@@ -33,6 +33,22 @@ app.add_typer(kissing_app, name="kissing")
 Experiment = Annotated[str, typer.Argument(help="A name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
 
 
+@app.command("quickstart")
+def quickstart() -> None:
+    """A first look, in about 2 minutes on two cores: pretrain a small model, train it by GRPO at two learning rates, report.
+
+    It runs studies/quickstart.yaml and puts everything into the folder quickstart/, which it empties first if it made it;
+    the project's own study, data and reports stay as they are. It needs neither a GPU nor a network.
+    """
+    from grpo.quickstart import quickstart as run_it
+
+    try:
+        run_it()
+    except (KeyboardInterrupt, ToBeResumed):
+        print("\nended before it was done; `grpo quickstart` starts afresh", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
 @app.command("model")
 def model() -> None:
     """Stage: pretrain, download or copy the base model into data/model."""

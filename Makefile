@@ -13,7 +13,7 @@ UV = links="$$($(BIN)/pip config get global.find-links 2> /dev/null)"; index="$$
 	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip install --quiet --compile-bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test test-slow test-slurm test-vllm lint format ui mlflow-server bench bench-grader report clean
+.PHONY: help install quickstart repro test test-slow test-slurm test-vllm lint format ui mlflow-server bench bench-grader report clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet 'uv>=0.9'
 	@$(UV) --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
 	@touch $(INSTALLED)
+
+quickstart: install ## A first look: two learning rates and their report, in about 2 minutes, into quickstart/
+	@grpo quickstart
 
 repro: install ## Run the active study (params.yaml), stages side by side; does nothing where nothing changed
 	@start=$$(date +%s); snakemake --profile local && echo "make repro: $$(( $$(date +%s) - start )) s. The report is reports/writeup.md, the runs are in 'make ui'."

@@ -33,6 +33,22 @@ app.add_typer(kissing_app, name="kissing")
 Experiment = Annotated[str, typer.Argument(help="A name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
 
 
+@app.command("quickstart")
+def quickstart() -> None:
+    """A first look, in about 2 minutes on two cores: pretrain a small model, train it by GRPO at two learning rates, report.
+
+    It runs studies/quickstart.yaml and puts everything into the folder quickstart/, which it empties first if it made it;
+    the project's own study, data and reports stay as they are. It needs neither a GPU nor a network.
+    """
+    from grpo.quickstart import quickstart as run_it
+
+    try:
+        run_it()
+    except (KeyboardInterrupt, ToBeResumed):
+        print("\nended before it was done; `grpo quickstart` starts afresh", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
 @app.command("model")
 def model() -> None:
     """Stage: pretrain, download or copy the base model into data/model."""
@@ -198,6 +214,9 @@ def kissing_number() -> None:
     from grpo.discovery.stage import run_kissing_number
 
     result = run_kissing_number(study)
+    if not result:
+        print("kissing_number: null in params.yaml, so there is no search")
+        return
     found, best = (f"{result[name]} points" for name in ("best_of_search", "best"))
     print(f"the search: {found} ({result['ended_by']}); data/kissing_number/program.py: {best}, from the {result['best_from']}")
 
@@ -242,10 +261,12 @@ def timing() -> None:
 @app.command("figures")
 def figures() -> None:
     """Stage: draw the figures of every experiment into reports/figures."""
-    from grpo.reporting.figures import draw_figures
+    from grpo.reporting.figures import draw_figures, write_empty_curves
     from grpo.study import load_study
 
-    draw_figures(load_study())
+    study = load_study()
+    draw_figures(study)
+    write_empty_curves(study)
 
 
 @app.command("tables")

@@ -206,10 +206,13 @@ class Learner(Section):
 
 
 class BestOfN(Section):
-    """The ``best_of_n`` stage: ``samples`` completions of each problem, judged as if only N of them had been drawn."""
+    """The ``best_of_n`` stage: ``samples`` completions of each problem, judged as if only N of them had been drawn.
+
+    Without prompts it is left out: nothing is sampled, and the report says nothing of it.
+    """
 
     problems: PositiveInt = Field(ge=2)
-    prompts: list[MathPrompt] = Field(min_length=1)
+    prompts: list[MathPrompt]
     samples: PositiveInt = 16
     n: list[PositiveInt] = Field(default=[1, 4, 8, 16], min_length=1)
 

@@ -75,7 +75,7 @@ class Study(Section):
     model: Model
     sft_dataset: SftDataset
     keyword: Keyword
-    kissing_number: KissingNumber
+    kissing_number: KissingNumber | None  # null: no search is made, and the report says nothing of it
     gpu_memory_gib: PositiveFloat | None = None  # of each GPU that the study is meant for; `grpo doctor` counts with it
     engine: Engine
     learner: Learner

@@ -259,7 +259,8 @@ def _source_tags(folder: Path) -> dict[str, str]:
             return ""
 
     deciding = ("grpo", "params.yaml", "dvc.yaml", "constraints.txt")
-    changed = bool(git("status", "--porcelain", "--untracked-files=no", "--", *deciding))
+    from_the_top = (f":(top){name}" for name in deciding)  # `grpo quickstart` works in a folder below
+    changed = bool(git("status", "--porcelain", "--untracked-files=no", "--", *deciding, *from_the_top))
     return {"git_commit": git("rev-parse", "--verify", "--quiet", "HEAD") or "none", "git_changed": str(changed).lower()}
 
 

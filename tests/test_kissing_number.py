@@ -25,6 +25,7 @@ from grpo.discovery.search import Budget, seed_of
 from grpo.discovery.stage import COMMITTED, run_kissing_number, score_rows
 from grpo.discovery.verifier import Verdict, verify_program, verify_text
 from grpo.errors import UserError
+from grpo.reporting.figures import write_empty_curves
 from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section
 from grpo.sections import KissingNumber
 from grpo.study import Study
@@ -282,6 +283,16 @@ def test_the_stage_writes_program_log_and_scores(study: Study) -> None:
     assert not paths.KISSING_NUMBER_STATE.exists()
     for attempt in attempts:
         assert attempt.proposal.program and attempt.started_at and attempt.verify_s > 0
+
+
+def test_a_study_without_a_search_gets_outputs_that_are_empty(study: Study) -> None:
+    """DVC wants them to be there; the report does not read them."""
+    study = study.model_copy(update={"kissing_number": None})
+    assert run_kissing_number(study) == json.loads(paths.KISSING_NUMBER_REPORT.read_text()) == {}
+    assert list(paths.KISSING_NUMBER.iterdir()) == list(paths.CONVERSATION_LOG.parent.iterdir()) == []
+    Path("reports/curves").mkdir()
+    write_empty_curves(study)
+    assert Path("reports/curves/kissing_number.csv").read_text() == "attempt,best\n"
 
 
 def test_the_same_seed_gives_the_same_results(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

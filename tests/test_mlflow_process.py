@@ -381,7 +381,7 @@ def test_a_run_that_is_taken_up_holds_the_whole_history(folder: Path, monkeypatc
 
 
 def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.chdir(tmp_path)
 
     def tags() -> dict[str, str]:
@@ -405,9 +405,13 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Pa
     write_text(tmp_path / "README.md", "decides nothing")
     write_text(tmp_path / "notes.txt", "not tracked")
     assert tags() == {"git_commit": commit, "git_changed": "false"}
+    (tmp_path / "quickstart").mkdir()
     for name in deciding:
         write_text(tmp_path / name, "after")
         assert tags() == {"git_commit": commit, "git_changed": "true"}, name
+        monkeypatch.chdir("quickstart")  # where `grpo quickstart` works
+        assert tags() == {"git_commit": commit, "git_changed": "true"}, name
+        monkeypatch.chdir(tmp_path)
         git("checkout", "-q", name)
 
 

@@ -307,7 +307,7 @@ def test_runs_of_every_study_have_the_evaluations_that_they_count_by(path: Path)
             after_the_start = evaluation_steps(config, study.evaluation.every)[1:]
             assert len(after_the_start) >= study.last_k(experiment), (experiment, arm)
     broad = [arm["n_grpo_steps"] for arm in study.experiments["grpo_off_policy_sweep_broad"].arms.values()]
-    assert max(broad) < 50  # the handout's rule
+    assert all(steps < 50 for steps in broad)  # the handout's rule
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,19 @@ MUTATION = "mutation"
 def run_kissing_number(study: Study) -> dict[str, Any]:
     """Search, verify the committed program too, and write data/kissing_number and reports/kissing_number.json.
 
-    A search that was killed goes on, as long as neither its settings nor its code have changed.
+    A search that was killed goes on, as long as neither its settings nor its code have changed. Of a study without a search
+    the folders and the report are empty, as DVC wants a stage's outputs to be there.
 
     Returns:
         what reports/kissing_number.json holds.
     """
     wanted = study.kissing_number
+    if wanted is None:
+        for left_empty in (paths.KISSING_NUMBER, paths.CONVERSATION_LOG.parent):
+            with whole_folder(left_empty):
+                pass
+        write_json(paths.KISSING_NUMBER_REPORT, {})
+        return {}
     propose, settings = proposer(wanted.strategy, wanted.seed)
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"

@@ -7,7 +7,7 @@ runs. A claim that a test can neither confirm nor refute is one that this study 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -458,10 +458,15 @@ def write_claims(study: Study) -> None:
     write_json(paths.CLAIMS, {**{key: published[key] for key in ("sources", "notes")}, "claims": judge_claims(study)})
 
 
-def claims_table(claims: dict[str, Any]) -> str:
-    """The contents of reports/claims.json as a Markdown table."""
+def about_this_study(claims: list[dict[str, Any]], left_out: Collection[str]) -> list[dict[str, Any]]:
+    """The claims without those about experiments that the study leaves out, of which a report has nothing to say."""
+    return [claim for claim in claims if claim["experiment"] not in left_out]
+
+
+def claims_table(claims: dict[str, Any], left_out: Collection[str] = ()) -> str:
+    """The contents of reports/claims.json as a Markdown table, without the claims about experiments that are left out."""
     lines = ["| claim | experiment | reported | measured here | verdict |", "|---|---|---|---|---|"]
-    for claim in claims["claims"]:
+    for claim in about_this_study(claims["claims"], left_out):
         cells = [
             claim["statement"],
             claim["experiment"],

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from grpo import paths
 from grpo.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
@@ -68,6 +69,7 @@ KEYWORD_PANELS = (
     GRADIENT_NORM,
 )
 CURVE = ["arm", "step", "answer_reward"]  # columns of a table for `dvc plots`
+SEARCH_CURVE = ["attempt", "best"]
 SHARE_OF_RESPONSES = "share of responses"
 LEGEND_INSIDE = 8  # arms; the names of more stand below the panels
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
@@ -85,10 +87,12 @@ def draw_figures(study: Study) -> None:
     """Write reports/figures/*.png and reports/curves/*.csv."""
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
         save_figure(draw_zero_shot(read_baseline(study)), folder / "math_baseline.png")
-        save_figure(draw_best_of_n(read_best_of_n(study)), folder / "best_of_n.png")
-        scores = read_scores()
-        save_figure(draw_search(read_report(), scores), folder / "kissing_number.png")
-        scores[["attempt", "best"]].to_csv(curves / "kissing_number.csv", index=False, lineterminator="\n")
+        if sampled := read_best_of_n(study):
+            save_figure(draw_best_of_n(sampled), folder / "best_of_n.png")
+        if study.kissing_number is not None:
+            scores = read_scores()
+            save_figure(draw_search(read_report(), scores), folder / "kissing_number.png")
+            scores[SEARCH_CURVE].to_csv(curves / "kissing_number.csv", index=False, lineterminator="\n")
         for experiment in experiments(study):
             runs = read_runs(study, experiment)
             save_figure(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")
@@ -97,8 +101,13 @@ def draw_figures(study: Study) -> None:
             if experiment == ASYNCHRONOUS:
                 save_figure(draw_staleness(runs, study.last_k(experiment)), folder / "staleness.png")
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
-        for experiment in study.left_out:  # dvc.yaml names them all; of a table without rows DVC draws no plot
-            pd.DataFrame(columns=CURVE).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
+
+
+def write_empty_curves(study: Study) -> None:
+    """Tables without rows of what the study leaves out: dvc.yaml names them all, and DVC draws no plot of such a table."""
+    empty = dict.fromkeys(study.left_out, CURVE)
+    for name, columns in (empty | ({} if study.kissing_number else {"kissing_number": SEARCH_CURVE})).items():
+        pd.DataFrame(columns=columns).to_csv(paths.REPORTS / "curves" / f"{name}.csv", index=False, lineterminator="\n")
 
 
 def curve_table(runs: list[Run]) -> pd.DataFrame:
@@ -126,6 +135,7 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
         if title.startswith(SHARE_OF_RESPONSES):
             axis.set_ylim(-0.02, 1.02)
         axis.set_xlabel(STEP[method_of(experiment)], fontsize=9)
+        axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
         axis.grid(alpha=0.3)
         axis.tick_params(labelsize=8)
     main.set_ylim(-0.02, 1.02)

@@ -91,8 +91,10 @@ def read_baseline(study: Study) -> dict[str, Any]:
 
 
 def read_best_of_n(study: Study) -> dict[str, Any]:
-    """The estimates from several samples, of each prompt."""
+    """The estimates from several samples, of each prompt; empty where the study leaves them out."""
     prompts = study.evaluation.best_of_n.prompts
+    if not prompts:
+        return {}
     estimates: dict[str, Any] = read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n", keys=prompts)
     return estimates
 

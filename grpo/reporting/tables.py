@@ -31,13 +31,15 @@ def write_tables(study: Study) -> None:
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {"zero_shot": {prompt: values["answer_reward"] for prompt, values in baseline.items()}}
     claims = read_json(paths.CLAIMS, made_by="claims", keys=("claims",))
-    summary["best_of_n"] = {prompt: _at_most_samples(values) for prompt, values in sampled.items()}
+    if sampled:
+        summary["best_of_n"] = {prompt: _at_most_samples(values) for prompt, values in sampled.items()}
     with whole_folder(paths.TABLES) as folder:
         write_text(folder / "zero_shot.md", zero_shot_table(baseline))
         for by in ("level", "subject"):
             write_text(folder / f"zero_shot_by_{by}.md", breakdown_table(baseline, by))
-        write_text(folder / "best_of_n.md", best_of_n_table(sampled))
-        write_text(folder / "claims.md", claims_table(claims))
+        if sampled:
+            write_text(folder / "best_of_n.md", best_of_n_table(sampled))
+        write_text(folder / "claims.md", claims_table(claims, study.left_out))
         for experiment in experiments(study):
             runs, selection = read_runs(study, experiment), read_selection(experiment)
             rows += [result_row(study, run) for run in runs]

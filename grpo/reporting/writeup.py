@@ -13,6 +13,7 @@ from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATI
 from grpo.files import read_json, read_jsonl, read_text, write_text
 from grpo.reporting.asynchronous import discuss_asynchronous, discuss_colocate
 from grpo.reporting.baseline import discuss_best_of_n
+from grpo.reporting.claims import about_this_study
 from grpo.reporting.discussion import discuss
 from grpo.reporting.environment import environments, made_otherwise
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft
@@ -27,8 +28,12 @@ SAMPLES_SHOWN = 2
 BEFORE_AND_AFTER = (SFT, EXPERT_ITERATION, "grpo_learning_rate", KEYWORD)  # experiments of which samples are shown
 
 
-def write_writeup(study: Study) -> None:
-    """Fill templates/writeup.md.j2 and write reports/writeup.md."""
+def write_writeup(study: Study, by_dvc: bool = True) -> None:
+    """Fill templates/writeup.md.j2 and write reports/writeup.md.
+
+    Args:
+        by_dvc: whether the results are those of DVC's stages, so that dvc.lock has their hashes.
+    """
     environment = Environment(
         loader=PackageLoader("grpo.reporting"),
         undefined=StrictUndefined,
@@ -37,7 +42,7 @@ def write_writeup(study: Study) -> None:
         keep_trailing_newline=True,
     )
     sampled = read_best_of_n(study)
-    lock = _stages_in_lock()
+    lock = _stages_in_lock() if by_dvc else {}
     made = experiments(study)
     sections = [_section(study, experiment, lock) for experiment in made]
     provenance = [row for section in sections for row in section["provenance"]]
@@ -49,17 +54,18 @@ def write_writeup(study: Study) -> None:
         baseline=read_baseline(study),
         tables={path.stem: read_text(path, made_by="tables") for path in paths.TABLES.glob("*.md")},
         best_of_n={prompt: discuss_best_of_n(prompt, values) for prompt, values in sampled.items()},
-        sft_dataset=_sft_report(),
-        keyword_dataset=read_json(paths.KEYWORD_REPORT, made_by="keyword_dataset", keys=("answers", "train", "validation")),
+        sft_dataset=_sft_report() if SFT in made else None,
+        keyword_dataset=_keyword_report() if KEYWORD in made else None,
         left_out={name: EXPERIMENTS[name] for name in study.left_out},
         methods=_timing_page("methods.md") if SFT_INITIALIZATION in made else "",
         time_breakdown=_timing_page("time_breakdown.md") if in_turns_or_apart else "",
         time_breakdown_in=in_turns_or_apart[-1:],
         sections=sections,
-        kissing_number=section(read_report()),
-        claims=read_json(paths.CLAIMS, made_by="claims", keys=("claims", "notes", "sources")),
+        kissing_number=section(read_report()) if study.kissing_number is not None else "",
+        claims=_claims(study),
         leaderboard=[_entry(study, run) for run in read_runs(study, "leaderboard")],
         samples={section["name"]: _samples(section) for section in sections if section["name"] in BEFORE_AND_AFTER},
+        by_dvc=by_dvc,
         provenance=provenance,
         environments=environments(provenance),
         made_otherwise=made_otherwise(provenance),
@@ -155,6 +161,18 @@ def _provenance(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
 def _sft_report() -> dict[str, Any]:
     report: dict[str, Any] = read_json(paths.SFT_REPORT, made_by="sft_dataset", keys=("examples", "correct", "digest"))
     return report
+
+
+def _keyword_report() -> dict[str, Any]:
+    report: dict[str, Any] = read_json(paths.KEYWORD_REPORT, "keyword_dataset", keys=("answers", "train", "validation"))
+    return report
+
+
+def _claims(study: Study) -> dict[str, Any]:
+    """reports/claims.json with the sources of those claims only that the report's table holds."""
+    claims: dict[str, Any] = read_json(paths.CLAIMS, made_by="claims", keys=("claims", "notes", "sources"))
+    cited = {source for claim in about_this_study(claims["claims"], study.left_out) for source in claim["reported"]}
+    return claims | {"sources": {source: text for source, text in claims["sources"].items() if source in cited}}
 
 
 def _sample(record: dict[str, Any]) -> dict[str, Any]:

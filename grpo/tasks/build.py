@@ -58,8 +58,10 @@ def _check_sizes(study: Study, train: list[Problem], validation: list[Problem]) 
         raise UserError(
             f"task: {len(train)} training problems are fewer than the {needed} of one rollout batch. Use a larger source."
         )
-    asked = {key: getattr(study.evaluation, key) for key in ("problems", "zero_shot_problems")}
-    for key, wanted in (asked | {"best_of_n.problems": study.evaluation.best_of_n.problems}).items():
+    evaluation = study.evaluation
+    asked = {key: getattr(evaluation, key) for key in ("problems", "zero_shot_problems")}
+    sampled = {"best_of_n.problems": evaluation.best_of_n.problems} if evaluation.best_of_n.prompts else {}
+    for key, wanted in (asked | sampled).items():
         if len(validation) < wanted:
             raise UserError(
                 f"params.yaml: evaluation.{key}: {wanted} problems are asked for, but the validation split has "

@@ -32,7 +32,7 @@ quickstart: install ## A first look: two learning rates and their report, in abo
 	@grpo quickstart
 
 repro: install ## Run the active study (params.yaml), stages side by side; does nothing where nothing changed
-	@start=$$(date +%s); snakemake --profile local && echo "make repro: $$(( $$(date +%s) - start )) s. The report is reports/writeup.md, the runs are in 'make ui'."
+	@python workflow/repro.py
 
 test: install ## The fast tests, two at a time; they need no study
 	@start=$$(date +%s); pytest -n 2 && echo "pytest: $$(( $$(date +%s) - start )) s"

@@ -173,8 +173,8 @@ def started_training(folder: Path, finishing: float, code: int, **extra: str) ->
     """with_gpus.py in a process group of its own, with a stand-in of dvc, whose command takes so long to finish its step."""
     command = [sys.executable, "-c", DVC_STAND_IN, TRAINING % (finishing, code)]
     process = subprocess.Popen(
-        [sys.executable, str(WITH_GPUS), "0", "--log", "log", "--stamp", "stamp", "--", *command], cwd=folder, text=True,
-        env=environment(**extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        [sys.executable, str(WITH_GPUS), "0", "--explain", "--log", "log", "--stamp", "stamp", "--", *command], cwd=folder,
+        env=environment(**extra), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     wait_for((folder / "started").exists)
     return process

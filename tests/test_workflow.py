@@ -89,7 +89,7 @@ def test_edit_reruns_the_stale_stage_and_what_follows_and_a_revert_trains_nothin
     edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
     text = snakemake(repo)
     assert ran(repo) == ["report", "train-1e-4"]
-    assert "rule train_1e_4_0" in text and "rule train_no_std_0" not in text and "rule source" not in text
+    assert "1 of 2: train@1e-4-0," in text and "2 of 2: report.final-one," in text
     edit(repo, "params.yaml", '"1e-4": 5', '"1e-4": 2')
     snakemake(repo)
     assert ran(repo) == ["report"]  # its output is not cached; the training's comes from the run cache

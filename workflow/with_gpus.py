@@ -218,6 +218,12 @@ def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def say(message: str, log: Path | None) -> None:
+    """Say it at the end of the command's log, or where there is none on stderr."""
+    with log.open("a") if log else contextlib.nullcontext(sys.stderr) as output:
+        print(message, file=output)
+
+
 def explain_failure(command: list[str], code: int, log: Path) -> None:
     """Say where the log is, and show its end."""
     lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
@@ -230,6 +236,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="with_gpus.py", description="Run a command with N GPUs of its own.")
     parser.add_argument("count", type=int, metavar="N")
     parser.add_argument("--log", type=Path, help="write the command's output to this file")
+    parser.add_argument("--explain", action="store_true", help="when the command fails, show the end of that file on stderr")
     parser.add_argument("--stamp", type=Path, help="write this file when the command has succeeded")
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     options = parser.parse_args(arguments)
@@ -238,17 +245,19 @@ def main(arguments: list[str]) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, stop)
     when_parent_dies(signal.SIGTERM)
+    if options.log:
+        options.log.write_text("")
     with ExitStack() as held:
         try:
             code = run(options.command, environment(options.count, held), options.log)
         except (GpuError, OSError) as error:
-            print(f"with_gpus.py: {error}", file=sys.stderr)
-            return 2
+            say(f"with_gpus.py: {error}", options.log)
+            code = 2
     if code == 0 and options.stamp:
         options.stamp.write_text(time.strftime("%Y-%m-%d %H:%M:%S\n"))
     if code == RESUME_ME:
-        print("Told to stop, and did. Run again, it goes on from the state it saved, if it has one.", file=sys.stderr)
-    if code and options.log:
+        say("Told to stop, and did. Run again, it goes on from the state it saved, if it has one.", options.log)
+    if code and options.log and options.explain:
         explain_failure(options.command, code, options.log)
     return code if code >= 0 else 128 - code
 

@@ -52,9 +52,10 @@ def study(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     folder = fresh_clone(tmp_path_factory.mktemp("study"))
     edit(folder, resources={kind: {"gpus": 1} for kind in ("train", "asynchronous", "colocate")})
     start = time.perf_counter()
-    done = sh(folder, *SNAKEMAKE, *RULES)
+    sh(folder, *SNAKEMAKE, *RULES)
     print(f"smoke study ({', '.join(RULES) or 'all stages'}) through Slurm: {time.perf_counter() - start:.0f} s")
-    jobs = re.findall(r"submitted with SLURM jobid (\d+) \(log: \S+/rule_(\w+)/\d+\.log\)", done.stdout + done.stderr)
+    log = "".join(path.read_text() for path in (folder / ".snakemake" / "log").iterdir())
+    jobs = re.findall(r"submitted with SLURM jobid (\d+) \(log: \S+/rule_(\w+)/\d+\.log\)", log)
     return folder, dict(jobs)
 
 

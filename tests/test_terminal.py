@@ -1,0 +1,214 @@
+"""What `snakemake --profile local` shows: in a terminal (a pseudo-terminal here) and elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+from tqdm import tqdm
+from workflow_parts import ROOT, TRAINING, call, environment, new_repo, processes_in, wait_for
+
+sys.path.insert(0, str(ROOT / "workflow"))
+
+import with_gpus
+from progress import Stage, Study, clock
+
+# A run of three seconds that draws a bar as a training does, one that equals it, a stage that fails, and one that needs it.
+DVC_YAML = """
+stages:
+  grpo_x:
+    matrix: {arm: [low], seed: [0, 1]}
+    cmd: python run.py ${item.seed}
+    outs: ["data/runs/grpo_x/${item.arm}-${item.seed}"]
+  broken:
+    cmd: echo it is the cheese && exit 3
+    outs: [broken.txt]
+  last:
+    cmd: touch last.txt
+    deps: [broken.txt]
+    outs: [last.txt]
+"""
+RUN = """
+import json, pathlib, sys, time
+from tqdm import tqdm
+seed = int(sys.argv[1])
+with tqdm(total=30, desc="grpo_x/low", unit="step", mininterval=0.1) as bar:
+    for step in range(3 if seed == 0 else 0):
+        bar.update(5)
+        bar.set_postfix_str(f"validation answer reward {step / 10:.3f}")
+        time.sleep(1)
+for kind, file, content in (
+    ("runs", f"low-{seed}/metrics.json", {"val/answer_reward": [0.25, 0.75][seed]}),
+    ("timing", f"low-{seed}.json", {"same_as": ["", "grpo_w/high-1"][seed]}),
+):
+    path = pathlib.Path("data", kind, "grpo_x", file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+"""
+
+
+def new_study(repo: Path) -> Path:
+    """The toy study in a new repository."""
+    new_repo(repo)
+    (repo / "dvc.yaml").write_text(DVC_YAML)
+    (repo / "run.py").write_text(RUN)
+    return repo
+
+
+class Terminal:
+    """A command in a terminal of its own, 120 columns wide, which it controls as a shell's terminal is controlled."""
+
+    def __init__(self, repo: Path, *command: str):
+        self.master, slave = os.openpty()
+        termios.tcsetwinsize(slave, (40, 120))
+        self.settings = termios.tcgetattr(slave)
+        self.raw = b""
+        env = environment(DVC_SITE_CACHE_DIR=str(repo / ".dvc" / "site"), TERM="xterm-256color")
+        self.process = subprocess.Popen(command, cwd=repo, env=env, preexec_fn=lambda: os.login_tty(slave), pass_fds=[slave])
+        self.slave = slave
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # which is how a terminal ends
+            while chunk := os.read(self.master, 65536):
+                self.raw += chunk
+
+    @property
+    def text(self) -> str:
+        """All that was ever shown, without colours and the movements of the cursor."""
+        return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", self.raw.decode(errors="replace")).replace("\r", "")
+
+    def key(self, key: str) -> None:
+        os.write(self.master, key.encode())
+
+    def end(self) -> int:
+        """Wait for the command; the terminal must then be as it was, its cursor visible. Returns the exit code."""
+        code = self.process.wait(60)
+        settings = termios.tcgetattr(self.slave)
+        os.close(self.slave)
+        self.reader.join()
+        os.close(self.master)
+        assert settings == self.settings and self.raw.rfind(b"\x1b[?25h") >= self.raw.rfind(b"\x1b[?25l")
+        return code
+
+
+def test_a_terminal_shows_running_finished_and_failed_stages(tmp_path: Path) -> None:
+    shown = Terminal(new_study(tmp_path / "repo"), "snakemake", "--profile", "local", "--cores", "3")
+    assert shown.end() == 1
+    text = shown.text
+    assert re.search(r"running +step +reward +time +left\n(.*\n)*?grpo_x@low-0 +\d+/30 +0\.\d00 +\d+:\d\d +\d\d:\d\d", text), (
+        text
+    )
+    assert re.search(r"\d of 4 stages, \d+:\d\d, about \d+:\d\d left", text)
+    assert re.search(r"grpo_x/low +0\.500 +\d+:\d\d  2 seeds; taken over from grpo_w/high\n", text)
+    assert re.search(r"broken failed after \d+:\d\d\..*\nThe end of its log:\n(  \| .*\n)*  \| it is the cheese\n", text)
+    assert "All of it: logs/broken.log\n" in text
+    assert text.rstrip().splitlines()[-1].startswith("2 of 4 stages in ")
+    assert "1 failed, broken (logs/broken.log). The same command goes on from here." in text
+    assert "rule grpo_x" not in text and "CalledProcessError" not in text
+
+
+@pytest.mark.slow
+def test_elsewhere_there_is_a_line_for_each_stage_that_ends_and_errors(tmp_path: Path) -> None:
+    text = call(new_study(tmp_path / "repo"), "snakemake", "--profile", "local", "--cores", "1", ok=False)
+    lines = [line for line in text.splitlines() if not line.startswith("  | ")]
+    expected = [
+        r"Using profile local for .*",
+        r"\d of 4: grpo_x@low-0, \d+:\d\d, reward 0\.250",
+        r"\d of 4: grpo_x@low-1, \d+:\d\d, reward 0\.750, taken over from grpo_w/high-1",
+        r"broken failed after \d+:\d\d\.",
+        r"The end of its log:",
+        r"All of it: logs/broken\.log",
+        r"2 of 4 stages in \d+:\d\d, 1 failed, broken \(logs/broken\.log\)\. The same command goes on from here\.",
+    ]
+    assert len(lines) == len(expected) and all(any(re.fullmatch(e, line) for line in lines) for e in expected), text
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_the_step_be_finished_and_leaves_the_terminal_in_order(tmp_path: Path) -> None:
+    repo = new_study(tmp_path / "repo")
+    (repo / "run.py").write_text(TRAINING % (0.5, with_gpus.RESUME_ME))
+    shown = Terminal(repo, "snakemake", "--profile", "local", "grpo_x_low_0")
+    wait_for(lambda: (repo / "started").exists() and "grpo_x@low-0" in shown.text)
+    shown.key("\x03")
+    assert shown.end() == 1 and (repo / "saved").exists()
+    assert "Told to stop: the running stages finish their step" in shown.text
+    assert "grpo_x@low-0: Told to stop, and did. Run again, it goes on" in shown.text
+    assert "0 of 1 stages in " in shown.text
+    assert not processes_in(repo)
+
+
+def test_with_nothing_to_do_make_repro_does_not_start_snakemake(tmp_path: Path) -> None:
+    repo = new_study(tmp_path / "repo")
+    (repo / "dvc.yaml").write_text("stages: {one: {cmd: touch one.txt, outs: [one.txt]}}\n")
+    call(repo, "dvc", "repro")
+    (repo / "snakemake").write_text("#!/bin/sh\ntouch called\n")
+    (repo / "snakemake").chmod(0o755)
+    command = ("env", f"PATH={repo}:{os.environ['PATH']}", sys.executable, "workflow/repro.py")
+    assert "All stages are up to date" in call(repo, *command) and not (repo / "called").exists()
+    (repo / "one.txt").unlink()
+    call(repo, *command)
+    assert (repo / "called").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("--list",), ("--dry-run",), ("no_such_rule",)])
+def test_where_no_stage_runs_snakemake_speaks_as_ever(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """The words that it has without the plugin, to the same places, but for times and the order of the jobs."""
+    repo = new_study(tmp_path / "repo")
+    profile = repo / "local" / "config.yaml"
+
+    def said() -> list[list[str]]:
+        command = ["snakemake", "--profile", "local", *arguments]
+        done = subprocess.run(command, cwd=repo, env=environment(), text=True, capture_output=True)
+        assert done.returncode == (arguments == ("no_such_rule",))
+        timeless = (re.sub(r"Date: .*|Workflow ID: .*|\[.* \d{4}\]|jobid: .*", "", text) for text in (done.stdout, done.stderr))
+        return [sorted(re.split(r"[\s,]+", text)) for text in timeless]
+
+    with_plugin = said()
+    profile.write_text(profile.read_text().replace("logger: study", ""))
+    assert with_plugin == said()
+
+
+def test_progress_is_the_last_bar_that_tqdm_drew(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    stage = Stage("grpo_x@low-0", log, tmp_path / "none", {})
+    assert stage.progress() == {"step": "waits"}
+    with log.open("w") as file, tqdm(total=30, desc="grpo_x/low-0", unit="step", file=file, mininterval=0) as bar:
+        print("Running stage 'grpo_x@low-0':\n> grpo train", file=file, flush=True)
+        assert stage.progress().get("step") in ("0/30", None)
+        bar.update(12)
+        bar.set_postfix_str("validation answer reward 0.431")
+        file.flush()
+        at = stage.progress()
+        assert at["step"] == "12/30" and at["reward"] == "0.431" and re.fullmatch(r"0\d+:\d\d", at["left"] or "")
+    with log.open("w") as file, tqdm(desc="best 566", unit=" programs", initial=12, file=file, mininterval=0) as bar:
+        bar.update(1)
+        file.flush()
+        assert stage.progress() == {"step": "best 566: 13 programs"}
+
+
+def test_time_left_by_hand(tmp_path: Path) -> None:
+    """Two cores; the last time each took 10 s, this time twice as long; one that wants more cores than there are takes all."""
+    names = {"a": "run@a", "b": "run@b", "c": "run@c", "wide": "wide"}
+    stages = {key: Stage(name, tmp_path, tmp_path, {"cores": 1, "nodes": 1}, former=10.0) for key, name in names.items()}
+    stages["wide"].needs["cores"] = 64
+    study = Study(stages, {"cores": 2})
+    assert study.left(now=100.0) == (10 + 10 + 10) / 2 + 10
+    stages["a"].seconds = 20.0
+    stages["b"].started = 95.0
+    assert study.left(now=100.0) == ((20 - 5) + 20) / 2 + 20
+    stages["c"].failed = True
+    stages["wide"].former = None  # new: as those that were done
+    assert study.left(now=100.0) == 15 / 2 + 20
+    stages["a"].former, stages["a"].seconds = None, None
+    assert study.left(now=100.0) is None
+    assert [clock(s) for s in (5.4, 60, 3723)] == ["0:05", "1:00", "1:02:03"]

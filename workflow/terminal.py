@@ -1,0 +1,185 @@
+"""What a person sees while Snakemake runs the stages: a logger plugin of Snakemake, which the profiles switch on.
+
+In a terminal: a line for each running stage, with its step, its reward and the time it still needs, and below them how far all
+is; when all seeds of an arm are done, it becomes a row of the table above. Elsewhere (CI, logs): a line for each stage that
+ends. A failed stage is shown with the end of its log. Of Snakemake's own words only warnings and errors are printed, but all as
+ever where no stage is run (`--list`, `--unlock`, an error in the Snakefile) and with `--dry-run`, `--verbose`, `--quiet`.
+
+(snakemake-logger-plugin-rich counts the finished jobs of each rule. Here each stage is a rule of its own, and steps, rewards
+and the time left are not among Snakemake's events.)
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from pathlib import Path
+
+from progress import Stage, Study, clock, read_study
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent, logger_plugin_module_prefix
+from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
+
+LOG_LINES_SHOWN = 20
+REPORT = Path("reports/writeup.md")
+# Snakemake's words for a failed stage besides those that are shown in their place.
+REPEATED = re.compile(r"CalledProcessError in file|Exiting because a job execution failed|At least one job did not complete")
+TOLD_TO_STOP = ("Terminating processes on user request", "Will exit after finishing currently running jobs")
+
+
+class LogHandler(LogHandlerBase):
+    """Shows Snakemake's events; see the module."""
+
+    writes_to_stream, writes_to_file, has_filter, has_formatter, needs_rulegraph = True, False, True, True, False
+
+    def __post_init__(self) -> None:
+        """Be ready to print as ever, which holds until the first stage starts."""
+        asked = self.common_settings
+        stream, quiet = sys.stdout if asked.stdout else sys.stderr, asked.quiet or set()
+        wanted = DefaultFilter(quiet, asked.debug_dag, asked.verbose, asked.dryrun, asked.printshellcmds)
+        self.words = DefaultFormatter(quiet, asked.show_failed_logs)
+        self.as_ever = ColorizingTextHandler(asked.nocolor, stream, self.words, wanted)
+        self.off = bool(asked.dryrun or asked.verbose or asked.debug_dag or quiet)
+        self.console = Console(file=stream, no_color=asked.nocolor, highlight=False)
+        self.in_terminal = stream.isatty() and not self.console.is_dumb_terminal
+        self.before: list[logging.LogRecord] = []  # what was said before the first stage started
+        self.study: Study | None = None
+        self.live: Live | None = None
+        self.jobs: dict[int, Stage] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by Snakemake for each of its messages, one after the other, in a thread of its own."""
+        try:
+            if self.study:
+                self.follow(self.study, record)
+            elif getattr(record, "event", None) == LogEvent.JOB_STARTED and not self.off:
+                self.study = read_study(self.before)
+                self.before.clear()
+                if self.in_terminal:
+                    self.row("done", "reward", "time")
+                    self.live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=1, transient=True)
+                    self.live.start()
+            else:
+                self.before.append(record)
+                if self.off or record.levelno >= logging.WARNING:
+                    self.say_as_ever()
+        except Exception:
+            self.handleError(record)
+
+    def say_as_ever(self) -> None:
+        """Print what Snakemake has said, as without this plugin."""
+        for record in self.before:
+            self.as_ever.handle(record)
+        self.before.clear()
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print, in a terminal above the lines of the running stages."""
+        self.console.print(Text(text, style), soft_wrap=True)
+
+    def follow(self, study: Study, record: logging.LogRecord) -> None:
+        """Show one of Snakemake's messages while stages run."""
+        now, message = record.created, str(record.msg)
+        match getattr(record, "event", None):
+            case LogEvent.JOB_INFO if stage := study.stages.get(record.rule_name):
+                self.jobs[record.jobid] = stage
+                stage.log_before = stage.log.stat().st_mtime if stage.log.exists() else None
+                stage.started, stage.failed = now, False
+            case LogEvent.JOB_FINISHED if stage := self.jobs.get(record.job_id):
+                stage.finish(now)
+                if not self.in_terminal:
+                    twin = f", taken over from {stage.same_as}" if stage.same_as else ""
+                    reward = "" if stage.reward is None else f", reward {stage.reward:.3f}"
+                    done = f"{len(study.done())} of {len(study.stages)}"
+                    self.say(f"{done}: {stage.name}, {clock(stage.seconds or 0)}{reward}{twin}")
+                elif not study.ahead(stage.arm):
+                    self.show_arm(study, stage.arm)
+            case LogEvent.JOB_ERROR if stage := self.jobs.get(record.jobid):
+                self.show_failed(stage, clock(now - (stage.started or now)), record)
+                stage.started, stage.failed = None, True
+            case None if message.startswith("Trying to restart job"):
+                self.say(f"{self.jobs[int(message.split()[-1].rstrip('.'))].name} is tried again", "yellow")
+            case None if message.startswith(TOLD_TO_STOP):
+                self.say("Told to stop: the running stages finish their step and save; told again, they end at once.", "yellow")
+            case event if record.levelno >= logging.WARNING and event != LogEvent.JOB_ERROR and not REPEATED.search(message):
+                self.say(self.words.format(record), "red" if record.levelno >= logging.ERROR else "yellow")
+
+    def row(self, *cells: str) -> None:
+        """Print a row of the table of what is done."""
+        width = max(len(stage.arm) for stage in self.study.stages.values())  # type: ignore[union-attr]
+        self.say("  ".join([cells[0].ljust(width), *(cell.rjust(7) for cell in cells[1:3]), *cells[3:]]))
+
+    def show_arm(self, study: Study, arm: str) -> None:
+        """The row of an arm: mean reward over the seeds that are done, their seconds together, and which run it equals."""
+        done = [stage for stage in study.done() if stage.arm == arm]
+        rewards = [stage.reward for stage in done if stage.reward is not None]
+        twins = sorted({re.sub(r"-\d+$", "", stage.same_as) for stage in done if stage.same_as})
+        notes = [f"{len(done)} seeds"] * (len(done) > 1) + [f"taken over from {', '.join(twins)}"] * bool(twins)
+        reward = f"{sum(rewards) / len(rewards):.3f}" if rewards else ""
+        self.row(arm, reward, clock(sum(stage.seconds or 0 for stage in done)), "; ".join(notes))
+
+    def show_failed(self, stage: Stage, spent: str, record: logging.LogRecord) -> None:
+        """What has failed, where its log is, and the end of that."""
+        text = stage.log.read_text(errors="replace") if stage.log.exists() else ""
+        lines = re.split(r"[\r\n]+", text.rstrip())[-LOG_LINES_SHOWN:]
+        if lines[-1].startswith("Told to stop"):
+            self.say(f"{stage.name}: {lines[-1]}", "yellow")
+        else:
+            why = f" {record.rule_msg}" if record.rule_msg else ""
+            shown = Text(f"{stage.name} failed after {spent}.{why}\nThe end of its log:\n", "red")
+            shown.append("".join(f"  | {line}\n" for line in lines), "default")
+            self.console.print(shown.append(f"All of it: {', '.join(map(str, record.log))}"), soft_wrap=True)
+
+    def picture(self) -> Group:
+        """The lines of the running stages, and how far all of it is."""
+        study, now = self.study, time.time()
+        assert study
+        table = Table("running", box=None, pad_edge=False)
+        for name in ("step", "reward", "time", "left"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for stage in [stage for stage in study.stages.values() if stage.started is not None]:
+            at, spent, expected = stage.progress(), now - (stage.started or now), study.expected(stage) or 0.0
+            left = at.get("left") or (f"about {clock(expected - spent)}" if expected > spent else "")
+            table.add_row(stage.name, at.get("step"), at.get("reward"), clock(spent), left)
+        words, left_of_all = [f"{len(study.done())} of {len(study.stages)} stages", clock(now - study.began)], study.left(now)
+        words += [] if left_of_all is None else [f"about {clock(left_of_all)} left"]
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(ProgressBar(len(study.stages), len(study.done()), width=30), ", ".join(words))
+        return Group("", table, bar)
+
+    def close(self) -> None:
+        """Leave the terminal in order, and say what was done. Snakemake calls it however the end came; Python does again."""
+        if self.live:
+            self.live.stop()
+        if self.study:
+            self.end(self.study)
+        else:
+            self.say_as_ever()
+        self.study = None
+        super().close()
+
+    def end(self, study: Study) -> None:
+        """The last lines."""
+        done, failed = study.done(), [stage for stage in study.stages.values() if stage.failed]
+        for arm in dict.fromkeys(stage.arm for stage in done):  # of which seeds are missing
+            if self.in_terminal and study.ahead(arm):
+                self.show_arm(study, arm)
+        report = f" The report is {REPORT}; `make ui` shows the runs." if REPORT.exists() else ""
+        if len(done) == len(study.stages):
+            self.say(f"{len(done)} stages in {clock(time.time() - study.began)}.{report}", "bold green")
+        else:
+            self.say(
+                f"{len(done)} of {len(study.stages)} stages in {clock(time.time() - study.began)}, {len(failed)} failed"
+                f"{''.join(f', {stage.name} ({stage.log})' for stage in failed)}. The same command goes on from here.",
+                "bold red" if failed else "bold yellow",
+            )
+
+
+LoggerPluginRegistry().register_plugin(f"{logger_plugin_module_prefix}study", sys.modules[__name__])

@@ -24,25 +24,26 @@ def drop_former_stages() -> list[str]:
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
-    from dvc.utils.serialize import modify_yaml
 
     try:
         with Repo(_wait_for_lock=True) as repo, repo.lock:
-            former = former_stages(repo)
-            if former:
-                with modify_yaml(str(paths.LOCK)) as lock:
-                    for name in former:
-                        del lock["stages"][name]
+            return drop_from(repo)
     except DvcException as error:
         raise UserError(f"dvc.yaml: DVC cannot read the pipeline: {error}. See `dvc dag`.") from error
-    return former
 
 
-def former_stages(repo: Repo) -> list[str]:
-    """Names in dvc.lock of stages that dvc.yaml does not have."""
+def drop_from(repo: Repo) -> list[str]:
+    """The same where the caller has opened the repository, and holds its lock."""
     from dvc.stage import PipelineStage
-    from dvc.utils.serialize import load_yaml
+    from dvc.utils.serialize import load_yaml, modify_yaml
 
-    lock: dict[str, Any] = load_yaml(str(paths.LOCK))
+    if not paths.LOCK.exists():
+        return []
+    found: dict[str, Any] = load_yaml(str(paths.LOCK))
     known = {stage.name for stage in repo.index.stages if isinstance(stage, PipelineStage)}
-    return [name for name in lock["stages"] if name not in known]
+    former = [name for name in found["stages"] if name not in known]
+    if former:
+        with modify_yaml(str(paths.LOCK)) as lock:
+            for name in former:
+                del lock["stages"][name]
+    return former

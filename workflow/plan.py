@@ -32,8 +32,11 @@ class PlanError(Exception):
     """dvc.yaml or params.yaml cannot be turned into a plan; the message says what to mend."""
 
 
-def make_plan() -> set[str]:
+def make_plan(to_run: bool = False) -> set[str]:
     """Ask DVC for the stages and what is stale; write the plan and bring the stamps in line with it.
+
+    Args:
+        to_run: the stages are about to run. Then former ones leave dvc.lock now, which DVC reads and writes at every stage.
 
     Returns:
         the names of the stages that DVC would run, and of all that follow them.
@@ -44,12 +47,16 @@ def make_plan() -> set[str]:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
+    from grpo.dvc_lock import drop_from
+
     try:
         # Waits for the lock, since a stage of another `dvc` may hold it for a moment.
         with Repo(_wait_for_lock=True) as repo, repo.lock:
             remove_torn_rwlock(Path(repo.tmp_dir) / "rwlock")
             plan = describe(repo)
             stale = stale_stages(repo)
+            if to_run and stale:
+                drop_from(repo)
     except DvcException as error:
         raise PlanError(f"DVC cannot read the pipeline: {error}. See `dvc dag`.") from error
     write_stamps(plan, stale)

@@ -15,12 +15,13 @@ def main() -> int:
     """Returns an exit code, where it does not become Snakemake."""
     start = time.perf_counter()
     try:
-        stale = make_plan()
+        stale = make_plan(to_run=True)
     except PlanError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if stale:
-        os.execvp("snakemake", ["snakemake", "--profile", "local"])  # which plans again, as it does alone
+        os.environ["STUDY_PLANNED"] = "1"
+        os.execvp("snakemake", ["snakemake", "--profile", "local"])
     print(f"All stages are up to date ({time.perf_counter() - start:.1f} s). {WHAT_NEXT}")
     return 0
 

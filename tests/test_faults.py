@@ -339,7 +339,7 @@ def test_a_damaged_checkpoint_is_named_with_its_remedy(project: Path, kind: str,
 def test_a_cut_checkpoint_is_told_in_one_message(project: Path) -> None:
     weights = project / "data/model/model.safetensors"
     weights.write_bytes(_half(weights.read_bytes()))
-    assert_told(grpo(project, *EVALUATE), "error: data/model: not a readable model", "dvc checkout --force data/model")
+    assert_told(grpo(project, *EVALUATE), "error: data/model: its weights cannot be read", "dvc checkout --force data/model")
 
 
 def sh(folder: Path, command: str) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,12 @@ def evaluation_sampling(evaluation: Evaluation, prompt: str) -> SamplingParams:
 def encode_prompts(tokenizer: Any, problems: Sequence[Problem], prompt: str) -> list[tuple[int, ...]]:
     """The token ids of each problem's prompt."""
     template = load_prompt(prompt)
-    texts = [format_prompt(template, problem.question) for problem in problems]
-    return [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    return [_encode(tokenizer, format_prompt(template, problem.question)) for problem in problems]
+
+
+@lru_cache(maxsize=8192)  # a run asks the same validation questions again and again
+def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def evaluate(

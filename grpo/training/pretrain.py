@@ -13,8 +13,8 @@ from torch import Tensor
 from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.tokenizer import Tokenizer, train_tokenizer
 from grpo.models.transformer import TransformerLM
-from grpo.objective.log_probs import get_response_log_probs, pad_and_shift
-from grpo.objective.masking import masked_mean
+from grpo.objective.chunked import chunked_log_probs
+from grpo.objective.log_probs import pad_and_shift
 from grpo.sections import Pretraining
 from grpo.training.optimizer import Optimizer
 
@@ -55,8 +55,10 @@ def pretrain(
     optimizer = Optimizer(model, settings.learning_rate, weight_decay=WEIGHT_DECAY)
     for step, batch in enumerate(_batches(settings, corpus, tokenizer), start=1):
         optimizer.learning_rate = _learning_rate(step, settings)
-        log_probs = get_response_log_probs(model, batch["input_ids"], batch["labels"])["log_probs"]
-        loss = -masked_mean(log_probs, batch["response_mask"])
+        mask = batch["response_mask"]
+        predicting = model.base_model(batch["input_ids"]).last_hidden_state[mask]
+        log_probs, _ = chunked_log_probs(predicting, model.get_output_embeddings().weight, batch["labels"][mask])
+        loss = -log_probs.mean()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step(MAX_GRADIENT_NORM)
         on_step(step, loss.item(), optimizer.learning_rate)

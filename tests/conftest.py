@@ -22,7 +22,18 @@ REPOSITORY = Path(__file__).parent.parent
 # Modules that use the same clone of the study one after another.
 OF_ONE_STUDY = {"test_pipeline", "test_push_pull"}
 # The longest first, so that two processes end together. The first two each run the smoke study, and the third waits for one.
-LONGEST = ["one study", "test_snakemake", "test_slurm", "test_killed_runs", "test_asynchronous", "test_mlflow_server"]
+LONGEST = [
+    *(
+        "one study",
+        "test_snakemake",
+        "test_slurm",
+        "test_killed_runs",
+        "test_asynchronous",
+        "test_mlflow_server",
+        "test_workflow",
+    ),
+    *("test_training_loop", "test_mlflow_process", "test_kissing_number", "test_evaluation", "test_faults", "test_sandbox"),
+]
 
 
 def scope(nodeid: str) -> str:

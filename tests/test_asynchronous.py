@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,22 +60,35 @@ def _actors_find_the_parts() -> Any:
         yield
 
 
-@pytest.fixture(scope="module")
-def cluster(_actors_find_the_parts: None) -> Iterator[str]:
-    """The address of a Ray cluster with room for the three actors of one run: to start one takes longer than a short run."""
+@contextmanager
+def ray_cluster(**environment: str) -> Iterator[str]:
+    """The address of a Ray cluster of its own, with room for the three actors of one run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     start = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--num-cpus=3", f"--port={port}"]
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"}
+    inherited = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"}
     process = subprocess.Popen(
-        [*start, "--include-dashboard=false", "--disable-usage-stats"], env=environment, stdout=subprocess.PIPE, text=True
-    )
+        [*start, "--include-dashboard=false", "--disable-usage-stats"],
+        env=inherited | environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert process.stdout is not None
-    assert any("Ray runtime started" in line for line in process.stdout)
-    yield f"127.0.0.1:{port}"
-    process.terminate()  # which ends the processes of this cluster, and of no other (`ray stop` ends all)
-    process.wait(60)
+    try:
+        assert any("Ray runtime started" in line for line in process.stdout)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()  # which ends the processes of this cluster, and of no other (`ray stop` ends all)
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def cluster(_actors_find_the_parts: None) -> Iterator[str]:
+    """A cluster that runs share one after another, since to start one takes longer than a short run.
+
+    It asks for no token: Ray has been imported here, which is when it learns whether to send one.
+    """
+    with ray_cluster(RAY_AUTH_MODE="disabled") as address:
+        yield address
 
 
 @pytest.fixture
@@ -569,6 +583,30 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
             pass
 
 
+ON_A_CLUSTER = """
+import sys
+from functools import partial
+from pathlib import Path
+import asynchronous_parts as parts
+folder, notes = map(Path, sys.argv[1:])
+config = parts.asynchronous(max_policy_lag=1)
+learner = partial(parts.make_learner, folder, notes, 0.0, config)
+parts.run(config, partial(parts.make_generator, folder, notes, 0.0), learner, notes)
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -> None:
+    """As clusters do since Ray 2.60; and a second run finds it as the first one did."""
+    with ray_cluster() as address:
+        for name in ("first", "second"):
+            program = [sys.executable, "-c", ON_A_CLUSTER, str(folder), str(tmp_path / name)]
+            environment = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"} | {"RAY_ADDRESS": address}
+            done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
+            assert done.returncode == 0, done.stderr
+    assert rows(tmp_path / "first") == rows(tmp_path / "second") and len(rows(tmp_path / "first")) == CONFIG.n_grpo_steps
+
+
 # --------------------------------------------------------------------------------------------------- nothing is left behind
 
 
@@ -598,9 +636,10 @@ parts.run(config, generator, partial(parts.make_fixed_time_learner, 0.2), notes,
 
 @pytest.mark.parametrize(
     "how",
-    [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGKILL))],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGKILL],
     ids=lambda how: how.name,
 )
+@pytest.mark.slow
 def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
     mark = f"GRPO_TEST_MARK={tmp_path.name}-{how.name}"
     environment = os.environ | dict([mark.split("=")])

@@ -284,6 +284,8 @@ def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
 ) -> None:
     """Its folder is written whole or not at all, so what the first prompt cost must outlive it."""
     monkeypatch.chdir(project)
+    few = mini_study.evaluation.model_copy(update={"zero_shot_problems": 64})
+    mini_study = mini_study.model_copy(update={"evaluation": few})
     whole = zero_shot.evaluate_checkpoint
 
     def killed_at_the_second(evaluator: Any, problems: Any, prompt: str, folder: Path) -> dict[str, Any]:

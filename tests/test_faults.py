@@ -343,6 +343,7 @@ def test_a_damaged_checkpoint_is_named_with_its_remedy(project: Path, kind: str,
             assert explain_os_error(caught.value) is None
 
 
+@slow
 def test_a_cut_checkpoint_is_told_in_one_message(project: Path) -> None:
     weights = project / "data/model/model.safetensors"
     weights.write_bytes(_half(weights.read_bytes()))

@@ -112,6 +112,7 @@ def test_changed_resources_and_removed_stages_make_nothing_stale(repo: Path, mon
     assert (train["gpus"], train["threads"], train["resources"]["cpus_per_gpu"]) == (2, 7, 4)
 
 
+@pytest.mark.slow
 def test_one_rule_asked_for_brings_back_a_lost_output_and_nothing_else(repo: Path) -> None:
     (repo / "data" / "runs" / "1e-4-0").unlink()
     edit(repo, "params.yaml", "no_std: 3", "no_std: 4")
@@ -187,12 +188,14 @@ def test_names_that_would_be_one_rule_are_refused(repo: Path, monkeypatch: pytes
         planned(repo, monkeypatch)
 
 
+@pytest.mark.slow
 def test_broken_pipeline_is_told_in_dvcs_words(repo: Path) -> None:
     edit(repo, "dvc.yaml", "${base}", "${nowhere}")
     text = snakemake(repo, ok=False)
     assert "DVC cannot read the pipeline" in text and "nowhere" in text and "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_gpus_that_the_machine_lacks_are_refused_with_the_remedy(repo: Path) -> None:
     edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
     edit(repo, "params.yaml", "train: {gpus: 0", "train: {gpus: 1")
@@ -201,6 +204,7 @@ def test_gpus_that_the_machine_lacks_are_refused_with_the_remedy(repo: Path) -> 
     assert ran(repo) == []
 
 
+@pytest.mark.slow
 def test_a_job_that_slurm_has_given_its_devices_takes_none(tmp_path: Path) -> None:
     """The plugin's job calls Snakemake again, as `--mode remote`; an allocation's environment alone does not make one."""
     repo = new_repo(tmp_path / "repo")
@@ -238,7 +242,8 @@ def test_killed_snakemake_leaves_no_training_and_the_next_run_finishes(repo: Pat
     assert "up to date" in call(repo, "dvc", "status")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_let_the_step_be_finished_and_give_back_dvcs_locks(repo: Path, signum: signal.Signals) -> None:
     (repo / "training.py").write_text(TRAINING % (1.5, with_gpus.RESUME_ME))
     edit(repo, "dvc.yaml", "test ${item.arm} != ${broken}", "python training.py")

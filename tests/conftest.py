@@ -4,30 +4,70 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import shutil
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from grpo.sections import PretrainedHere
 from grpo.study import Study, load_study
 
 REPOSITORY = Path(__file__).parent.parent
-# Modules that share the study of the fixture `finished`, which is dear to make.
-OF_ONE_STUDY = {"test_pipeline", "test_push_pull", "test_slurm"}
+# Modules that use the same clone of the study one after another.
+OF_ONE_STUDY = {"test_pipeline", "test_push_pull"}
+# The longest first, so that two processes end together. The first two each run the smoke study, and the third waits for one.
+LONGEST = [
+    *(
+        "one study",
+        "test_snakemake",
+        "test_slurm",
+        "test_killed_runs",
+        "test_asynchronous",
+        "test_mlflow_server",
+        "test_workflow",
+    ),
+    *("test_training_loop", "test_mlflow_process", "test_kissing_number", "test_evaluation", "test_faults", "test_sandbox"),
+]
+
+
+def scope(nodeid: str) -> str:
+    """Where tests run side by side (`pytest -n 2`), those of one scope, which is a module, stay in one process."""
+    module = Path(nodeid.split("::")[0]).stem
+    return "one study" if module in OF_ONE_STUDY else module
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(scope(item.nodeid)) if scope(item.nodeid) in LONGEST else len(LONGEST))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where tests run side by side (`pytest -n 2`), those of a module stay in one process, and so do those of one study."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByModule(LoadScopeScheduling):
+    class ByScope(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            module = Path(nodeid.split("::")[0]).stem
-            return "one study" if module in OF_ONE_STUDY else module
+            return scope(nodeid)
 
-    return ByModule(config, log)
+    config.option.loadscopereorder = False  # it would begin with the modules that have the most tests
+    return ByScope(config, log)
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that one of the processes makes, and for which the others wait; who changes it must work on a copy."""
+    root = factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
+    with FileLock(f"{folder}.lock"):
+        if not (done := Path(f"{folder}.made")).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -35,21 +75,41 @@ def mini_study() -> Study:
     return load_study(REPOSITORY / "studies" / "mini.yaml")
 
 
+@pytest.fixture
+def grpo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """``grpo ARGUMENTS`` in this process, where nothing is imported again: exit code, stdout and stderr."""
+    from grpo.cli import main
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["grpo", *arguments])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone in which `dvc repro` has run the smoke study from scratch; its results are committed.
 
-    Takes minutes, so all tests share it: one that changes it brings it back to what it was.
+    Takes minutes, so all tests share it. Only those of the scope "one study" run DVC in it, and bring back what they change.
     """
     from pipeline_parts import fresh_clone, sh
 
-    folder = fresh_clone(tmp_path_factory.mktemp("dvc"))
-    start = time.perf_counter()
-    sh(folder, "dvc", "repro")
-    print(f"smoke study through dvc repro: {time.perf_counter() - start:.0f} s")
-    sh(folder, "git", "add", "-A")
-    sh(folder, "git", "commit", "-qm", "results")
-    return folder
+    def make(folder: Path) -> None:
+        fresh_clone(folder)
+        start = time.perf_counter()
+        sh(folder, "dvc", "repro")
+        print(f"smoke study through dvc repro: {time.perf_counter() - start:.0f} s")
+        sh(folder, "git", "add", "-A")
+        sh(folder, "git", "commit", "-qm", "results")
+
+    return made_once(tmp_path_factory, "smoke-by-dvc", make)
 
 
 @pytest.fixture(scope="session")

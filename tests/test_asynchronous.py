@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,46 @@ def _actors_find_the_parts() -> Any:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
         patch.delenv("RAY_ADDRESS", raising=False)
         yield
+
+
+@contextmanager
+def ray_cluster(**environment: str) -> Iterator[str]:
+    """The address of a Ray cluster of its own, with room for the three actors of one run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--num-cpus=3", f"--port={port}"]
+    inherited = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"}
+    process = subprocess.Popen(
+        [*start, "--include-dashboard=false", "--disable-usage-stats"],
+        env=inherited | environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        assert any("Ray runtime started" in line for line in process.stdout)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()  # which ends the processes of this cluster, and of no other (`ray stop` ends all)
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def cluster(_actors_find_the_parts: None) -> Iterator[str]:
+    """A cluster that runs share one after another, since to start one takes longer than a short run.
+
+    It asks for no token: Ray has been imported here, which is when it learns whether to send one.
+    """
+    with ray_cluster(RAY_AUTH_MODE="disabled") as address:
+        yield address
+
+
+@pytest.fixture
+def on_the_cluster(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs take the cluster of this module. Each leaves it as it was, or there would be no room for the next."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+
+
+shared_cluster = pytest.mark.usefixtures("on_the_cluster")
 
 
 @pytest.fixture(scope="module")
@@ -354,12 +395,13 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
 # ------------------------------------------------------------------------------------------------------------------ real Ray
 
 
+@shared_cluster
 def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folder: Path, tmp_path: Path) -> None:
     """One actor on real Ray; it counts what it was trained on."""
     make = partial(make_learner, folder, tmp_path, 0.0, CONFIG)
     batches = [replace(scored(step), old_log_probs=None) for step in range(1, 6)]
     config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
-    ray.init(num_cpus=1, include_dashboard=False, logging_level=logging.ERROR)
+    ray.init(logging_level=logging.ERROR)
     worker = Worker("learner", LearnerActor, (make, config), {"num_cpus": 1.0}, 60.0)
     try:
         learner = RemoteLearner(worker)
@@ -377,23 +419,25 @@ def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folde
     assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch.rollouts]
 
 
-@pytest.mark.parametrize("epochs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@shared_cluster
 def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
-    folder: Path, fresh_model: Any, tokenizer: Any, tmp_path: Path, epochs: int
+    folder: Path, fresh_model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    config = CONFIG.model_copy(update={"epochs_per_rollout_batch": epochs, "train_batch_size": 8})
+    """With two epochs of two updates on each rollout batch."""
+    config = CONFIG.model_copy(update={"epochs_per_rollout_batch": 2, "train_batch_size": 8})
     _, expected = synchronously(config, fresh_model, tokenizer, tmp_path / "synchronous")
     _, found, restarts = with_actors(asynchronous(config, max_policy_lag=0), folder, tmp_path / "asynchronous")
     assert equal(found, expected)
     assert not equal(found["model"], fresh_model.state_dict())
     assert restarts == {"generator": 0, "scorer": 0, "learner": 0}
     both = [rows(tmp_path / name) for name in ("synchronous", "asynchronous")]
-    assert len(both[0]) == 8 * 2 * epochs
+    assert len(both[0]) == 8 * 2 * 2
     for one, other in zip(*both, strict=True):
         assert one.items() <= other.items()
         assert other["lag_max"] == 0
 
 
+@shared_cluster
 @pytest.mark.slow
 def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_path: Path) -> None:
     config = asynchronous(max_policy_lag=2, replay_capacity=2)
@@ -404,6 +448,7 @@ def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_
     assert lags[:3] == [0, 1, 2] and max(lags) == 3  # two versions behind, and a batch of the buffer before that
 
 
+@shared_cluster
 @pytest.mark.slow
 def test_the_newest_weights_never_lag_by_more_than_the_bound(folder: Path, tmp_path: Path) -> None:
     config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 40}), max_policy_lag=3, weights="newest")
@@ -437,6 +482,7 @@ class Killer:
                 self.killed.append(role)
 
 
+@shared_cluster
 @pytest.mark.slow
 def test_no_group_is_lost_or_trained_twice_when_actors_are_killed(folder: Path, tmp_path: Path) -> None:
     config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 60}), max_policy_lag=1)
@@ -453,6 +499,7 @@ def test_no_group_is_lost_or_trained_twice_when_actors_are_killed(folder: Path, 
         assert one == other
 
 
+@shared_cluster
 @pytest.mark.slow
 def test_a_dead_learner_and_a_dead_generator_go_on_where_they_were(folder: Path, tmp_path: Path) -> None:
     config = asynchronous(max_policy_lag=1)
@@ -475,6 +522,7 @@ def test_a_dead_learner_and_a_dead_generator_go_on_where_they_were(folder: Path,
     assert restarts["learner"] == 2 and restarts["scorer"] == 0
 
 
+@shared_cluster
 @pytest.mark.slow
 def test_a_stuck_actor_is_noticed_and_replaced(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = asynchronous(max_policy_lag=1, stuck_after_s=2.0)
@@ -490,6 +538,7 @@ def test_a_stuck_actor_is_noticed_and_replaced(folder: Path, tmp_path: Path, cap
     assert "The generator has not answered sample for 2 s" in capsys.readouterr().out
 
 
+@shared_cluster
 def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Path) -> None:
     """Where each has its own device, a step takes hardly longer than the slower of the two."""
     config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 12}), max_policy_lag=1)
@@ -507,6 +556,7 @@ def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Pat
         assert (usual["generator_waiting_s"] > usual["waiting_s"]) == (generation < training)  # the faster one waits
 
 
+@shared_cluster
 def test_what_goes_wrong_in_an_actor_arrives_as_it_is(folder: Path, tmp_path: Path) -> None:
     config = asynchronous()
     learner = partial(make_learner, folder, tmp_path, 0.0, config)
@@ -546,24 +596,15 @@ parts.run(config, partial(parts.make_generator, folder, notes, 0.0), learner, no
 
 
 @pytest.mark.slow
-def test_a_cluster_is_used_and_left_as_it_was(folder: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ray = Path(sys.executable).parent / "ray"
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"}
-    start = [ray, "start", "--head", "--num-cpus=4", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"]
-    subprocess.run(start, env=environment, check=True, capture_output=True)
-    try:
-        environment["RAY_ADDRESS"] = f"127.0.0.1:{port}"
-        for name in ("first", "second"):  # the second finds the cluster there, and room for its own actors
+def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -> None:
+    """As clusters do since Ray 2.60; and a second run finds it as the first one did."""
+    with ray_cluster() as address:
+        for name in ("first", "second"):
             program = [sys.executable, "-c", ON_A_CLUSTER, str(folder), str(tmp_path / name)]
+            environment = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"} | {"RAY_ADDRESS": address}
             done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
             assert done.returncode == 0, done.stderr
-            assert len(rows(tmp_path / name)) == CONFIG.n_grpo_steps
-        assert rows(tmp_path / "first") == rows(tmp_path / "second")
-    finally:
-        subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
+    assert rows(tmp_path / "first") == rows(tmp_path / "second") and len(rows(tmp_path / "first")) == CONFIG.n_grpo_steps
 
 
 # --------------------------------------------------------------------------------------------------- nothing is left behind
@@ -595,9 +636,10 @@ parts.run(config, generator, partial(parts.make_fixed_time_learner, 0.2), notes,
 
 @pytest.mark.parametrize(
     "how",
-    [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGKILL))],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGKILL],
     ids=lambda how: how.name,
 )
+@pytest.mark.slow
 def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
     mark = f"GRPO_TEST_MARK={tmp_path.name}-{how.name}"
     environment = os.environ | dict([mark.split("=")])

@@ -28,6 +28,7 @@ def test_a_product_does_not_depend_on_how_its_rows_are_shared_out() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.slow
 def test_the_first_computation_of_a_process_is_like_any_other() -> None:
     """300 processes that begin with a cosine in two threads; without `start_threads` about 2% of them differ."""
     script = """

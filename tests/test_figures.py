@@ -43,7 +43,7 @@ def looks(axis: Axes) -> list[Look]:
     return [(str(line.get_color()), str(line._unscaled_dash_pattern)) for line in axis.lines]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("count", [1, 8, 9, 30])
+@pytest.mark.parametrize("count", [1, 9, 30])
 def test_every_arm_is_drawn_and_can_be_told_from_the_others(
     count: int, tmp_path: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:

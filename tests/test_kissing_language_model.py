@@ -437,7 +437,10 @@ def without_times(attempts: list[Attempt]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("strategy", ["refine", "best_of_n", "hybrid"])  # whose prompts depend on the log
+# Their prompts depend on the log.
+@pytest.mark.parametrize(
+    "strategy", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in ("refine", "best_of_n"))]
+)
 def test_a_killed_search_ends_as_an_undisturbed_one(tmp_path: Path, strategy: str) -> None:
     index = {seed_of(0, number): number for number in range(8)}
     hung: list[int] = []

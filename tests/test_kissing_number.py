@@ -88,7 +88,7 @@ def test_twelve_rays_need_irrational_frames(shrink: float) -> None:
     assert len(points) < 600 and is_kissing(points)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 20))])
 def test_every_recipe_gives_a_valid_set(seed: int) -> None:
     rng = Random(seed)
     recipe = mutation.fresh(list(CORES)[seed % len(CORES)], rng)
@@ -197,25 +197,19 @@ def test_the_default_search_reaches_582(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- command line
 
 
-def kissing(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "grpo", "kissing", *arguments]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    return subprocess.run(command, cwd=ROOT, env=kept | environment, capture_output=True, text=True, check=False)
-
-
-def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(tmp_path: Path) -> None:
+def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_path: Path) -> None:
     roots = [[6 if k in (i, j) else 0 for k in range(11)] for i, j in ((0, 1), (1, 2))]
     program = tmp_path / "program.py"
     program.write_text(f"points = {roots}")
-    done = kissing("verify", str(program))
-    assert done.returncode == 0
-    assert json.loads(done.stdout) == {
+    code, said, _ = grpo("kissing", "verify", str(program))
+    assert code == 0
+    assert json.loads(said) == {
         "num_points": 2, "dimension": 11, "validity": 1.0, "combined_score": 2.0, "message": ""
     }  # fmt: skip
     program.write_text(f"points = {[*roots, [7, 6, 0, 6, 0, 0, 0, 0, 0, 0, 0]]}")
-    done = kissing("verify", str(program))
-    assert done.returncode == 1 and json.loads(done.stdout)["combined_score"] == 0.0
-    assert json.loads(done.stdout)["message"].startswith("Minimum squared distance 37 < maximum squared norm 121: points 0 ")
+    code, said, _ = grpo("kissing", "verify", str(program))
+    assert code == 1 and json.loads(said)["combined_score"] == 0.0
+    assert json.loads(said)["message"].startswith("Minimum squared distance 37 < maximum squared norm 121: points 0 ")
 
 
 @pytest.mark.parametrize(
@@ -228,24 +222,33 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(tmp_path: Path)
     ],
 )
 def test_mistakes_are_told_in_one_message(
-    tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str], message: str
+    grpo: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    message: str,
 ) -> None:
+    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     out = ("--out", str(tmp_path)) if arguments[0] == "search" else ()
-    done = kissing(*arguments, *out, **environment)
-    assert done.returncode == 2 and re.search(message, done.stderr) and "Traceback" not in done.stderr
+    code, _, told = grpo("kissing", *arguments, *out)
+    assert code == 2 and re.search(message, told)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_search_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
-    out = ("--out", str(tmp_path), "--seed", "1")
-    assert kissing("search", "--calls", "2", *out).returncode == 0
+def test_a_search_goes_on_with_a_larger_budget(grpo: Any, tmp_path: Path) -> None:
+    search = ("kissing", "search", "--out", str(tmp_path))
+    assert grpo(*search, "--seed", "1", "--calls", "2")[0] == 0
     first = read_log(tmp_path / LOG)[1]
-    done = kissing("search", "--calls", "4", *out)
-    assert done.returncode == 0 and "4 of 4 calls" in done.stdout
+    code, said, _ = grpo(*search, "--seed", "1", "--calls", "4")
+    assert code == 0 and "4 of 4 calls" in said
     attempts = read_log(tmp_path / LOG)[1]
     assert attempts[:2] == first and len(attempts) == 4
-    refused = kissing("search", "--calls", "4", "--out", str(tmp_path), "--seed", "2")
-    assert refused.returncode == 2 and "belongs to a search with another seed" in refused.stderr
+    code, _, told = grpo(*search, "--seed", "2", "--calls", "4")
+    assert code == 2 and "belongs to a search with another seed" in told
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
@@ -255,7 +258,27 @@ def test_a_search_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
 def study(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("grpo.discovery.stage.MlflowRun", NoMlflow)
-    return mini_study.model_copy(update={"kissing_number": KissingNumber(calls=6, seed=1)})
+    return mini_study.model_copy(update={"kissing_number": SEARCH})
+
+
+@pytest.fixture(scope="module")
+def made(mini_study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder in which the stage has run, and what it returned."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("grpo.discovery.stage.MlflowRun", NoMlflow)
+        return folder, run_kissing_number(mini_study.model_copy(update={"kissing_number": SEARCH}))
+
+
+@pytest.fixture
+def report(made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the stage returned; its files are below the working folder."""
+    monkeypatch.chdir(made[0])
+    return dict(made[1])
+
+
+SEARCH = KissingNumber(calls=6, seed=1)
 
 
 class NoMlflow:
@@ -271,8 +294,8 @@ class NoMlflow:
     def finish(self) -> None: ...
 
 
-def test_the_stage_writes_program_log_and_scores(study: Study) -> None:
-    result = run_kissing_number(study)
+def test_the_stage_writes_program_log_and_scores(report: dict[str, Any]) -> None:
+    result = report
     settings, attempts = read_log(paths.CONVERSATION_LOG)
     assert (len(attempts), settings.strategy, settings.seed) == (6, "mutation", 1)
     assert result["best"] == 600 and result["best_from"] == "committed program"
@@ -295,28 +318,21 @@ def test_a_study_without_a_search_gets_outputs_that_are_empty(study: Study) -> N
     assert Path("reports/curves/kissing_number.csv").read_text() == "attempt,best\n"
 
 
-def test_the_same_seed_gives_the_same_results(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        run_kissing_number(study)
-        written = [paths.KISSING_NUMBER_REPORT, *sorted(paths.KISSING_NUMBER.iterdir())]
-        found.append([path.read_bytes() for path in written])
-    assert found[0] == found[1]
+def test_the_same_seed_gives_the_same_results(study: Study, made: tuple[Path, Any], tmp_path: Path) -> None:
+    run_kissing_number(study)
+    written = [paths.KISSING_NUMBER_REPORT, *sorted(paths.KISSING_NUMBER.iterdir())]
+    assert [path.read_bytes() for path in written] == [(made[0] / path).read_bytes() for path in written]
 
 
-def test_a_killed_stage_goes_on(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_stage_goes_on(study: Study, made: tuple[Path, Any]) -> None:
     """SIGKILL after some attempts: the rest follow, with the same programs as without it."""
-    whole = run_kissing_number(study)
+    whole = made[1]
     program = (
         "from grpo.study import load_study; from grpo.discovery.stage import run_kissing_number\n"
         "from grpo.sections import KissingNumber; from pathlib import Path\n"
         f"study = load_study(Path({str(ROOT / 'params.yaml')!r}))\n"
         "run_kissing_number(study.model_copy(update={'kissing_number': KissingNumber(calls=6, seed=1)}))\n"
     )
-    (tmp_path / "again").mkdir()
-    monkeypatch.chdir(tmp_path / "again")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -361,8 +377,7 @@ def test_the_known_bounds_carry_their_sources() -> None:
         assert bound["who"] and bound["year"] > 1970 and len(bound["source"]) > 20
 
 
-def test_the_section_says_how_and_what_was_known(study: Study) -> None:
-    report = run_kissing_number(study)
+def test_the_section_says_how_and_what_was_known(report: dict[str, Any]) -> None:
     text = section(report)
     assert "No language model was used" in text
     assert f"The search found **{report['best_of_search']}** points" in text
@@ -374,8 +389,8 @@ def test_the_section_says_how_and_what_was_known(study: Study) -> None:
     assert "No attempt gave an invalid set" in text
 
 
-def test_the_section_of_a_language_model_names_it_and_its_failures(study: Study) -> None:
-    report = run_kissing_number(study) | {
+def test_the_section_of_a_language_model_names_it_and_its_failures(report: dict[str, Any]) -> None:
+    report |= {
         "note": "", "model": "some-model", "strategy": "refine", "calls": 9, "failed_calls": 2, "tokens": 1234,
         "failures": {"Minimum squared distance N < maximum squared norm N": 3, "no code block": 1},
     }  # fmt: skip
@@ -386,8 +401,7 @@ def test_the_section_of_a_language_model_names_it_and_its_failures(study: Study)
     assert "No language model" not in text
 
 
-def test_the_figure_shows_every_attempt(study: Study) -> None:
-    report = run_kissing_number(study)
+def test_the_figure_shows_every_attempt(report: dict[str, Any]) -> None:
     axis = draw_search(report, read_scores()).axes[0]
     drawn = sorted(tuple(point) for collection in axis.collections for point in collection.get_offsets().tolist())
     assert drawn == sorted((row["attempt"], row["score"]) for row in read_scores().to_dict("records"))

@@ -12,15 +12,13 @@ import torch
 from tests.parallel_worker import compute
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict:
+def test_processes_share_the_work_and_get_the_gradient_of_one(tmp_path: Path) -> None:
+    """Three processes, among which nothing divides evenly.
+
+    Gradients, losses, log-probabilities; every loss that needs more than its own rows; packed and padded; SFT; drift.
+    """
     torch.set_num_threads(1)
-    return compute()
-
-
-@pytest.mark.parametrize("processes", [2, 3])
-def test_processes_share_the_work_and_get_the_gradient_of_one(alone: dict, processes: int, tmp_path: Path) -> None:
-    """Gradients, losses, log-probabilities; every loss that needs more than its own rows; packed and padded; SFT; drift."""
+    processes, alone = 3, compute()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     worker = Path(__file__).parent / "parallel_worker.py"
     done = subprocess.run(

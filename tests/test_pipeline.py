@@ -1,17 +1,16 @@
-"""The smoke study for real, from a fresh copy of the repository: DVC and Snakemake, repeated, changed, killed and compared."""
+"""The smoke study for real, from a fresh copy of the repository through DVC: what it makes, and what a change makes stale."""
 
 from __future__ import annotations
 
 import csv
 import re
 import shutil
-import time
 
 import pytest
-from pipeline_parts import digests, fresh_clone, lock, sh
+from pipeline_parts import ROOT, digests, lock, sh
 from ruamel.yaml import YAML
 
-from grpo.experiments import BUILDS_ON, EXPERIMENTS, needed_selections
+from grpo.experiments import EXPERIMENTS, needed_selections
 from grpo.study import load_study
 
 STAGES = 65  # 8 before training, 35 runs, 16 selections, the kissing number, 5 of the report
@@ -84,24 +83,23 @@ LEARNERS = {
 def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way):
     """The first step's rollouts are those of the default learner, and so is its gradient as far as the precision goes."""
     changes, tolerance = LEARNERS[way]
-    folder = fresh_clone(tmp_path)
     for name in ("dataset", "model"):
-        shutil.copytree(finished / "data" / name, folder / "data" / name)
+        shutil.copytree(finished / "data" / name, tmp_path / "data" / name)
     yaml = YAML()
-    params = yaml.load(folder / "params.yaml")
+    params = yaml.load(finished / "params.yaml")
     params["learner"].update(changes)
-    params["grpo"]["measure_kl"] = True
-    yaml.dump(params, folder / "params.yaml")
-    sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4")
-    rows = [
-        next(csv.DictReader((clone / "data/runs/grpo_learning_rate/3e-4-0/history.csv").open())) for clone in (folder, finished)
-    ]
+    params["grpo"] |= {"measure_kl": True, "n_grpo_steps": 1}
+    params["evaluation"]["problems"] = 8
+    yaml.dump(params, tmp_path / "params.yaml")
+    sh(tmp_path, "grpo", "train", "grpo_learning_rate", "3e-4")
+    histories = [folder / "data/runs/grpo_learning_rate/3e-4-0/history.csv" for folder in (tmp_path, finished)]
+    rows = [next(csv.DictReader(history.open())) for history in histories]
     assert float(rows[0]["kl/per_token"]) == pytest.approx(0, abs=1e-6)
     if tolerance is not None:  # in bfloat16 the samples differ
         assert rows[0]["train/reward"] == rows[1]["train/reward"]
         for name in ("gradient_norm", "token_entropy"):
             assert float(rows[0][name]) == pytest.approx(float(rows[1][name]), rel=tolerance)
-    assert (folder / "data/checkpoints/grpo_learning_rate/3e-4-0/last/model.safetensors").exists()
+    assert (tmp_path / "data/checkpoints/grpo_learning_rate/3e-4-0/last/model.safetensors").exists()
 
 
 def test_checkpoints_load_with_transformers(finished):
@@ -143,160 +141,130 @@ def test_an_equal_arm_is_not_trained_twice(finished):
         ).read_bytes()
 
 
-def test_a_second_repro_does_nothing(finished):
-    start = time.perf_counter()
-    result = sh(finished, "dvc", "repro")
-    print(f"dvc repro with nothing to do: {time.perf_counter() - start:.1f} s")
-    assert "Running stage" not in result.stdout
-    assert "up to date" in result.stdout
+CHANGES = [  # experiment, arm, and what becomes of it in params.yaml
+    ("grpo_learning_rate", "1e-3", '"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 2e-3}'),
+    ("sft_experiment", "filtered", "filtered: {filtered: true}", "filtered: {filtered: true, examples: 8}"),
+    ("grpo_off_policy_sweep_broad", "epochs_4-batch_8", "4-batch_8: {n_grpo_steps: 2", "4-batch_8: {n_grpo_steps: 1"),
+]
 
 
-def test_a_run_trained_again_comes_back_byte_for_byte(finished):
-    before = digests(finished)
-    runs = [
-        "grpo_learning_rate@3e-4-0",
-        "grpo_kl_divergence@best-0",
-        "sft_experiment@all-0",
-        "expert_iteration_experiment@questions_16-rollouts_8-epochs_2-0",
-        "grpo_sft_initialization@sft_final-0",
-        "grpo_keyword_inclusion@grpo-0",
-    ]
-    ran = sh(finished, "dvc", "repro", "--force", "--single-item", *runs).stdout
-    for experiment, run in (name.split("@") for name in runs):
-        assert f"> grpo train {experiment} {run.removesuffix('-0')} --seed 0" in ran
-    assert digests(finished) == before
-    sh(finished, "dvc", "repro")
-    sh(finished, "git", "commit", "-qam", "again")
-
-
-def test_snakemake_from_scratch_gives_the_same_lock(finished, tmp_path):
-    folder = fresh_clone(tmp_path)
-    start = time.perf_counter()
-    sh(folder, "snakemake", "--profile", "local")
-    print(f"smoke study through snakemake: {time.perf_counter() - start:.0f} s")
-    assert lock(folder) == lock(finished)
-    result = sh(folder, "snakemake", "--profile", "local")
-    assert "Nothing to be done" in result.stdout + result.stderr
-
-
-@pytest.mark.parametrize(
-    ("experiment", "arm", "old", "new"),
-    [
-        ("grpo_learning_rate", "1e-3", '"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 2e-3}'),
-        ("sft_experiment", "filtered", "filtered: {filtered: true}", "filtered: {filtered: true, examples: 8}"),
-        ("grpo_off_policy_sweep_broad", "epochs_4-batch_8", "2, epochs_per_rollout_batch: 4, train_batch_size: 8", None),
-    ],
-)
-def test_changing_one_arm_makes_that_arm_and_what_follows_stale(finished, experiment, arm, old, new):
+def test_changed_arms_and_what_follows_are_stale(finished):
     params = finished / "params.yaml"
-    before = params.read_text()
-    assert before.count(old) == 1
-    params.write_text(before.replace(old, new or old.replace("2,", "1,", 1)))
+    before = changed = params.read_text()
+    for _, _, old, new in CHANGES:
+        assert changed.count(old) == 1
+        changed = changed.replace(old, new)
+    params.write_text(changed)
     try:
-        assert f"experiments.{experiment}.arms.{arm}." in sh(finished, "dvc", "params", "diff").stdout
+        difference = sh(finished, "dvc", "params", "diff").stdout
         lines = sh(finished, "dvc", "status").stdout.splitlines()
     finally:
         params.write_text(before)
+    assert all(f"experiments.{experiment}.arms.{arm}." in difference for experiment, arm, _, _ in CHANGES)
     stale = {line.rstrip(":") for line in lines if line and not line.startswith((" ", "\t"))}
-    assert stale == {f"{experiment}@{arm}-0", f"select@{experiment}"} | REPORT
+    assert stale == REPORT.union(*({f"{experiment}@{arm}-0", f"select@{experiment}"} for experiment, arm, _, _ in CHANGES))
 
 
-def test_metrics_diff_shows_what_a_pinned_rate_changed(finished):
-    params = finished / "params.yaml"
-    before = params.read_text()
-    winner = "3e-4" if '"winner": "1e-3"' in (finished / "reports/select/grpo_learning_rate.json").read_text() else "1e-3"
-    params.write_text(before.replace("pinned: {}", f'pinned: {{grpo_learning_rate: "{winner}"}}'))
-    try:
-        ran = sh(finished, "dvc", "repro").stdout
-        # Fine-tuning, expert iteration and the keyword task build on no winner.
-        trained = {name for name in EXPERIMENTS if f"> grpo train {name} " in ran}
-        assert trained == {name for name in EXPERIMENTS if "grpo_learning_rate" in BUILDS_ON[name]}
-        difference = sh(finished, "dvc", "metrics", "diff").stdout
-        assert "grpo_learning_rate.winner" in difference and winner in difference
-        assert (
-            f"Pinned by hand in `params.yaml`:** grpo_learning_rate: {winner}" in (finished / "reports/writeup.md").read_text()
-        )
-    finally:
-        params.write_text(before)
-        sh(finished, "git", "checkout", "-q", ".")
-        sh(finished, "dvc", "checkout", "-q")
+MADE = ["grpo_learning_rate", "grpo_baselines", "grpo_keyword_inclusion"]
+LEFT_OUT = [name for name in EXPERIMENTS if name not in MADE]
 
 
-def test_a_changed_arm_that_does_not_win_trains_nothing_downstream(finished):
-    params = finished / "params.yaml"
-    before = params.read_text()
-    winner = "1e-3" if '"winner": "1e-3"' in (finished / "reports/select/grpo_learning_rate.json").read_text() else "3e-4"
-    loser = {"1e-3": "3e-4", "3e-4": "1e-3"}[winner]
-    changed = before.replace("pinned: {}", f'pinned: {{grpo_learning_rate: "{winner}"}}')
-    params.write_text(changed.replace(f'"{loser}": {{learning_rate: {loser}}}', f'"{loser}": {{learning_rate: 7e-4}}'))
-    try:
-        ran = sh(finished, "dvc", "repro").stdout
-    finally:
-        params.write_text(before)
-        sh(finished, "git", "checkout", "-q", ".")
-        sh(finished, "dvc", "checkout", "-q")
-    assert f"> grpo train grpo_learning_rate {loser}" in ran
-    assert f"> grpo train grpo_learning_rate {winner}" not in ran
-    assert all(f"> grpo train {name} " not in ran for name in EXPERIMENTS if name != "grpo_learning_rate")
-    assert "> grpo writeup" in ran
-
-
-def test_plots_show_makes_a_page(finished):
-    sh(finished, "dvc", "plots", "show", "--out", "plots_page")
-    page = (finished / "plots_page/index.html").read_text()
-    assert "grpo_learning_rate" in page
-
-
-def test_a_study_that_leaves_experiments_out_gets_its_report(tmp_path):
-    """Two of sixteen are made, of models that have hardly been trained."""
-    folder = fresh_clone(tmp_path)
+@pytest.fixture(scope="module")
+def fewer(finished, tmp_path_factory):
+    """The study with three of its sixteen experiments, nothing of the others left, and its report made anew."""
+    folder = tmp_path_factory.mktemp("fewer") / "clone"
+    shutil.copytree(finished, folder, symlinks=True)
     yaml = YAML()
     params = yaml.load(folder / "params.yaml")
-    made = ["grpo_learning_rate", "grpo_keyword_inclusion"]
-    left_out = [name for name in EXPERIMENTS if name not in made]
-    for name in left_out:
+    for name in LEFT_OUT:
         params["experiments"][name]["arms"] = {}
-    params["select_in"] = made
-    params["model"]["steps"], params["kissing_number"], params["evaluation"]["best_of_n"]["prompts"] = 20, None, []
-    params["keyword"]["model"] |= {"steps": 20, "steps_in_full": 10}
+    params["select_in"] = MADE
+    params["kissing_number"], params["evaluation"]["best_of_n"]["prompts"] = None, []
     yaml.dump(params, folder / "params.yaml")
-    start = time.perf_counter()
-    sh(folder, "dvc", "repro")
-    print(f"two experiments of the smoke study through dvc repro: {time.perf_counter() - start:.0f} s")
+    for path in [*folder.glob("data/**/*"), *folder.glob("reports/**/*")]:
+        if path.exists() and (path.stem in LEFT_OUT or path.name in LEFT_OUT):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    ran = sh(folder, "dvc", "repro").stdout
+    assert {line.split()[2] for line in ran.splitlines() if line.startswith("> grpo ")} == {
+        *REPORT,
+        "best_of_n",
+        "kissing_number",
+    }
+    sh(folder, "git", "add", "-A")
+    sh(folder, "git", "commit", "-qm", "fewer experiments")
+    return folder
 
+
+def test_a_study_that_leaves_experiments_out_gets_its_report(fewer):
     runs = {"grpo_learning_rate@3e-4-0", "grpo_learning_rate@1e-3-0", "grpo_keyword_inclusion@grpo-0"}
-    stages = {name for name in lock(folder) if "@" in name}
-    assert stages == runs | {f"select@{name}" for name in made}
-    text = (folder / "reports/writeup.md").read_text()
+    runs |= {f"grpo_baselines@{arm}-0" for arm in ("reinforce_with_baseline", "no_baseline")}
+    stages = {name for name in lock(fewer) if "@" in name}
+    assert stages == runs | {f"select@{name}" for name in MADE}
+    text = (fewer / "reports/writeup.md").read_text()
     opening = text.partition("**The number that counts**")[0]
     assert "**Left out** of this study" in opening
-    assert [name for name in EXPERIMENTS if f"`{name}`" in opening] == left_out
-    assert [name for name in EXPERIMENTS if f"(`{name}`)\n" in text] == made  # the sections
-    claims = (folder / "reports/tables/claims.md").read_text().splitlines()[2:]
-    assert not any(f" | {name} | " in row for name in left_out for row in claims)
-    assert not re.search("kissing|best_of_n|Best@N|sft_dataset", text.removeprefix(opening))
+    assert [name for name in EXPERIMENTS if f"`{name}`" in opening] == LEFT_OUT
+    assert [name for name in EXPERIMENTS if f"(`{name}`)\n" in text] == MADE  # the sections
+    claims = (fewer / "reports/tables/claims.md").read_text().splitlines()[2:]
+    assert not any(f" | {name} | " in row for name in LEFT_OUT for row in claims)
+    assert not re.search("kissing|best_of_n|Best@N", text.removeprefix(opening))
     assert any(" | grpo_learning_rate | " in row and "left out" not in row for row in claims)
-    assert {path.stem for path in (folder / "reports/figures").glob("*.png")} & set(EXPERIMENTS) == set(made)
-    shown = sh(folder, "dvc", "plots", "show", "--out", "page")
+    assert {path.stem for path in (fewer / "reports/figures").glob("*.png")} & set(EXPERIMENTS) == set(MADE)
+    shown = sh(fewer, "dvc", "plots", "show", "--out", "page")
     assert "failed" not in shown.stdout + shown.stderr
-    page = (folder / "page/index.html").read_text()
+    page = (fewer / "page/index.html").read_text()
     assert "Validation answer reward, learning rate" in page and "Validation answer reward, leaderboard" not in page
-    assert "up to date" in sh(folder, "dvc", "status").stdout
+    assert "up to date" in sh(fewer, "dvc", "status").stdout
 
+
+def test_an_experiment_without_arms_has_no_winner(fewer, tmp_path):
+    yaml = YAML()
+    params = yaml.load(fewer / "params.yaml")
     params["experiments"]["grpo_learning_rate"]["arms"] = {}
-    yaml.dump(params, folder / "params.yaml")
-    refused = sh(folder, "grpo", "study", "check", check=False)
+    yaml.dump(params, tmp_path / "params.yaml")
+    refused = sh(tmp_path, "grpo", "study", "check", check=False)
     assert refused.returncode == 2
     assert "select_in: must name each experiment with arms once; grpo_learning_rate has no arms" in refused.stderr
 
 
+def trained(output: str) -> set[str]:
+    """The runs that `dvc repro` trained, as EXPERIMENT ARM."""
+    return set(re.findall(r"^> grpo train (\S+ \S+) --seed 0$", output, re.M))
+
+
+def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
+    """Another winner trains what builds on it; then another value of the loser's trains that arm, and nothing downstream."""
+    folder = tmp_path / "clone"
+    shutil.copytree(fewer, folder, symlinks=True)
+    params = folder / "params.yaml"
+    loser = "3e-4" if '"winner": "3e-4"' in (folder / "reports/select/grpo_learning_rate.json").read_text() else "1e-3"
+    winner = {"1e-3": "3e-4", "3e-4": "1e-3"}[loser]
+    params.write_text(params.read_text().replace("pinned: {}", f'pinned: {{grpo_learning_rate: "{winner}"}}'))
+    ran = sh(folder, "dvc", "repro").stdout
+    assert trained(ran) == {"grpo_baselines reinforce_with_baseline", "grpo_baselines no_baseline"}
+    difference = sh(folder, "dvc", "metrics", "diff").stdout
+    assert "grpo_learning_rate.winner" in difference and winner in difference
+    text = (folder / "reports/writeup.md").read_text()
+    assert f"Pinned by hand in `params.yaml`:** grpo_learning_rate: {winner}" in text
+
+    before = params.read_text()
+    params.write_text(re.sub(rf"{loser}(.?): {{learning_rate: {loser}}}", rf"{loser}\1: {{learning_rate: 7e-4}}", before))
+    assert params.read_text() != before
+    ran = sh(folder, "dvc", "repro").stdout
+    assert trained(ran) == {f"grpo_learning_rate {loser}"}
+    assert "> grpo writeup" in ran
+
+
 @pytest.mark.parametrize("study", ["math-h100", "math-24gb", "gsm8k"])
 def test_real_studies_list_their_stages(study, tmp_path):
-    folder = fresh_clone(tmp_path)
-    sh(folder, "grpo", "study", "use", study)
-    listed = sh(folder, "dvc", "repro", "--dry", "--force").stdout
-    values = load_study(folder / "params.yaml")
+    from dvc.repo import Repo
+
+    for name, source in (("dvc.yaml", ROOT / "dvc.yaml"), ("params.yaml", ROOT / f"studies/{study}.yaml")):
+        shutil.copy(source, tmp_path / name)
+    with Repo.init(str(tmp_path), no_scm=True) as repo:
+        commands = {stage.cmd for stage in repo.index.stages}
+    values = load_study(tmp_path / "params.yaml")
     for experiment, settings in values.experiments.items():
         for arm in settings.arms:
             for seed in values.seeds:
-                assert f"grpo train {experiment} {arm} --seed {seed}" in listed
+                assert f"grpo train {experiment} {arm} --seed {seed}" in commands

@@ -385,35 +385,6 @@ def test_evaluations_arrive_in_mlflow_each_at_its_own_update(tracked: Tracked) -
     assert sorted(metric.step for metric in history) == [0, 4, 8, 10]
 
 
-def test_processes_that_start_at_once_share_a_new_database(tmp_path: Path) -> None:
-    program = (
-        "import sys\nfrom grpo.tracking import MlflowRun\n"
-        "run = MlflowRun('together', sys.argv[1], {'a': 1}, {'b': 2})\n"
-        "run.log({'number': float(sys.argv[1])}, step=0)\nprint(run.finish())"
-    )
-    uri = f"sqlite:///{tmp_path}/new.db"
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_DISABLE_TELEMETRY": "true"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(i)],
-            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for i in range(3)
-    ]  # fmt: skip
-    ended = [process.communicate(timeout=60) for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0]
-    assert not any("warning: MLflow" in errors for _, errors in ended)
-
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_uri=uri)
-    ids = [output.split()[-1] for output, _ in ended]
-    assert len(set(ids)) == 3
-    runs = [client.get_run(run_id) for run_id in ids]
-    assert [run.data.metrics["number"] for run in runs] == [0.0, 1.0, 2.0]
-    assert len({run.info.experiment_id for run in runs}) == 1
-
-
 def test_a_tracking_server_that_fails_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,9 +28,10 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.rollout.vllm_engine import VllmEngine
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
 from grpo.training.learner import Batch, Learner
-from tests.test_pipeline import fresh_clone, sh
+from tests.pipeline_parts import ROOT, sh
 
 pytestmark = pytest.mark.vllm
+STEPS = 14  # of a run of the mini study
 
 
 @pytest.fixture(scope="module")
@@ -193,13 +194,12 @@ def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone with the mini study's data and model; its runs have 20 steps."""
-    folder = fresh_clone(tmp_path_factory.mktemp("mini"))
-    sh(folder, "grpo", "study", "use", "mini")
+    """A folder with the mini study's data and model; its runs have 14 steps."""
+    folder = tmp_path_factory.mktemp("mini")
     yaml = YAML()
-    params = yaml.load(folder / "params.yaml")
-    params["evaluation"]["zero_shot_prompts"] = ["question_only"]
-    params["grpo"].update({"n_grpo_steps": 20, "sampling_min_tokens": 0})  # a minimum narrows down what is drawn from
+    params = yaml.load(ROOT / "studies/mini.yaml")
+    params["evaluation"] |= {"zero_shot_prompts": ["question_only"], "every": STEPS}
+    params["grpo"] |= {"n_grpo_steps": STEPS, "sampling_min_tokens": 0}  # a minimum narrows down what is drawn from
     yaml.dump(params, folder / "params.yaml")
     for stage in ("dataset", "model"):
         sh(folder, "grpo", stage)
@@ -214,7 +214,7 @@ def use_engine(folder: Path, name: str) -> None:
 
 
 def test_the_mini_study_learns_on_vllm(mini: Path) -> None:
-    """Zero-shot rewards of both engines agree; 20 GRPO steps lift the reward as far on both; every update is checked."""
+    """Zero-shot rewards of both engines agree; 14 GRPO steps lift the reward as far on both; every update is checked."""
     folder = mini
     sh(folder, "grpo", "math_baseline")
     transformers = json.loads((folder / "reports/math_baseline.json").read_text())["question_only"]["accuracy"]
@@ -236,7 +236,7 @@ def test_the_mini_study_learns_on_vllm(mini: Path) -> None:
     sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4")
     on_transformers = json.loads((run / "metrics.json").read_text())
     found, expected = on_vllm["val/answer_reward"], on_transformers["val/answer_reward"]
-    print(f"answer reward after 20 steps: {found:.3f} on vLLM, {expected:.3f} on transformers")
+    print(f"answer reward after {STEPS} steps: {found:.3f} on vLLM, {expected:.3f} on transformers")
     # Four standard errors: problems (n = 512), and a spread between runs of .03.
     assert abs(found - expected) < 4 * math.sqrt(2 * (expected * (1 - expected) / n + 0.03**2))
 
@@ -250,10 +250,10 @@ def test_with_a_generator_of_its_own_vllm_is_one_version_behind(mini: Path) -> N
     sh(mini, "grpo", "train", ASYNCHRONOUS, "lag_1", "--check-weights")
     run = mini / f"data/runs/{ASYNCHRONOUS}/lag_1-0"
     metrics = json.loads((run / "metrics.json").read_text())
-    print(f"answer reward after 20 steps one version behind: {metrics['val/answer_reward']:.3f} on vLLM")
+    print(f"answer reward after {STEPS} steps one version behind: {metrics['val/answer_reward']:.3f} on vLLM")
     assert metrics["val/answer_reward"] > metrics["first/answer_reward"] + 0.2
     with (run / "history.csv").open(newline="") as file:
         history = list(csv.DictReader(file))
-    assert [row["lag_max"] for row in history] == ["0"] + ["1"] * 19
+    assert [row["lag_max"] for row in history] == ["0"] + ["1"] * (STEPS - 1)
     # One step moves the policy a little; weights of another version, or of none, would show at once.
     assert all(abs(float(row["ratio_mean"]) - 1) < 0.05 for row in history)

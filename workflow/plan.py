@@ -105,7 +105,7 @@ def describe(repo: Repo) -> list[dict[str, Any]]:
                 "stamp": stamp(name),
                 "after": sorted(stamp(before.addressing) for before in graph.successors(stage) if before.cmd),
                 "log": f"logs/{file_name(name)}.log",
-                "benchmark": f"logs/{file_name(name)}.benchmark.tsv",
+                "took": f"logs/{file_name(name)}.seconds",
                 "priority": waiting[stage],
                 **requirements(name, stage.meta or {}, known),
             }

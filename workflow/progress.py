@@ -1,4 +1,4 @@
-"""How far the stages are, and how long they still take: from the plan, Snakemake's benchmarks, and the logs of running stages.
+"""How far the stages are, and how long they still take: from the plan, how long they took before, and the logs of running stages.
 
 Stages do nothing for it: how far one is says the last bar that tqdm drew into its log.
 """
@@ -27,7 +27,7 @@ class Stage:
 
     name: str
     log: Path
-    benchmark: Path
+    took: Path
     needs: dict[str, int]  # by the names in which Snakemake says what there is
     former: float | None = None  # seconds that it took the last time
     started: float | None = None  # while it is running, or waits in a queue
@@ -43,8 +43,8 @@ class Stage:
         return re.sub(r"^(.+)@(.+)-\d+$", r"\1/\2", self.name)
 
     def finish(self, now: float) -> None:
-        """Note how long it took, as Snakemake measured it, and what it came to if it was a run."""
-        self.seconds, self.started = benchmark_seconds(self.benchmark) or now - (self.started or now), None
+        """Note how long it took, as with_gpus.py measured it, and what it came to if it was a run."""
+        self.seconds, self.started = seconds_in(self.took) or now - (self.started or now), None
         run = self.name.replace("@", "/")
         with suppress(OSError, ValueError, KeyError, TypeError):
             self.reward = json.loads(Path(f"data/runs/{run}/metrics.json").read_text())["val/answer_reward"]
@@ -111,18 +111,18 @@ def read_study(said: list[logging.LogRecord]) -> Study:
     stages = {}
     for entry in json.loads(PLAN.read_text()):
         if entry["rule"] in rules:
-            log, benchmark = Path(entry["log"]), Path(entry["benchmark"])
+            log, took = Path(entry["log"]), Path(entry["took"])
             needs = {"cores": entry["threads"], "nodes": 1, **entry["resources"]}
-            stages[entry["rule"]] = Stage(entry["stage"], log, benchmark, needs, benchmark_seconds(benchmark))
+            stages[entry["rule"]] = Stage(entry["stage"], log, took, needs, seconds_in(took))
     # `Provided cores: 2`, `Provided remote nodes: 32`, `Provided resources: gpu=Resource("gpu", 2), …`
     offered = re.findall(r'(\w+)(?:: |", )(\d+)', resources)
     return Study(stages, {name: int(count) for name, count in offered if int(count)})
 
 
-def benchmark_seconds(path: Path) -> float | None:
-    """The wall-clock time in a file of Snakemake's `benchmark:`."""
-    with suppress(OSError, ValueError, IndexError):
-        return float(path.read_text().splitlines()[1].split("\t")[0])
+def seconds_in(path: Path) -> float | None:
+    """The seconds that with_gpus.py has noted."""
+    with suppress(OSError, ValueError):
+        return float(path.read_text())
     return None
 
 

@@ -1,4 +1,4 @@
-"""How far the stages are, and how long they still take: from the plan, how long they took before, and the logs of running stages.
+"""How far the stages are, and how long they still take: from the plan, former seconds, and the logs of running stages.
 
 Stages do nothing for it: how far one is says the last bar that tqdm drew into its log.
 """

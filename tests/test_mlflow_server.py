@@ -247,7 +247,8 @@ def write_at_once(uri: str, count: int, experiment: str = "toy") -> None:
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, str(number), experiment],
-            env={**os.environ, "MLFLOW_TRACKING_URI": uri},
+            # As jobs of Slurm, each of which has a process of its own that writes.
+            env={**os.environ, "MLFLOW_TRACKING_URI": uri, "SLURM_JOB_ID": str(number)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -23,11 +23,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TextIO
 
 from grpo.mlflow_run import Message, Run, fail_soon, waited_for_once
 from grpo.mlflow_unsent import Unsent, deliver, told
-from grpo.tracking import without_password
+from grpo.tracking import tracking_uri, without_password
 
 DELIVERY_SECONDS = 60.0  # how long the end of a run may take to deliver what was kept on disk
 LINGER_SECONDS = 8.0  # how long the process waits for another run
@@ -94,11 +94,12 @@ class Connections:
         lines: (connection, line) as they come; None as a line where the connection has ended.
     """
 
-    def __init__(self, listener: socket.socket):
+    def __init__(self, listener: socket.socket, path: Path, lock: TextIO):
         self.lines: SimpleQueue[tuple[socket.socket, bytes | None]] = SimpleQueue()
-        self._listener = listener
+        self._listener, self._path, self._lock_file = listener, path, lock
         self._open = 0
         self._closed = False
+        self._database: tuple[int, int] | None = None
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -110,6 +111,8 @@ class Connections:
     def _read(self, connection: socket.socket) -> None:
         """Take messages in at once: what still waits in the other process is lost when that is killed."""
         with self._lock:
+            if self._database and _file_of_database() != self._database:  # what is written to a removed file, nobody ever sees
+                self._stop()
             if self._closed:  # without a greeting the other side starts a process of its own
                 connection.close()
                 return
@@ -125,11 +128,35 @@ class Connections:
         with self._lock:
             self._open -= 1
 
+    def wrote(self) -> None:
+        """The database has been opened."""
+        with self._lock:
+            self._database = self._database or _file_of_database()
+
     def close(self) -> bool:
         """Greet no others, if there are none now; whether that is so."""
         with self._lock:
-            self._closed = self._open == 0
-        return self._closed
+            if self._open == 0:
+                self._stop()
+            return self._open == 0
+
+    def _stop(self) -> None:
+        """Make room for another process."""
+        if not self._closed:
+            self._closed = True
+            self._path.unlink(missing_ok=True)
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+
+def _file_of_database() -> tuple[int, int] | None:
+    """Which file the local database is; None where there is none."""
+    uri = tracking_uri()
+    if not uri.startswith("sqlite:///"):
+        return None
+    with suppress(OSError):
+        about = Path(uri.removeprefix("sqlite:///").partition("?")[0]).stat()
+        return about.st_dev, about.st_ino
+    return None
 
 
 def main(path: Path) -> None:
@@ -152,13 +179,12 @@ def main(path: Path) -> None:
         path.unlink(missing_ok=True)
         listener.bind(str(path))
         listener.listen()
-        connections = Connections(listener)
+        connections = Connections(listener, path, lock)
         import mlflow.tracking  # noqa: F401 - now, while the other process has its own imports to do
 
         # Its errors, with their tracebacks, are told by the run in one message.
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)
         _obey(connections)
-        path.unlink(missing_ok=True)
 
 
 def _obey(connections: Connections) -> None:
@@ -180,6 +206,7 @@ def _obey(connections: Connections) -> None:
         key = connection, message["run"]
         recorder = runs.setdefault(key, Recorder())
         recorder.obey(message)
+        connections.wrote()
         if message["do"] == "finish":
             del runs[key]
             with suppress(OSError):  # it may be gone by now

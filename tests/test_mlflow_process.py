@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -151,6 +152,20 @@ def test_runs_of_several_processes_share_one_that_writes(tmp_path: Path) -> None
         second.kill()
     wait_for(lambda: not is_alive(writer))
     assert sorted(run.info.status for run in runs_in_folder(tmp_path)) == ["FAILED", "KILLED", "KILLED"]
+
+
+def test_a_database_that_is_removed_between_two_runs_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that writes lives on for some seconds, and has the removed file open."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        tracking._writer.cache_clear()  # as another process would have it
+        (tmp_path / "mlflow.db").unlink(missing_ok=True)
+        assert MlflowRun("toy", name, {}, {}).finish() is not None
+        with sqlite3.connect(
+            tmp_path / "mlflow.db"
+        ) as database:  # MLflow here would have the first one open
+            assert database.execute("select name, status from runs").fetchall() == [(name, "FINISHED")]
 
 
 def test_two_runs_at_once_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

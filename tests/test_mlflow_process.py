@@ -162,9 +162,7 @@ def test_a_database_that_is_removed_between_two_runs_is_made_anew(tmp_path: Path
         tracking._writer.cache_clear()  # as another process would have it
         (tmp_path / "mlflow.db").unlink(missing_ok=True)
         assert MlflowRun("toy", name, {}, {}).finish() is not None
-        with sqlite3.connect(
-            tmp_path / "mlflow.db"
-        ) as database:  # MLflow here would have the first one open
+        with sqlite3.connect(tmp_path / "mlflow.db") as database:  # MLflow here would have the first one open
             assert database.execute("select name, status from runs").fetchall() == [(name, "FINISHED")]
 
 

@@ -193,17 +193,19 @@ def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path)
 
 
 @pytest.fixture(scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the mini study's data and model; its runs have 14 steps."""
     folder = tmp_path_factory.mktemp("mini")
     yaml = YAML()
     params = yaml.load(ROOT / "studies/mini.yaml")
-    params["evaluation"] |= {"zero_shot_prompts": ["question_only"], "every": STEPS}
+    params["evaluation"] |= {"zero_shot_prompts": ["question_only"], "every": STEPS // 2, "problems": 512}
     params["grpo"] |= {"n_grpo_steps": STEPS, "sampling_min_tokens": 0}  # a minimum narrows down what is drawn from
     yaml.dump(params, folder / "params.yaml")
-    for stage in ("dataset", "model"):
-        sh(folder, "grpo", stage)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # vLLM's environment lacks the project
+        for stage in ("dataset", "model"):
+            sh(folder, "grpo", stage)
+        yield folder
 
 
 def use_engine(folder: Path, name: str) -> None:

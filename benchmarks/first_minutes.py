@@ -23,7 +23,7 @@ STEPS = {
     "install": "make install",
     "repro": "make repro",
     "nothing_to_do": "make repro",
-    "smoke": ".venv/bin/grpo study use smoke && .venv/bin/snakemake --profile local",
+    "smoke": ".venv/bin/grpo study use smoke && make repro",
 }
 
 

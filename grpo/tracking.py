@@ -214,13 +214,14 @@ def _connect() -> BinaryIO:
         if time.monotonic() > deadline:
             raise refusal
         if started is None or started.poll() is not None:
-            started = subprocess.Popen(
-                [sys.executable, "-m", "grpo.mlflow_process", str(path)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=path.with_suffix(".log").open("w"),  # not this run's, which may end earlier
-                start_new_session=True,  # Ctrl-C is for the process that trains, which then says how the run ended
-            )
+            with path.with_suffix(".log").open("a") as log:  # not this run's stderr, which may be closed earlier
+                started = subprocess.Popen(
+                    [sys.executable, "-m", "grpo.mlflow_process", str(path)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is for the process that trains, which then says how the run ended
+                )
         time.sleep(0.05)
 
 
@@ -229,7 +230,9 @@ def _socket() -> Path:
     deciding = ("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_", "PG", "SLURM_JOB_ID", "HTTP", "NO_PROXY", "REQUESTS_")
     settings = {key: value for key, value in os.environ.items() if key.upper().startswith(deciding)}
     about = json.dumps([sys.executable, __file__, str(Path.cwd()), settings], sort_keys=True)
-    folder = Path(tempfile.gettempdir()) / f"grpo-{os.getuid()}"
+    temporary = tempfile.gettempdir()
+    # A socket's path holds about a hundred bytes.
+    folder = Path("/tmp" if len(os.fsencode(temporary)) > 60 else temporary) / f"grpo-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")

@@ -26,7 +26,6 @@ import pytest
 from filelock import FileLock
 
 from grpo import paths, tracking
-from grpo.cli import main
 from grpo.effective import EffectiveRun, digest, effective_run
 from grpo.environment import hardware, software
 from grpo.errors import ToBeResumed, UserError
@@ -454,21 +453,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path
 
 
 @pytest.fixture
-def mlflow_import(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def mlflow_import(
+    monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
+) -> Callable[..., tuple[int, str, str]]:
     """``grpo mlflow_import`` into the folder's database or another place: exit code, stdout, stderr."""
 
     def run(*files: Path, uri: str = "") -> tuple[int, str, str]:
         with monkeypatch.context() as patch:
             patch.setenv("MLFLOW_TRACKING_URI", uri or f"sqlite:///{Path.cwd()}/mlflow.db")
-            patch.setattr(sys, "argv", ["grpo", "mlflow_import", *map(str, files)])
-            capsys.readouterr()
-            code = 0
-            try:
-                main()
-            except SystemExit as stop:
-                code = int(stop.code or 0)
-        output = capsys.readouterr()
-        return code, output.out, output.err
+            return grpo("mlflow_import", *map(str, files))
 
     return run
 

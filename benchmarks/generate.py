@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from grpo.cpu import fix_cpu_kernels, share_cpu_fairly, start_threads
+from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly, start_threads
 
 fix_cpu_kernels()
 share_cpu_fairly()

@@ -2,7 +2,7 @@ r"""How fast and how right is the grader? ``python benchmarks/grader.py`` prints
 
 The answers are made here from templates, in the proportions of the final answers of MATH. Half of them are right, and a
 third of the right ones are spelt differently from the ground truth; which are right is known from how they were made. Three
-ways of grading see the same answers: :func:`grpo.rewards.pool.is_equal` one by one, :func:`~grpo.rewards.pool.grade_batch`
+ways of grading see the same answers: :func:`grpo.grader.pool.is_equal` one by one, :func:`~grpo.grader.pool.grade_batch`
 on all cores, and plain math-verify with its own time limits, on the first of the answers only because it is slow. A fourth
 row says what a worker process costs: it grades them all, whether they need computer algebra or not.
 """
@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from math import gcd
 from pathlib import Path
 
-from grpo.rewards.grader import cheap_verdict
-from grpo.rewards.pool import Verdict, available_cores, default_pool, forget_verdicts, grade_batch, is_equal
+from grpo.grader.grader import cheap_verdict
+from grpo.grader.pool import Verdict, available_cores, default_pool, forget_verdicts, grade_batch, is_equal
 
 Spellings = tuple[str, list[str], list[str]]
 """A ground truth, other spellings of it, and wrong answers."""

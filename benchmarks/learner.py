@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from grpo.config import GrpoConfig
-from grpo.memory import peak_mb, reset_peak
+from grpo.common.memory import peak_mb, reset_peak
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.learner import Batch, Learner
 from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
-from grpo.records import Completion, Problem, Rollout
-from grpo.training.learner import Batch, Learner
+from grpo.study.methods import GrpoConfig
 
 QWEN = {  # Qwen2.5-Math-1.5B's config.json
     "vocab_size": 151936,

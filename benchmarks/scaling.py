@@ -21,7 +21,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from grpo.cpu import fix_cpu_kernels, share_cpu_fairly, start_threads
+from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly, start_threads
 
 fix_cpu_kernels()
 share_cpu_fairly()
@@ -30,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch  # noqa: E402
 from step import make_model  # noqa: E402
 
-from grpo.config import GrpoConfig  # noqa: E402
+from grpo.common.records import Completion, Problem, Rollout  # noqa: E402
+from grpo.learner.learner import Batch, Learner  # noqa: E402
 from grpo.models.checkpoint import load_model  # noqa: E402
-from grpo.records import Completion, Problem, Rollout  # noqa: E402
-from grpo.training.learner import Batch, Learner  # noqa: E402
+from grpo.study.methods import GrpoConfig  # noqa: E402
 
 RESPONSES = 32  # in a batch, however large its groups
 USUAL = {"group size": 8, "prompt length": 100, "response length": 100}

@@ -19,25 +19,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from grpo.cpu import fix_cpu_kernels, share_cpu_fairly
+from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 
 fix_cpu_kernels()
 share_cpu_fairly()
 
 import torch  # noqa: E402
 
-from grpo.config import GrpoConfig  # noqa: E402
-from grpo.cpu import start_threads  # noqa: E402
+from grpo.common.cpu import start_threads  # noqa: E402
+from grpo.common.records import Problem, Rollout  # noqa: E402
+from grpo.learner.advantages import normalize_within_groups  # noqa: E402
+from grpo.learner.learner import Batch, Learner  # noqa: E402
 from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint  # noqa: E402
 from grpo.models.qwen2_format import TransformerConfig  # noqa: E402
 from grpo.models.tokenizer import train_tokenizer  # noqa: E402
 from grpo.models.transformer import TransformerLM  # noqa: E402
-from grpo.objective.advantages import normalize_within_groups  # noqa: E402
-from grpo.records import Problem, Rollout  # noqa: E402
 from grpo.rollout.engine import SamplingParams  # noqa: E402
 from grpo.rollout.transformers_engine import TransformersEngine  # noqa: E402
+from grpo.study.methods import GrpoConfig  # noqa: E402
 from grpo.tasks.arithmetic import word_problems  # noqa: E402
-from grpo.training.learner import Batch, Learner  # noqa: E402
 
 Times = dict[str, list[float]]
 PACKED = "packed (the default)"

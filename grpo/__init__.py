@@ -10,22 +10,22 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "tokenize_prompt_and_output": "grpo.objective.log_probs",
-    "compute_entropy": "grpo.objective.log_probs",
-    "get_response_log_probs": "grpo.objective.log_probs",
-    "masked_normalize": "grpo.objective.masking",
-    "masked_mean": "grpo.objective.masking",
-    "compute_group_normalized_rewards": "grpo.objective.advantages",
-    "compute_naive_policy_gradient_loss": "grpo.objective.losses",
-    "compute_grpo_clip_loss": "grpo.objective.losses",
-    "compute_policy_gradient_loss": "grpo.objective.losses",
-    "grpo_microbatch_train_step": "grpo.objective.losses",
-    "sft_microbatch_train_step": "grpo.objective.losses",
+    "tokenize_prompt_and_output": "grpo.learner.log_probs",
+    "compute_entropy": "grpo.learner.log_probs",
+    "get_response_log_probs": "grpo.learner.log_probs",
+    "masked_normalize": "grpo.learner.masking",
+    "masked_mean": "grpo.learner.masking",
+    "compute_group_normalized_rewards": "grpo.learner.advantages",
+    "compute_naive_policy_gradient_loss": "grpo.learner.losses",
+    "compute_grpo_clip_loss": "grpo.learner.losses",
+    "compute_policy_gradient_loss": "grpo.learner.losses",
+    "grpo_microbatch_train_step": "grpo.learner.losses",
+    "sft_microbatch_train_step": "grpo.learner.losses",
     "log_generations": "grpo.evaluation.evaluate",
     "evaluate_vllm": "grpo.evaluation.evaluate",
-    "r1_zero_reward_fn": "grpo.rewards",
-    "question_only_reward_fn": "grpo.rewards",
-    "keyword_inclusion_reward_fn": "grpo.rewards",
+    "r1_zero_reward_fn": "grpo.tasks.rewards",
+    "question_only_reward_fn": "grpo.tasks.rewards",
+    "keyword_inclusion_reward_fn": "grpo.tasks.rewards",
 }
 __all__ = list(_HOME)
 

@@ -1,4 +1,4 @@
-"""The command line: one command for each kind of stage, and `study` for the study itself.
+"""The command line: a command for each kind of stage, `study` for the study itself, and what else a user asks for.
 
 Heavy modules are imported inside the commands, so that `--help` and a wrong params.yaml answer at once.
 """
@@ -15,10 +15,11 @@ from typing import Annotated
 
 import typer
 
-from grpo.cpu import fix_cpu_kernels, share_cpu_fairly
-from grpo.discovery.commands import kissing_app
-from grpo.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error
-from grpo.paths import workspace
+from grpo.commands.kissing import kissing_app
+from grpo.commands.stages import STAGES
+from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
+from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error
+from grpo.study.paths import workspace
 
 app = typer.Typer(
     help="GRPO with verified rewards as a reproducible study. The stages are run by `dvc repro` or Snakemake; see README.md.",
@@ -30,7 +31,8 @@ study_app = typer.Typer(help="Show, check and switch the active study (params.ya
 app.add_typer(study_app, name="study")
 app.add_typer(kissing_app, name="kissing")
 
-Experiment = Annotated[str, typer.Argument(help="A name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
+for stage in STAGES:
+    app.command(stage.__name__)(stage)
 
 
 @app.command("quickstart")
@@ -40,92 +42,13 @@ def quickstart() -> None:
     It runs studies/quickstart.yaml and puts everything into the folder quickstart/, which it empties first if it made it;
     the project's own study, data and reports stay as they are. It needs neither a GPU nor a network.
     """
-    from grpo.quickstart import quickstart as run_it
+    from grpo.commands.quickstart import quickstart as run_it
 
     try:
         run_it()
     except (KeyboardInterrupt, ToBeResumed):
         print("\nended before it was done; `grpo quickstart` starts afresh", file=sys.stderr)
         raise typer.Exit(130) from None
-
-
-@app.command("model")
-def model() -> None:
-    """Stage: pretrain, download or copy the base model into data/model."""
-    from grpo.study import load_study
-
-    study = load_study()
-    from grpo.training.base_model import make_base_model
-
-    make_base_model(study)
-
-
-@app.command("dataset")
-def dataset() -> None:
-    """Stage: generate or download the problems, check and split them into data/dataset."""
-    from grpo.study import load_study
-    from grpo.tasks.build import build_dataset
-
-    report = build_dataset(load_study())
-    print(f"data/dataset: {report['train']['problems']} training and {report['validation']['problems']} validation problems")
-
-
-@app.command("sft_dataset")
-def sft_dataset() -> None:
-    """Stage: generate or read reasoning traces for supervised fine-tuning, and reward each of them."""
-    from grpo.study import load_study
-    from grpo.tasks.sft_dataset import build_sft_dataset
-
-    report = build_sft_dataset(load_study())
-    print(f"data/sft_dataset: {report['examples']} examples, of which {report['correct']} earn the reward")
-
-
-@app.command("keyword_model")
-def keyword_model() -> None:
-    """Stage: pretrain the project's own Transformer for the keyword task, into data/keyword/model."""
-    from grpo.study import load_study
-
-    study = load_study()
-    from grpo.training.base_model import make_keyword_model
-
-    make_keyword_model(study)
-
-
-@app.command("keyword_dataset")
-def keyword_dataset() -> None:
-    """Stage: prompts of the keyword task with answers that hold all keywords, in two splits."""
-    from grpo.study import load_study
-    from grpo.tasks.keyword_dataset import build_keyword_dataset
-
-    report = build_keyword_dataset(load_study())
-    print(f"data/keyword/dataset: {report['train']['examples']} and {report['validation']['examples']} examples")
-
-
-@app.command("math_baseline")
-def math_baseline() -> None:
-    """Stage: zero-shot evaluation of the base model, by outcome category."""
-    from grpo.study import load_study
-
-    study = load_study()
-    from grpo.evaluation.statistics import format_interval
-    from grpo.evaluation.zero_shot import run_math_baseline
-
-    for prompt, metrics in run_math_baseline(study).items():
-        print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
-
-
-@app.command("best_of_n")
-def best_of_n() -> None:
-    """Stage: pass@N, Best@N and majority vote of the base model, from one set of samples."""
-    from grpo.study import load_study
-
-    study = load_study()
-    from grpo.evaluation.sampled import run_best_of_n
-    from grpo.evaluation.statistics import format_interval
-
-    for prompt, metrics in run_best_of_n(study).items():
-        for n, kinds in metrics["n"].items():
-            print(f"{prompt}, N = {n}: " + ", ".join(f"{kind} {format_interval(value)}" for kind, value in kinds.items()))
 
 
 @app.command("evaluate")
@@ -136,11 +59,11 @@ def evaluate(
     problems: Annotated[int | None, typer.Option(min=1, help="How many validation problems; all, if not given.")] = None,
 ) -> None:
     """Evaluate any checkpoint on the study's validation problems; killed and started again, it goes on where it was."""
-    from grpo.study import load_study
+    from grpo.study.schema import load_study
 
     study = load_study()
     from grpo.evaluation.checkpoint import evaluate_any
-    from grpo.evaluation.statistics import format_interval
+    from grpo.results.statistics import format_interval
 
     metrics = evaluate_any(study, checkpoint, prompt, problems, out)
     print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
@@ -161,10 +84,10 @@ def compare(
 @app.command("doctor")
 def doctor() -> None:
     """Check GPUs and their memory, torch, vLLM, disk and Hub for the active study; exit code 2 where something is missing."""
-    from grpo.study import load_study
+    from grpo.study.schema import load_study
 
     study = load_study()
-    from grpo.doctor import examine, report
+    from grpo.commands.doctor import examine, report
 
     findings = examine(study)
     print(f"study {study.study}\n{report(findings)}")
@@ -172,133 +95,14 @@ def doctor() -> None:
         raise typer.Exit(2)
 
 
-@app.command("training_inputs")
-def training_inputs() -> None:
-    """Stage: note the settings and the code that all runs share, so that they run again when these change."""
-    from grpo.inputs import write_training_inputs
-    from grpo.study import load_study
-
-    write_training_inputs(load_study())
-
-
-@app.command("train")
-def train(
-    experiment: Experiment,
-    arm: Annotated[str, typer.Argument(help="One of the experiment's arms.")],
-    seed: Annotated[int, typer.Option(help="One of `seeds:` in params.yaml.")] = 0,
-    check_weights: Annotated[
-        bool, typer.Option("--check-weights", help="With vLLM: stop if engine and policy ever hold different weights.")
-    ] = False,
-) -> None:
-    """Stage: one run, that is one arm of an experiment with one seed."""
-    from grpo.effective import effective_run, require_experiment
-    from grpo.experiments import KEYWORD
-    from grpo.selection import read_selections
-    from grpo.study import load_study
-
-    study = load_study()
-    require_experiment(study, experiment)
-    study = study.on_cpu() if experiment == KEYWORD else study
-    run = effective_run(study, experiment, arm, seed, read_selections(experiment))
-    from grpo.training.run import train_run
-
-    train_run(study, run, check_weights)
-
-
-@app.command("kissing_number")
-def kissing_number() -> None:
-    """Stage: search for many integer vectors in dimension 11 whose distances are no smaller than their lengths."""
-    from grpo.study import load_study
-
-    study = load_study()
-    from grpo.discovery.stage import run_kissing_number
-
-    result = run_kissing_number(study)
-    if not result:
-        print("kissing_number: null in params.yaml, so there is no search")
-        return
-    found, best = (f"{result[name]} points" for name in ("best_of_search", "best"))
-    print(f"the search: {found} ({result['ended_by']}); data/kissing_number/program.py: {best}, from the {result['best_from']}")
-
-
-@app.command("select")
-def select(experiment: Experiment) -> None:
-    """Stage: pick an experiment's winner, on which the next experiment builds."""
-    from grpo import paths
-    from grpo.effective import require_experiment
-    from grpo.evaluation.statistics import format_interval
-    from grpo.files import write_json
-    from grpo.selection import select as pick
-    from grpo.selection import winner_file
-    from grpo.study import load_study
-
-    study = load_study()
-    require_experiment(study, experiment)
-    result = pick(study, experiment)
-    write_json(paths.CANDIDATES / f"{experiment}.json", result)
-    write_json(paths.SELECT / f"{experiment}.json", winner_file(result))
-    print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
-
-
-@app.command("claims")
-def claims() -> None:
-    """Stage: judge what published studies reported by what this study measured, into reports/claims.json."""
-    from grpo.reporting.claims import write_claims
-    from grpo.study import load_study
-
-    write_claims(load_study())
-
-
-@app.command("timing")
-def timing() -> None:
-    """Stage: seconds, GPU-hours and curves over wall-clock time, into reports/timing."""
-    from grpo.reporting.timing import write_timing
-    from grpo.study import load_study
-
-    write_timing(load_study())
-
-
-@app.command("figures")
-def figures() -> None:
-    """Stage: draw the figures of every experiment into reports/figures."""
-    from grpo.reporting.figures import draw_figures, write_empty_curves
-    from grpo.study import load_study
-
-    study = load_study()
-    draw_figures(study)
-    write_empty_curves(study)
-
-
-@app.command("tables")
-def tables() -> None:
-    """Stage: write the tables, and reports/summary.json for `dvc metrics`."""
-    from grpo.reporting.tables import write_tables
-    from grpo.study import load_study
-
-    write_tables(load_study())
-
-
-@app.command("writeup")
-def writeup() -> None:
-    """Stage: write reports/writeup.md from the results, and take former stages out of dvc.lock."""
-    from grpo.dvc_lock import drop_former_stages
-    from grpo.reporting.writeup import write_writeup
-    from grpo.study import load_study
-
-    write_writeup(load_study())
-    # The last stage does this, as it runs whichever way the study was started, and again after any change of the arms.
-    for name in drop_former_stages():
-        print(f"dvc.lock: {name} is no stage any more; its entry is removed")
-
-
 @app.command("mlflow_import")
 def mlflow_import(
     files: Annotated[list[Path] | None, typer.Argument(help="Files in data/state/mlflow; all, if not given.")] = None,
 ) -> None:
     """Deliver to MLflow what runs kept on disk because they could not reach it; files that are delivered are removed."""
-    from grpo import paths
-    from grpo.mlflow_unsent import import_files
-    from grpo.tracking import tracking_uri
+    from grpo.study import paths
+    from grpo.tracking.mlflow_client import tracking_uri
+    from grpo.tracking.mlflow_unsent import import_files
 
     found = files or sorted(paths.UNSENT_METRICS.glob("*.jsonl"))
     if not found:
@@ -310,7 +114,7 @@ def mlflow_import(
 @study_app.command("list")
 def study_list() -> None:
     """The studies at hand; the active one is marked."""
-    from grpo.switch import list_studies
+    from grpo.study.switch import list_studies
 
     for line in list_studies():
         print(line)
@@ -319,8 +123,8 @@ def study_list() -> None:
 @study_app.command("check")
 def study_check() -> None:
     """Validate params.yaml and show each run's effective configuration as far as it is known."""
-    from grpo.study import load_study
-    from grpo.switch import describe
+    from grpo.study.schema import load_study
+    from grpo.study.switch import describe
 
     print(describe(load_study()))
 
@@ -331,7 +135,7 @@ def study_use(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
 ) -> None:
     """Make a study the active one: validate it, say what changes, and write params.yaml."""
-    from grpo.switch import use
+    from grpo.study.switch import use
 
     for line in use(name, dry_run):
         print(line)

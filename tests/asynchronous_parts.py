@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from state_parts import saved_every
 
-from grpo.config import Asynchronous, GrpoConfig
+from grpo.common.records import Completion, Problem
+from grpo.learner.learner import Batch, Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.records import Completion, Problem
-from grpo.rewards import score_each
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.tracking import RunLog
+from grpo.study.methods import Asynchronous, GrpoConfig
+from grpo.tasks.rewards import score_each
+from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.start import start_actors
-from grpo.training.learner import Batch, Learner
 
 CONFIG = GrpoConfig(
     n_grpo_steps=8,

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from grpo.sections import PretrainedHere
-from grpo.study import Study, load_study
+from grpo.study.schema import Study, load_study
+from grpo.study.sections import PretrainedHere
 
 REPOSITORY = Path(__file__).parent.parent
 # Modules that use the same clone of the study one after another.
@@ -114,7 +114,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def _texts(mini_study: Study) -> list[str]:
-    from grpo.training.documents import documents
+    from grpo.pretraining.documents import documents
 
     assert isinstance(mini_study.model, PretrainedHere)
     settings = mini_study.model.model_copy(update={"r1_zero_share": 0.6, "complete_form_share": 0.1, "guess_share": 0.1})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grpo.training.learner import Learner
+from grpo.learner.learner import Learner
 
 
 def last_gradients(learner: Learner) -> dict[str, Tensor]:

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo.cpu import fix_cpu_kernels, share_cpu_fairly
-from grpo.effective import effective_run
-from grpo.errors import ToBeResumed
+from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
+from grpo.common.errors import ToBeResumed
 from grpo.evaluation import evaluate
-from grpo.rewards import ScoredBatch, score_each
-from grpo.study import load_study
+from grpo.study.effective import effective_run
+from grpo.study.schema import load_study
+from grpo.tasks.rewards import ScoredBatch, score_each
 from grpo.training import run, session, state  # noqa: F401 - before the fork
 from grpo.training.grpo import train_grpo  # noqa: F401
 
@@ -89,10 +89,10 @@ def arm(act: str, nth: int, signum: int) -> None:
     """Have this process die in the middle of something. Another signal than SIGKILL may be sent after a move only."""
     global sent
     sent = signal.Signals(signum)
+    from grpo.learner.learner import Learner
+    from grpo.learner.optimizer import Optimizer
     from grpo.rollout import transformers_engine
-    from grpo.tracking import _CsvWriter
-    from grpo.training.learner import Learner
-    from grpo.training.optimizer import Optimizer
+    from grpo.tracking.mlflow_client import _CsvWriter
     from grpo.training.validation import Validation
 
     match act:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from gradient_parts import flat, last_gradients
 
-from grpo.config import GrpoConfig
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.distributed import World, join_world
+from grpo.learner.learner import Batch, Learner
 from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
-from grpo.records import Completion, Problem, Rollout
-from grpo.training.learner import Batch, Learner
-from grpo.training.world import World, join_world
+from grpo.study.methods import GrpoConfig
 
 LENGTHS = [[5, 1, 9, 3], [2, 2, 0, 1], [12, 7, 1, 4]]
 VOCABULARY = 50

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from grpo.sections import ArithmeticTask, PretrainedHere
-from grpo.study import Study
+from grpo.pretraining.documents import documents
+from grpo.study.schema import Study
+from grpo.study.sections import ArithmeticTask, PretrainedHere
 from grpo.tasks.arithmetic import WordProblem, load, word_problems
-from grpo.tasks.prompts import load_prompt
-from grpo.training.documents import documents
+from grpo.tasks.formats import load_prompt
 
 SIGN = {"buys": 1, "finds": 1, "wins": 1, "loses": -1, "sells": -1, "gives away": -1}
 SENTENCE = re.compile(r"On (\w+) (?:he|she) (buys|finds|wins|loses|sells|gives away) (\d+)\.")
@@ -172,7 +172,7 @@ def test_the_share_of_complete_forms_is_the_setting(settings: PretrainedHere, sh
 
 
 def test_complete_forms_earn_the_format_reward_and_the_others_do_not(settings: PretrainedHere) -> None:
-    from grpo.rewards import REWARD_FNS
+    from grpo.tasks.rewards import REWARD_FNS
 
     model = settings.model_copy(update={"r1_zero_share": 1.0, "complete_form_share": 0.5})
     for _, response in itertools.islice(documents(model, levels=2), 200):

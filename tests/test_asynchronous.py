@@ -31,13 +31,14 @@ from pydantic import ValidationError
 from state_parts import never_saved, saved_every
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from grpo.config import Asynchronous
-from grpo.errors import UserError
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.learner import Batch
 from grpo.models.checkpoint import save_checkpoint
-from grpo.records import Completion, Problem, Rollout
-from grpo.rewards import score_each
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.tracking import RunLog
+from grpo.study.methods import Asynchronous
+from grpo.tasks.rewards import score_each
+from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
 from grpo.training.asynchronous.remote import Delivery, RemoteLearner
@@ -45,7 +46,6 @@ from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.asynchronous.worker import Worker
 from grpo.training.grpo import train_grpo
-from grpo.training.learner import Batch
 from grpo.training.step import lag_metrics, train_on
 
 TESTS = Path(__file__).parent

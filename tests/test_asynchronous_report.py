@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS
 from grpo.reporting import timing
 from grpo.reporting.asynchronous import (
     arms_in_order,
@@ -25,7 +24,6 @@ from grpo.reporting.asynchronous import (
     staleness,
 )
 from grpo.reporting.figures import save_figure
-from grpo.reporting.results import Run
 from grpo.reporting.time_breakdown import (
     PARTS,
     Variant,
@@ -37,7 +35,9 @@ from grpo.reporting.time_breakdown import (
     time_breakdown,
     variants,
 )
-from grpo.study import Study, read_yaml
+from grpo.results.runs import Run
+from grpo.study.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS
+from grpo.study.schema import Study, read_yaml
 
 REPOSITORY = Path(__file__).parent.parent
 PROBLEMS = 100

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo.common.records import Completion, Problem, Rollout
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
 from grpo.evaluation.sampled import estimates, mean_log_prob, votes_of
-from grpo.records import Completion, Problem, Rollout
-from grpo.sections import BestOfN
+from grpo.study.sections import BestOfN
 
 SAMPLES = 6
 

@@ -15,15 +15,15 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from grpo.errors import UserError
-from grpo.experiments import EXPERIMENTS
-from grpo.reporting import claims
-from grpo.reporting.claims import KINDS, KL, Evidence, NotMeasured, claims_table, judge_claims, write_claims
-from grpo.reporting.results import Run
-from grpo.study import Study, load_study, read_yaml
+from grpo.common.errors import UserError
+from grpo.results import claims
+from grpo.results.claims import KINDS, KL, Evidence, NotMeasured, claims_table, judge_claims, write_claims
+from grpo.results.runs import Run
+from grpo.study.experiments import EXPERIMENTS
+from grpo.study.schema import Study, load_study, read_yaml
 
 REPOSITORY = Path(__file__).parent.parent
-PUBLISHED = read_yaml(REPOSITORY / "grpo" / "claims.yaml")
+PUBLISHED = read_yaml(REPOSITORY / "grpo" / "results" / "claims.yaml")
 IN_THIS_VERSION = [c for c in PUBLISHED["claims"] if c["experiment"] in {*EXPERIMENTS, "math_baseline"}]
 AGREES, DISAGREES, CANNOT_TELL, NOT_MEASURED = "agrees", "disagrees", "cannot tell", "not measured"
 PROBLEMS = 100

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from grpo import paths
 from grpo.cli import main
-from grpo.effective import digest
-from grpo.study import load_study
+from grpo.pretraining.base_model import make_base_model
+from grpo.study import paths
+from grpo.study.effective import digest
+from grpo.study.schema import load_study
 from grpo.tasks.build import build_dataset
-from grpo.training.base_model import make_base_model
 from grpo.training.run import _finished_twin
 
 ROOT = Path(__file__).parents[1]

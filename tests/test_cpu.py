@@ -19,7 +19,7 @@ def _has_strict_mode() -> bool:
 def test_a_product_does_not_depend_on_how_its_rows_are_shared_out() -> None:
     """What `grpo` runs under: row by row, in two threads or in one, the same bits (without it they differ)."""
     script = (
-        "from grpo.cpu import fix_cpu_kernels; fix_cpu_kernels()\n"
+        "from grpo.common.cpu import fix_cpu_kernels; fix_cpu_kernels()\n"
         "import torch; torch.manual_seed(0); x, w = torch.randn(512, 64), torch.randn(768, 64)\n"
         "def product(rows, threads): torch.set_num_threads(threads); return torch.nn.functional.linear(x[:rows], w)\n"
         "full = product(512, 2)\n"
@@ -33,7 +33,7 @@ def test_the_first_computation_of_a_process_is_like_any_other() -> None:
     """300 processes that begin with a cosine in two threads; without `start_threads` about 2% of them differ."""
     script = """
 import hashlib, os, torch
-from grpo.cpu import start_threads
+from grpo.common.cpu import start_threads
 
 torch.set_num_threads(1)  # the parent must start no threads: they do not survive a fork
 x = torch.linspace(0, 150, 512 * 150 * 16)

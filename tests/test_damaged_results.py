@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from grpo.errors import UserError
+from grpo.common.errors import UserError
+from grpo.common.files import read_text, write_text
+from grpo.common.records import read_examples, read_problems
 from grpo.evaluation.compare import read_scores
-from grpo.files import read_text, write_text
-from grpo.records import read_examples, read_problems
+from grpo.evaluation.keyword_dataset import read_keyword_problems
 from grpo.reporting import kissing_number, writeup
-from grpo.reporting.results import read_baseline, read_best_of_n, read_run, read_selection
 from grpo.reporting.timing import read_timing
-from grpo.selection import read_selections
-from grpo.study import Study, load_study
-from grpo.tasks.keyword_dataset import read_keyword_problems
-from grpo.tasks.prompts import load_prompt
+from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_selection
+from grpo.results.selection import read_selections
+from grpo.study.schema import Study, load_study
+from grpo.tasks.formats import load_prompt
 
 RUN = Path("data/runs/sft_experiment/all-0")
 CHECKOUT, GIT = "dvc checkout --force", "git checkout"

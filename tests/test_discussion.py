@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from grpo.reporting.discussion import discuss
-from grpo.reporting.results import Run
+from grpo.results.runs import Run
 
 
 def run(arm: str, rewards: list[float], seed: int = 0, diverged: int | None = None, **history: Any) -> Run:

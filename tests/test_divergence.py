@@ -18,19 +18,19 @@ import pytest
 import torch
 from state_parts import saved_every
 
-from grpo.config import GrpoConfig
-from grpo.effective import effective_run
-from grpo.errors import ToBeResumed
-from grpo.evaluation.statistics import wilson_interval
-from grpo.records import Problem
-from grpo.rewards import score_each
+from grpo.common.errors import ToBeResumed
+from grpo.common.records import Problem
+from grpo.learner.learner import Learner
+from grpo.results.statistics import wilson_interval
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.sections import Divergence, Experiment
-from grpo.study import Study
-from grpo.tracking import RunLog
+from grpo.study.effective import effective_run
+from grpo.study.methods import GrpoConfig
+from grpo.study.schema import Study
+from grpo.study.sections import Divergence, Experiment
+from grpo.tasks.rewards import score_each
+from grpo.tracking.run_log import RunLog
 from grpo.training.divergence import divergence
 from grpo.training.grpo import train_grpo
-from grpo.training.learner import Learner
 from grpo.training.validation import Validation
 
 # -------------------------------------------------------------------------------------------------------------- rules

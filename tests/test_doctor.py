@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo import doctor
-from grpo.study import Study, load_study
+from grpo.commands import doctor
+from grpo.study.schema import Study, load_study
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from grpo.config import GrpoConfig
-from grpo.effective import effective_run
-from grpo.errors import UserError
-from grpo.experiments import (
+from grpo.common.errors import UserError
+from grpo.common.files import write_text
+from grpo.study.effective import effective_run
+from grpo.study.experiments import (
     ASYNCHRONOUS,
     BUILDS_ON,
     CLIP_ABLATION,
@@ -27,10 +27,10 @@ from grpo.experiments import (
     method_of,
     needed_selections,
 )
-from grpo.files import write_text
-from grpo.sections import Experiment
-from grpo.study import Study, load_study, read_yaml
-from grpo.switch import describe
+from grpo.study.methods import GrpoConfig
+from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.sections import Experiment
+from grpo.study.switch import describe
 from grpo.training.run import run_identity
 
 ROOT = Path(__file__).parents[1]

@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo.errors import UserError
+from grpo.common.errors import UserError
+from grpo.common.records import Completion
 from grpo.models.checkpoint import compile_layers, save_checkpoint
 from grpo.models.prefix_attention import SharedPrefix
-from grpo.records import Completion
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.rollout.make import make_engine, sleeps
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 from grpo.rollout.vllm_engine import request_settings
-from grpo.study import Study
+from grpo.study.schema import Study
 
 TEXTS = [
     "Mia has 3 apples.",

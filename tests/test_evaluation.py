@@ -16,20 +16,20 @@ from typing import Any
 
 import pytest
 
-from grpo.errors import UserError
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Problem, Rollout, write_records
 from grpo.evaluation import evaluate as module
 from grpo.evaluation import zero_shot
 from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
 from grpo.evaluation.compare import compare_files
 from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations, summarize
-from grpo.evaluation.statistics import wilson_interval
-from grpo.records import Completion, Problem, Rollout, write_records
 from grpo.reporting.baseline import zero_shot_table
 from grpo.reporting.figures import draw_zero_shot
-from grpo.rewards import ScoredBatch
+from grpo.results.statistics import wilson_interval
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study import Study
+from grpo.study.schema import Study
+from grpo.tasks.rewards import ScoredBatch
 
 PARAMS = SamplingParams(max_tokens=8)
 
@@ -312,7 +312,7 @@ def test_what_a_prompt_says_is_part_of_an_evaluation(
     template = project / "prompts/question_only.prompt"
     template.parent.mkdir()
     template.write_text("{question}")
-    monkeypatch.setattr("grpo.tasks.prompts.files", lambda package: project)
+    monkeypatch.setattr("grpo.tasks.formats.files", lambda package: project)
 
     def sampled() -> list[list[Rollout]]:
         evaluator = CheckpointEvaluator(mini_study, Path("data/model"))

@@ -15,14 +15,14 @@ import pytest
 import torch
 from state_parts import never_saved
 
-from grpo.config import ExpertIterationConfig
-from grpo.records import Completion, Problem, Rollout
-from grpo.rewards import score_each
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.tracking import RunLog
+from grpo.study.methods import ExpertIterationConfig
+from grpo.tasks.rewards import score_each
+from grpo.tracking.run_log import RunLog
 from grpo.training.expert_iteration import expert_metrics, fine_tune, train_by_expert_iteration
-from grpo.training.learner import Learner
 
 CONFIG = ExpertIterationConfig(
     n_ei_steps=3,

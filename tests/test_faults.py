@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 
 from grpo import cli
-from grpo.errors import UserError, explain_os_error
-from grpo.files import files_digest, whole_folder
+from grpo.common.errors import UserError, explain_os_error
+from grpo.common.files import files_digest, whole_folder
 from grpo.models.checkpoint import load_model, load_tokenizer
-from grpo.study import load_study
+from grpo.study.schema import load_study
 
 ROOT = Path(__file__).parents[1]
 KEPT = "run the same command again; what was finished is kept."
@@ -44,9 +44,9 @@ def grpo(project: Path, *arguments: str, before: Callable[[], None] | None = Non
 @pytest.fixture(scope="module")
 def smoke_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project folder with the smoke study, its dataset and both its models, hardly trained."""
+    from grpo.evaluation.keyword_dataset import build_keyword_dataset
+    from grpo.pretraining.base_model import make_base_model, make_keyword_model
     from grpo.tasks.build import build_dataset
-    from grpo.tasks.keyword_dataset import build_keyword_dataset
-    from grpo.training.base_model import make_base_model, make_keyword_model
 
     folder = tmp_path_factory.mktemp("smoke") / "project"
     (folder / "studies").mkdir(parents=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from grpo import gpu_memory
-from grpo.gpu_memory import SHAPES, Shape
-from grpo.study import Study, load_study
+from grpo.commands import gpu_memory
+from grpo.commands.gpu_memory import SHAPES, Shape
+from grpo.study.schema import Study, load_study
 
 ROOT = Path(__file__).parents[1]
 MATH = SHAPES["Qwen/Qwen2.5-Math-1.5B"]

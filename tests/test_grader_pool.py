@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo.errors import UserError
-from grpo.rewards import pool
-from grpo.rewards.pool import GraderPool, Verdict
+from grpo.common.errors import UserError
+from grpo.grader import pool
+from grpo.grader.pool import GraderPool, Verdict
 
 RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_out=True)
 
@@ -93,7 +93,7 @@ def gone(*pids: int) -> bool:
 
 def grading_processes(pid: int) -> tuple[int, list[int]]:
     """The one zygote below process ``pid``, and its workers."""
-    (zygote,) = [p for p in children(pid) if b"grpo.rewards.worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    (zygote,) = [p for p in children(pid) if b"grpo.grader.worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
     return zygote, children(zygote)
 
 
@@ -257,7 +257,7 @@ def test_nothing_is_left_behind_when_the_parent_is_killed(make_pool: MakePool, t
     make_pool()  # for the module
     report = tmp_path / "pid"
     script = (
-        "import sys, threading; sys.path.insert(0, sys.argv[1]); from grpo.rewards.pool import GraderPool\n"
+        "import sys, threading; sys.path.insert(0, sys.argv[1]); from grpo.grader.pool import GraderPool\n"
         "pool = GraderPool(2, time_limit_s=50, function='misdeeds:grade'); pool.verdict('1', '1')\n"
         "threading.Thread(target=pool.verdict, args=('burn:60', 'any')).start(); pool.verdict(f'report:{sys.argv[2]}', 'wait')"
     )
@@ -309,7 +309,7 @@ def test_ctrl_c_ends_a_batch_at_once(make_pool: MakePool, tmp_path: Path) -> Non
     make_pool()  # for the module
     report = tmp_path / "pid"
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from grpo.rewards.pool import GraderPool\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); from grpo.grader.pool import GraderPool\n"
         "GraderPool(2, time_limit_s=50, function='misdeeds:grade').verdicts([(f'report:{sys.argv[2]}', 'wait')] * 8)"
     )
     command = [sys.executable, "-c", script, str(tmp_path), str(report)]
@@ -376,7 +376,7 @@ def test_a_forked_child_has_processes_of_its_own() -> None:
     # In a fresh interpreter, because this one may have threads that a fork would break.
     script = """
 import os, threading
-from grpo.rewards.pool import GraderPool, Verdict, _POOLS
+from grpo.grader.pool import GraderPool, Verdict, _POOLS
 pool = GraderPool(1, time_limit_s=20, function="operator:eq")
 assert pool.verdict("1", "1").equal
 held = pool._lock.acquire()  # as another thread might at the time of the fork

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo.environment import CONSTRAINTS, PROJECT, VLLM_ON_CPU
-from grpo.inputs import CODE, EVALUATION_CODE, SHARED_CODE, code_digests, meaning, write_training_inputs
-from grpo.study import Study, read_yaml
+from grpo.study.environment import CONSTRAINTS, PROJECT, VLLM_ON_CPU
+from grpo.study.schema import Study, read_yaml
+from grpo.study.training_inputs import CODE, EVALUATION_CODE, SHARED_CODE, code_digests, meaning, write_training_inputs
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,26 +23,31 @@ ALL_CODE = (*SHARED_CODE, *(name for _, own in CODE.values() for name in own))
 # values are in the settings.
 WITHOUT_A_SAY = {
     "grpo",
-    "grpo.environment",
-    "grpo.errors",
-    "grpo.evaluation",
-    "grpo.evaluation.statistics",
-    "grpo.experiments",
-    "grpo.files",
-    "grpo.inputs",
-    "grpo.memory",
-    "grpo.mlflow_study",
-    "grpo.models",
-    "grpo.paths",
-    "grpo.records",
-    "grpo.sections",
-    "grpo.selection",
+    "grpo.study.environment",
+    "grpo.common",
+    "grpo.results",
     "grpo.study",
-    "grpo.tasks",
     "grpo.tracking",
+    "grpo.tracking.run_log",
+    "grpo.common.errors",
+    "grpo.evaluation",
+    "grpo.results.statistics",
+    "grpo.study.experiments",
+    "grpo.common.files",
+    "grpo.study.training_inputs",
+    "grpo.common.memory",
+    "grpo.tracking.mlflow_study",
+    "grpo.models",
+    "grpo.study.paths",
+    "grpo.common.records",
+    "grpo.study.sections",
+    "grpo.results.selection",
+    "grpo.study.schema",
+    "grpo.tasks",
+    "grpo.tracking.mlflow_client",
     "grpo.training",
-    "grpo.training.interruption",
-    "grpo.training.lock",
+    "grpo.common.interruption",
+    "grpo.common.lock",
     "grpo.training.state",
 }
 
@@ -50,7 +55,7 @@ WITHOUT_A_SAY = {
 def test_dvc_yaml_names_the_same_code() -> None:
     deps = read_yaml(ROOT / "dvc.yaml")["stages"]["training_inputs"]["deps"]
     pinned = {CONSTRAINTS, VLLM_ON_CPU, PROJECT}
-    assert sorted(deps) == sorted({*ALL_CODE, "grpo/inputs.py", "grpo/environment.py", *pinned})
+    assert sorted(deps) == sorted({*ALL_CODE, "grpo/study/training_inputs.py", "grpo/study/environment.py", *pinned})
 
 
 def test_every_module_that_a_run_loads_is_accounted_for() -> None:
@@ -67,20 +72,26 @@ def test_every_module_that_a_run_loads_is_accounted_for() -> None:
 # ------------------------------------------------------------------------------------------------------- other stages
 
 # What a stage's command imports without a say in what that stage makes, besides WITHOUT_A_SAY.
-EVALUATES = {"grpo.tasks.keyword", "grpo.tasks.keyword_dataset"}  # `grpo evaluate --prompt keyword`
+EVALUATES = {"grpo.tasks.keyword", "grpo.evaluation.keyword_dataset"}  # `grpo evaluate --prompt keyword`
 PRETRAINS = {  # how runs sample and train with the model, how its keyword answers are rewarded
     *("grpo.models.hugging_face", "grpo.models.packed_attention", "grpo.models.prefix_attention", "grpo.rewards"),
-    "grpo.rewards.functions",
+    "grpo.tasks.rewards",
 }
 FOR_STAGES = {
     "model": PRETRAINS | {"grpo.tasks.keyword"},
-    "keyword_model": PRETRAINS | {"grpo.tasks.arithmetic", "grpo.training.documents"},
+    "keyword_model": PRETRAINS | {"grpo.tasks.arithmetic", "grpo.pretraining.documents"},
     "math_baseline": EVALUATES,
     "best_of_n": EVALUATES,
     "timing": {"grpo.reporting.baseline", "grpo.reporting.kissing_number"},  # with figures.py, for other figures
-    "writeup": {"grpo.dvc_lock"},  # the last stage clears dvc.lock
+    "writeup": {"grpo.study.dvc_lock"},  # the last stage clears dvc.lock
 }
-NEVER = {"grpo.config", "grpo.mlflow_process", "grpo.mlflow_run", "grpo.mlflow_unsent", "grpo.effective"}
+NEVER = {
+    "grpo.study.methods",
+    "grpo.tracking.mlflow_process",
+    "grpo.tracking.mlflow_run",
+    "grpo.tracking.mlflow_unsent",
+    "grpo.study.effective",
+}
 
 
 def file_of(module: str) -> str | None:
@@ -114,8 +125,8 @@ def reached(start: set[str], without: set[str]) -> set[str]:
 
 def commands() -> dict[str, ast.FunctionDef]:
     """The functions of the command line, by the name of their command."""
-    functions = [node for node in ast.parse((ROOT / "grpo/cli.py").read_text()).body if isinstance(node, ast.FunctionDef)]
-    return {ast.literal_eval(call.args[0]): f for f in functions for call in f.decorator_list if isinstance(call, ast.Call)}
+    tree = ast.parse((ROOT / "grpo/commands/stages.py").read_text())
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def stages() -> dict[str, tuple[str, list[str]]]:
@@ -132,14 +143,18 @@ def stages() -> dict[str, tuple[str, list[str]]]:
 @pytest.mark.parametrize("stage", stages())
 def test_a_stage_depends_on_the_code_that_decides_what_it_makes(stage: str) -> None:
     command, deps = stages()[stage]
-    without = (WITHOUT_A_SAY | NEVER | FOR_STAGES.get(stage, set())) - {"grpo.evaluation.statistics", "grpo.selection"}
+    without = (WITHOUT_A_SAY | NEVER | FOR_STAGES.get(stage, set())) - {"grpo.results.statistics", "grpo.results.selection"}
     code = {file_of(name) for name in reached(imported(commands()[command]), without)}
     undeclared = {file for file in code if file and not any(file == dep or file.startswith(f"{dep}/") for dep in deps)}
     assert not undeclared
 
 
 def test_stages_that_evaluate_name_the_code_that_their_unfinished_work_counts_with() -> None:
-    prompts = {"math_baseline": MATH_PROMPTS, "best_of_n": MATH_PROMPTS, "keyword_dataset": {"grpo/prompts/keyword.prompt"}}
+    prompts = {
+        "math_baseline": MATH_PROMPTS,
+        "best_of_n": MATH_PROMPTS,
+        "keyword_dataset": {"grpo/tasks/prompts/keyword.prompt"},
+    }
     for stage, texts in prompts.items():
         assert {*EVALUATION_CODE, *texts} <= set(stages()[stage][1])
 
@@ -155,7 +170,7 @@ def test_stages_that_evaluate_name_the_settings_that_decide_samples() -> None:
         assert set(read_yaml(ROOT / "dvc.yaml")["stages"][stage]["params"]) == settings | names
 
 
-MATH_PROMPTS = {"grpo/prompts/r1_zero.prompt", "grpo/prompts/question_only.prompt"}
+MATH_PROMPTS = {"grpo/tasks/prompts/r1_zero.prompt", "grpo/tasks/prompts/question_only.prompt"}
 
 
 def test_an_edit_of_the_keyword_task_concerns_its_own_runs_only(
@@ -169,13 +184,13 @@ def test_an_edit_of_the_keyword_task_concerns_its_own_runs_only(
     shutil.copytree(ROOT / "grpo", tmp_path / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
     before = written()
     assert set(before) == {"grpo", "keyword", "asynchronous", "sft", "expert_iteration", "software"}
-    for file in ("tasks/keyword.py", "tasks/keyword_dataset.py", "prompts/keyword.prompt"):
+    for file in ("tasks/keyword.py", "evaluation/keyword_dataset.py", "tasks/prompts/keyword.prompt"):
         with (tmp_path / "grpo" / file).open("a") as opened:
             opened.write("\nADDED = 1\n")
         after = written()
         assert {kind for kind in before if before[kind] != after[kind]} == {"keyword"}, file
         before = after
-    with (tmp_path / "grpo/training/learner.py").open("a") as opened:
+    with (tmp_path / "grpo/learner/learner.py").open("a") as opened:
         opened.write("\nADDED = 1\n")
     assert {kind for kind, content in written().items() if before[kind] != content} == before.keys() - {"software"}
 
@@ -232,7 +247,7 @@ def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkey
     (tmp_path / "grpo").symlink_to(ROOT / "grpo")
     first = written(mini_study)
     shared = {"engine", "learner", "divergence", "evaluation", "threads", "checkpoints", "gpu_memory_utilization"}
-    code = {"grpo/training/learner.py", "grpo/prompts/r1_zero.prompt", "grpo/rewards/grader.py"}
+    code = {"grpo/learner/learner.py", "grpo/tasks/prompts/r1_zero.prompt", "grpo/grader/grader.py"}
     own = {"grpo": "grpo/training/grpo.py", "keyword": "grpo/tasks/keyword.py", "sft": "grpo/training/sft.py"}
     own["expert_iteration"] = "grpo/training/expert_iteration.py"
     own["asynchronous"] = "grpo/training/asynchronous/loop.py"

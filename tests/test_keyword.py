@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from grpo.errors import UserError
-from grpo.rewards.functions import keyword_inclusion_reward_fn
+from grpo.common.errors import UserError
+from grpo.tasks.formats import format_prompt, load_prompt
 from grpo.tasks.keyword import (
     ADJECTIVES,
     NOUNS,
@@ -27,7 +27,7 @@ from grpo.tasks.keyword import (
     reference_examples,
     sentence,
 )
-from grpo.tasks.prompts import format_prompt, load_prompt
+from grpo.tasks.rewards import keyword_inclusion_reward_fn
 
 # ----------------------------------------------------------------------------------------------------------------- pairs
 

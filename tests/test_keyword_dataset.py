@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo import paths
-from grpo.errors import UserError
-from grpo.records import Completion, Problem, Rollout
-from grpo.sections import Keyword
-from grpo.study import Study
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.evaluation.keyword_dataset import build_keyword_dataset, degenerate_shares, read_keyword_problems
+from grpo.study import paths
+from grpo.study.schema import Study
+from grpo.study.sections import Keyword
+from grpo.tasks.formats import load_prompt
 from grpo.tasks.keyword import ADJECTIVES, NOUNS, TEMPLATES
-from grpo.tasks.keyword_dataset import build_keyword_dataset, degenerate_shares, read_keyword_problems
-from grpo.tasks.prompts import load_prompt
 
 BEFORE, AFTER = load_prompt("keyword").split("{question}")
 WORDS = len(NOUNS) + len(ADJECTIVES)

@@ -40,13 +40,13 @@ from fake_endpoint import (
     saying,
 )
 
+from grpo.common.errors import UserError
 from grpo.discovery import language_model
 from grpo.discovery.language_model import NO_KEY, Endpoint, endpoint_from_environment, propose_with
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, Log, Settings, open_log
 from grpo.discovery.search import SILENCE, Budget, search, seed_of
 from grpo.discovery.strategies import REFUSED, STRATEGIES
 from grpo.discovery.verifier import verify_text
-from grpo.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 
-from grpo import paths
+from grpo.commands.kissing_number import COMMITTED, run_kissing_number, score_rows
+from grpo.common.errors import UserError
 from grpo.discovery import mutation
 from grpo.discovery.constructions import CORES, build, frame_blocks, independent_set, keep, meet_in_more_than, orbit_of
 from grpo.discovery.log import LOG, Attempt, Proposal, read_log
 from grpo.discovery.search import Budget, seed_of
-from grpo.discovery.stage import COMMITTED, run_kissing_number, score_rows
 from grpo.discovery.verifier import Verdict, verify_program, verify_text
-from grpo.errors import UserError
 from grpo.reporting.figures import write_empty_curves
 from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section
-from grpo.sections import KissingNumber
-from grpo.study import Study
+from grpo.study import paths
+from grpo.study.schema import Study
+from grpo.study.sections import KissingNumber
 
 ROOT = Path(__file__).parents[1]
 PAIRS = [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -257,7 +257,7 @@ def test_a_search_goes_on_with_a_larger_budget(grpo: Any, tmp_path: Path) -> Non
 @pytest.fixture
 def study(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grpo.discovery.stage.MlflowRun", NoMlflow)
+    monkeypatch.setattr("grpo.commands.kissing_number.MlflowRun", NoMlflow)
     return mini_study.model_copy(update={"kissing_number": SEARCH})
 
 
@@ -267,7 +267,7 @@ def made(mini_study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("grpo.discovery.stage.MlflowRun", NoMlflow)
+        patch.setattr("grpo.commands.kissing_number.MlflowRun", NoMlflow)
         return folder, run_kissing_number(mini_study.model_copy(update={"kissing_number": SEARCH}))
 
 
@@ -328,8 +328,8 @@ def test_a_killed_stage_goes_on(study: Study, made: tuple[Path, Any]) -> None:
     """SIGKILL after some attempts: the rest follow, with the same programs as without it."""
     whole = made[1]
     program = (
-        "from grpo.study import load_study; from grpo.discovery.stage import run_kissing_number\n"
-        "from grpo.sections import KissingNumber; from pathlib import Path\n"
+        "from grpo.study.schema import load_study; from grpo.commands.kissing_number import run_kissing_number\n"
+        "from grpo.study.sections import KissingNumber; from pathlib import Path\n"
         f"study = load_study(Path({str(ROOT / 'params.yaml')!r}))\n"
         "run_kissing_number(study.model_copy(update={'kissing_number': KissingNumber(calls=6, seed=1)}))\n"
     )

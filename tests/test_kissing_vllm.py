@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from grpo.common.errors import UserError
 from grpo.discovery.language_model import Endpoint, propose_with
 from grpo.discovery.log import Attempt, Log, Settings
 from grpo.discovery.search import Budget, search
 from grpo.discovery.verifier import verify_text
-from grpo.errors import UserError
 from grpo.models.checkpoint import save_checkpoint
 from grpo.models.hugging_face import Qwen2Config, Qwen2ForCausalLM
 

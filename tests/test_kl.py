@@ -14,14 +14,14 @@ import torch
 from state_parts import never_saved
 from torch import Tensor
 
-from grpo.config import GrpoConfig
-from grpo.objective.kl import estimate_kl
-from grpo.records import Completion, Problem, Rollout
-from grpo.rewards import score_each
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.kl import estimate_kl
+from grpo.learner.learner import Learner
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.tracking import RunLog
+from grpo.study.methods import GrpoConfig
+from grpo.tasks.rewards import score_each
+from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
-from grpo.training.learner import Learner
 
 NAMES = ["per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance"]
 

@@ -16,9 +16,9 @@ from state_parts import saved_every
 from torch import Tensor
 from torch.testing import assert_close
 
-from grpo.config import GrpoConfig
-from grpo.records import Completion, Problem, Rollout
-from grpo.training.learner import Batch, Learner
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.learner import Batch, Learner
+from grpo.study.methods import GrpoConfig
 
 PROBLEM = Problem("p", "?", "1")
 LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from gradient_parts import flat, last_gradients
 
-from grpo.config import GrpoConfig
-from grpo.objective.mismatch import importance_weights, mismatch_sums
-from grpo.records import Completion, Problem, Rollout
-from grpo.training.learner import Batch, Learner
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.learner import Batch, Learner
+from grpo.learner.mismatch import importance_weights, mismatch_sums
+from grpo.study.methods import GrpoConfig
 
 
 def test_sums_by_hand() -> None:

@@ -25,22 +25,24 @@ import numpy
 import pytest
 from filelock import FileLock
 
-from grpo import paths, tracking
-from grpo.effective import EffectiveRun, digest, effective_run
-from grpo.environment import hardware, software
-from grpo.errors import ToBeResumed, UserError
-from grpo.files import read_json, write_json, write_text
-from grpo.mlflow_study import flat
-from grpo.sections import HubModel
-from grpo.study import Study, load_study, read_yaml
-from grpo.tracking import MlflowRun, RunLog
+from grpo.common.errors import ToBeResumed, UserError
+from grpo.common.files import read_json, write_json, write_text
+from grpo.study import paths
+from grpo.study.effective import EffectiveRun, digest, effective_run
+from grpo.study.environment import hardware, software
+from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.sections import HubModel
+from grpo.tracking import mlflow_client as tracking
+from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_study import flat
+from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
 
 REPOSITORY = Path(__file__).parents[1]
 
 PROGRAM = """
 import time
-from grpo import tracking
+from grpo.tracking import mlflow_client as tracking
 run = tracking.MlflowRun("toy", "first", {"a": 1}, {})
 try:
     run.log({"x": 0.5}, step=1)
@@ -408,7 +410,7 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Pa
     assert tags() == {"git_commit": "none", "git_changed": "false"}
     assert "mlflow.source.git.commit" not in tracking.mlflow_source_tags()
     git("init", "-q")
-    deciding = ("grpo/paths.py", "params.yaml", "dvc.yaml", "constraints.txt")
+    deciding = ("grpo/study/paths.py", "params.yaml", "dvc.yaml", "constraints.txt")
     for name in (*deciding, "README.md"):
         write_text(tmp_path / name, "before")
     git("add", "-A")
@@ -595,7 +597,7 @@ def test_what_mlflow_refuses_does_not_keep_the_rest_from_it(
 
 def test_a_full_disk_costs_messages_and_nothing_else(folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]) -> None:
     program = """
-from grpo.tracking import MlflowRun
+from grpo.tracking.mlflow_client import MlflowRun
 run = MlflowRun("toy", "full", {}, {})
 for step in range(100):
     run.log({f"metric{i}": 1.0 for i in range(10)}, step=step)

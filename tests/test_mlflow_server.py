@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from grpo import paths
 from grpo.cli import main
-from grpo.tracking import MlflowRun
+from grpo.study import paths
+from grpo.tracking.mlflow_client import MlflowRun
 
 pytestmark = pytest.mark.slow
 
@@ -233,7 +233,7 @@ def test_a_server_that_dies_and_comes_back_leaves_nothing_to_do(server: Server, 
 
 WRITER = """
 import sys
-from grpo.tracking import MlflowRun
+from grpo.tracking.mlflow_client import MlflowRun
 run = MlflowRun(sys.argv[2], sys.argv[1], {"number": sys.argv[1]}, {})
 for step in range(50):
     run.log({f"metric{i}": float(step) for i in range(20)}, step=step)

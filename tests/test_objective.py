@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from grpo.errors import UserError
-from grpo.objective.advantages import compute_group_normalized_rewards, normalize_within_groups
-from grpo.objective.log_probs import compute_entropy, get_response_log_probs, pad_and_shift, tokenize_prompt_and_output
-from grpo.objective.losses import (
+from grpo.common.errors import UserError
+from grpo.learner.advantages import compute_group_normalized_rewards, normalize_within_groups
+from grpo.learner.log_probs import compute_entropy, get_response_log_probs, pad_and_shift, tokenize_prompt_and_output
+from grpo.learner.losses import (
     compute_grpo_clip_loss,
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
     grpo_microbatch_train_step,
     sft_microbatch_train_step,
 )
-from grpo.objective.masking import masked_mean, masked_normalize, token_weights
+from grpo.learner.masking import masked_mean, masked_normalize, token_weights
 
 LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"]
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from grpo.effective import effective_run
-from grpo.errors import UserError
-from grpo.memory import peak_mb, reset_peak
-from grpo.study import load_study
-from grpo.tracking import RunLog
-from grpo.training.optimizer import Optimizer
+from grpo.common.errors import UserError
+from grpo.common.memory import peak_mb, reset_peak
+from grpo.learner.optimizer import Optimizer
+from grpo.study.effective import effective_run
+from grpo.study.schema import load_study
+from grpo.tracking.run_log import RunLog
 from grpo.training.session import phase_devices
 
 

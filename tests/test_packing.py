@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo.config import GrpoConfig
-from grpo.objective import chunked
-from grpo.objective.chunked import chunked_log_probs
-from grpo.records import Completion, Problem, Rollout
-from grpo.training.learner import Batch, Learner
-from grpo.training.packing import fill_rows, pack
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner import chunked
+from grpo.learner.chunked import chunked_log_probs
+from grpo.learner.learner import Batch, Learner
+from grpo.learner.packing import fill_rows, pack
+from grpo.study.methods import GrpoConfig
 
 LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
 NORMALIZATIONS = ("masked_mean", "masked_normalize", "microbatch_longest")

@@ -10,8 +10,8 @@ import pytest
 from pipeline_parts import ROOT, digests, lock, sh
 from ruamel.yaml import YAML
 
-from grpo.experiments import EXPERIMENTS, needed_selections
-from grpo.study import load_study
+from grpo.study.experiments import EXPERIMENTS, needed_selections
+from grpo.study.schema import load_study
 
 STAGES = 65  # 8 before training, 35 runs, 16 selections, the kissing number, 5 of the report
 REPORT = {"claims", "tables", "figures", "timing", "writeup"}

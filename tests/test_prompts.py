@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import grpo
-from grpo.errors import UserError
-from grpo.tasks.prompts import format_prompt, load_prompt
+from grpo.common.errors import UserError
+from grpo.tasks.formats import format_prompt, load_prompt
 
-FOLDER = Path(grpo.__file__).parent / "prompts"
+FOLDER = Path(grpo.__file__).parent / "tasks/prompts"
 
 
 @pytest.mark.parametrize("name", ["r1_zero", "question_only"])

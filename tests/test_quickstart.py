@@ -17,11 +17,11 @@ import pytest
 from pipeline_parts import digests, sh
 from ruamel.yaml import YAML
 
-from grpo import quickstart
-from grpo.errors import UserError
-from grpo.experiments import EXPERIMENTS
-from grpo.quickstart import EXPERIMENT, FOLDER, OURS, STUDY
-from grpo.study import load_study
+from grpo.commands import quickstart
+from grpo.commands.quickstart import EXPERIMENT, FOLDER, OURS, STUDY
+from grpo.common.errors import UserError
+from grpo.study.experiments import EXPERIMENTS
+from grpo.study.schema import load_study
 
 ROOT = Path(__file__).parents[1]
 

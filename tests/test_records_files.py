@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo.errors import UserError
-from grpo.files import files_digest, read_json, whole_folder, write_json, write_text
-from grpo.records import Problem, read_problems, write_records
+from grpo.common.errors import UserError
+from grpo.common.files import files_digest, read_json, whole_folder, write_json, write_text
+from grpo.common.records import Problem, read_problems, write_records
 
 PROBLEMS = [
     Problem("a/1", "What is 1 + 1?", "2", 1, "sums"),

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.errors import UserError
-from grpo.rewards.extract import last_boxed
-from grpo.rewards.functions import REWARD_FNS, keyword_inclusion_reward_fn, question_only_reward_fn, r1_zero_reward_fn
-from grpo.rewards.grader import cheap_verdict, check_ground_truth, full_verdict, is_equivalent
-from grpo.rewards.symbolic import too_complex
+from grpo.common.errors import UserError
+from grpo.grader.extract import last_boxed
+from grpo.grader.grader import cheap_verdict, check_ground_truth, full_verdict, is_equivalent
+from grpo.grader.symbolic import too_complex
+from grpo.tasks.rewards import REWARD_FNS, keyword_inclusion_reward_fn, question_only_reward_fn, r1_zero_reward_fn
 
 ZERO = {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
 FORM_ONLY = {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}
@@ -115,7 +115,7 @@ def test_different_answers_are_refused(answer: str, truth: str) -> None:
 def test_cheap_verdicts_import_no_computer_algebra() -> None:
     equal = EXACTLY_EQUAL + SYMBOLICALLY_EQUAL + SENTENCES + UNITS + SETS_OF_NUMBERS
     script = (
-        "import sys; from grpo.rewards.grader import cheap_verdict\n"
+        "import sys; from grpo.grader.grader import cheap_verdict\n"
         f"assert all(cheap_verdict(a, t) for a, t in {equal!r})\n"
         "assert 'sympy' not in sys.modules and 'math_verify' not in sys.modules and 'torch' not in sys.modules"
     )

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from grpo.common.errors import UserError
 from grpo.discovery import confinement
 from grpo.discovery.sandbox import Limits, Outcome, protections, remove_folder, run_program
-from grpo.errors import UserError
 
 QUICK = Limits(seconds=20, cpu_seconds=2, memory_mb=500, output_mb=1, file_mb=2)
 SHORT = Limits(seconds=1, cpu_seconds=20, memory_mb=500, output_mb=1, file_mb=2)

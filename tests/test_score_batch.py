@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from grpo.config import GrpoConfig
-from grpo.errors import UserError
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Problem
 from grpo.evaluation.evaluate import score_sampled, summarize
-from grpo.records import Completion, Problem
-from grpo.rewards import REWARD_FNS, pool, score_batch, score_each
-from grpo.rewards.pool import GraderPool, Verdict, grade_batch, is_equal
+from grpo.grader import pool
+from grpo.grader.pool import GraderPool, Verdict, grade_batch, is_equal
+from grpo.study.methods import GrpoConfig
+from grpo.tasks.rewards import REWARD_FNS, score_batch, score_each
 from grpo.training.step import score_rollouts
 
 RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_out=True)
@@ -25,7 +26,7 @@ ZERO = {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
 FORM_ONLY = ZERO | {"format_reward": 1.0}
 FULL = {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
 
-PROMPT = (Path(pool.__file__).parent.parent / "prompts" / "r1_zero.prompt").read_text()
+PROMPT = (Path(pool.__file__).parents[1] / "tasks/prompts" / "r1_zero.prompt").read_text()
 RESPONSES = {
     "r1_zero": [
         ("</think> <answer>5</answer>", "5", FULL), (PROMPT + " 2+3 </think> <answer>5</answer>", "5", FULL),
@@ -88,7 +89,7 @@ def test_a_batch_must_match() -> None:
 def test_integers_start_no_process() -> None:
     script = """
 import os, sys
-from grpo.rewards import r1_zero_reward_fn, score_batch
+from grpo.tasks.rewards import r1_zero_reward_fn, score_batch
 responses = [f"</think> <answer>{i}</answer>" for i in range(5000)]
 assert r1_zero_reward_fn(responses[7], 7)["reward"] == 1.0
 assert sum(r["reward"] for r in score_batch("r1_zero", responses, [str(i // 2) for i in range(5000)]).rewards) == 1

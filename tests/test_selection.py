@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo.errors import UserError
-from grpo.experiments import RANKED_BY
-from grpo.sections import Experiment
-from grpo.selection import mean_of_last, read_outcomes, read_selections, select, winner_file
-from grpo.study import Study
+from grpo.common.errors import UserError
+from grpo.results.selection import mean_of_last, read_outcomes, read_selections, select, winner_file
+from grpo.study.experiments import RANKED_BY
+from grpo.study.schema import Study
+from grpo.study.sections import Experiment
 
 EXPERIMENT = "grpo_learning_rate"
 SWEEP = "grpo_off_policy_sweep_broad"

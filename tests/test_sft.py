@@ -15,17 +15,17 @@ import torch
 from state_parts import never_saved
 from torch import Tensor
 
-from grpo import paths
-from grpo.config import SftConfig
-from grpo.effective import EffectiveRun, effective_run
-from grpo.errors import UserError
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Example, Problem, write_records
+from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, save_checkpoint
-from grpo.records import Completion, Example, Problem, write_records
 from grpo.rollout.engine import SamplingParams
-from grpo.sections import Experiment
-from grpo.study import Study
-from grpo.tracking import RunLog
-from grpo.training.learner import Learner
+from grpo.study import paths
+from grpo.study.effective import EffectiveRun, effective_run
+from grpo.study.methods import SftConfig
+from grpo.study.schema import Study
+from grpo.study.sections import Experiment
+from grpo.tracking.run_log import RunLog
 from grpo.training.order import choose_examples, items_of_step
 from grpo.training.sft import train_sft
 from grpo.training.validation import Validation

@@ -10,14 +10,14 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from grpo import paths
-from grpo.errors import UserError
-from grpo.records import Problem, read_examples, write_records
-from grpo.rewards import ScoredBatch, r1_zero_reward_fn
-from grpo.sections import ArithmeticTask, GeneratedTraces, HubTraces, JsonlTraces
-from grpo.study import Study, load_study, read_yaml
+from grpo.common.errors import UserError
+from grpo.common.records import Problem, read_examples, write_records
+from grpo.study import paths
+from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.sections import ArithmeticTask, GeneratedTraces, HubTraces, JsonlTraces
 from grpo.tasks.arithmetic import load
-from grpo.tasks.prompts import format_prompt, load_prompt
+from grpo.tasks.formats import format_prompt, load_prompt
+from grpo.tasks.rewards import ScoredBatch, r1_zero_reward_fn
 from grpo.tasks.sft_dataset import build_sft_dataset, generated_traces
 
 ROOT = Path(__file__).parents[1]

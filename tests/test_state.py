@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.errors import ToBeResumed, UserError
-from grpo.training.interruption import left_to_the_leader, stop_after_the_step
-from grpo.training.lock import only_one
+from grpo.common.errors import ToBeResumed, UserError
+from grpo.common.interruption import left_to_the_leader, stop_after_the_step
+from grpo.common.lock import only_one
 from grpo.training.state import RandomStates, SavedState
 
 
@@ -256,7 +256,7 @@ def test_random_generators_go_on_where_they_were() -> None:
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from grpo.training.lock import only_one
+from grpo.common.lock import only_one
 with only_one(Path(sys.argv[1]), "the run"):
     print("held", flush=True)
     time.sleep(60)

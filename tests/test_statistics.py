@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from grpo.evaluation.statistics import (
+from grpo.results.statistics import (
     clustered_standard_error,
     mean_over_problems,
     paired_bootstrap,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from grpo.config import ExpertIterationConfig, GrpoConfig, SftConfig, evaluation_steps
-from grpo.effective import effective_run
-from grpo.errors import UserError
-from grpo.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, method_of
-from grpo.study import Study, load_study, read_yaml
+from grpo.common.errors import UserError
+from grpo.study.effective import effective_run
+from grpo.study.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, method_of
+from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig, evaluation_steps
+from grpo.study.schema import Study, load_study, read_yaml
 
 ROOT = Path(__file__).parents[1]
 Edit = Callable[[dict[str, Any]], None]

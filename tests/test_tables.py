@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo import paths
 from grpo.reporting import tables, writeup
 from grpo.reporting.baseline import KINDS
 from grpo.reporting.figures import curve_table
-from grpo.reporting.results import Run, mean_curve
 from grpo.reporting.tables import experiment_table, result_row
 from grpo.reporting.timing import times_of_arms
-from grpo.study import Study, read_yaml
+from grpo.results.runs import Run, mean_curve
+from grpo.study import paths
+from grpo.study.schema import Study, read_yaml
 
 EXPERIMENT = "grpo_baselines"
 CLAIM = {"statement": "s", "experiment": "e", "reported": {}, "measured": "1", "note": ""}
@@ -190,15 +190,15 @@ def test_samples_before_and_after_are_the_winners(tmp_path: Path, monkeypatch: p
 
 ROOT = Path(__file__).parents[1]
 MAKES = {  # stage -> the module that its command calls
-    "select": "grpo/selection.py",
-    "claims": "grpo/reporting/claims.py",
+    "select": "grpo/results/selection.py",
+    "claims": "grpo/results/claims.py",
     "tables": "grpo/reporting/tables.py",
     "figures": "grpo/reporting/figures.py",
     "timing": "grpo/reporting/timing.py",
     "writeup": "grpo/reporting/writeup.py",
 }
 # Where the report's numbers come from; other modules (paths, reading of files) do not decide them.
-DECIDES = ("grpo/reporting/", "grpo/selection.py", "grpo/evaluation/statistics.py")
+DECIDES = ("grpo/reporting/", "grpo/results/selection.py", "grpo/results/statistics.py")
 
 
 def imported(path: str) -> set[str]:

@@ -12,10 +12,10 @@ import pandas
 import pytest
 from huggingface_hub.errors import EntryNotFoundError
 
-from grpo.errors import UserError
-from grpo.records import Problem
-from grpo.rewards.grader import is_equivalent
-from grpo.sections import Counts, DownloadedTask, HubDataset, LocalFiles
+from grpo.common.errors import UserError
+from grpo.common.records import Problem
+from grpo.grader.grader import is_equivalent
+from grpo.study.sections import Counts, DownloadedTask, HubDataset, LocalFiles
 from grpo.tasks import gsm8k, math
 from grpo.tasks.overlap import separate
 
@@ -233,7 +233,7 @@ def test_real_math(monkeypatch: pytest.MonkeyPatch) -> None:
     # The two problems that were published without a solution.
     assert {p.ground_truth for p in train if re.search(r"number_theory/711[57]\.json$", p.id)} == {"0"}
     # The string path alone must know every ground truth as itself.
-    monkeypatch.setattr("grpo.rewards.grader.symbolically_equal", lambda *args: pytest.fail("left the string path"))
+    monkeypatch.setattr("grpo.grader.grader.symbolically_equal", lambda *args: pytest.fail("left the string path"))
     assert sum(is_equivalent(p.ground_truth, p.ground_truth) for p in validation) == 5000
 
 

@@ -23,21 +23,22 @@ import pytest
 import torch
 from state_parts import never_saved
 
-from grpo import paths
-from grpo.config import GrpoConfig
-from grpo.effective import EffectiveRun, effective_run
-from grpo.errors import UserError
+from grpo.common.errors import UserError
+from grpo.common.records import Problem, write_records
+from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.records import Problem, write_records
-from grpo.rewards import ScoredBatch, score_each
 from grpo.rollout.make import make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.sections import Experiment, LocalModel
-from grpo.study import Study, read_yaml
-from grpo.tracking import MlflowRun, RunLog
+from grpo.study import paths
+from grpo.study.effective import EffectiveRun, effective_run
+from grpo.study.methods import GrpoConfig
+from grpo.study.schema import Study, read_yaml
+from grpo.study.sections import Experiment, LocalModel
+from grpo.tasks.rewards import ScoredBatch, score_each
+from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
-from grpo.training.learner import Learner
 from grpo.training.order import items_of_step
 from grpo.training.validation import Validation
 
@@ -70,7 +71,7 @@ def test_the_questions_of_a_step_depend_on_nothing_that_was_asked_before() -> No
 
 def test_the_order_is_the_same_in_another_process() -> None:
     program = (
-        "from grpo.records import Problem\nfrom grpo.training.order import items_of_step\n"
+        "from grpo.common.records import Problem\nfrom grpo.training.order import items_of_step\n"
         "print([q.id for q in items_of_step([Problem(f'p/{i}', '', '') for i in range(9)], 5, 4, 4)])"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123"}

@@ -19,18 +19,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from grpo.config import GrpoConfig
-from grpo.errors import UserError
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.learner import Batch, Learner
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
 from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
 from grpo.models.packed_attention import NO_MASK, Layout, Stretch
 from grpo.models.prefix_attention import KeyValueCache
 from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.transformer import RMSNorm, TransformerLM, rotate, rotations, visible_keys
-from grpo.records import Completion, Problem, Rollout
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.training.learner import Batch, Learner
+from grpo.study.methods import GrpoConfig
 
 SMALL = TransformerConfig(
     vocab_size=50,

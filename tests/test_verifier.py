@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from grpo.common.errors import UserError
 from grpo.discovery.sandbox import Limits
 from grpo.discovery.verifier import Verdict, check_points, verify_program, verify_text
-from grpo.errors import UserError
 
 QUICK = Limits(seconds=20, cpu_seconds=2, memory_mb=500, output_mb=1)
 Points = list[list[int]]

@@ -15,19 +15,19 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from grpo.config import GrpoConfig
-from grpo.errors import UserError
+from grpo.common.errors import UserError
+from grpo.common.files import write_json
+from grpo.common.records import Problem, Rollout
 from grpo.evaluation.evaluate import evaluate_vllm
-from grpo.experiments import ASYNCHRONOUS, needed_selections
-from grpo.files import write_json
+from grpo.learner.learner import Batch, Learner
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.models.hugging_face import Qwen2Config, Qwen2ForCausalLM
-from grpo.records import Problem, Rollout
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.rollout.vllm_engine import VllmEngine
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
-from grpo.training.learner import Batch, Learner
+from grpo.study.experiments import ASYNCHRONOUS, needed_selections
+from grpo.study.methods import GrpoConfig
 from tests.pipeline_parts import ROOT, sh
 
 pytestmark = pytest.mark.vllm

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from grpo import paths
-from grpo.doctor import examine
-from grpo.errors import UserError
-from grpo.records import read_examples
-from grpo.rewards import r1_zero_reward_fn
-from grpo.sections import DownloadedTask, JsonlTraces, LocalFiles
-from grpo.study import Study, load_study
+from grpo.commands.doctor import examine
+from grpo.common.errors import UserError
+from grpo.common.records import read_examples
+from grpo.study import paths
+from grpo.study.schema import Study, load_study
+from grpo.study.sections import DownloadedTask, JsonlTraces, LocalFiles
 from grpo.tasks.build import build_dataset
+from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tasks.sft_dataset import build_sft_dataset
 
 ROOT = Path(__file__).parents[1]

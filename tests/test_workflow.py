@@ -150,7 +150,7 @@ def test_a_former_arm_leaves_dvc_lock(repo: Path, command: tuple[str, ...]) -> N
     edit(repo, "params.yaml", '["1e-4", no_std]', '["1e-4"]')
     call(repo, *command)
     assert set(lock(repo)) == {*former, "report.final-one"}, "DVC does it by itself now"
-    drop = "python -c 'import grpo.dvc_lock as lock; print(lock.drop_former_stages())'"
+    drop = "python -c 'import grpo.study.dvc_lock as lock; print(lock.drop_former_stages())'"
     edit(repo, "dvc.yaml", "cat data/runs/* > report.txt", f"cat data/runs/* > report.txt && {drop}")
     text = call(repo, *command)
     assert "['train@no_std-0']" in text + (repo / "logs" / "report.final-one.log").read_text()
@@ -160,7 +160,7 @@ def test_a_former_arm_leaves_dvc_lock(repo: Path, command: tuple[str, ...]) -> N
     }
     assert drop in kept["report.final-one"]["cmd"] and (repo / "dvc.lock").read_text().startswith("schema: '2.0'\nstages:\n")
     assert "up to date" in call(repo, "dvc", "status")
-    assert call(repo, "python", "-c", "import grpo.dvc_lock as lock; print(lock.drop_former_stages())").strip() == "[]"
+    assert call(repo, "python", "-c", "import grpo.study.dvc_lock as lock; print(lock.drop_former_stages())").strip() == "[]"
 
 
 def test_the_committed_dvc_lock_names_no_former_stage() -> None:

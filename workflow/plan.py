@@ -47,7 +47,7 @@ def make_plan(to_run: bool = False) -> set[str]:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    from grpo.dvc_lock import drop_from
+    from grpo.study.dvc_lock import drop_from
 
     try:
         # Waits for the lock, since a stage of another `dvc` may hold it for a moment.

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAI, Timeout
 from tenacity import RetryCallState, Retrying, stop_after_attempt, wait_exponential, wait_random
 
+from grpo.common.errors import UserError
 from grpo.discovery.log import Attempt, Proposal
 from grpo.discovery.search import Propose
 from grpo.discovery.strategies import REFUSED, STRATEGIES, Messages, extract_program
-from grpo.errors import UserError
 
 NO_KEY = "none"  # sent to a server that wants none
 FIRST_WAIT = 1.0  # seconds before the second try; then twice as long each time, and a random part

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo.common.errors import UserError
+from grpo.common.files import damaged, read_json, write_json
 from grpo.discovery.verifier import Verdict
-from grpo.errors import UserError
-from grpo.files import damaged, read_json, write_json
 
 LOG = "conversation_log.json"
 BEST_PROGRAM = "program.py"

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo.errors import UserError
+from grpo.common.errors import UserError
 
 MB = 1_000_000
 SCRIPT = Path(__file__).with_name("sandboxed.py")

@@ -10,10 +10,10 @@ from random import Random
 
 from tqdm import tqdm
 
+from grpo.common.errors import UserError
+from grpo.common.files import write_text
 from grpo.discovery.log import BEST_PROGRAM, Attempt, Log, Proposal
 from grpo.discovery.verifier import Verdict
-from grpo.errors import UserError
-from grpo.files import write_text
 
 Propose = Callable[[Sequence[Attempt], int], Proposal]  # the attempts so far and a seed
 Verify = Callable[[str], Verdict]  # a program's text

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo.common.errors import UserError, reason
 from grpo.discovery.sandbox import Limits, run_program
-from grpo.errors import UserError, reason
 
 MOST_POINTS = {11: 868}  # de Laat and Leijenhorst 2024: no more balls than that can touch one, by dimension
 MAX_PROGRAM_MB = 1.0

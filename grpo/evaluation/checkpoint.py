@@ -9,23 +9,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from grpo import paths
-from grpo.cpu import start_threads
-from grpo.effective import digest
-from grpo.environment import packages, software
-from grpo.errors import UserError
+from grpo.common.cpu import start_threads
+from grpo.common.errors import UserError
+from grpo.common.files import files_digest, write_text
+from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluate import OTHER, category, count_categories, evaluate, evaluation_sampling, summarize
-from grpo.evaluation.statistics import wilson_interval
-from grpo.files import files_digest, write_text
-from grpo.inputs import EVALUATION_CODE, code_digests
+from grpo.evaluation.keyword_dataset import read_keyword_problems
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
-from grpo.records import Problem, Rollout, read_problems
-from grpo.rewards import REWARD_FNS, read_answer
+from grpo.results.statistics import wilson_interval
 from grpo.rollout.make import make_engine
-from grpo.study import Study
-from grpo.tasks.keyword_dataset import read_keyword_problems
-from grpo.tasks.prompts import load_prompt
+from grpo.study import paths
+from grpo.study.effective import digest
+from grpo.study.environment import ROOT, packages, software
+from grpo.study.schema import Study
+from grpo.study.training_inputs import EVALUATION_CODE, code_digests
+from grpo.tasks.formats import load_prompt
+from grpo.tasks.rewards import REWARD_FNS, read_answer
 
 EXAMPLES_OF_EACH = 10
 
@@ -73,7 +73,7 @@ class CheckpointEvaluator:
                 asdict(evaluation_sampling(self.study.evaluation, prompt)),
                 self.study.evaluation.seed,
                 software(packages(self.study)),
-                code_digests(Path(__file__).parents[2], EVALUATION_CODE),
+                code_digests(ROOT, EVALUATION_CODE),
             ]
         )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo import paths
-from grpo.errors import UserError
-from grpo.evaluation.statistics import format_interval, paired_bootstrap
-from grpo.files import read_jsonl
+from grpo.common.errors import UserError
+from grpo.common.files import read_jsonl
+from grpo.results.statistics import format_interval, paired_bootstrap
+from grpo.study import paths
 
 
 def compare_files(first: Path, second: Path) -> str:

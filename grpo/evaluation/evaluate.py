@@ -14,12 +14,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from grpo.files import write_text
-from grpo.records import Completion, Problem, Rollout
-from grpo.rewards import RewardFn, ScoreFn, score_batch
+from grpo.common.files import write_text
+from grpo.common.records import Completion, Problem, Rollout
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
-from grpo.sections import Evaluation
-from grpo.tasks.prompts import format_prompt, load_prompt
+from grpo.study.sections import Evaluation
+from grpo.tasks.formats import format_prompt, load_prompt
+from grpo.tasks.rewards import RewardFn, ScoreFn, score_batch
 
 SEQUENCES_PER_CHUNK = 1024  # how much work a kill can cost; part of the results, because each chunk has its own seed
 

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from grpo import paths
+from grpo.common.files import files_digest, whole_folder, write_json, write_text
+from grpo.common.records import Rollout, read_problems
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
 from grpo.evaluation.checkpoint import CheckpointEvaluator
-from grpo.evaluation.statistics import mean_over_problems
-from grpo.files import files_digest, whole_folder, write_json, write_text
-from grpo.mlflow_study import flat, study_params, study_tags
-from grpo.records import Rollout, read_problems
-from grpo.rewards import grade_batch, read_answer
-from grpo.sections import BestOfN
-from grpo.study import Study
-from grpo.tracking import MlflowRun
+from grpo.grader.pool import grade_batch
+from grpo.results.statistics import mean_over_problems
+from grpo.study import paths
+from grpo.study.schema import Study
+from grpo.study.sections import BestOfN
+from grpo.tasks.rewards import read_answer
+from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_study import flat, study_params, study_tags
 
 
 def run_best_of_n(study: Study) -> dict[str, Any]:

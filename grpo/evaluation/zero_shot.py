@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo import paths
+from grpo.common.files import files_digest, whole_folder, write_json
+from grpo.common.records import read_problems
 from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint
-from grpo.files import files_digest, whole_folder, write_json
-from grpo.mlflow_study import study_params, study_tags
-from grpo.records import read_problems
-from grpo.study import Study
-from grpo.tracking import MlflowRun
+from grpo.study import paths
+from grpo.study.schema import Study
+from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_study import study_params, study_tags
 
 
 def run_math_baseline(study: Study) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo import paths
-from grpo.errors import UserError, from_here
-from grpo.files import how_to_restore, read_json
+from grpo.common.errors import UserError, from_here
+from grpo.common.files import how_to_restore, read_json
+from grpo.study import paths
 
 
 def require_checkpoint(folder: Path) -> None:

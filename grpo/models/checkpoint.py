@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo.errors import UserError, reason
+from grpo.common.errors import UserError, reason
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
 from grpo.models.packed_attention import keep_out_of_graphs
 from grpo.models.qwen2_format import written_here

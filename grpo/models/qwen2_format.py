@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from grpo.errors import UserError, reason
+from grpo.common.errors import UserError, reason
 from grpo.models import how_to_restore_checkpoint
 
 WEIGHTS = "model.safetensors"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
-from grpo.errors import UserError, reason
+from grpo.common.errors import UserError, reason
 from grpo.models import how_to_restore_checkpoint
 from grpo.models.packed_attention import Layout, packed_attention
 from grpo.models.prefix_attention import KeyValueCache, SharedPrefix

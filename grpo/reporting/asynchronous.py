@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from grpo.evaluation.statistics import format_interval, two_level_difference, two_level_mean
-from grpo.reporting.results import Run, by_arm, final_scores, value
 from grpo.reporting.style import styles
+from grpo.results.runs import Run, by_arm, final_scores, value
+from grpo.results.statistics import format_interval, two_level_difference, two_level_mean
 
 
 def arms_in_order(runs: list[Run]) -> tuple[list[list[Run]], list[list[Run]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.evaluation.statistics import format_interval
+from grpo.results.statistics import format_interval
 
 KINDS = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 

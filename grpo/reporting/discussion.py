@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from grpo.evaluation.statistics import format_interval, two_level_difference
-from grpo.reporting.results import REWARD, Run, by_arm, collapsed, final_scores, first_scores, identical
+from grpo.results.runs import REWARD, Run, by_arm, collapsed, final_scores, first_scores, identical
+from grpo.results.statistics import format_interval, two_level_difference
 
 SPIKE = 5.0  # times the median: a step whose KL estimate stands out
 

@@ -10,14 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from grpo import paths
-from grpo.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
-from grpo.files import whole_folder
+from grpo.common.files import whole_folder
 from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.baseline import KINDS
 from grpo.reporting.fine_tuning import draw_by_examples
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
-from grpo.reporting.results import (
+from grpo.reporting.style import COLOURS, Style, styles
+from grpo.results.runs import (
     REWARD,
     Run,
     by_arm,
@@ -28,8 +27,9 @@ from grpo.reporting.results import (
     read_runs,
     read_selection,
 )
-from grpo.reporting.style import COLOURS, Style, styles
-from grpo.study import Study
+from grpo.study import paths
+from grpo.study.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
+from grpo.study.schema import Study
 
 PANELS = (
     ("history", "train/format_reward", "format reward (training rollouts)"),

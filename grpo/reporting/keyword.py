@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from grpo.evaluation.statistics import format_interval, two_level_difference
-from grpo.reporting.results import Run, final_scores, first_scores
+from grpo.results.runs import Run, final_scores, first_scores
+from grpo.results.statistics import format_interval, two_level_difference
 
 FLAGS = {
     "val/lists_only": "only list the keywords",

@@ -9,10 +9,10 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from grpo import paths
-from grpo.files import read_json, read_jsonl
+from grpo.common.files import read_json, read_jsonl
 from grpo.reporting.style import style
-from grpo.study import read_yaml
+from grpo.study import paths
+from grpo.study.schema import read_yaml
 
 STAGE = "kissing_number"
 KNOWN_BOUNDS = Path(__file__).with_name("known_bounds.yaml")

@@ -6,12 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from grpo import paths
-from grpo.evaluation.statistics import format_interval
-from grpo.files import read_json, whole_folder, write_json, write_text
+from grpo.common.files import read_json, whole_folder, write_json, write_text
 from grpo.reporting.baseline import best_of_n_table, breakdown_table, zero_shot_table
-from grpo.reporting.claims import claims_table
-from grpo.reporting.results import (
+from grpo.results.claims import claims_table
+from grpo.results.runs import (
     Run,
     experiments,
     final_scores,
@@ -20,8 +18,10 @@ from grpo.reporting.results import (
     read_runs,
     read_selection,
 )
-from grpo.selection import evaluations_counted
-from grpo.study import Study
+from grpo.results.selection import evaluations_counted
+from grpo.results.statistics import format_interval
+from grpo.study import paths
+from grpo.study.schema import Study
 
 
 def write_tables(study: Study) -> None:

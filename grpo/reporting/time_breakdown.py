@@ -18,8 +18,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from grpo.evaluation.statistics import format_interval, two_level_difference
-from grpo.reporting.results import Run, by_arm, value
+from grpo.results.runs import Run, by_arm, value
+from grpo.results.statistics import format_interval, two_level_difference
 
 Steps = Sequence[Mapping[str, float]]  # as in a timing file; times in seconds
 GOAL = 1.15  # a step should take at most so many times the longer of generation and training

@@ -8,12 +8,17 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from grpo import paths
-from grpo.evaluation.statistics import format_interval, two_level_difference
-from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, RESERVED, SFT, SFT_INITIALIZATION
-from grpo.files import read_json, whole_folder, write_text
+from grpo.common.files import read_json, whole_folder, write_text
 from grpo.reporting.figures import LEGEND_INSIDE, mark_divergence, save_figure
-from grpo.reporting.results import (
+from grpo.reporting.style import Style, styles_of_places
+from grpo.reporting.time_breakdown import (
+    breakdown_table,
+    discuss_at_equal_time,
+    discuss_overlap,
+    draw_time_breakdown,
+    variants,
+)
+from grpo.results.runs import (
     REWARD,
     Run,
     by_arm,
@@ -24,15 +29,10 @@ from grpo.reporting.results import (
     read_selection,
     value,
 )
-from grpo.reporting.style import Style, styles_of_places
-from grpo.reporting.time_breakdown import (
-    breakdown_table,
-    discuss_at_equal_time,
-    discuss_overlap,
-    draw_time_breakdown,
-    variants,
-)
-from grpo.study import Study
+from grpo.results.statistics import format_interval, two_level_difference
+from grpo.study import paths
+from grpo.study.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, RESERVED, SFT, SFT_INITIALIZATION
+from grpo.study.schema import Study
 
 OVER_WALL_CLOCK = ("grpo_off_policy_sweep_focused", COLOCATE, ASYNCHRONOUS, "leaderboard")
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")

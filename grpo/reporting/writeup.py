@@ -6,23 +6,23 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from grpo import paths
-from grpo.errors import UserError
-from grpo.evaluation.statistics import format_interval, wilson_interval
-from grpo.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION
-from grpo.files import read_json, read_jsonl, read_text, write_text
+from grpo.common.errors import UserError
+from grpo.common.files import read_json, read_jsonl, read_text, write_text
 from grpo.reporting.asynchronous import discuss_asynchronous, discuss_colocate
 from grpo.reporting.baseline import discuss_best_of_n
-from grpo.reporting.claims import about_this_study
 from grpo.reporting.discussion import discuss
 from grpo.reporting.environment import environments, made_otherwise
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft
 from grpo.reporting.keyword import discuss_keyword
 from grpo.reporting.kissing_number import read_report, section
-from grpo.reporting.results import Run, by_arm, experiments, read_baseline, read_best_of_n, read_runs, read_selection
 from grpo.reporting.tables import experiment_table
 from grpo.reporting.timing import OVER_WALL_CLOCK, read_timing, read_timing_file, time_row, times_of_arms
-from grpo.study import Study, read_yaml
+from grpo.results.claims import about_this_study
+from grpo.results.runs import Run, by_arm, experiments, read_baseline, read_best_of_n, read_runs, read_selection
+from grpo.results.statistics import format_interval, wilson_interval
+from grpo.study import paths
+from grpo.study.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION
+from grpo.study.schema import Study, read_yaml
 
 SAMPLES_SHOWN = 2
 BEFORE_AND_AFTER = (SFT, EXPERT_ITERATION, "grpo_learning_rate", KEYWORD)  # experiments of which samples are shown

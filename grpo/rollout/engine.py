@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from grpo.errors import UserError
-from grpo.records import Completion
+from grpo.common.errors import UserError
+from grpo.common.records import Completion
 
 STOP_STRINGS: dict[str, tuple[str, ...]] = {"r1_zero": ("</answer>",), "question_only": (), "keyword": (".",)}
 

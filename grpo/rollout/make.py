@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grpo.config import GrpoConfig, RunConfig
-from grpo.errors import UserError
+from grpo.common.errors import UserError
 from grpo.rollout.engine import Engine
-from grpo.study import Study
+from grpo.study.methods import GrpoConfig, RunConfig
+from grpo.study.schema import Study
 
 
 def make_engine(

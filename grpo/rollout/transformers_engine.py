@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from grpo.common.records import Completion
 from grpo.models.packed_attention import NO_MASK
 from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
-from grpo.records import Completion
 from grpo.rollout.engine import SamplingParams, require_room
 
 REPLACEMENT = "\ufffd"  # what incomplete UTF-8 decodes to

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from grpo.errors import UserError
-from grpo.records import Completion
+from grpo.common.errors import UserError
+from grpo.common.records import Completion
 from grpo.rollout.engine import SamplingParams, derive_seed, require_room
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
 

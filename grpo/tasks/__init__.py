@@ -1,1 +1,1 @@
-"""Tasks: problems, the prompt they are put in, and (in :mod:`grpo.rewards`) the reward they are scored with."""
+"""Tasks: problems, the prompt they are put in, and (in :mod:`grpo.tasks.rewards`) the reward they are scored with."""

@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grpo.records import Problem
-from grpo.sections import ArithmeticTask
+from grpo.common.records import Problem
+from grpo.study.sections import ArithmeticTask
 
 PEOPLE = (("Mia", "she"), ("Tom", "he"), ("Ana", "she"), ("Ben", "he"))
 THINGS = ("apples", "coins", "books", "shells")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from grpo import paths
-from grpo.errors import UserError
-from grpo.files import files_digest, whole_folder, write_json
-from grpo.records import Problem, write_records
-from grpo.rewards.grader import check_ground_truth
-from grpo.sections import ArithmeticTask
-from grpo.study import Study
+from grpo.common.errors import UserError
+from grpo.common.files import files_digest, whole_folder, write_json
+from grpo.common.records import Problem, write_records
+from grpo.grader.grader import check_ground_truth
+from grpo.study import paths
+from grpo.study.schema import Study
+from grpo.study.sections import ArithmeticTask
 from grpo.tasks import arithmetic, gsm8k, math
 from grpo.tasks.overlap import separate
 

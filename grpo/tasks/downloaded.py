@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo.errors import UserError
-from grpo.records import Problem
-from grpo.rewards.grader import check_ground_truth
-from grpo.sections import DownloadedTask, HubDataset
+from grpo.common.errors import UserError
+from grpo.common.records import Problem
+from grpo.grader.grader import check_ground_truth
+from grpo.study.sections import DownloadedTask, HubDataset
 
 Split = Literal["train", "validation"]
 

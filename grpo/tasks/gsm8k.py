@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from grpo.errors import UserError
-from grpo.records import Problem
-from grpo.sections import DownloadedTask
+from grpo.common.errors import UserError
+from grpo.common.records import Problem
+from grpo.study.sections import DownloadedTask
 from grpo.tasks.downloaded import Row, Split, checked_problem, load_solutions, load_task
 
 _HUB_FILES = ["main/{split}-00000-of-00001.parquet"]

@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from grpo.errors import UserError
-from grpo.records import Problem
-from grpo.rewards.functions import keyword_inclusion_reward_fn
-from grpo.tasks.prompts import PLACEHOLDER, format_prompt, load_prompt
+from grpo.common.errors import UserError
+from grpo.common.records import Problem
+from grpo.tasks.formats import PLACEHOLDER, format_prompt, load_prompt
+from grpo.tasks.rewards import keyword_inclusion_reward_fn
 
 Pair = tuple[str, str]
 
@@ -132,7 +132,7 @@ def keywords_of_prompt(prompt: str) -> list[str]:
     """The keywords that a whole prompt asks for.
 
     Raises:
-        UserError: the prompt has not the form of ``grpo/prompts/keyword.prompt``, or names no keywords.
+        UserError: the prompt has not the form of ``grpo/tasks/prompts/keyword.prompt``, or names no keywords.
     """
     before, after = load_prompt("keyword").split(PLACEHOLDER)
     if not (prompt.startswith(before) and prompt.endswith(after) and len(prompt) >= len(before) + len(after)):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 
-from grpo.errors import UserError
-from grpo.records import Problem
-from grpo.rewards.extract import last_boxed
-from grpo.sections import DownloadedTask
+from grpo.common.errors import UserError
+from grpo.common.records import Problem
+from grpo.grader.extract import last_boxed
+from grpo.study.sections import DownloadedTask
 from grpo.tasks.downloaded import Row, Split, checked_problem, load_solutions, load_task
 
 SUBJECTS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from grpo.errors import UserError
-from grpo.records import Problem
+from grpo.common.errors import UserError
+from grpo.common.records import Problem
 
 _LAYOUT = re.compile(r"(?<!\\)\\[,!]|\s+")
 _SHOWN = 5

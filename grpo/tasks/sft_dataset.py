@@ -7,18 +7,18 @@ import random
 from pathlib import Path
 from typing import Any
 
-from grpo import paths
-from grpo.errors import UserError
-from grpo.files import files_digest, whole_folder, write_json
-from grpo.records import Example, read_problems, write_records
-from grpo.rewards import score_batch
-from grpo.sections import ArithmeticTask, DownloadedTask, GeneratedTraces, HubTraces, JsonlTraces, WorkedSolutions
-from grpo.study import Study
+from grpo.common.errors import UserError
+from grpo.common.files import files_digest, whole_folder, write_json
+from grpo.common.records import Example, read_problems, write_records
+from grpo.study import paths
+from grpo.study.schema import Study
+from grpo.study.sections import ArithmeticTask, DownloadedTask, GeneratedTraces, HubTraces, JsonlTraces, WorkedSolutions
 from grpo.tasks import gsm8k, math
 from grpo.tasks.arithmetic import derail, word_problems
 from grpo.tasks.downloaded import Row, download, read_jsonl
+from grpo.tasks.formats import PLACEHOLDER, format_prompt, load_prompt
 from grpo.tasks.overlap import layout_free
-from grpo.tasks.prompts import PLACEHOLDER, format_prompt, load_prompt
+from grpo.tasks.rewards import score_batch
 
 RESPONSE = " {steps} </think> <answer>{answer}</answer>"
 

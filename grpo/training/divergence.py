@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo.sections import Divergence
+from grpo.study.sections import Divergence
 
 STILL_LEARNT = 0.5  # with this share of its best reward left, a run that became short or sure has not collapsed
 

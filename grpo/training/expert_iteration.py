@@ -7,13 +7,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.config import ExpertIterationConfig
+from grpo.common.records import Problem, Rollout
 from grpo.evaluation.evaluate import encode_prompts, grader_timeouts, score_sampled
-from grpo.records import Problem, Rollout
-from grpo.rewards import ScoreFn
+from grpo.learner.learner import Learner
 from grpo.rollout.engine import Engine, derive_seed
-from grpo.tracking import RunLog
-from grpo.training.learner import Learner
+from grpo.study.methods import ExpertIterationConfig
+from grpo.tasks.rewards import ScoreFn
+from grpo.tracking.run_log import RunLog
 from grpo.training.order import items_of_step
 from grpo.training.state import SavedState
 from grpo.training.step import rollout_sampling

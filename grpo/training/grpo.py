@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo.config import GrpoConfig
-from grpo.records import Problem
-from grpo.rewards import ScoreFn
+from grpo.common.records import Problem
+from grpo.learner.learner import Learner
 from grpo.rollout.engine import Engine
-from grpo.tracking import RunLog
-from grpo.training.learner import Learner
+from grpo.study.methods import GrpoConfig
+from grpo.tasks.rewards import ScoreFn
+from grpo.tracking.run_log import RunLog
 from grpo.training.state import SavedState
 from grpo.training.step import sample_rollouts, score_rollouts, train_on
 

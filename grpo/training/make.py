@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.config import RunConfig
+from grpo.learner.distributed import World
+from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers
-from grpo.sections import Learner as Settings
-from grpo.training.learner import Learner
-from grpo.training.world import World
+from grpo.study.methods import RunConfig
+from grpo.study.sections import Learner as Settings
 
 
 def make_learner(settings: Settings, config: RunConfig, model: Any, tokenizer: Any, world: World | None = None) -> Learner:

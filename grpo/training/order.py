@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from grpo.config import SftConfig
-from grpo.errors import UserError
-from grpo.records import Example
+from grpo.common.errors import UserError
+from grpo.common.records import Example
+from grpo.study.methods import SftConfig
 
 Item = TypeVar("Item")
 

@@ -9,22 +9,23 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from grpo import paths
-from grpo.config import GrpoConfig, SftConfig
-from grpo.effective import EffectiveRun, digest
-from grpo.environment import hardware, packages, software, warn_of_other_versions
-from grpo.errors import ToBeResumed
-from grpo.experiments import ASYNCHRONOUS, KEYWORD, method_of, needed_selections
-from grpo.files import files_digest, read_json, whole_folder, write_json
-from grpo.inputs import code_of_runs, shared_settings
-from grpo.mlflow_study import flat, study_params, study_tags
+from grpo.common.errors import ToBeResumed
+from grpo.common.files import files_digest, read_json, whole_folder, write_json
+from grpo.common.lock import only_one
+from grpo.common.records import Problem, read_examples, read_problems
+from grpo.evaluation.keyword_dataset import read_keyword_problems
 from grpo.models import require_checkpoint
-from grpo.records import Problem, read_examples, read_problems
-from grpo.selection import read_config
-from grpo.study import Study
-from grpo.tasks.keyword_dataset import read_keyword_problems
-from grpo.tracking import MlflowRun, now, source_tags
-from grpo.training.lock import only_one
+from grpo.results.selection import read_config
+from grpo.study import paths
+from grpo.study.effective import EffectiveRun, digest
+from grpo.study.environment import hardware, packages, software, warn_of_other_versions
+from grpo.study.experiments import ASYNCHRONOUS, KEYWORD, method_of, needed_selections
+from grpo.study.methods import GrpoConfig, SftConfig
+from grpo.study.schema import Study
+from grpo.study.training_inputs import code_of_runs, shared_settings
+from grpo.tracking.mlflow_client import MlflowRun, source_tags
+from grpo.tracking.mlflow_study import flat, study_params, study_tags
+from grpo.tracking.run_log import now
 from grpo.training.order import choose_examples
 
 
@@ -122,8 +123,8 @@ def _read_data(run: EffectiveRun) -> tuple[list[Any], list[Problem]]:
 
 def _done_by_others(study: Study, run: EffectiveRun) -> bool:
     """Where several processes train a run: start them all, or help the one that leads; False in the latter itself."""
+    from grpo.learner.distributed import follows, start_processes, started_by_torchrun
     from grpo.training.session import follow
-    from grpo.training.world import follows, start_processes, started_by_torchrun
 
     if not started_by_torchrun():
         start_processes(study.learner.processes)

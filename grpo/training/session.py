@@ -11,26 +11,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo import paths
-from grpo.config import Asynchronous, ExpertIterationConfig, GrpoConfig, SftConfig
-from grpo.cpu import start_threads
-from grpo.effective import EffectiveRun
-from grpo.errors import ToBeResumed
-from grpo.files import write_json
+from grpo.common.cpu import start_threads
+from grpo.common.errors import ToBeResumed
+from grpo.common.files import write_json
+from grpo.common.interruption import left_to_the_leader, stop_after_the_step
+from grpo.common.records import Problem
+from grpo.learner.distributed import World, join_world
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.records import Problem
-from grpo.rewards import score_batch
 from grpo.rollout.make import make_engine
-from grpo.study import Study
-from grpo.tracking import MlflowRun, RunLog, now
+from grpo.study import paths
+from grpo.study.effective import EffectiveRun
+from grpo.study.methods import Asynchronous, ExpertIterationConfig, GrpoConfig, SftConfig
+from grpo.study.schema import Study
+from grpo.tasks.rewards import score_batch
+from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.run_log import RunLog, now
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
-from grpo.training.interruption import left_to_the_leader, stop_after_the_step
 from grpo.training.make import make_learner
 from grpo.training.sft import train_sft
 from grpo.training.state import RandomStates, SavedState
 from grpo.training.validation import Validation
-from grpo.training.world import World, join_world
 
 
 def train(

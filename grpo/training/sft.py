@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.config import SftConfig
-from grpo.records import Example
-from grpo.tracking import RunLog
-from grpo.training.learner import Learner
+from grpo.common.records import Example
+from grpo.learner.learner import Learner
+from grpo.study.methods import SftConfig
+from grpo.tracking.run_log import RunLog
 from grpo.training.order import items_of_step
 from grpo.training.state import SavedState
 from grpo.training.validation import Validation

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from grpo.errors import ToBeResumed, UserError
-from grpo.files import read_json, write_json
+from grpo.common.errors import ToBeResumed, UserError
+from grpo.common.files import read_json, write_json
 
 STATE = "state.pt"
 CHECKPOINTS = "checkpoints"

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from grpo.config import GrpoConfig, SamplingConfig
+from grpo.common.records import Completion, Problem, Rollout
 from grpo.evaluation.evaluate import encode_prompts, grader_timeouts, score_sampled
-from grpo.objective.advantages import normalize_scores
-from grpo.records import Completion, Problem, Rollout
-from grpo.rewards import ScoreFn
+from grpo.learner.advantages import normalize_scores
+from grpo.learner.learner import Batch, Learner
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
-from grpo.training.learner import Batch, Learner
+from grpo.study.methods import GrpoConfig, SamplingConfig
+from grpo.tasks.rewards import ScoreFn
 from grpo.training.order import items_of_step
 
 # One question, its prompt's token ids, and one of its G completions; those of a group side by side.

@@ -11,18 +11,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from grpo.config import SamplingConfig, SftConfig, evaluation_steps
-from grpo.effective import EffectiveRun
+from grpo.common.files import write_text
+from grpo.common.records import Problem, Rollout
 from grpo.evaluation.evaluate import evaluate, evaluation_sampling, lengths_by_outcome, log_generations, summarize
-from grpo.evaluation.statistics import wilson_interval
-from grpo.files import write_text
-from grpo.records import Problem, Rollout
+from grpo.evaluation.keyword_dataset import degenerate_shares
+from grpo.learner.learner import Learner
+from grpo.results.statistics import wilson_interval
 from grpo.rollout.engine import Engine
-from grpo.study import Study
-from grpo.tasks.keyword_dataset import degenerate_shares
-from grpo.tracking import RunLog
+from grpo.study.effective import EffectiveRun
+from grpo.study.methods import SamplingConfig, SftConfig, evaluation_steps
+from grpo.study.schema import Study
+from grpo.tracking.run_log import RunLog
 from grpo.training.divergence import divergence
-from grpo.training.learner import Learner
 
 SAMPLES = 8  # validation rollouts kept at the first, the middle and the last evaluation
 GENERATIONS = 64  # validation rollouts whose token entropy is measured at each evaluation

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import grpo.prompts as prompts
+import grpo.tasks.prompts as prompts
 
 R1_ZERO_PROMPT = (Path(next(iter(prompts.__path__))) / "r1_zero.prompt").read_text(encoding="utf-8")
 ECHO = R1_ZERO_PROMPT.replace("{question}", "What is 2 + 3?")

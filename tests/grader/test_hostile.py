@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hostile import CASES, Hostile
 
-from grpo.rewards import question_only_reward_fn, r1_zero_reward_fn, score_batch
-from grpo.rewards.pool import forget_verdicts, grade_batch, is_equal
+from grpo.grader.pool import forget_verdicts, grade_batch, is_equal
+from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn, score_batch
 
 MOST_SECONDS = 1.0
 TRIES = 3  # the machine may be busy with something else: the fastest of these counts

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo.records import Problem
-from grpo.rewards import score_batch
-from grpo.rewards.pool import grade_batch
-from grpo.sections import DownloadedTask, LocalFiles
+from grpo.common.records import Problem
+from grpo.grader.pool import grade_batch
+from grpo.study.sections import DownloadedTask, LocalFiles
 from grpo.tasks import math
+from grpo.tasks.rewards import score_batch
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"
 

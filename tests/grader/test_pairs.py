@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
-from grpo.rewards.pool import forget_verdicts, grade_batch, is_equal
+from grpo.grader.pool import forget_verdicts, grade_batch, is_equal
 
 
 class Pair(NamedTuple):

@@ -16,12 +16,12 @@ from typing import Any
 import ray
 import torch
 
-from grpo.config import GrpoConfig
-from grpo.memory import peak_mb, reset_peak
-from grpo.records import Completion, Problem
-from grpo.rewards import ScoreFn
+from grpo.common.memory import peak_mb, reset_peak
+from grpo.common.records import Completion, Problem
+from grpo.learner.learner import Batch, Learner
 from grpo.rollout.engine import Engine, SamplingParams
-from grpo.training.learner import Batch, Learner
+from grpo.study.methods import GrpoConfig
+from grpo.tasks.rewards import ScoreFn
 from grpo.training.state import copy_to_cpu
 from grpo.training.step import Sampled, sample_rollouts, score_rollouts, train_on
 
@@ -130,7 +130,7 @@ class Scorer:
 
 
 class LearnerActor:
-    """A :class:`grpo.training.learner.Learner` in a process of its own.
+    """A :class:`grpo.learner.learner.Learner` in a process of its own.
 
     Args:
         make: gives the learner, and a function that saves its model as a checkpoint.
@@ -157,18 +157,18 @@ class LearnerActor:
 
     @costed
     def state(self) -> dict[str, Any]:
-        """See :meth:`grpo.training.learner.Learner.state`; in the CPU's memory, as Ray would bring it back to a GPU."""
+        """See :meth:`grpo.learner.learner.Learner.state`; in the CPU's memory, as Ray would bring it back to a GPU."""
         state: dict[str, Any] = copy_to_cpu(self.learner.state())
         return state
 
     @costed
     def restore(self, state: dict[str, Any]) -> None:
-        """See :meth:`grpo.training.learner.Learner.restore`."""
+        """See :meth:`grpo.learner.learner.Learner.restore`."""
         self.learner.restore(state)
 
     @costed
     def token_entropies(self, rollouts: list[Any]) -> list[float]:
-        """See :meth:`grpo.training.learner.Learner.token_entropies`."""
+        """See :meth:`grpo.learner.learner.Learner.token_entropies`."""
         return self.learner.token_entropies(rollouts)
 
     @costed

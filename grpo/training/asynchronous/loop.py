@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import islice
 
-from grpo.config import GrpoConfig
-from grpo.tracking import RunLog
+from grpo.study.methods import GrpoConfig
+from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous.remote import Delivery, RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.state import SavedState

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import ray
 import torch
 
-from grpo.records import Completion, Problem, Rollout
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.learner import Batch
 from grpo.rollout.engine import SamplingParams
 from grpo.training.asynchronous.replay import Group
 from grpo.training.asynchronous.worker import Worker
-from grpo.training.learner import Batch
 
 
 @dataclass
@@ -38,7 +38,7 @@ class RolloutPipeline:
     It is an engine (:class:`grpo.rollout.engine.Engine`) too, for evaluation.
 
     Args:
-        weights: which version samples a batch, see :class:`grpo.config.Asynchronous`.
+        weights: which version samples a batch, see :class:`grpo.study.methods.Asynchronous`.
         initial: a reference to the starting weights.
     """
 
@@ -116,13 +116,13 @@ class RemoteLearner:
         return updates  # type: ignore[no-any-return]
 
     def state(self) -> Any:
-        """See :meth:`grpo.training.learner.Learner.state`."""
+        """See :meth:`grpo.learner.learner.Learner.state`."""
         state, _ = self.worker.call("state", keep=True)
         self.worker.recovery[:] = [("restore", (state,))]
         return ray.get(state)
 
     def restore(self, state: Any) -> None:
-        """See :meth:`grpo.training.learner.Learner.restore`."""
+        """See :meth:`grpo.learner.learner.Learner.restore`."""
         kept = ray.put(state)
         self.worker.call("restore", kept)
         self.worker.recovery[:] = [("restore", (kept,))]
@@ -134,7 +134,7 @@ class RemoteLearner:
         return weights
 
     def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
-        """See :meth:`grpo.training.learner.Learner.token_entropies`."""
+        """See :meth:`grpo.learner.learner.Learner.token_entropies`."""
         entropies, _ = self.worker.call("token_entropies", rollouts)
         return entropies  # type: ignore[no-any-return]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from grpo.learner.learner import Batch
 from grpo.rollout.engine import derive_seed
-from grpo.training.learner import Batch
 
 
 @dataclass

@@ -14,20 +14,20 @@ from typing import Any
 
 import ray
 
-from grpo.config import GrpoConfig
-from grpo.cpu import fix_cpu_kernels, start_threads
-from grpo.effective import EffectiveRun
-from grpo.errors import UserError
+from grpo.common.cpu import fix_cpu_kernels, start_threads
+from grpo.common.errors import UserError
+from grpo.common.records import Problem
+from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.records import Problem
-from grpo.rewards import ScoreFn, score_batch
 from grpo.rollout.engine import Engine
 from grpo.rollout.make import make_engine
-from grpo.study import Study
+from grpo.study.effective import EffectiveRun
+from grpo.study.methods import GrpoConfig
+from grpo.study.schema import Study
+from grpo.tasks.rewards import ScoreFn, score_batch
 from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer, Weights
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.worker import Worker
-from grpo.training.learner import Learner
 from grpo.training.make import make_learner
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]

@@ -1,0 +1,1 @@
+"""What the command line does beyond calling one room."""

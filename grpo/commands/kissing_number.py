@@ -1,0 +1,170 @@
+"""The stage ``kissing_number``: a search within the study's budget, the committed program beside it, and what came of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from grpo.common.files import files_digest, whole_folder, write_json
+from grpo.discovery import mutation
+from grpo.discovery.log import BEST_PROGRAM, LOG, NO_LANGUAGE_MODEL, Attempt, Log, Settings, open_log
+from grpo.discovery.search import Budget, Propose, search
+from grpo.discovery.verifier import Verdict, verify_program, verify_text
+from grpo.study import paths
+from grpo.study.schema import Study
+from grpo.tracking.mlflow_client import MlflowRun
+
+CODE = Path(mutation.__file__).parent
+COMMITTED = CODE / "program.py"
+SCORES = "scores.jsonl"
+MUTATION = "mutation"
+
+
+def run_kissing_number(study: Study) -> dict[str, Any]:
+    """Search, verify the committed program too, and write data/kissing_number and reports/kissing_number.json.
+
+    A search that was killed goes on, as long as neither its settings nor its code have changed. Of a study without a search
+    the folders and the report are empty, as DVC wants a stage's outputs to be there.
+
+    Returns:
+        what reports/kissing_number.json holds.
+    """
+    wanted = study.kissing_number
+    if wanted is None:
+        for left_empty in (paths.KISSING_NUMBER, paths.CONVERSATION_LOG.parent):
+            with whole_folder(left_empty):
+                pass
+        write_json(paths.KISSING_NUMBER_REPORT, {})
+        return {}
+    propose, settings = proposer(wanted.strategy, wanted.seed)
+    model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
+    state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
+    log = open_log(state / LOG, settings)
+    ended_by = search(propose, verify_text, Budget(wanted.calls, wanted.tokens, wanted.seconds), log)
+    committed = verify_program(COMMITTED)
+    result = summarise(log, ended_by, committed)
+    with whole_folder(paths.KISSING_NUMBER) as folder:
+        best = (
+            log.best.proposal.program if log.best and result["best_from"] == "search" else COMMITTED.read_text(encoding="utf-8")
+        )
+        (folder / BEST_PROGRAM).write_text(best or "", encoding="utf-8")
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in score_rows(log.attempts)]
+        (folder / SCORES).write_text("".join(lines), encoding="utf-8")
+    with whole_folder(paths.CONVERSATION_LOG.parent) as folder:
+        shutil.copy(log.path, folder / LOG)
+    write_json(paths.KISSING_NUMBER_REPORT, result)
+    _track(study, log, result)
+    shutil.rmtree(paths.KISSING_NUMBER_STATE)
+    return result
+
+
+def proposer(strategy: str, seed: int, base_url: str | None = None, model: str | None = None) -> tuple[Propose, Settings]:
+    """What proposes programs under a strategy, and the settings that name the search.
+
+    Args:
+        strategy: ``mutation``, which needs no language model, or one of :data:`grpo.discovery.strategies.STRATEGIES`.
+        base_url, model: of the endpoint; else from the environment.
+
+    Raises:
+        UserError: a language model is needed, and neither arguments nor environment say which.
+    """
+    if strategy == MUTATION:
+        return mutation.propose, Settings("mutation", strategy, seed)
+    from grpo.discovery.language_model import endpoint_from_environment, propose_with
+
+    endpoint = endpoint_from_environment(os.environ, base_url, model)
+    return propose_with(endpoint, strategy), Settings("language model", strategy, seed, endpoint.model, endpoint.base_url)
+
+
+def summarise(log: Log, ended_by: str, committed: Verdict) -> dict[str, Any]:
+    """What a search came to, without times: the same for the same settings on the same machine."""
+    attempts, best = log.attempts, log.best
+    searched = int(best.score) if best else 0
+    used_model = log.settings.proposer == "language model"
+    return {
+        **asdict(log.settings),
+        "note": "" if used_model else NO_LANGUAGE_MODEL,
+        "ended_by": ended_by,
+        "best": max(searched, int(committed.combined_score)),
+        "best_from": "search" if searched >= committed.combined_score else "committed program",
+        "best_of_search": searched,
+        "found_at": best.index if best else None,
+        "recipe": best.proposal.recipe if best else None,
+        "committed_program": asdict(committed),
+        "attempts": len(attempts),
+        "valid": sum(attempt.score > 0 for attempt in attempts),
+        "calls": sum(attempt.proposal.calls for attempt in attempts),
+        "failed_calls": sum(len(attempt.proposal.errors) for attempt in attempts),
+        "tokens": sum(attempt.proposal.tokens for attempt in attempts),
+        "by_kind": _by_kind(attempts),
+        "failures": dict(Counter(_reason(a) for a in attempts if a.score == 0).most_common()),
+        "course": _course(attempts),
+    }
+
+
+def score_rows(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    """One row for each attempt: its kind, its points, its score, and the best score so far."""
+    best = accumulate((int(attempt.score) for attempt in attempts), max)
+    return [
+        {
+            "attempt": attempt.index,
+            "kind": _kind(attempt),
+            "num_points": attempt.verdict.num_points,
+            "score": int(attempt.score),
+            "best": so_far,
+            "message": attempt.verdict.message,
+        }
+        for attempt, so_far in zip(attempts, best, strict=True)
+    ]
+
+
+def _course(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    """The attempts that were better than all before them."""
+    course: list[dict[str, Any]] = []
+    for attempt in attempts:
+        if attempt.score > (course[-1]["score"] if course else 0):
+            parents = list(attempt.proposal.parents)
+            course.append({"attempt": attempt.index, "score": int(attempt.score), "kind": _kind(attempt), "parents": parents})
+    return course
+
+
+def _by_kind(attempts: Sequence[Attempt]) -> dict[str, dict[str, int]]:
+    kinds = sorted({_kind(attempt) for attempt in attempts})
+    scores = {kind: [int(attempt.score) for attempt in attempts if _kind(attempt) == kind] for kind in kinds}
+    return {kind: {"attempts": len(s), "valid": sum(x > 0 for x in s), "best": max(s)} for kind, s in scores.items()}
+
+
+def _kind(attempt: Attempt) -> str:
+    """The construction that a recipe mutates; of a language model's programs, whether they build on others."""
+    if attempt.proposal.recipe:
+        return str(attempt.proposal.recipe["core"])
+    return "refined" if attempt.proposal.parents else "from scratch"
+
+
+def _reason(attempt: Attempt) -> str:
+    """Why an attempt scored nothing, without the numbers, so that equal reasons count together."""
+    return re.sub(r"\d+", "N", attempt.verdict.message.split(":")[0])
+
+
+def _track(study: Study, log: Log, result: dict[str, Any]) -> None:
+    """The search as one MLflow run: score and best over attempts, log and program as artifacts."""
+    run = MlflowRun(
+        "kissing_number",
+        f"{study.study}-{log.settings.strategy}-{log.settings.seed}",
+        asdict(log.settings),
+        {"study": study.study},
+    )
+    for row in score_rows(log.attempts):
+        run.log({"score": row["score"], "best": row["best"]}, step=row["attempt"])
+    run.log({"best_with_committed_program": result["best"]}, step=len(log.attempts))
+    run.artifact(paths.CONVERSATION_LOG)
+    run.artifact(paths.KISSING_NUMBER / BEST_PROGRAM)
+    run.finish()

@@ -1,0 +1,215 @@
+"""The stages of dvc.yaml, a command each.
+
+Heavy modules are imported inside the commands, so that `--help` and a wrong params.yaml answer at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Experiment = Annotated[str, typer.Argument(help="A name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
+
+
+def model() -> None:
+    """Stage: pretrain, download or copy the base model into data/model."""
+    from grpo.study.schema import load_study
+
+    study = load_study()
+    from grpo.pretraining.base_model import make_base_model
+
+    make_base_model(study)
+
+
+def dataset() -> None:
+    """Stage: generate or download the problems, check and split them into data/dataset."""
+    from grpo.study.schema import load_study
+    from grpo.tasks.build import build_dataset
+
+    report = build_dataset(load_study())
+    print(f"data/dataset: {report['train']['problems']} training and {report['validation']['problems']} validation problems")
+
+
+def sft_dataset() -> None:
+    """Stage: generate or read reasoning traces for supervised fine-tuning, and reward each of them."""
+    from grpo.study.schema import load_study
+    from grpo.tasks.sft_dataset import build_sft_dataset
+
+    report = build_sft_dataset(load_study())
+    print(f"data/sft_dataset: {report['examples']} examples, of which {report['correct']} earn the reward")
+
+
+def keyword_model() -> None:
+    """Stage: pretrain the project's own Transformer for the keyword task, into data/keyword/model."""
+    from grpo.study.schema import load_study
+
+    study = load_study()
+    from grpo.pretraining.base_model import make_keyword_model
+
+    make_keyword_model(study)
+
+
+def keyword_dataset() -> None:
+    """Stage: prompts of the keyword task with answers that hold all keywords, in two splits."""
+    from grpo.evaluation.keyword_dataset import build_keyword_dataset
+    from grpo.study.schema import load_study
+
+    report = build_keyword_dataset(load_study())
+    print(f"data/keyword/dataset: {report['train']['examples']} and {report['validation']['examples']} examples")
+
+
+def math_baseline() -> None:
+    """Stage: zero-shot evaluation of the base model, by outcome category."""
+    from grpo.study.schema import load_study
+
+    study = load_study()
+    from grpo.evaluation.zero_shot import run_math_baseline
+    from grpo.results.statistics import format_interval
+
+    for prompt, metrics in run_math_baseline(study).items():
+        print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
+
+
+def best_of_n() -> None:
+    """Stage: pass@N, Best@N and majority vote of the base model, from one set of samples."""
+    from grpo.study.schema import load_study
+
+    study = load_study()
+    from grpo.evaluation.sampled import run_best_of_n
+    from grpo.results.statistics import format_interval
+
+    for prompt, metrics in run_best_of_n(study).items():
+        for n, kinds in metrics["n"].items():
+            print(f"{prompt}, N = {n}: " + ", ".join(f"{kind} {format_interval(value)}" for kind, value in kinds.items()))
+
+
+def training_inputs() -> None:
+    """Stage: note the settings and the code that all runs share, so that they run again when these change."""
+    from grpo.study.schema import load_study
+    from grpo.study.training_inputs import write_training_inputs
+
+    write_training_inputs(load_study())
+
+
+def train(
+    experiment: Experiment,
+    arm: Annotated[str, typer.Argument(help="One of the experiment's arms.")],
+    seed: Annotated[int, typer.Option(help="One of `seeds:` in params.yaml.")] = 0,
+    check_weights: Annotated[
+        bool, typer.Option("--check-weights", help="With vLLM: stop if engine and policy ever hold different weights.")
+    ] = False,
+) -> None:
+    """Stage: one run, that is one arm of an experiment with one seed."""
+    from grpo.results.selection import read_selections
+    from grpo.study.effective import effective_run, require_experiment
+    from grpo.study.experiments import KEYWORD
+    from grpo.study.schema import load_study
+
+    study = load_study()
+    require_experiment(study, experiment)
+    study = study.on_cpu() if experiment == KEYWORD else study
+    run = effective_run(study, experiment, arm, seed, read_selections(experiment))
+    from grpo.training.run import train_run
+
+    train_run(study, run, check_weights)
+
+
+def kissing_number() -> None:
+    """Stage: search for many integer vectors in dimension 11 whose distances are no smaller than their lengths."""
+    from grpo.study.schema import load_study
+
+    study = load_study()
+    from grpo.commands.kissing_number import run_kissing_number
+
+    result = run_kissing_number(study)
+    if not result:
+        print("kissing_number: null in params.yaml, so there is no search")
+        return
+    found, best = (f"{result[name]} points" for name in ("best_of_search", "best"))
+    print(f"the search: {found} ({result['ended_by']}); data/kissing_number/program.py: {best}, from the {result['best_from']}")
+
+
+def select(experiment: Experiment) -> None:
+    """Stage: pick an experiment's winner, on which the next experiment builds."""
+    from grpo.common.files import write_json
+    from grpo.results.selection import select as pick
+    from grpo.results.selection import winner_file
+    from grpo.results.statistics import format_interval
+    from grpo.study import paths
+    from grpo.study.effective import require_experiment
+    from grpo.study.schema import load_study
+
+    study = load_study()
+    require_experiment(study, experiment)
+    result = pick(study, experiment)
+    write_json(paths.CANDIDATES / f"{experiment}.json", result)
+    write_json(paths.SELECT / f"{experiment}.json", winner_file(result))
+    print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
+
+
+def claims() -> None:
+    """Stage: judge what published studies reported by what this study measured, into reports/claims.json."""
+    from grpo.results.claims import write_claims
+    from grpo.study.schema import load_study
+
+    write_claims(load_study())
+
+
+def timing() -> None:
+    """Stage: seconds, GPU-hours and curves over wall-clock time, into reports/timing."""
+    from grpo.reporting.timing import write_timing
+    from grpo.study.schema import load_study
+
+    write_timing(load_study())
+
+
+def figures() -> None:
+    """Stage: draw the figures of every experiment into reports/figures."""
+    from grpo.reporting.figures import draw_figures, write_empty_curves
+    from grpo.study.schema import load_study
+
+    study = load_study()
+    draw_figures(study)
+    write_empty_curves(study)
+
+
+def tables() -> None:
+    """Stage: write the tables, and reports/summary.json for `dvc metrics`."""
+    from grpo.reporting.tables import write_tables
+    from grpo.study.schema import load_study
+
+    write_tables(load_study())
+
+
+def writeup() -> None:
+    """Stage: write reports/writeup.md from the results, and take former stages out of dvc.lock."""
+    from grpo.reporting.writeup import write_writeup
+    from grpo.study.dvc_lock import drop_former_stages
+    from grpo.study.schema import load_study
+
+    write_writeup(load_study())
+    # The last stage does this, as it runs whichever way the study was started, and again after any change of the arms.
+    for name in drop_former_stages():
+        print(f"dvc.lock: {name} is no stage any more; its entry is removed")
+
+
+# In the order of a study.
+STAGES = (
+    model,
+    dataset,
+    sft_dataset,
+    keyword_model,
+    keyword_dataset,
+    math_baseline,
+    best_of_n,
+    training_inputs,
+    train,
+    kissing_number,
+    select,
+    claims,
+    timing,
+    figures,
+    tables,
+    writeup,
+)

@@ -1,0 +1,205 @@
+"""Writing results so that they are either whole or absent, and reading them so that a damaged one is told."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from grpo.common.errors import WHILE_WRITING, UserError, from_here, reason
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A new folder to write into, which takes ``target``'s place only when the block ends without an exception."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft, old = target.with_name(f".{target.name}.draft"), target.with_name(f".{target.name}.old.draft")
+    for left_by_a_kill in (draft, old):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
+    draft.mkdir()
+    try:
+        with _noted(target):
+            yield draft
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    if target.exists():  # not removed where it stands: a kill would leave half of it there
+        target.replace(old)
+    draft.replace(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with _noted(path):
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON in one step; keys keep their order and floats their every digit."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def _noted(target: Path) -> Iterator[None]:
+    """Note with an exception what was being written, which an error of a full disk does not say by itself."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{WHILE_WRITING}{target}")
+        raise
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def damaged(path: Path, what: object, made_by: str, line: int | None = None) -> UserError:
+    """The error that a result file is damaged.
+
+    Args:
+        what: is wrong with it.
+        made_by: the stage that makes it.
+    """
+    where = f"{path}:{line}" if line else str(path)
+    return UserError(f"{where}: damaged ({what}). {how_to_restore(path, made_by)}")
+
+
+def how_to_restore(path: Path, made_by: str) -> str:
+    """How a damaged result comes back: data/ is kept by DVC, reports/ by git. ``made_by`` is empty where no stage makes it."""
+    if not made_by:
+        return "Make it anew."
+    anew = f"`dvc repro -f -s {made_by}` to make it anew."  # without -s, -f would run all stages before it again too
+    keeper = {"data": "dvc checkout --force", "reports": "git checkout"}.get(from_here(path).parts[0])
+    return f"Run `{keeper} {from_here(path)}` to bring the stored copy back, or {anew}" if keeper else f"Run {anew}"
+
+
+def read_text(path: Path, made_by: str) -> str:
+    """Read a text file.
+
+    Args:
+        made_by: the stage that makes the file, for the message.
+
+    Raises:
+        UserError: the file is missing or holds something else.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file. Run `dvc repro {made_by}` to make it.") from None
+    except UnicodeDecodeError as error:
+        raise damaged(path, error, made_by, line=error.object[: error.start].count(b"\n") + 1) from error
+
+
+def read_json(path: Path, made_by: str, keys: Iterable[str] = ()) -> Any:
+    """Read JSON.
+
+    Args:
+        made_by: the stage that makes the file, for the message.
+        keys: those that the object in it has at least; none, where it need not be an object.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    text = read_text(path, made_by)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise damaged(path, error, made_by) from error
+    require_keys(path, value, keys, made_by)
+    return value
+
+
+def require_keys(path: Path, value: Any, keys: Iterable[str], made_by: str) -> None:
+    """Raise UserError unless what was read from ``path`` is a mapping with these keys; none: it may be anything."""
+    missing = [key for key in keys if not isinstance(value, dict) or key not in value]
+    if missing:
+        raise damaged(path, f"{', '.join(missing)} missing", made_by)
+
+
+def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
+    """Read a file of one JSON object a line.
+
+    Args:
+        made_by: the stage that makes the file, for the message.
+        parse: makes a record of an object.
+
+    Raises:
+        UserError: the file is missing or empty, or a line is no such record.
+    """
+    records = []
+    # Not splitlines(): it also splits at such characters as U+2028, which JSON may hold as they are.
+    for number, line in enumerate(read_text(path, made_by).removesuffix("\n").split("\n"), start=1):
+        try:
+            records.append(parse(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+            raise damaged(path, reason(error), made_by, number) from error
+    return records
+
+
+def read_csv(path: Path, made_by: str, columns: Iterable[str]) -> pd.DataFrame:
+    """Read a table of numbers.
+
+    Args:
+        made_by: the stage that makes the file, for the message.
+        columns: those that it has at least.
+
+    Raises:
+        UserError: the file is missing, empty or damaged.
+    """
+    import pandas as pd
+
+    text = read_text(path, made_by)
+    try:
+        header, *rows = list(csv.reader(io.StringIO(text))) or [[]]
+    except csv.Error as error:
+        raise damaged(path, error, made_by) from error
+    if missing := [column for column in columns if column not in header]:
+        raise damaged(path, f"{', '.join(missing)} missing", made_by, line=1)
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(header) or not all(map(_is_number, row)):
+            raise damaged(path, f"not {len(header)} numbers", made_by, number)
+    if not rows or not text.endswith("\n"):  # its last number may be cut
+        raise damaged(path, "cut off", made_by, line=len(rows) + 1)
+    return pd.read_csv(io.StringIO(text))
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell or "nan")
+    except ValueError:
+        return False
+    return True
+
+
+# -------------------------------------------------------------------------------------------------------------- digests
+
+
+def files_digest(path: Path) -> str:
+    """SHA-256 (first 16 hex digits) over the names and contents of a file or of all files below a folder.
+
+    Of code, what Python compiled does not count: it is written while the code runs.
+    """
+    total = hashlib.sha256()
+    found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    for file in (p for p in found if "__pycache__" not in p.relative_to(path).parts):
+        total.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()[:16]

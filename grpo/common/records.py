@@ -1,0 +1,118 @@
+"""The plain records that flow through a study: problems, completions and rollouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from grpo.common.errors import UserError
+from grpo.common.files import read_jsonl
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question with its verifiable answer.
+
+    Attributes:
+        id: unique within a dataset.
+        question: what replaces ``{question}`` in the prompt.
+        ground_truth: the short answer the reward function compares with.
+        level: difficulty (1 is easiest), or 0 where the source states none.
+        subject: topic, or the empty string where the source states none.
+    """
+
+    id: str
+    question: str
+    ground_truth: str
+    level: int = 0
+    subject: str = ""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine sampled for one prompt.
+
+    Attributes:
+        token_ids: the sampled ids, in order. They travel to the learner as they are; the text is never tokenised again.
+        text: the decoded ids, cut right after the stop string if one ended the completion.
+        log_probs: natural-log probability of each sampled token under the distribution it was drawn from
+            (after temperature, top-p and minimum length), same length as ``token_ids``.
+        finish_reason: ``"stop"`` (end-of-text token or stop string) or ``"length"`` (token limit reached).
+        policy_version: number of weight updates the sampling policy had received.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    log_probs: tuple[float, ...]
+    finish_reason: str
+    policy_version: int = 0
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A completion with the problem it answers and the rewards it earned.
+
+    Attributes:
+        rewards: ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1. Right is what has all of a reward.
+        timed_out: the grader ran out of time on its answer, which counts as wrong.
+    """
+
+    problem: Problem
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    rewards: dict[str, float]
+    timed_out: bool = False
+
+
+@dataclass(frozen=True)
+class Example:
+    """One reasoning trace for supervised fine-tuning.
+
+    Attributes:
+        prompt: the whole prompt, as the model sees it.
+        response: what it is to answer.
+        ground_truth: the short answer.
+        reward: what the reward function gives the response.
+    """
+
+    prompt: str
+    response: str
+    ground_truth: str
+    reward: float
+
+
+Record = TypeVar("Record", Problem, Example)
+
+
+def write_records(path: Path, records: Iterable[Problem | Example]) -> None:
+    """Write one JSON object per line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """Read the problems of a split, as :func:`write_records` wrote them; see :func:`_read`."""
+    return _read(path, Problem, "dataset")
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Read reasoning traces, as :func:`write_records` wrote them; see :func:`_read`."""
+    return _read(path, Example, "sft_dataset")
+
+
+def _read(path: Path, kind: type[Record], stage: str) -> list[Record]:
+    """Read records of one kind, which ``stage`` makes.
+
+    Raises:
+        UserError: the file is missing or empty, or a line is no such record.
+    """
+    if path.exists() and not path.stat().st_size:
+        raise UserError(
+            f"{path}: holds no {kind.__name__.lower()}s. Check the sizes in params.yaml and run `dvc repro -f -s {stage}`."
+        )
+    return read_jsonl(path, stage, lambda values: kind(**values))

@@ -1,0 +1,1 @@
+"""Is an answer equal to the truth? And the processes in which that is found out."""

@@ -1,0 +1,420 @@
+"""Comparing two normalised answers, part by part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from grpo.grader.evaluate import number, ratio, same_value
+from grpo.grader.expression import parse, variables
+from grpo.grader.normalise import unwrap_text
+from grpo.grader.quantity import exact_value, is_sign_of, same_quantity, same_unit, split_unit
+from grpo.grader.relations import RELATION, Interval, as_intervals, merged
+from grpo.grader.split import closes_at_end, split_at, split_equations, top_level
+from grpo.grader.values import Effort
+from grpo.grader.words import based, canonical_word, hedges, number_word, opened, time_of_day, words_of
+from grpo.grader.working import arithmetic, is_formula
+
+_MAX_PARTS = 40
+_MAX_LEVELS = 6
+
+_WORD = re.compile(r"[A-Z]|[A-Za-z'-]{4,}|(?=[A-Za-z]*[A-Z])[A-Za-z'-]+|[A-Za-z][A-Za-z'-]*(?: [0-9A-Za-z'-]+)+")
+# What may stand before "=" as the name of what is answered: x, a_n, f(x), (x,y), \angle ABC, AB, |z|, \text{Area}.
+_LETTER = r"(?:[A-Za-z]|\\(?:theta|phi|rho))(?:_\w)?"
+_VARIABLE = re.compile(
+    r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?(?:\^\{-1\})?(?:\((?:[A-Za-z]|-?\d{1,3})\))?"
+    rf"|\({_LETTER}(?:,{_LETTER})+\)"
+    r"|m?\\(?:angle|triangle) ?[A-Z]{1,3}|[A-Z]{2,3}|\|[A-Z]{2}\||\|[a-z]\||\\overline\{[A-Z]{2}\}"
+    r"|\\text\{[A-Za-z _]+\}|[A-Za-z]{3,}"
+    r"|P\(\\text\{[A-Za-z ]+\}\)"
+)
+# Ratios, quotients and functions of names, which name what is answered if the value is a ratio, a fraction or a number.
+_LENGTH = r"(?:[A-Z]{2}|\\overline\{[A-Z]{2}\})"
+_NAMED_RATIO = re.compile(rf"(?:[A-Za-z]|{_LENGTH})(?::(?:[A-Za-z]|{_LENGTH}))+")
+_RATIO = re.compile(r"\d+(?::\d+)+")
+_NAMED_QUOTIENT = re.compile(
+    r"\\frac\{(?P<a>[A-Za-z])\}\{(?!(?P=a))[A-Za-z]\}|(?P<b>[A-Za-z])/(?!(?P=b))[A-Za-z]"
+    rf"|\\frac\{{(?P<c>{_LENGTH})\}}\{{(?!(?P=c)\}}){_LENGTH}\}}"
+)
+_NAMED_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc) ?\(?(?:\\angle ?[A-Z]{1,3}|[A-Zx]|\\(?:theta|alpha|beta|phi))\)?")
+_CHAIN = re.compile(r"[<>]|\\(?:le|ge)(?![A-Za-z])")
+_MATRIX = re.compile(
+    r"((?:[^\\]|\\(?:frac|sqrt)(?![a-z]))*?)[(\[]?\\begin\{matrix\}((?:(?!\\begin|\\end).)*)\\end\{matrix\}[)\]]?"
+)
+_LETTERED_UNIT = re.compile(r"(.*\d)\s?([a-zA-Z])")
+_OPPOSITE = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
+
+
+T = TypeVar("T")
+
+
+class NeedsAlgebra(BaseException):
+    """Only computer algebra can tell. Derives from BaseException to pass the guard against defects."""
+
+
+class Comparison:
+    """One comparison: what compares expressions that this package cannot read (None: NeedsAlgebra is raised instead), and what
+    may still be computed."""
+
+    def __init__(self, algebra: Callable[[str, str], bool] | None, effort: Effort) -> None:
+        self.algebra = algebra
+        self.effort = effort
+
+    def same(self, answer: str, truth: str, levels: int = _MAX_LEVELS) -> bool:
+        """Whether two normalised texts say the same; ``levels`` bounds the nesting of lists in lists."""
+        if not answer or not truth or levels == 0:
+            return False
+        if answer == truth or unwrap_text(answer) == unwrap_text(truth):
+            return True
+        for compare in (self.plain, self.approximation, self.relation, self.equation, self.matrix, self.parts):
+            verdict = compare(answer, truth, levels)
+            if verdict is not None:
+                return verdict
+        return self.single(answer, truth)
+
+    def every(self, pairs: Iterable[tuple[str, str]], levels: int) -> bool:
+        """Whether all pairs are the same; a pair that needs algebra is asked last, as another may settle it."""
+        open_question = False
+        for answer, truth in pairs:
+            try:
+                if not self.same(answer, truth, levels):
+                    return False
+            except NeedsAlgebra:
+                open_question = True
+        if open_question:
+            raise NeedsAlgebra
+        return True
+
+    def plain(self, answer: str, truth: str, levels: int) -> bool | None:
+        value, true_value = exact_value(answer), exact_value(truth)
+        return None if value is None or true_value is None else value == true_value
+
+    def approximation(self, answer: str, truth: str, levels: int) -> bool | None:
+        r"""Of ``a \\approx b`` the exact side counts."""
+        exact, sign, _ = answer.partition("\\approx")
+        true_exact, true_sign, _ = truth.partition("\\approx")
+        if not sign and not true_sign:
+            return None
+        return self.same(exact.strip(), true_exact.strip(), levels - 1)
+
+    # ------------------------------------------------------------------------------------------ inequalities, equations
+
+    def relation(self, answer: str, truth: str, levels: int) -> bool | None:
+        """Decide where one side holds an inequality or names the real line."""
+        if not any(
+            RELATION.search(text) or any(mark in text for mark in ("mathbb", "real", "setminus", "\\cup"))
+            for text in (answer, truth)
+        ):
+            return None
+        sets = [as_intervals(text, lambda end: number(end, self.effort)) for text in (answer, truth)]
+        if sets[0] is not None and sets[1] is not None:
+            names = {found[0] for found in sets if found and found[0]}
+            if "y" in names:
+                names = {_plain_name(name) for name in names}
+            return len(names) <= 1 and self.same_intervals(sets[0][1], sets[1][1], levels)
+        if _CHAIN.search(answer) and _CHAIN.search(truth):
+            return self.same_chain(answer, truth, levels)
+        if RELATION.search(answer) and RELATION.search(truth):
+            return False
+        if exact_value(answer) is not None or exact_value(truth) is not None:
+            return False
+        member = re.fullmatch(r"[A-Za-z]\\in(?![A-Za-z])\s*(\\\{.+)", answer)
+        return self.same(member[1], truth, levels - 1) if member else None
+
+    def same_intervals(self, left: list[Interval], right: list[Interval], levels: int) -> bool:
+        if len(left) != len(right):
+            left, right = (merged(intervals, lambda end: number(end, self.effort)) for intervals in (left, right))
+        if len(left) != len(right) or len(left) > _MAX_PARTS:
+            return False
+
+        def equal(a: Interval, b: Interval) -> bool:
+            return a[0] == b[0] and a[3] == b[3] and self.every(((a[1], b[1]), (a[2], b[2])), levels - 1)
+
+        return self.in_any_order(left, right, equal)
+
+    def same_chain(self, answer: str, truth: str, levels: int) -> bool:
+        """``a < b < c`` side by side, in either direction, or one inequality that is a multiple of the other."""
+        operators, true_operators = (_CHAIN.findall(text) for text in (answer, truth))
+        sides, true_sides = ([side.strip() for side in _CHAIN.split(text)] for text in (answer, truth))
+        if len(operators) != len(true_operators):
+            return False
+        flipped = [_OPPOSITE[operator] for operator in reversed(operators)]
+        for these, those in ((operators, sides), (flipped, sides[::-1])):
+            if these == true_operators and self.every(zip(those, true_sides, strict=True), levels - 1):
+                return True
+        if len(operators) != 1:
+            return False
+        multiple = ratio(_difference(sides), _difference(true_sides), self.effort)
+        expected = 1 if operators == true_operators else -1 if flipped == true_operators else 0
+        return multiple is not None and multiple == expected != 0
+
+    def equation(self, answer: str, truth: str, levels: int) -> bool | None:
+        """Decide where one side holds ``=`` outside lists; None where neither does."""
+        if "=" not in answer and "=" not in truth:
+            return None
+        name, sides = _sides(answer)
+        true_name, true_sides = _sides(truth)
+        if len(true_sides) > 1 and self.every(((side, true_sides[0]) for side in true_sides[1:]), 1):
+            true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: any of its sides may be answered.
+        if (name, len(sides), true_name, len(true_sides)) == ("", 1, "", 1) and true_sides[0] == truth:
+            return self.assignments(answer, truth, levels)
+        if name and true_name and _plain_name(name) != _plain_name(true_name):
+            # y = 3 does not answer x = 3; only an equation like x = 2y may be meant as y = x/2.
+            return self.same_equation(answer, truth)
+        if len(true_sides) > 1:
+            return "=" in answer and self.same_equation(answer, truth)
+        if len(sides) > 1 and true_name and not name:
+            return self.same_equation(answer, truth)
+        # Every side must be right: of 7 = 8, neither 7 nor 8 may be picked. Of A = bh = 6(4) = 24, bh cannot be computed.
+        if len(sides) > 1:
+            sides = [arithmetic(side) for side in sides]
+            if name and _is_number(true_sides[0]):
+                sides = [side for side in sides[:-1] if not is_formula(side, name, self.effort)] + sides[-1:]
+        if len(sides) <= 6 and self.every(((side, true_sides[0]) for side in sides), levels - 1):
+            return True
+        return bool(name and true_name) and "(" not in name + true_name and self.same_equation(answer, truth)
+
+    def assignments(self, answer: str, truth: str, levels: int) -> bool | None:
+        """``x = 3, y = 4`` as the point (3, 4), its letters being in order."""
+        for text, other, is_answer in ((answer, truth, True), (truth, answer, False)):
+            parts = [split_equations(part) for part in top_level(text, ",;")]
+            if len(parts) > 1 and all(len(part) == 2 and re.fullmatch(r"\w", part[0]) for part in parts):
+                names = [part[0] for part in parts]
+                if len(set(names)) == len(names) and other.startswith("(") and closes_at_end(other):
+                    values = [part[1] for _, part in sorted(zip(names, parts, strict=True))]
+                    point = "(" + ",".join(values) + ")"
+                    return self.same(point, truth, levels - 1) if is_answer else self.same(answer, point, levels - 1)
+        return None
+
+    def same_equation(self, answer: str, truth: str) -> bool:
+        sides, true_sides = (split_equations(text) for text in (answer, truth))
+        if len(sides) != 2 or len(true_sides) != 2:
+            return False
+        multiple = ratio(_difference(sides), _difference(true_sides), self.effort)
+        return bool(multiple) if multiple is not None else self.by_algebra(answer, truth)
+
+    # ---------------------------------------------------------------------------------------------------------- parts
+
+    def matrix(self, answer: str, truth: str, levels: int) -> bool | None:
+        rows, true_rows = matrix_rows(answer), matrix_rows(truth)
+        if rows is None and true_rows is None:
+            return None
+        if rows is None or true_rows is None or [len(row) for row in rows] != [len(row) for row in true_rows]:
+            return False
+        pairs = [pair for row, true_row in zip(rows, true_rows, strict=True) for pair in zip(row, true_row, strict=True)]
+        return len(pairs) <= 100 and self.every(pairs, levels - 1)
+
+    def parts(self, answer: str, truth: str, levels: int) -> bool | None:
+        """Compare lists, sets, tuples, intervals and unions part by part; None where neither side is one."""
+        kind, parts = parts_of(answer)
+        true_kind, true_parts = parts_of(truth)
+        if not kind and not true_kind:
+            if parts != [answer] or true_parts != [truth]:  # brackets around a single value
+                return self.same(parts[0], true_parts[0], levels - 1)
+            return None
+        if not kind and len(true_parts) == 1 and true_kind == "set":
+            return self.same(answer, true_parts[0], levels - 1)
+        if not true_kind and len(parts) == 1 and kind == "set":
+            return self.same(parts[0], truth, levels - 1)
+        if kind != true_kind:
+            return False
+        if len(parts) != len(true_parts) or len(parts) > _MAX_PARTS:
+            return False
+        if kind not in {"set", "union"}:
+            return self.every(zip(parts, true_parts, strict=True), levels - 1)
+        return self.in_any_order(parts, true_parts, lambda a, t: self.same(a, t, levels - 1))
+
+    def in_any_order(self, left: list[T], right: list[T], equal: Callable[[T, T], bool]) -> bool:
+        rest = list(right)
+        open_question = False
+        for part in sorted(left, key=lambda part: part not in right):  # identical ones first
+            match = part if part in rest else None
+            for candidate in rest if match is None else []:
+                try:
+                    if equal(part, candidate):
+                        match = candidate
+                        break
+                except NeedsAlgebra:
+                    open_question = True
+            if match is None:
+                if open_question:
+                    raise NeedsAlgebra
+                return False
+            rest.remove(match)
+        return True
+
+    # --------------------------------------------------------------------------------------------------- single values
+
+    def single(self, answer: str, truth: str) -> bool:
+        """Compare two answers that are no lists and no equations."""
+        bare, true_bare = (unwrap_text(text).replace(" ", "") for text in (answer, truth))
+        digits, true_digits = based(bare), based(true_bare)
+        if digits or true_digits:
+            return digits == true_digits
+        clock, true_clock = time_of_day(bare), time_of_day(true_bare)
+        if clock and true_clock:
+            return clock[:2] == true_clock[:2] and (clock[2] == true_clock[2] or "" in (clock[2], true_clock[2]))
+        body, unit = split_unit(answer)
+        true_body, true_unit = split_unit(truth)
+        body, true_body = number_word(body) or body, number_word(true_body) or true_body
+        by_value = same_quantity(body, unit, true_body, true_unit)
+        if by_value is not None:
+            return by_value
+        if unit and true_unit and not same_unit(unit, true_unit):
+            return False
+        body, true_body = unwrap_text(body), unwrap_text(true_body)
+        if body == true_body:
+            return True
+        if "%" in (unit, true_unit) and unit != true_unit:
+            return False
+        if (body, unit) != (answer, "") or (true_body, true_unit) != (truth, ""):
+            # Without their units and texts they may be lists or bracketed after all.
+            verdict = self.parts(body, true_body, 3)
+            if verdict is not None:
+                return verdict
+        return self.expression(body, true_body, true_unit)
+
+    def expression(self, answer: str, truth: str, true_unit: str) -> bool:
+        if is_spelt(answer) or is_spelt(truth):
+            word, true_word = canonical_word(answer), canonical_word(truth)
+            return word == true_word and (len(answer) > 1 or answer == truth)
+        lettered = _LETTERED_UNIT.fullmatch(answer) if true_unit else None
+        if lettered and exact_value(lettered[1]) is not None and is_sign_of(lettered[2], true_unit):
+            return exact_value(lettered[1]) == exact_value(truth)
+        if "\\infty" in (answer.lstrip("+-"), truth.lstrip("+-")):
+            return answer.lstrip("+") == truth.lstrip("+")
+        # An exact reader's word goes first: 2e-1 is no product with Euler's number.
+        by_value = same_value(_as_fraction(answer), _as_fraction(truth), self.effort)
+        if by_value is not None:
+            return by_value
+        return self.by_algebra(answer, truth)
+
+    def by_algebra(self, answer: str, truth: str) -> bool:
+        unread = [text for text in (answer, truth) if parse(text) is None]
+        if any("\\" not in text for text in unread):
+            return False  # Without LaTeX it is prose or a slip.
+        if self.algebra is None:
+            raise NeedsAlgebra
+        # What was read but not decided is too costly, or defined nowhere.
+        return bool(unread) and self.algebra(answer, truth)
+
+
+def _as_fraction(text: str) -> str:
+    value = None if text.isdigit() else exact_value(text)
+    return text if value is None else f"({value.numerator})/({value.denominator})"
+
+
+def _difference(sides: list[str]) -> str:
+    return f"({sides[0]})-({sides[1]})"
+
+
+def _plain_name(name: str) -> str:
+    """``f(x)`` and ``y`` both name what depends on x."""
+    return "y" if re.fullmatch(r"[fgh]\(x\)", name) else name
+
+
+def _sides(text: str) -> tuple[str, list[str]]:
+    """``x = a = b`` as ("x", ["a", "b"]); without a leading variable the name is empty."""
+    if len(top_level(text, ",;")) > 1:
+        sides = split_equations(text)
+        if len(sides) != 2 or not _VARIABLE.fullmatch(sides[0]):
+            return "", [text]
+    sides = split_equations(text)
+    name = ""
+    while len(sides) > 1 and _is_name(sides[0]):
+        name = name or sides[0]
+        sides = sides[1:]
+    if not name and len(sides) > 1 and _names(sides[0], sides[1:]):
+        return sides[0], sides[1:]
+    if not name and len(sides) == 2 and re.fullmatch(r"[a-df-hj-zA-Z]", sides[1]) and exact_value(sides[0]) is not None:
+        return sides[1], sides[:1]  # 5 = x
+    return name, sides
+
+
+def _is_name(text: str) -> bool:
+    """Whether a side of an equation only names what is answered; neither "not" nor "six" is a name."""
+    return _VARIABLE.fullmatch(text) is not None and not any(hedges(word) for word in words_of(opened(text)) if word != "range")
+
+
+def _names(text: str, values: list[str]) -> bool:
+    r"""Whether ``text`` only names the values behind it: ``a:b`` a ratio, ``\frac{a}{b}`` a fraction, ``\sin A`` a number."""
+    if _NAMED_RATIO.fullmatch(text):
+        return all(_RATIO.fullmatch(value) for value in values)
+    if _NAMED_QUOTIENT.fullmatch(text):
+        found = [exact_value(value) for value in values]
+        return all(value is not None and value.denominator > 1 for value in found)
+    return _NAMED_FUNCTION.fullmatch(text) is not None and all(_is_number(value) for value in values)
+
+
+def _is_number(text: str) -> bool:
+    tree = parse(unwrap_text(split_unit(text)[0]))
+    return tree is not None and not variables(tree)
+
+
+def matrix_rows(text: str) -> list[list[str]] | None:
+    """The cells of a matrix; a factor before it multiplies each."""
+    match = _MATRIX.fullmatch(text)
+    if match:
+        factor = match[1].strip()
+        rows = [row.split("&") for row in re.split(r"\\\\", match[2]) if row.strip()]
+        return [[f"({factor})({cell.strip()})" if factor else cell.strip() for cell in row] for row in rows]
+    if text.startswith("[[") and text.endswith("]]"):
+        listed = top_level(text[1:-1], ",")
+        if all(row.startswith("[") and row.endswith("]") for row in listed):
+            return [top_level(row[1:-1], ",") for row in listed]
+    return None
+
+
+def parts_of(text: str) -> tuple[str, list[str]]:
+    r"""Kind and elements: "set" (``{a,b}``, or bare ``a,b``), "union", the two brackets of a tuple or interval, or ""."""
+    if text in {"", r"\{\}"}:
+        return "", [text]
+    united = split_at(text, "\\cup")
+    if len(united) > 1:
+        return "union", united
+    listed = top_level(text, ",;")
+    if len(listed) > 1:
+        return "set", [element for part in listed for element in _plus_and_minus(part)]
+    if text.startswith("\\{") and text.endswith("\\}"):
+        return "set", [element for part in top_level(text[2:-2], ",;") for element in _plus_and_minus(part)]
+    if text[0] == "{" and text[-1] == "}" and closes_at_end(text):
+        inner = top_level(text[1:-1], ",;")
+        if len(inner) > 1:
+            return "set", inner
+        return "", inner if inner[0] else [text]
+    if text[0] in "([" and text[-1] in ")]" and closes_at_end(text):
+        inner = top_level(text[1:-1], ",;")
+        if len(inner) > 1:
+            return text[0] + text[-1], inner
+        if text[0] == "(" and text[-1] == ")" and inner[0]:
+            return "", inner
+    both = _plus_and_minus(text)
+    return ("set", both) if len(both) > 1 else ("", [text])
+
+
+def _plus_and_minus(text: str) -> list[str]:
+    r"""``a \pm b`` as its two values; ``\mp`` takes the other sign, and each further ``\pm`` either."""
+    if "\\pm" not in text and "\\mp" not in text:
+        return [text]
+    pieces = re.split(r"\\(pm|mp)(?![A-Za-z])\s*", text)
+    signs = pieces[1::2]
+    values = pieces[0::2]
+    if not 1 <= len(signs) <= 3:
+        return [text]
+    if "mp" in signs or len(signs) == 1:
+        patterns = [[sign if kind == "pm" else -sign for kind in signs] for sign in (1, -1)]
+    else:
+        patterns = [[1 if (bits >> k) & 1 else -1 for k in range(len(signs))] for bits in range(2 ** len(signs))]
+    found = []
+    for pattern in patterns:
+        result = values[0]
+        for sign, value in zip(pattern, values[1:], strict=True):
+            result += ("-" if sign < 0 else "+" if result and result[-1] not in "({=," else "") + value
+        found.append(result)
+    return found
+
+
+def is_spelt(text: str) -> bool:
+    """Whether only the spelling counts: words, choice letters, times and ratios."""
+    return ":" in text or _WORD.fullmatch(text) is not None or text in {"\\emptyset", "\\{\\}"}

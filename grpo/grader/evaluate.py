@@ -1,0 +1,229 @@
+r"""Equality of expressions by their values: exact fractions where possible, else many digits, at chosen points.
+
+Two expressions in elementary functions that agree at several rational points of no special kind are equal, and two that
+differ at one point are not. So nothing is simplified, and the time is bounded.
+
+Irrational values count as equal when they agree to working precision and go on agreeing with twice as many digits. There
+is no absolute tolerance. Variables are real: a point at which a root or logarithm is not real is left out. Expressions
+without variables, or with the imaginary unit, may be complex.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+from grpo.grader.expression import Node, parse, variables
+from grpo.grader.values import Effort, Evaluator, TooCostly, TooLarge, Undefined, context
+
+_DIGITS = 50
+_ENOUGH_POINTS = 5
+_FEWEST_POINTS = 3
+_MAX_VARIABLES = 8
+# Kinds of nodes that may make an expression follow another formula elsewhere, such as |x-1000|.
+_PIECEWISE = frozenset(("abs", "floor", "ceil", "root", "pow"))
+
+
+def same_value(left: str, right: str, effort: Effort) -> bool | None:
+    """Whether two normalised texts are expressions of the same value; None where one cannot be read or evaluated."""
+    left_tree, right_tree = parse(left), parse(right)
+    if left_tree is None or right_tree is None:
+        return None
+    names = sorted(variables(left_tree) | variables(right_tree))
+    if len(names) > _MAX_VARIABLES:
+        return None
+    try:
+        if not names:
+            return _agree(left_tree, right_tree, {}, effort)
+        return _agree_at_points(left_tree, right_tree, names, effort)
+    except Undefined:
+        return False
+    except (TooCostly, ArithmeticError, ValueError, NotImplementedError):
+        return None
+
+
+def ratio(left: str, right: str, effort: Effort) -> int | None:
+    """1 or -1 if ``left`` is everywhere the same positive or negative multiple of ``right``, 0 if not, None if unknown.
+
+    Both must depend on the same variables, and on at least one.
+    """
+    left_tree, right_tree = parse(left), parse(right)
+    if left_tree is None or right_tree is None:
+        return None
+    names = sorted(variables(left_tree))
+    if not names or set(names) != variables(right_tree) or len(names) > _MAX_VARIABLES:
+        return 0
+    try:
+        return _constant_ratio(left_tree, right_tree, names, effort)
+    except (TooCostly, ArithmeticError, ValueError, NotImplementedError):
+        return None
+
+
+def number(text: str, effort: Effort) -> float | None:
+    """The real value of an expression without variables, for putting numbers in order."""
+    tree = parse(text)
+    if tree is None or variables(tree):
+        return None
+    try:
+        value = Evaluator({}, context(_DIGITS), effort).value(tree)
+        return float(value)
+    except (Undefined, TooCostly, ArithmeticError, ValueError, TypeError, NotImplementedError):
+        return None
+
+
+# At every other point all variables are positive.
+_SCALES = [Fraction(scale) for scale in ("1", "1", "1/2", "1/3", "4", "2/3", "40", "6", "1/9", "17", "120", "1/2", "300")]
+_LARGEST_SCALE = 10**30
+
+
+def _points(left: Node, right: Node, names: list[str]) -> Iterator[tuple[dict[str, Fraction], bool]]:
+    """Points to try until enough are defined, and then further ones far out (True) that must agree too.
+
+    Chosen by chance, with the two expressions as the seed: nobody can write an expression that is right at these points only.
+    Signs and sizes vary, so that roots, logarithms and inverse functions are defined at some of them.
+    """
+    chance = random.Random(hashlib.sha256(repr((left, right)).encode()).digest())
+
+    def point(scale: Fraction, signs: int) -> dict[str, Fraction]:
+        values = {}
+        for k, name in enumerate(names):
+            value = scale * Fraction(chance.randint(6, 18), chance.choice((7, 11, 13)))
+            values[name] = -value if (signs >> k) & 1 else value
+        return values
+
+    for index, scale in enumerate(_SCALES):
+        yield point(scale, 0 if index % 2 == 0 else chance.choice((255, 85, 170))), False
+    constants: set[Fraction] = set()
+    if not (_survey(left, constants) | _survey(right, constants)):
+        return
+    # Where one of several pieces ends depends on the constants.
+    largest = prod((1 + constant for constant in constants), start=Fraction(3))
+    if largest > _LARGEST_SCALE:
+        raise TooCostly
+    for scale in [largest, 1 / largest, *(c for c in sorted(constants, reverse=True)[:4] if c > 20)]:
+        for stretched, signs in ((scale, 0), (scale, 255), (4 * scale, 0)):
+            yield point(stretched, signs), True
+
+
+def _survey(tree: Node, constants: set[Fraction]) -> bool:
+    """Collect the sizes of the constants; whether the tree has pieces."""
+    if not variables(tree):
+        size = abs(Fraction(_float(tree)))
+        constants.add(max(size, 1 / size) if size else size)
+        return False
+    found = tree[0] in _PIECEWISE
+    if tree[0] == "pow":  # x^{0.5} is a root; x^2 and 2^x have no pieces.
+        found = not variables(tree[2]) and (tree[2][0] != "num" or tree[2][1].denominator != 1)
+    for part in tree[1:]:
+        if isinstance(part, tuple):
+            found |= _survey(part, constants)
+    return found
+
+
+def _float(tree: Node) -> float:
+    """The size of a constant; raises TooCostly where no floating-point number holds it."""
+    value = abs(Evaluator({}, context(_DIGITS), Effort(500)).value(tree))
+    try:
+        return float(value)
+    except OverflowError:
+        raise TooCostly from None
+
+
+def _agree_at_points(left: Node, right: Node, names: list[str], effort: Effort) -> bool | None:
+    defined = 0
+    for point, is_far in _points(left, right, names):
+        if defined >= _ENOUGH_POINTS and not is_far:
+            continue
+        try:
+            if not _agree(left, right, point, effort):
+                return False
+        except Undefined:
+            continue
+        except TooLarge:
+            if is_far:
+                raise
+            continue
+        defined += 1
+    return True if defined >= _FEWEST_POINTS else None
+
+
+def _constant_ratio(left: Node, right: Node, names: list[str], effort: Effort) -> int | None:
+    points = [point for point, _ in _points(left, right, names)]
+    quotients, bits = _quotients(left, right, points, _DIGITS, effort)
+    digits = _DIGITS
+    if quotients and bits > 60:
+        digits += int(bits * 0.302) + 10
+        quotients, _ = _quotients(left, right, points, digits, effort)
+    if quotients is None:
+        return 0
+    if len(quotients) < _FEWEST_POINTS:
+        return None
+    first = quotients[0]
+    numbers = Evaluator({}, context(digits), effort)
+    for quotient in quotients[1:]:
+        if isinstance(quotient, Fraction) and isinstance(first, Fraction):
+            if quotient != first:
+                return 0
+            continue
+        difference = abs(numbers.real(quotient) - numbers.real(first))
+        if difference > abs(numbers.real(first)) * _tolerance(digits - 15):
+            return 0
+    return None if isinstance(first, context(digits).mpc) else 1 if first > 0 else -1
+
+
+def _quotients(
+    left: Node, right: Node, points: list[dict[str, Fraction]], digits: int, effort: Effort
+) -> tuple[list[Any] | None, int]:
+    """left / right at the points at which both are defined and not zero, None if only one is zero; and the bits needed."""
+    quotients, bits = [], 0
+    for point in points:
+        try:
+            evaluator = Evaluator(point, context(digits), effort)
+            over, under = evaluator.value(left), evaluator.value(right)
+        except (Undefined, TooLarge):
+            continue
+        bits = max(bits, evaluator.bits)
+        if bool(over) != bool(under):
+            return None, bits
+        if over:
+            quotients.append(evaluator.divide(over, under))
+    return quotients, bits
+
+
+def _agree(left: Node, right: Node, point: Mapping[str, Fraction], effort: Effort) -> bool:
+    """Compare at one point; see the module's text for what counts as equal."""
+    difference, size, bits = _difference(left, right, point, _DIGITS, effort)
+    if isinstance(difference, Fraction):
+        return difference == 0
+    digits = _DIGITS
+    if bits > 60:  # Constants as small as 1e-18 must not vanish beside the others.
+        digits += int(bits * 0.302) + 10
+        difference, size, _ = _difference(left, right, point, digits, effort)
+    within = difference <= size * _tolerance(digits - 12)
+    if difference > size * _tolerance(3) > _tolerance(6):
+        return False
+    if within and point:
+        return True
+    again, size, _ = _difference(left, right, point, 2 * digits, effort)
+    if again <= size * _tolerance(2 * digits - 12):
+        return True
+    # Zero, as the rest of a cancellation: the difference goes on shrinking with the digits.
+    return bool(again <= difference * _tolerance(digits // 2))
+
+
+def _tolerance(digits: int) -> Any:
+    return context(_DIGITS).mpf(10) ** -digits
+
+
+def _difference(left: Node, right: Node, point: Mapping[str, Fraction], digits: int, effort: Effort) -> tuple[Any, Any, int]:
+    """|left - right|, the larger of the two sizes, and the bits of the largest fraction met."""
+    evaluator = Evaluator(point, context(digits), effort)
+    values = [evaluator.value(left), evaluator.value(right)]
+    if all(isinstance(value, Fraction) for value in values):
+        return abs(values[0] - values[1]), Fraction(0), 0
+    first, second = (evaluator.real(value) for value in values)
+    return abs(first - second), max(abs(first), abs(second)), evaluator.bits

@@ -1,0 +1,262 @@
+r"""One spelling for answers that are written in many ways.
+
+Nothing here may change what an answer says. So spaces between digits stay (``1 3/8`` is not ``13/8``), commas go only
+where they are well-formed thousands separators outside brackets (``(58,500)`` is a pair), and text is never dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from grpo.grader.split import top_level
+
+_SYMBOLS = {
+    "−": "-", "–": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/",
+    "⁄": "/", "∕": "/", "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ", "≤": r"\le ", "≥": r"\ge ",
+    "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ",
+    "≈": r"\approx ", "∅": r"\emptyset ", "∨": r"\lor ", "∧": r"\land ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}",
+    "⟨": "(", "⟩": ")", "∴": "", "…": r"\ldots ", "，": ",", "％": "%", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
+    "⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "∛": r"\sqrt[3]", "‘": "'", "’": "'",
+    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2007": " ", "\u200b": "", "\ufeff": "",
+    **{sign: rf"\frac{{{a}}}{{{b}}}" for sign, a, b in (
+        ("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅕", 1, 5), ("⅖", 2, 5), ("⅗", 3, 5), ("⅘", 4, 5),
+        ("⅙", 1, 6), ("⅚", 5, 6), ("⅛", 1, 8), ("⅜", 3, 8), ("⅝", 5, 8), ("⅞", 7, 8),
+    )},
+    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ",
+    "ρ": r"\rho ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ",
+}  # fmt: skip
+_SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
+# Full-width ASCII, as typed on East Asian keyboards; ＼ stays, as commands are not typed so.
+_HALF_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5E) if code != 0xFF3C} | {0xFF04: r"\$"}
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+_SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+_LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
+
+_WRAPPERS = (
+    (r"\$", r"\$"),
+    ("$$", "$$"),
+    ("$", "$"),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+    ("**", "**"),
+    ("__", "__"),
+    ("`", "`"),
+    ('"', '"'),
+    ("“", "”"),
+)
+_WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
+_INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
+_BRACKETED_MATH = re.compile(r"(?<![\\\w.)\]])\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]](?![\w\\]|\.\d)")
+_INLINE_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])")
+_HEADING = re.compile(r"^#{1,6} +")
+_TEXT_MACRO = re.compile(
+    r"\\(?:text(?:normal|rm|bf|it|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|tt|bm)|bm|boldsymbol|operatorname\*?|emph|underline)\s*\{\s*"
+)
+_WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_AND = re.compile(r"\s*,?\s*\\text\{\s*,?\s*and\s*\}\s*|\s*,?\s+and\s+|,\s*and\s+|\s*\\(?:land|wedge)(?![A-Za-z])\s*")
+_OR = re.compile(r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|\s*\\(?:lor|vee)(?![A-Za-z])\s*")
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
+# U between two intervals or sets; elsewhere it is a letter.
+_UNION = re.compile(r"(?<=[)\]}])\s*(?:\\text\{\s*(?:U|union)\s*\}|U|u|union)\s*(?=[(\[]|\\\{)")
+_INTERVAL_OR_SET = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]|\\\{.*\\\}")
+_PERCENT = re.compile(r"\s*(?<![A-Za-z\\])(?:pct\.?|per ?cent)(?![A-Za-z])")
+_DELIMITER = re.compile(r"(?<!\\)(?:\\[()\[\]]|\$\$?)")
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?!,\d)")
+_THIN_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\\,|\\;|\\:|\\ )\d{3})+(?!\d)")
+_SPACED_THOUSANDS = re.compile(r"([+-]?(?:\\?\$)?)([1-9]\d{0,2}(?: \d{3})+)(?![ \d/]*[\d/]|[ ]*\\frac)")
+_ANGULAR = re.compile(r"(?:sin|cos|tan|cot|sec|csc|cis|\be)(?![A-Za-z])")
+_DEGREE = re.compile(r" ?(?:\{ ?\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))(?: ?\\text\{ ?([CF])\}| ?([CF])(?![A-Za-z]))?")
+_UNIT_LETTER = re.compile(r"^([+-]?[\d.,/]+) (m|g|s|h|l|L|m/s)(\^[23])?$")
+
+
+def _named_symbol(match: re.Match[str]) -> str:
+    return "\\pi" if match[1] == "pi" else "\\infty"
+
+
+_MATRIX = r"(?:[pbB]matrix|smallmatrix|matrix|array)"
+# (pattern, replacement), applied in this order.
+_RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (
+        r"\\(?:left|right|middle|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|textstyle|limits|mathstrut)(?![A-Za-z])\s*",
+        "",
+    ),
+    (r"\\(?:bf|it|rm|sf|tt)(?![A-Za-z])\s*|\\(?:text)?color\s*\{[A-Za-z]+\}\s*", ""),
+    (r"\{?\s*([0-9A-Za-z]+)\s*\\choose(?![A-Za-z])\s*([0-9A-Za-z]+)\s*\}?", r"{\\binom{\1}{\2}}"),
+    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    (r"(?<=\d)\s*(?:,|\{,\})\s*\\!\s*(?=\d{3}(?!\d))", ""),
+    (r"\s*\\!\s*", ""),
+    (r"\{,\}", ","),
+    (r"^~", r"\\sim "),
+    (r"(?<!\\)\\[;:, >]|~|\\q?quad(?![A-Za-z])|\\[hv]space\s*\{[^{}]*\}|\\phantom\s*(?:\{[^{}]*\}|-)", " "),
+    (r"\\(?:leq|leqslant)(?![A-Za-z])|<=|=<", r"\\le "),
+    (r"\\(?:geq|geqslant)(?![A-Za-z])|>=", r"\\ge "),
+    (r"\\neq(?![A-Za-z])|!=|\\not\s*=", r"\\ne "),
+    (r"\\lt(?![A-Za-z])", "<"),
+    (r"\\gt(?![A-Za-z])", ">"),
+    (r"\\(?:lbrace|lbrack)(?![A-Za-z])", lambda match: r"\{" if "brace" in match[0] else "["),
+    (r"\\(?:rbrace|rbrack)(?![A-Za-z])", lambda match: r"\}" if "brace" in match[0] else "]"),
+    (r"\\langle(?![A-Za-z])\s*", "("),
+    (r"\s*\\rangle(?![A-Za-z])", ")"),
+    (r"\\(?:dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\.", r"\\ldots "),
+    (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+    (r"\\bigcup(?![A-Za-z])", r"\\cup "),
+    (r"\\(?:R|reals|Reals)(?![A-Za-z])", r"\\mathbb{R}"),
+    (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
+    (r"\\(?:bar|dot)\s*(\d|\{\d+\})", lambda match: "\\overline{" + match[1].strip("{}") + "}"),
+    (r"\\overline\s*(\d)", r"\\overline{\1}"),
+    (r"^(?:\\therefore(?![A-Za-z])|=(?!=)|\\approx(?![A-Za-z])(?=\s*[+-]?\d*\.\d))\s*", ""),
+    (r"\\?%", r"\\%"),
+    (r"\\(?:textdollar|mathdollar)(?![A-Za-z])\s*|\\text\{\s*\\?\$\s*\}\s*", r"\\$"),
+    (r"^([A-J])\)$", r"\1"),
+    (r"(?<![0-9A-Za-z\\_^{])i(\d+)(?![\d.^])", r"\1i"),
+    (r"\\degree(?![A-Za-z])|\^\s*\{?\\text\{o\}\}?", r"^\\circ "),
+    (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
+    (r"√", r"\\sqrt"),
+    (r"(?<![A-Za-z\\])(pi|infinity|infty|inf|oo)(?![A-Za-z])", _named_symbol),
+    (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
+    (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
+    (r"\\frac\s*(\{[^{}]*\})\s*(?=\{)", r"\\frac\1"),
+    (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
+    (rf"\\begin\s*\{{{_MATRIX}\}}(?:\s*\{{[lcr|]*\}})?", r"\\begin{matrix}"),
+    (rf"(?:\\\\)?\s*\\end\s*\{{{_MATRIX}\}}", r"\\end{matrix}"),
+    (r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}(?!\d)", r"\1\2"),
+]
+_REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
+_SPACE = re.compile(r"\s+")
+# A space stays where it carries meaning: between letters, between digits, before a digit, and before a word.
+_LOOSE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z](?![A-Za-z]))")
+_SIMPLE = re.compile(r"[+-]?\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\}")
+
+
+def normalise(text: str) -> str:
+    r"""The canonical spelling of an answer: two answers with the same one are the same answer.
+
+    Removes layout (``\left``, ``\!``, ``$…$``, outer ``\text{}``, final full stop), reads Unicode signs and ``\dfrac``
+    as their LaTeX equivalents, and turns ``\text{ and }`` and ``\text{ or }`` into commas, or into ``\land`` and
+    ``\lor`` beside inequalities. Never raises.
+    """
+    if _SIMPLE.fullmatch(text) and text.isascii():
+        return text
+    if not text.isascii():
+        text = _unicode_to_latex(text)
+    # White space is collapsed early and late: patterns with several \s* would take cubic time on long runs of it.
+    text = _unwrap(without_markup(_SPACE.sub(" ", text)))
+    text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
+    text = _TEXT_MACRO.sub(r"\\text{", text)
+    if "pct" in text or "cent" in text:
+        text = _PERCENT.sub(" percent", text)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    if "\\circ" in text and not _ANGULAR.search(text):
+        text = _DEGREE.sub(
+            lambda match: "\\text{degree" + (" " + (match[1] or match[2]) if match[1] or match[2] else "") + "}", text
+        )
+    text = _unwrap(text.rstrip(" \t\n.,;:"))
+    pieces = _UNION.split(text) if "U" in text or "u" in text else []
+    if len(pieces) > 1 and all(_INTERVAL_OR_SET.fullmatch(piece.strip()) for piece in pieces):
+        text = "\\cup ".join(pieces)
+    if not re.search(r"[(\[]|\\\{", text):
+        text = _THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
+        text = _SPACED_THOUSANDS.sub(lambda match: match[1] + match[2].replace(" ", ""), text, count=1) if " " in text else text
+    text = _connectives(_SPACE.sub(" ", text))
+    text = _UNIT_LETTER.sub(r"\1\\text{\2}\3", text)
+    text = _LOOSE_SPACE.sub("", text.strip())
+    return text.rstrip(".,;")
+
+
+def half_width(text: str) -> str:
+    """``text`` with full-width digits, letters and signs as ASCII; digits of other scripts stay what they are."""
+    return text if text.isascii() else text.translate(_HALF_WIDTH)
+
+
+def without_stray_delimiters(text: str) -> str:
+    r"""``text`` less what broken mathematics leaves around it: a lone backslash behind it, ``\(`` without its end, ``$9.\]``.
+
+    Only delimiters at the two ends go, or one opened in the middle and closed nowhere. A ``$`` before a number is money, and
+    so is one behind it.
+    """
+    text = text.strip()
+    if text.endswith("\\"):
+        text = text.removesuffix("\\").removesuffix("\\").rstrip()
+    found = list(_DELIMITER.finditer(text)) if "$" in text or "\\" in text else []
+    if not 1 <= len(found) <= 2:
+        return text
+    first, last = found[0], found[-1]
+    opens = first.group() in {r"\(", r"\[", "$", "$$"} and text[: first.start()].strip() == ""
+    closes = last.group() in {r"\)", r"\]", "$", "$$"} and text[last.end() :].strip(" .,;") == ""
+    if len(found) == 2:
+        pair = first.group() + last.group()
+        broken = opens and closes and pair not in {r"\(\)", r"\[\]", "$$", "$$$$"}
+        return text[first.end() : last.start()].strip() if broken else text
+    if opens and (first.group() != "$" or not re.match(r"\s*[\d.]", text[first.end() :])):
+        return text[first.end() :].strip()
+    if closes and not opens:
+        body = text[: last.start()].strip()
+        return body + r"\$" if last.group() == "$" and re.fullmatch(r"[+-]?[\d.,]*\d", body) else body
+    if first.group() in {r"\(", r"\["} and text[first.start() - 1] == " ":
+        return text[: first.start()] + text[first.end() :].strip()
+    return text
+
+
+def without_markup(text: str) -> str:
+    """Without a heading's mark, bold type, and the delimiters around mathematics inside a text."""
+    text = _HEADING.sub("", text)
+    if "**" in text:
+        text = _INLINE_BOLD.sub(r"\1", text)
+    if "\\(" in text or "\\[" in text:
+        text = _BRACKETED_MATH.sub(r"\1", text)
+    return _INLINE_MATH.sub(r"\1", text) if "$" in text else text
+
+
+def unwrap_text(text: str) -> str:
+    r"""``text`` (normalised) with every ``\text{x}`` replaced by x."""
+    return _WHOLE_TEXT.sub(r"\1", text).strip() if "\\text" in text else text
+
+
+def _unicode_to_latex(text: str) -> str:
+    text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_LEVEL) + "}", text)
+    text = _SUBSCRIPT.sub(lambda match: "_{" + match.group().translate(_LEVEL) + "}", text)
+    return _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)
+
+
+def _connectives(text: str) -> str:
+    if not ("and" in text or "or" in text or "edge" in text or "ee" in text):
+        return text
+    related = _RELATION.search(text) is not None
+    text = _AND.sub(r"\\land " if related else ",", text)
+    return _OR.sub(r"\\lor " if related else ",", text)
+
+
+def _unwrap(text: str) -> str:
+    r"""Strip white space and whatever merely encloses all of the answer."""
+    while True:
+        text = before = text.strip()
+        for opening, closing in _WRAPPERS:
+            inner = text[len(opening) : -len(closing)]
+            encloses = text.startswith(opening) and text.endswith(closing) and len(text) > len(opening + closing)
+            if encloses and opening not in (inner if len(opening) > 1 else inner.replace(r"\$", "")) and inner[-1] != "\\":
+                text = inner.strip()
+                break
+        if text.startswith("\\"):
+            whole = _WHOLE_TEXT.fullmatch(text) or _WHOLE_BOX.fullmatch(text)
+            if whole:
+                text = whole.group(1)
+        elif text.startswith("{"):
+            text = _without_outer_braces(text)
+        if text == before:
+            return text
+
+
+def _without_outer_braces(text: str) -> str:
+    """``{{5}}`` as ``5``; a list keeps one pair, being a set."""
+    escaped = re.sub(r"\\[{}]", "  ", text)
+    leading = len(escaped) - len(escaped.lstrip("{"))
+    trailing = len(escaped) - len(escaped.rstrip("}"))
+    depth = enclosing = leading
+    for character in escaped[leading : len(escaped) - trailing]:
+        depth += (character == "{") - (character == "}")
+        enclosing = min(enclosing, depth)
+    enclosing = min(enclosing, trailing)
+    inner = text[enclosing : len(text) - enclosing]
+    return "{" + inner + "}" if enclosing and len(top_level(inner, ",;")) > 1 else inner

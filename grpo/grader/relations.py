@@ -1,0 +1,207 @@
+r"""Inequalities as sets of numbers, so that ``x > 3`` meets ``(3,\infty)``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from grpo.grader.split import split_at, top_level
+
+RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])\s*")
+_OPERATORS = {"<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "=": "="}
+_CHAIN = re.compile(r"(?<!\\)[<>]|\\(?:le|ge|ne)(?![A-Za-z])|(?<![<>:])=")
+_NAMED = r"[fghpqFGHPQ]\([a-z]\)|\|[zw]\|"  # what is no variable but has values: f(x), and |z| of a complex z
+_VARIABLE = re.compile(
+    rf"\(?(?P<variable>(?:[A-Za-z]|\\(?:theta|alpha|beta|lambda|phi))(?:_\w|_\{{\w+\}})?)\)?|(?P<named>{_NAMED})"
+)
+_BUILDER = re.compile(r"\\\{([A-Za-z])(\\in\s*(?:\\mathbb\{R\}|R))?(?:\||:|\\mid\s*)(.+)\\\}")
+_REALS = {
+    r"\mathbb{R}", "all real numbers", "all reals", "all real", "all real x", "R", "reals", "real numbers", "the real numbers",
+    "allrealnumbers", "all real numbers x", "any real number", "all real values", "all real values of x",
+}  # fmt: skip
+_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
+
+Interval = tuple[str, str, str, str]
+"""Opening bracket, lower end, upper end, closing bracket."""
+
+_ALL: Interval = ("(", r"-\infty", r"\infty", ")")
+_Order = Callable[[str], "float | None"]
+
+
+def as_intervals(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
+    r"""The variable (empty if none is named) and the intervals that ``text`` (normalised) describes; None if it is not a set of
+    numbers. ``order`` gives a number's place on the line."""
+    text = text.strip()
+    builder = _BUILDER.fullmatch(text)
+    if builder:
+        text = builder[3]
+    member = re.fullmatch(rf"([A-Za-z]|{_NAMED})\\in(?![A-Za-z])\s*(.+)", text)
+    if member:
+        found = _set(member[2], order)
+        return None if found is None else (member[1], found)
+    if not _CHAIN.search(text) or " except " in text:
+        found = _set(text, order)
+        return None if found is None else ("", found)
+    found_both = _alternatives(text, order)
+    if found_both and found_both[0].startswith("|"):  # No modulus is below 0.
+        return found_both[0], [("[", "0", *interval[2:]) if "infty" in interval[1] else interval for interval in found_both[1]]
+    return found_both
+
+
+def _alternatives(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
+    """Conditions joined by ``\\lor``, or by commas: x<1, x>3 names two rays."""
+    names: set[str] = set()
+    union: list[Interval] = []
+    for piece in [part for alternative in split_at(text, "\\lor") for part in split_at(alternative, "\\cup")]:
+        together = "\\land" in piece or "\\ne" in piece
+        for conditions in [piece] if together else top_level(piece, ",;"):
+            found = _conjunction(conditions, order)
+            if found is None:
+                return None
+            names.add(found[0])
+            union += found[1]
+    return (names.pop(), union) if len(names) == 1 else None
+
+
+def _conjunction(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
+    """Conditions joined by ``\\land`` or commas that hold together; ``x \\ne 2, 3`` leaves out both."""
+    names: set[str] = set()
+    excluded: list[str] = []
+    interval = _ALL
+    for condition in [part for piece in split_at(text, "\\land") for part in top_level(piece, ",;")]:
+        exclusion = re.fullmatch(r"(.+?)\\ne(?![A-Za-z])\s*(.+)", condition)
+        name = _name(exclusion[1]) if exclusion else None
+        if exclusion and name:
+            names.add(name)
+            excluded.append(exclusion[2])
+        elif excluded and not _CHAIN.search(condition):
+            excluded.append(condition)
+        else:
+            found = _condition(condition)
+            both = _intersect(interval, found[1]) if found else None
+            if found is None or both is None:
+                return None
+            interval = both
+            names.add(found[0])
+    if len(names) != 1:
+        return None
+    rest = _without(interval, excluded, order) if excluded else [interval]
+    return None if rest is None else (names.pop(), rest)
+
+
+def _name(side: str) -> str:
+    """What a side of an inequality names; empty where it is no name."""
+    match = _VARIABLE.fullmatch(side)
+    return (match["variable"] or match["named"]) if match else ""
+
+
+def _condition(text: str) -> tuple[str, Interval] | None:
+    """``x > a``, ``a < x \\le b`` or ``x = a`` as one interval."""
+    operators = [_OPERATORS[match.group().strip()] for match in _CHAIN.finditer(text)]
+    sides = [side.strip() for side in _CHAIN.split(text)]
+    if "" in sides or "!=" in operators:
+        return None
+    where = [place for place, side in enumerate(sides) if _name(side)]
+    if len(where) != 1 or len(sides) not in (2, 3):
+        return None
+    name = _name(sides[where[0]])
+    if len(sides) == 3:
+        if where[0] != 1:
+            return None
+        low, high = sides[0], sides[2]
+        if all(operator in {">", ">="} for operator in operators):
+            low, high = high, low
+            operators = [_FLIPPED[operator] for operator in reversed(operators)]
+        if not all(operator in {"<", "<="} for operator in operators):
+            return None
+        return name, _interval(low, high, operators[0] == "<=", operators[1] == "<=")
+    operator = operators[0] if where[0] == 0 else _FLIPPED[operators[0]]
+    bound = sides[1 - where[0]]
+    if operator == "=":
+        return name, ("[", bound, bound, "]")
+    closed = operator.endswith("=")
+    if operator.startswith("<"):
+        return name, _interval(r"-\infty", bound, False, closed)
+    return name, _interval(bound, r"\infty", closed, False)
+
+
+def _interval(low: str, high: str, low_closed: bool, high_closed: bool) -> Interval:
+    high = high.removeprefix("+") if high == r"+\infty" else high
+    return ("[" if low_closed else "(", low, high, "]" if high_closed else ")")
+
+
+def _intersect(first: Interval, second: Interval) -> Interval | None:
+    """Of two rays in opposite directions, or with the whole line."""
+    if first == _ALL:
+        return second
+    if second == _ALL:
+        return first
+    for left, right in ((first, second), (second, first)):
+        if left[2] == r"\infty" and right[1] == r"-\infty" and left[1] != r"-\infty":
+            return (left[0], left[1], right[2], right[3])
+    return None
+
+
+def _without(interval: Interval, points: list[str], order: _Order) -> list[Interval] | None:
+    """The interval less some points inside it."""
+    places = [(order(point), point) for point in points]
+    start = float("-inf") if "infty" in interval[1] else order(interval[1])
+    end = float("inf") if "infty" in interval[2] else order(interval[2])
+    if start is None or end is None or any(place is None for place, _ in places):
+        return None
+    inside = {place: point for place, point in places if place is not None and start < place < end}
+    rest = []
+    opening, low = interval[0], interval[1]
+    for _, point in sorted(inside.items()):
+        rest.append((opening, low, point, ")"))
+        opening, low = "(", point
+    return [*rest, (opening, low, interval[2], interval[3])]
+
+
+def merged(intervals: list[Interval], order: _Order) -> list[Interval]:
+    """The same set with overlapping intervals joined; unchanged where an end has no place on the line."""
+    infinite = {r"-\infty": float("-inf"), r"\infty": float("inf")}
+    placed = []
+    for interval in intervals:
+        low, high = (infinite[end] if end in infinite else order(end) for end in interval[1:3])
+        if low is None or high is None:
+            return intervals
+        placed.append((low, interval[0] == "(", high, interval))
+    joined: list[Interval] = []
+    end = float("-inf")
+    for low, _, high, interval in sorted(placed, key=lambda entry: entry[:3]):
+        last = joined[-1] if joined else None
+        if last is None or low > end or (low == end and (last[3], interval[0]) == (")", "(")):
+            joined.append(interval)
+            end = high
+        elif high > end or (high == end and interval[3] == "]"):
+            joined[-1] = (last[0], last[1], interval[2], interval[3])
+            end = high
+    return joined
+
+
+def _set(text: str, order: _Order) -> list[Interval] | None:
+    """A union of intervals and finite sets, or the real line."""
+    if text in _REALS:
+        return [_ALL]
+    but = re.fullmatch(r"(.+?),? except(?: for)?,?(?: when)? (?:[a-z]=)?(.+)", text)
+    if but and but[1] in _REALS:
+        return _without(_ALL, [point.split("=")[-1] for point in top_level(but[2], ",;")], order)
+    less = re.fullmatch(r"(.+?)(?:\\setminus(?![A-Za-z])\s*|\\backslash\s*|-(?=\\\{))\\\{(.+)\\\}", text)
+    if less:
+        whole = _set(less[1], order)
+        return _without(whole[0], top_level(less[2], ",;"), order) if whole is not None and len(whole) == 1 else None
+    intervals: list[Interval] = []
+    for piece in split_at(text, "\\cup"):
+        if piece in _REALS:
+            intervals.append(_ALL)
+        elif len(piece) > 4 and piece[0] in "([" and piece[-1] in ")]":
+            ends = top_level(piece[1:-1], ",;")
+            if len(ends) != 2:
+                return None
+            intervals.append(_interval(ends[0], ends[1], piece[0] == "[", piece[-1] == "]"))
+        elif piece.startswith("\\{") and piece.endswith("\\}") and piece != text:
+            intervals += [("[", point, point, "]") for point in top_level(piece[2:-2], ",;")]
+        else:
+            return None
+    return intervals

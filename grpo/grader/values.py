@@ -1,0 +1,287 @@
+"""Values of expression trees at one point: exact fractions as long as they are rational, then mpmath numbers.
+
+Every operation is paid for from an :class:`Effort` before it is done, so that no expression takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from math import comb, factorial, isqrt
+from typing import Any
+
+from grpo.grader.expression import Node
+
+_MAX_BITS = 24_000  # of a fraction's numerator or denominator; 2004! has 19,000
+_MAX_MIXED_BITS = 3_000  # of a fraction that meets an irrational number
+_MAX_LOG = 100_000.0  # of a power's or exponential's value
+
+
+class Undefined(Exception):
+    """The expression has no value at this point."""
+
+
+class TooCostly(Exception):
+    """Evaluating would take more time or memory than allowed."""
+
+
+class TooLarge(TooCostly):
+    """A value at this point is; at another it may not be."""
+
+
+class Effort:
+    """What may still be computed, in units of about a microsecond."""
+
+    def __init__(self, units: float) -> None:
+        self.units = units
+
+    def spend(self, units: float) -> None:
+        self.units -= units
+        if self.units < 0:
+            raise TooCostly
+
+
+@lru_cache(maxsize=32)
+def context(digits: int) -> Any:
+    """An mpmath context of its own for each precision: the shared one may be in use elsewhere."""
+    import mpmath  # type: ignore[import-untyped]
+
+    context = mpmath.MPContext()
+    context.dps = digits
+    return context
+
+
+class Evaluator:
+    """Evaluates trees at one point (name -> value) in an mpmath context."""
+
+    def __init__(self, point: Mapping[str, Fraction], context: Any, effort: Effort) -> None:
+        self.point = dict(point)
+        self.context = context
+        self.effort = effort
+        self.bits = 0
+        self.may_be_complex = not point
+
+    def value(self, tree: Node) -> Any:
+        kind = tree[0]
+        self.effort.spend(2)
+        if kind == "num":
+            return self.checked(tree[1])
+        if kind == "var":
+            return self.point[tree[1]]
+        if kind == "const":
+            return self.constant(tree[1])
+        if kind == "series":
+            return self.series(*tree[1:])
+        if kind == "unknown":
+            return self.unknown(tree[1], self.value(tree[2]))
+        operands = [self.value(part) for part in tree[1:]]
+        binary = _BINARY.get(kind)
+        return self.measured(binary(self, *operands) if binary else self.function(kind, operands[0]))
+
+    def measured(self, value: Any) -> Any:
+        """``value``, its size noted: how many digits are needed depends on the largest and smallest values met."""
+        if not isinstance(value, Fraction) and value:
+            self.bits = max(self.bits, abs(int(self.context.mag(value))))
+            if self.bits > _MAX_MIXED_BITS:
+                raise TooLarge
+        return value
+
+    def real(self, value: Any) -> Any:
+        """A fraction as an mpmath number (which may be complex for others)."""
+        if not isinstance(value, Fraction):
+            return value
+        bits = max(value.numerator.bit_length(), value.denominator.bit_length())
+        if bits > _MAX_MIXED_BITS:
+            raise TooLarge
+        self.bits = max(self.bits, bits)
+        return self.context.mpf(value.numerator) / value.denominator
+
+    def checked(self, value: Fraction) -> Fraction:
+        bits = value.numerator.bit_length() + value.denominator.bit_length()
+        if bits > 2 * _MAX_BITS:
+            raise TooLarge
+        self.effort.spend(bits * bits * 2e-6)
+        return value
+
+    def constant(self, name: str) -> Any:
+        if name == "i":
+            self.may_be_complex = True
+            return self.context.mpc(0, 1)
+        return +self.context.pi if name == "pi" else +self.context.e
+
+    def add(self, a: Any, b: Any) -> Any:
+        if isinstance(a, Fraction) and isinstance(b, Fraction):
+            return self.checked(a + b)
+        return self.real(a) + self.real(b)
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        if isinstance(a, Fraction) and isinstance(b, Fraction):
+            return self.checked(a * b)
+        return self.real(a) * self.real(b)
+
+    def divide(self, a: Any, b: Any) -> Any:
+        if not b:
+            raise Undefined
+        if isinstance(a, Fraction) and isinstance(b, Fraction):
+            return self.checked(a / b)
+        return self.real(a) / self.real(b)
+
+    def power(self, a: Any, b: Any) -> Any:
+        if isinstance(b, Fraction) and b.denominator == 1:
+            return self.integer_power(a, b.numerator)
+        if not a:
+            if isinstance(b, Fraction) and b > 0:
+                return Fraction(0)
+            raise Undefined
+        if isinstance(b, Fraction):
+            return self.root(self.integer_power(a, b.numerator), Fraction(b.denominator))
+        base, exponent = self.real(a), self.real(b)
+        if not self.may_be_complex and base < 0:
+            raise Undefined
+        self.effort.spend(80)
+        if abs(exponent) * (abs(self.context.log(abs(base))) + 4) > _MAX_LOG:
+            raise TooLarge
+        return self.context.power(base, exponent)
+
+    def integer_power(self, a: Any, n: int) -> Any:
+        if n == 0:
+            if not a:
+                raise Undefined
+            return Fraction(1)
+        if not a:
+            if n < 0:
+                raise Undefined
+            return Fraction(0)
+        if isinstance(a, Fraction):
+            bits = max(a.numerator.bit_length(), a.denominator.bit_length())
+            if a not in (1, -1) and bits * abs(n) > _MAX_BITS * 1.5:
+                raise TooLarge
+            return self.checked(a ** (n if abs(n) < 2**20 else n % 2))
+        if abs(n) > 10_000 or abs(n) * abs(float(self.context.log(abs(a)))) > _MAX_LOG:
+            raise TooLarge
+        self.effort.spend(20)
+        return a**n
+
+    def root(self, a: Any, degree: Any) -> Any:
+        """The real root, also of a negative number where the degree is odd; else the principal one."""
+        if not (isinstance(degree, Fraction) and degree.denominator == 1 and 1 <= degree <= 1000):
+            raise TooLarge
+        n = int(degree)
+        self.effort.spend(10)
+        if isinstance(a, Fraction) and n == 2 and a >= 0:
+            upper, lower = isqrt(a.numerator), isqrt(a.denominator)
+            if upper * upper == a.numerator and lower * lower == a.denominator:
+                return Fraction(upper, lower)
+        value = self.real(a)
+        if isinstance(value, self.context.mpc):
+            return self.context.root(value, n)
+        if value < 0:
+            if n % 2:
+                return -self.context.root(-value, n)
+            if not self.may_be_complex:
+                raise Undefined
+            return self.context.root(self.context.mpc(value), n)
+        return self.context.root(value, n)
+
+    def binomial(self, a: Any, b: Any) -> Any:
+        n, k = (self.natural(x, 3000) for x in (a, b))
+        return self.checked(Fraction(comb(n, k)))
+
+    def natural(self, value: Any, largest: int) -> int:
+        if not isinstance(value, Fraction) or value.denominator != 1 or value < 0:
+            raise Undefined
+        if value > largest:
+            raise TooLarge
+        self.effort.spend(float(value) ** 2 / 20_000)
+        return int(value)
+
+    def function(self, name: str, a: Any) -> Any:
+        if name == "neg":
+            return -a
+        if name == "abs":
+            return abs(a)
+        if name == "factorial":
+            return self.checked(Fraction(factorial(self.natural(a, 2100))))
+        if name in {"floor", "ceil"}:
+            if isinstance(a, Fraction):
+                return Fraction(-(-a // 1) if name == "ceil" else a // 1)
+            if isinstance(a, self.context.mpc):
+                raise Undefined
+            return Fraction(int(self.context.ceil(a) if name == "ceil" else self.context.floor(a)))
+        if isinstance(a, Fraction) and a == 0 and name in _AT_ZERO:
+            return Fraction(_AT_ZERO[name])
+        self.effort.spend(60)
+        return self.transcendental(name, self.real(a))
+
+    def transcendental(self, name: str, x: Any) -> Any:
+        context = self.context
+        if abs(x) > _MAX_LOG and name not in {"ln", "log", "lg", "arctan"}:
+            raise TooLarge
+        if not self.may_be_complex and (
+            (name in {"ln", "log", "lg"} and x <= 0) or (name in {"arcsin", "arccos"} and abs(x) > 1)
+        ):
+            raise Undefined
+        if name in {"ln", "log", "lg"}:
+            if not x:
+                raise Undefined
+            return context.ln(x) if name == "ln" else context.ln(x) / context.ln(10)
+        if name == "tanh":  # 1 - tanh(x) is as small as exp(-2x)
+            self.bits = max(self.bits, int(abs(x)) * 3)
+        if name == "cis":
+            return context.cos(x) + context.mpc(0, 1) * context.sin(x)
+        if name in _POLES:
+            below = getattr(context, _POLES[name])(x)
+            if abs(below) < context.mpf(10) ** (8 - context.dps):
+                raise Undefined
+        return getattr(context, _MPMATH_NAMES.get(name, name))(x)
+
+    def unknown(self, name: str, argument: Any) -> Any:
+        """Some function f or g of which nothing is known: any one without symmetries will do."""
+        shift = Fraction(7, 5) if name == "f" else Fraction(23, 9)
+        return self.divide(
+            self.add(self.power(argument, Fraction(3)), shift), self.add(self.multiply(argument, argument), 1 + shift)
+        )
+
+    def series(self, name: str, index: str, low: Node, high: Node, body: Node) -> Any:
+        first, last = self.value(low), self.value(high)
+        if not (isinstance(first, Fraction) and isinstance(last, Fraction) and first.denominator == last.denominator == 1):
+            raise TooLarge
+        if last - first > 2000:
+            raise TooLarge
+        total: Any = Fraction(0 if name == "sum" else 1)
+        combine = self.add if name == "sum" else self.multiply
+        shadowed = self.point.get(index)
+        for k in range(int(first), int(last) + 1):
+            self.point[index] = Fraction(k)
+            total = combine(total, self.value(body))
+        if shadowed is None:
+            self.point.pop(index, None)
+        else:
+            self.point[index] = shadowed
+        return total
+
+
+_BINARY: dict[str, Callable[[Evaluator, Any, Any], Any]] = {
+    "add": Evaluator.add,
+    "mul": Evaluator.multiply,
+    "div": Evaluator.divide,
+    "pow": Evaluator.power,
+    "root": Evaluator.root,
+    "binomial": Evaluator.binomial,
+}
+_AT_ZERO = {
+    "sin": 0,
+    "tan": 0,
+    "cos": 1,
+    "sec": 1,
+    "exp": 1,
+    "arcsin": 0,
+    "arctan": 0,
+    "sinh": 0,
+    "cosh": 1,
+    "tanh": 0,
+    "cis": 1,
+}
+_POLES = {"tan": "cos", "sec": "cos", "cot": "sin", "csc": "sin"}
+_MPMATH_NAMES = {"arcsin": "asin", "arccos": "acos", "arctan": "atan"}

@@ -1,0 +1,87 @@
+"""Rewards normalised within their group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.common.errors import UserError
+
+
+def normalize_within_groups(raw_rewards: Tensor, group_size: int, advantage_eps: float, normalize_by_std: bool) -> Tensor:
+    """A = (r - mean of its group) / (std of its group + eps); without the division as in Dr. GRPO.
+
+    The standard deviation is the unbiased one (``torch.std``). Groups are consecutive: grouping goes by position, as two
+    groups may hold the same question. DeepSeekMath, arXiv 2402.03300, Section 4.1.2.
+
+    Args:
+        raw_rewards: (n_groups * group_size,).
+
+    Returns:
+        Advantages of the same shape.
+
+    Raises:
+        UserError: the rewards are no whole number of groups.
+    """
+    if len(raw_rewards) % group_size:
+        raise UserError(f"group_size: {len(raw_rewards)} rewards are no whole number of groups of {group_size}.")
+    groups = raw_rewards.view(-1, group_size)
+    # Rounding leaves a mean of equal rewards a little beside them, which the division by their tiny std would blow up.
+    equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
+    advantages = groups - groups.mean(dim=1, keepdim=True)
+    if normalize_by_std and group_size > 1:
+        advantages = advantages / (groups.std(dim=1, keepdim=True) + advantage_eps)
+    return torch.where(equal, 0.0, advantages).flatten()
+
+
+def compute_group_normalized_rewards(
+    reward_fn: Callable[..., dict[str, float]],
+    rollout_responses: Sequence[str],
+    repeated_ground_truths: Sequence[Any],
+    group_size: int,
+    advantage_eps: float,
+    normalize_by_std: bool,
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Score every response, then normalise the rewards within each group.
+
+    Args:
+        reward_fn: (response, ground truth) -> ``reward``, ``format_reward``, ``answer_reward``.
+        rollout_responses: n_groups * group_size responses, those of a group side by side.
+        repeated_ground_truths: for each response, its question's ground truth.
+
+    Returns:
+        what :func:`normalize_scores` returns; the metadata also hold ``scores``, the reward function's answers one by one.
+    """
+    scores = [reward_fn(r, t) for r, t in zip(rollout_responses, repeated_ground_truths, strict=True)]
+    advantages, raw_rewards, metadata = normalize_scores(scores, group_size, advantage_eps, normalize_by_std)
+    return advantages, raw_rewards, metadata | {"scores": scores}
+
+
+def normalize_scores(
+    scores: Sequence[dict[str, float]], group_size: int, advantage_eps: float, normalize_by_std: bool
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Normalise the rewards of scored responses within each group.
+
+    Args:
+        scores: ``reward``, ``format_reward`` and ``answer_reward`` of each response, those of a group side by side.
+
+    Returns:
+        advantages and raw rewards, each (n_groups * group_size,), and metadata: means of the three rewards, their spread, and
+        ``zero_signal_fraction`` (groups in which all rewards are equal, so that they train nothing).
+    """
+    raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float32)
+    advantages = normalize_within_groups(raw_rewards, group_size, advantage_eps, normalize_by_std)
+    groups = raw_rewards.view(-1, group_size)
+    metadata = {
+        "reward": raw_rewards.mean().item(),
+        "reward_std": raw_rewards.std(correction=0).item(),
+        "reward_min": raw_rewards.min().item(),
+        "reward_max": raw_rewards.max().item(),
+        "format_reward": sum(score["format_reward"] for score in scores) / len(scores),
+        "answer_reward": sum(score["answer_reward"] for score in scores) / len(scores),
+        "zero_signal_fraction": (groups == groups[:, :1]).all(dim=1).float().mean().item(),
+    }
+    return advantages, raw_rewards, metadata

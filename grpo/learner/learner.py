@@ -1,0 +1,320 @@
+"""The learner: turns a batch of scored rollouts into optimizer steps.
+
+A batch is computed in microbatches, packed or padded (:mod:`grpo.learner.microbatches`). Both give the same gradient, as each
+token's weight is worked out over the whole batch before it is cut; the padded path is the reference. Several processes may
+share the work (:mod:`grpo.learner.distributed`); the gradient is then still the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.common.records import Rollout
+from grpo.learner.distributed import World
+from grpo.learner.kl import estimate_kl
+from grpo.learner.losses import grpo_microbatch_train_step, sft_microbatch_train_step
+from grpo.learner.masking import response_weights
+from grpo.learner.microbatches import Ids, Microbatch, packed_microbatches, padded_microbatches
+from grpo.learner.mismatch import importance_weights, mismatch_sums
+from grpo.learner.optimizer import Optimizer
+from grpo.study.methods import GrpoConfig, RunConfig
+
+_MEANS = (  # over a train batch's response tokens
+    "token_entropy",
+    "clip_fraction",
+    "ratio_mean",
+    "mismatch_mean",
+    "mismatch_above",
+    "mismatch_kl",
+    "importance_mean",
+    "importance_capped",
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Scored rollouts, those of a group side by side.
+
+    Attributes:
+        raw_rewards, advantages: (len(rollouts),).
+        old_log_probs: for each rollout the log-probabilities (response length,) of its tokens under the policy that
+            sampled them; None where the first update is still to come, so that the old policy is the current one.
+    """
+
+    rollouts: list[Rollout]
+    raw_rewards: Tensor
+    advantages: Tensor
+    old_log_probs: list[Tensor] | None = None
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """The rollouts from ``start`` up to but without ``stop``."""
+        old = None if self.old_log_probs is None else self.old_log_probs[start:stop]
+        return Batch(self.rollouts[start:stop], self.raw_rewards[start:stop], self.advantages[start:stop], old)
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens of all rollouts."""
+        return sum(len(rollout.completion.token_ids) for rollout in self.rollouts)
+
+
+class Learner:
+    """A policy with its optimizer.
+
+    Where ``config.measure_kl`` is set it also holds the weights it started from, frozen.
+
+    Args:
+        model: as :func:`grpo.models.checkpoint.load_model` gives it.
+        max_tokens_per_microbatch: budget of a packed row; None computes padded microbatches of
+            ``config.micro_train_batch_size`` responses.
+        optimizer: see :class:`grpo.learner.optimizer.Optimizer`.
+        offload_reference: keep the starting weights in the CPU's memory while they are not needed.
+        world: the processes that share the work; all have a learner of the same model and arguments, and all but the first
+            :meth:`follow`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: RunConfig,
+        pad_token_id: int,
+        max_tokens_per_microbatch: int | None = None,
+        optimizer: str = "adamw",
+        offload_reference: bool = False,
+        world: World | None = None,
+    ):
+        # Training mode, because gradient checkpointing does nothing without it; the models trained here have no dropout.
+        self.model = model.train()
+        self.config = config
+        self.pad_token_id = pad_token_id
+        self.max_tokens = max_tokens_per_microbatch
+        wanted = isinstance(config, GrpoConfig) and config.measure_kl
+        self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
+        self.reference_home = "cpu" if offload_reference else model.device
+        if self.reference is not None:
+            self.reference.to(self.reference_home)
+        self.optimizer = Optimizer(model, config.learning_rate, optimizer)
+        self.world = world or World()
+
+    # ------------------------------------------------------------------------------------------- what the loops call
+
+    def log_probs(self, rollouts: list[Rollout]) -> list[Tensor]:
+        """Log-probabilities (response length,) of each rollout's tokens under the current weights, without gradient."""
+        return [log_probs for log_probs, _ in self._together("_compute", *_ids(rollouts), False)]
+
+    def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
+        """Mean entropy in nats over each rollout's response tokens, under the current weights; NaN where it has none."""
+        return [entropy.mean().item() for _, entropy in self._together("_compute", *_ids(rollouts), False)]
+
+    def drift(self, rollouts: list[Rollout], policy_log_probs: list[Tensor] | None) -> dict[str, float]:
+        """KL(policy || starting weights) by :func:`grpo.learner.kl.estimate_kl`; empty where it is not measured.
+
+        Args:
+            rollouts: sampled by the policy as it is now.
+            policy_log_probs: its log-probabilities of them, where they are known.
+        """
+        if self.reference is None:
+            return {}
+        reference = [log_probs for log_probs, _ in self._together("_compute", *_ids(rollouts), True)]
+        estimates = estimate_kl(policy_log_probs or self.log_probs(rollouts), reference)
+        return {f"kl/{name}": value for name, value in estimates.items()}
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """One optimizer step on one train batch; a step whose gradient is not finite is skipped.
+
+        Returns:
+            loss; gradient norm before clipping; and over the batch's response tokens mean entropy (nats), share of
+            clipped tokens, and mean, smallest and largest ratio pi / pi_old; between the engine's and the learner's
+            log-probabilities under the sampling weights mean and largest absolute difference, share of tokens above
+            :data:`grpo.learner.mismatch.NOTICEABLE`, and the sampled KL; with ``importance_cap`` the mean weight and the
+            share of tokens at the cap; ``skipped_update`` (1 or 0).
+        """
+        return self._together("_update", batch)  # type: ignore[no-any-return]
+
+    def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
+        """One optimizer step of supervised fine-tuning: negative log-likelihood, summed over each response's tokens and
+        averaged over responses.
+
+        Args:
+            prompts, responses: token ids of one optimizer batch.
+            normalize_constant: divides each response's sum.
+
+        Returns:
+            loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token.
+        """
+        return self._together("_sft_update", prompts, responses, normalize_constant)  # type: ignore[no-any-return]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that training changes: the weights, and the optimizer's state."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state`."""
+        self._together("_restore", state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.restore(state["optimizer"])
+
+    @property
+    def _grpo(self) -> GrpoConfig:
+        assert isinstance(self.config, GrpoConfig), "only a GRPO run has rewards to learn from"
+        return self.config
+
+    # ------------------------------------------------------------------------------------------- several processes
+
+    def _together(self, method: str, *arguments: Any) -> Any:
+        """Call a method in all processes."""
+        self.world.from_leader((method, arguments))
+        return getattr(self, method)(*arguments)
+
+    def follow(self) -> None:
+        """Do as the first process does, until it calls :meth:`dismiss`."""
+        while (call := self.world.from_leader()) is not None:
+            method, arguments = call
+            getattr(self, method)(*arguments)
+
+    def dismiss(self) -> None:
+        """Let the processes that follow go."""
+        self.world.from_leader(None)
+
+    # ------------------------------------------------------------------------------------------- what all of them do
+
+    def _compute(self, prompts: Ids, responses: Ids, of_reference: bool) -> list[tuple[Tensor, Tensor]]:
+        """Log-probabilities and entropies (response length,) of each response's tokens, without gradient."""
+        model = self.model
+        if of_reference:
+            assert self.reference is not None
+            model = self.reference.to(self.model.device)
+        mine = {}
+        with torch.no_grad():
+            for micro in self._microbatches(model, prompts, responses):
+                for i, row, entropy, keep in zip(micro.members, micro.log_probs, micro.entropy, micro.mask, strict=True):
+                    mine[i] = row[keep].cpu(), entropy[keep].cpu()
+        if of_reference:
+            model.to(self.reference_home)
+        found = {i: pair for part in self.world.everyones(mine) for i, pair in part.items()}
+        nothing = torch.empty(0), torch.empty(0)
+        return [found.get(i, nothing) for i in range(len(responses))]
+
+    def _update(self, batch: Batch) -> dict[str, float]:
+        config = self._grpo
+        prompts, responses = _ids(batch.rollouts)
+        weights = response_weights(
+            torch.tensor([len(ids) for ids in responses]),
+            config.length_normalization,
+            len(responses),
+            config.micro_train_batch_size,
+            config.sampling_max_tokens,
+        )
+        sums = dict.fromkeys(("loss", "tokens", *_MEANS), 0.0)
+        extremes = {"ratio_min": float("inf"), "ratio_max": float("-inf"), "mismatch_max": 0.0}
+        for micro in self._microbatches(self.model, prompts, responses):
+            self._backward(batch, micro, weights[micro.members, None].to(micro.mask.device), sums, extremes)
+        norm, taken = self._step(sums)
+        everyones = self.world.everyones(extremes)
+        narrowest = {name: (min if name == "ratio_min" else max)(each[name] for each in everyones) for name in extremes}
+        without = () if config.importance_cap is not None else ("importance_mean", "importance_capped")
+        return {
+            "loss": sums["loss"],
+            "gradient_norm": norm,
+            **{name: sums[name] / max(1.0, sums["tokens"]) for name in _MEANS if name not in without},
+            **narrowest,
+            "skipped_update": 0.0 if taken else 1.0,
+            "learning_rate": self.optimizer.learning_rate,
+        }
+
+    def _backward(
+        self, batch: Batch, micro: Microbatch, weights: Tensor, sums: dict[str, float], extremes: dict[str, float]
+    ) -> None:
+        """Add a microbatch's gradient to the others', and its tokens to ``sums`` and ``extremes``.
+
+        Args:
+            weights: (members, 1) how much each token of a response counts.
+        """
+        config, mask = self._grpo, micro.mask
+        # The learner's and the engine's log-probabilities under the weights that sampled the tokens.
+        old = _place(batch.old_log_probs, micro)
+        engine = _place([torch.tensor(r.completion.log_probs) for r in batch.rollouts], micro)
+        importance = torch.ones_like(old)
+        if config.importance_cap is not None:
+            importance = importance_weights(old, engine, config.importance_cap)
+        loss, metadata = grpo_microbatch_train_step(
+            micro.log_probs,
+            mask,
+            config.gradient_accumulation_steps,
+            config.loss_type,
+            raw_rewards=batch.raw_rewards[micro.members, None].to(mask.device),
+            advantages=batch.advantages[micro.members, None].to(mask.device),
+            old_log_probs=old,
+            cliprange=config.cliprange,
+            weights=weights * importance,
+        )
+        sums["loss"] += loss.item()
+        sums["tokens"] += mask.sum().item()
+        sums["token_entropy"] += micro.entropy[mask].sum().item()
+        sums["clip_fraction"] += metadata["clipped"][mask].sum().item()
+        sums["ratio_mean"] += metadata["ratio"][mask].sum().item()
+        sums["importance_mean"] += importance[mask].sum().item()
+        sums["importance_capped"] += (importance[mask] >= (config.importance_cap or math.inf)).sum().item()
+        for name, value in mismatch_sums(old[mask], engine[mask]).items():
+            sums[f"mismatch_{name}"] += value
+        if mask.any():
+            ratio = metadata["ratio"][mask]
+            extremes["ratio_min"] = min(extremes["ratio_min"], ratio.min().item())
+            extremes["ratio_max"] = max(extremes["ratio_max"], ratio.max().item())
+            extremes["mismatch_max"] = max(extremes["mismatch_max"], (old - engine)[mask].abs().max().item())
+
+    def _sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float) -> dict[str, float]:
+        sums = dict.fromkeys(("loss", "tokens", "token_entropy", "mean_nll"), 0.0)
+        for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
+            mask = micro.mask
+            weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
+            loss, _ = sft_microbatch_train_step(micro.log_probs, mask, 1, normalize_constant, weights)
+            sums["loss"] += loss.item()
+            sums["tokens"] += mask.sum().item()
+            sums["token_entropy"] += micro.entropy[mask].sum().item()
+            sums["mean_nll"] -= micro.log_probs.detach()[mask].sum().item()
+        norm, taken = self._step(sums)
+        tokens = max(1.0, sums["tokens"])
+        return {
+            "loss": sums["loss"],
+            "gradient_norm": norm,
+            "token_entropy": sums["token_entropy"] / tokens,
+            "mean_nll": sums["mean_nll"] / tokens,
+            "skipped_update": 0.0 if taken else 1.0,
+            "learning_rate": self.optimizer.learning_rate,
+        }
+
+    def _step(self, sums: dict[str, float]) -> tuple[float, bool]:
+        """Add up gradients and sums over all processes, and take the step; see :meth:`Optimizer.step`."""
+        totals = torch.tensor(list(sums.values()), dtype=torch.float64)
+        self.world.add_up([*self.optimizer.gradients(), totals])
+        sums.update(zip(sums, totals.tolist(), strict=True))
+        return self.optimizer.step(self.config.max_grad_norm, sums["loss"])
+
+    def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
+        """This process's share of the batch."""
+        temperature = self.config.sampling_temperature if temperature is None else temperature
+        if self.max_tokens is not None:
+            return packed_microbatches(model, prompts, responses, self.max_tokens, temperature, self.world.share)
+        size = self.config.micro_train_batch_size
+        return padded_microbatches(model, prompts, responses, size, self.pad_token_id, temperature, self.world.share)
+
+
+def _ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    return [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
+
+
+def _place(log_probs: list[Tensor] | None, micro: Microbatch) -> Tensor:
+    """Log-probabilities of a batch in the layout of the current ones; those themselves where there are no others yet."""
+    placed = micro.log_probs.detach().clone()
+    if log_probs is not None:
+        placed[micro.mask] = torch.cat([log_probs[i] for i in micro.members]).to(placed.device)
+    return placed

@@ -1,0 +1,99 @@
+"""A batch of prompts and responses through the model, piece by piece, packed or padded.
+
+In both ways logits are computed for response tokens only, a few at a time (:mod:`grpo.learner.chunked`): those of all
+tokens would be the largest tensors by far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from grpo.learner.chunked import chunked_log_probs
+from grpo.learner.log_probs import pad_and_shift
+from grpo.learner.packing import PackedRow, fill_rows, pack
+from grpo.models.packed_attention import NO_MASK
+
+Ids = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Some responses of a batch, computed.
+
+    Attributes:
+        members: their positions in the batch.
+        log_probs, entropy: (members, longest response), of the response tokens where ``mask`` is true.
+    """
+
+    members: list[int]
+    log_probs: Tensor
+    mask: Tensor
+    entropy: Tensor
+
+
+def packed_microbatches(
+    model: Any, prompts: Ids, responses: Ids, max_tokens: int, temperature: float = 1.0, share: slice = slice(None)
+) -> Iterator[Microbatch]:
+    """Packed rows, one after the other, so that one's activations are freed before the next.
+
+    Args:
+        model: as :func:`grpo.models.checkpoint.load_model` gives it.
+        prompts, responses: token ids; a response without tokens is left out.
+        max_tokens: budget of a row.
+        temperature: the logits are divided by it.
+        share: which of the rows.
+    """
+    for segments in fill_rows(prompts, responses, max_tokens)[share]:
+        yield _packed(model, pack(segments, prompts, responses), temperature)
+
+
+def padded_microbatches(
+    model: Any, prompts: Ids, responses: Ids, size: int, pad_token_id: int, temperature: float = 1.0, share: slice = slice(None)
+) -> Iterator[Microbatch]:
+    """The reference: ``size`` neighbouring responses at a time, with a copy of the prompt each, padded to the longest."""
+    for start in range(0, len(prompts), size)[share]:
+        members = list(range(start, min(start + size, len(prompts))))
+        tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
+        mask = tensors["response_mask"]
+        # Padding stands on the right, where causal attention hides it from every real token: no attention mask is needed.
+        hidden = model.base_model(input_ids=tensors["input_ids"].to(model.device), use_cache=False).last_hidden_state
+        predicting, labels = hidden[mask.to(model.device)], tensors["labels"][mask]
+        yield _predicted(model, predicting, labels, members, [len(responses[i]) for i in members], temperature)
+
+
+def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
+    """One packed row through the model."""
+    device = model.device
+    hidden = model.base_model(
+        input_ids=row.input_ids.to(device),
+        position_ids=row.position_ids.to(device),
+        attention_mask=NO_MASK,
+        use_cache=False,
+        shared=row.layout.block_mask(device) if device.type == "cuda" else row.layout,
+    ).last_hidden_state[0]
+    predicting = hidden.index_select(0, row.source.to(device))
+    return _predicted(model, predicting, row.labels, row.members, row.lengths, temperature)
+
+
+def _predicted(
+    model: Any, hidden: Tensor, labels: Tensor, members: list[int], lengths: list[int], temperature: float
+) -> Microbatch:
+    """The microbatch of some responses.
+
+    Args:
+        hidden: (response tokens, width), the states that predict the members' tokens, one response after the other.
+        labels: (response tokens,) these tokens.
+        members: positions in the batch.
+        lengths: of the members' responses.
+    """
+    device = hidden.device
+    computed = chunked_log_probs(hidden, model.get_output_embeddings().weight, labels.to(device), temperature)
+    log_probs, entropy = (pad_sequence(list(torch.split(flat, lengths)), batch_first=True) for flat in computed)
+    mask = torch.arange(log_probs.shape[1], device=device) < torch.tensor(lengths, device=device)[:, None]
+    return Microbatch(members, log_probs, mask, entropy)

@@ -1,0 +1,167 @@
+"""AdamW on float32 weights, whatever precision the model computes in."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.common.errors import UserError
+
+BETAS = 0.9, 0.95
+EPSILON = 1e-8
+
+
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101, Algorithm 2) by torch's kernel for all weights at once.
+
+    (``torch.optim.AdamW`` calls the same kernel, and imports the compiler, which takes longer than torch.)
+
+    Args:
+        weights: float32, with gradients when :meth:`step` is called.
+
+    Attributes:
+        param_groups: the learning rate, where torch's optimizers have it.
+    """
+
+    def __init__(self, weights: list[Tensor], lr: float, weight_decay: float):
+        self.weights, self.weight_decay = weights, weight_decay
+        self.param_groups = [{"lr": lr}]
+        self.means, self.squares = ([torch.zeros_like(w, requires_grad=False) for w in weights] for _ in range(2))
+        self.steps = [torch.zeros((), device=w.device) for w in weights]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take a step against the weights' gradients."""
+        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
+        torch._foreach_add_(self.steps, 1)
+        torch._fused_adamw_(
+            self.weights,
+            gradients,
+            self.means,
+            self.squares,
+            [],
+            self.steps,
+            lr=self.param_groups[0]["lr"],
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=self.weight_decay,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """The running means of gradients and of their squares, and how many steps they have seen."""
+        return {"means": self.means, "squares": self.squares, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
+        """Go on from a :meth:`state_dict`."""
+        for name, tensors in self.state_dict().items():
+            for tensor, saved in zip(tensors, state[name], strict=True):
+                tensor.copy_(saved)
+
+
+class Optimizer:
+    """AdamW with betas 0.9 and 0.95, as in the handout, and the gradients of one step.
+
+    A bfloat16 weight of size 1 cannot take a step below 0.004, and a learning rate of 1e-5 would leave most of them where they
+    are. So of a model in bfloat16 a float32 copy of each weight is kept: gradients are summed there and steps are taken
+    there, and the model gets the rounded result. (Mixed precision training, arXiv 1710.03740, Section 3.1.)
+
+    Args:
+        model: whose parameters are trained.
+        name: ``adamw``, or ``adamw_8bit``, whose two moments take a byte for each weight instead of four.
+        weight_decay: the share of each weight that a step takes away, before it is multiplied by the learning rate.
+
+    Raises:
+        UserError: adamw_8bit without bitsandbytes.
+    """
+
+    def __init__(self, model: Any, learning_rate: float, name: str = "adamw", weight_decay: float = 0.0):
+        self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        self.weights = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.parameters]
+        for parameter, weight in zip(self.parameters, self.weights, strict=True):
+            if parameter is not weight:
+                parameter.register_post_accumulate_grad_hook(_add_to(weight))  # type: ignore[attr-defined, no-untyped-call]
+        self.adamw = _adamw(name, self.weights, learning_rate, weight_decay)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        rate: float = self.adamw.param_groups[0]["lr"]
+        return rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self.adamw.param_groups[0]["lr"] = rate
+
+    def gradients(self) -> list[Tensor]:
+        """The float32 gradient of each weight, summed over all backward passes since the last :meth:`step`."""
+        for weight in self.weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        return [weight.grad for weight in self.weights if weight.grad is not None]
+
+    def step(self, max_norm: float, loss: float = 0.0) -> tuple[float, bool]:
+        """Clip the gradients to a norm, take a step, and free the gradients, which would lie beside the engine's memory until
+        the next update.
+
+        A step whose loss or gradient is not finite would ruin the weights for good, so it is skipped.
+
+        Returns:
+            the norm before clipping, and whether the step was taken.
+        """
+        self.gradients()
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, max_norm)
+        finite = bool(torch.isfinite(norm)) and math.isfinite(loss)
+        if finite:
+            self.adamw.step()
+            with torch.no_grad():
+                for parameter, weight in zip(self.parameters, self.weights, strict=True):
+                    if parameter is not weight:
+                        parameter.copy_(weight)
+        for weight in self.weights:
+            weight.grad = None
+        return norm.item(), finite
+
+    def state(self) -> dict[str, Any]:
+        """The moments, and the float32 weights where the model's own are rounded."""
+        pairs = zip(self.parameters, self.weights, strict=True)
+        return {"adamw": self.adamw.state_dict(), "weights": [None if p is w else w.detach() for p, w in pairs]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state`; the model's own weights are restored elsewhere."""
+        self.adamw.load_state_dict(state["adamw"])
+        with torch.no_grad():
+            for weight, saved in zip(self.weights, state["weights"], strict=True):
+                if saved is not None:
+                    weight.copy_(saved)
+
+
+def _add_to(weight: Tensor) -> Any:
+    """A hook that moves a parameter's new gradient into the float32 weight's sum."""
+
+    def move(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if weight.grad is None:
+            weight.grad = parameter.grad.float()
+        else:
+            weight.grad += parameter.grad
+        parameter.grad = None
+
+    return move
+
+
+def _adamw(name: str, weights: list[Tensor], learning_rate: float, weight_decay: float) -> Any:
+    if name == "adamw":
+        return AdamW(weights, learning_rate, weight_decay)
+    try:
+        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, attr-defined]
+    except ImportError as error:
+        raise UserError(
+            "params.yaml: learner.optimizer: adamw_8bit needs bitsandbytes: `pip install bitsandbytes`, or use adamw."
+        ) from error
+    return AdamW8bit(weights, lr=learning_rate, betas=BETAS, weight_decay=weight_decay)  # type: ignore[no-untyped-call]

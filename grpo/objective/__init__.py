@@ -1,1 +1,0 @@
-"""Pure functions over tensors: advantages, policy-gradient losses, masked aggregation, log-probabilities, entropy."""

@@ -1,0 +1,1 @@
+"""Small models, pretrained by the project itself."""

@@ -1,0 +1,1 @@
+"""Reading the files of finished runs; statistics, selection, published claims."""

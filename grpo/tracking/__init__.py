@@ -1,0 +1,1 @@
+"""A run's log in CSV files, and MLflow."""

@@ -1,0 +1,168 @@
+"""A training run's log: CSV files for the pipeline, and the same numbers in MLflow for the eye.
+
+A run's files hold everything that is reproducible; wall-clock figures go to a file of their own, so that the others can be
+compared byte for byte.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from grpo.common.memory import peak_mb, reset_peak
+from grpo.tracking.mlflow_client import MlflowRun
+
+
+class RunLog:
+    """A training run's history, validation, and times.
+
+    Writes ``history.csv`` (one row for each optimizer step) and ``validation.csv`` (one row for each evaluation) below
+    ``folder`` as it goes, and passes the same numbers on to MLflow.
+
+    Args:
+        began: ``time.perf_counter()`` at the start of the run, where that was earlier.
+        devices: for a phase the device that it works on, whose memory is measured; ``cpu`` for all others.
+    """
+
+    def __init__(self, folder: Path, mlflow: MlflowRun, began: float | None = None, devices: Mapping[str, str] | None = None):
+        self.mlflow = mlflow
+        self.history: list[dict[str, float]] = []
+        self.validations: list[dict[str, float]] = []
+        self.times: list[dict[str, float]] = []
+        self.phase_totals: dict[str, float] = {}  # seconds of each phase, over all steps
+        self.resumed_after: list[int] = []  # steps
+        self._phases: dict[str, float] = {}
+        self._peaks: dict[str, float] = {}  # MiB
+        self._devices = devices or {}
+        self._step_began = time.perf_counter()
+        self._began = self._step_began if began is None else began
+        self._history_file = _CsvWriter(folder / "history.csv")
+        self._validation_file = _CsvWriter(folder / "validation.csv")
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the run has taken so far, without what was lost when it was killed."""
+        return time.perf_counter() - self._began
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the block's wall-clock time to this step's ``name``, and note the memory it needed."""
+        device = self._devices.get(name, "cpu")
+        reset_peak(device)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start
+            for times, key in ((self._phases, name), (self.phase_totals, f"{name}_s")):
+                times[key] = times.get(key, 0.0) + seconds
+            self._peaks[name] = max(peak_mb(device), self._peaks.get(name, 0.0))
+
+    def step(
+        self,
+        step: int,
+        updates: list[dict[str, float]],
+        rollout: dict[str, float],
+        tokens: int,
+        elsewhere: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record one step of a method's loop: its optimizer steps, its rollout batch, and its times.
+
+        ``step_s`` is the time since the step before ended, without evaluation.
+
+        Args:
+            rollout: metrics of the rollout batch; empty where there is none.
+            tokens: response tokens of the step's batch.
+            elsewhere: figures measured in other processes; they take the place of this one's by the same name.
+        """
+        elsewhere = elsewhere or {}
+        for update in updates:
+            self._write_history({"step": step, "update": len(self.history) + 1, **rollout, **update})
+        seconds = {f"{name}_s": value for name, value in self._phases.items()}
+        peaks = {f"{name}_peak_mb": value for name, value in self._peaks.items()}
+        ended = time.perf_counter()
+        times = {
+            "step": step,
+            "step_s": ended - self._step_began - self._phases.get("evaluation", 0.0),
+            **seconds,
+            **peaks,
+            **elsewhere,
+        }
+        times["tokens_per_s"] = tokens / max(1e-9, times.get("rollout_s", 0.0) + times["training_s"])
+        for name, value in elsewhere.items():
+            if name.endswith("_s") and name not in seconds:
+                self.phase_totals[name] = self.phase_totals.get(name, 0.0) + value
+        self._step_began = ended
+        self._write_times(times, len(self.history))
+        self._phases, self._peaks = {}, {}
+
+    def validation(self, step: int, update: int, metrics: dict[str, float]) -> None:
+        """Record one evaluation on the validation set, of the policy after ``update`` optimizer steps."""
+        self._write_validation({"step": step, "update": update, **{f"val/{key}": value for key, value in metrics.items()}})
+
+    def state(self) -> dict[str, Any]:
+        """All that was recorded so far."""
+        kept = ("history", "validations", "times", "phase_totals", "resumed_after", "elapsed_s")
+        return {name: getattr(self, name) for name in kept}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Record all that a run had recorded when it was saved, in MLflow too, where it becomes a new run."""
+        for row in state["history"]:
+            self._write_history(row)
+        for row in state["validations"]:
+            self._write_validation(row)
+        updates = {row["step"]: int(row["update"]) for row in self.history}  # after each step
+        for times in state["times"]:
+            self._write_times(times, updates[times["step"]])
+        self.phase_totals = state["phase_totals"]
+        self.resumed_after = [*state["resumed_after"], int(self.times[-1]["step"])]
+        self.mlflow.tag(resumed_after=", ".join(map(str, self.resumed_after)))
+        self._phases, self._peaks, self._step_began = {}, {}, time.perf_counter()
+        self._began = self._step_began - state["elapsed_s"]
+
+    def close(self) -> None:
+        """Close the files."""
+        self._history_file.close()
+        self._validation_file.close()
+
+    def _write_history(self, row: dict[str, float]) -> None:
+        self.history.append(row)
+        self._history_file.write(row)
+        self.mlflow.log({k: v for k, v in row.items() if k not in {"step", "update"}}, step=int(row["update"]))
+
+    def _write_validation(self, row: dict[str, float]) -> None:
+        self.validations.append(row)
+        self._validation_file.write(row)
+        self.mlflow.log({k: v for k, v in row.items() if k.startswith("val/")}, step=int(row["update"]))
+
+    def _write_times(self, times: dict[str, float], update: int) -> None:
+        self.times.append(times)
+        self.mlflow.log({f"time/{k}": v for k, v in times.items() if k != "step"}, step=update)
+
+
+class _CsvWriter:
+    """Rows of one shape, written as they come; the first row names the columns."""
+
+    def __init__(self, path: Path):
+        self._file: TextIO = path.open("w", newline="", encoding="utf-8")
+        self._writer: csv.DictWriter[str] | None = None
+
+    def write(self, row: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, fieldnames=list(row), lineterminator="\n")
+            self._writer.writeheader()
+        self._writer.writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

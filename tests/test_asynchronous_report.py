@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from study_parts import ASYNCHRONOUS, COLOCATE, EXPERIMENTS
 
 from grpo.reporting import timing
 from grpo.reporting.asynchronous import (
@@ -36,7 +37,6 @@ from grpo.reporting.time_breakdown import (
     variants,
 )
 from grpo.results.runs import Run
-from grpo.study.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS
 from grpo.study.schema import Study, read_yaml
 
 REPOSITORY = Path(__file__).parent.parent

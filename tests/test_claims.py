@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from study_parts import EXPERIMENTS
 
 from grpo.common.errors import UserError
 from grpo.results import claims
 from grpo.results.claims import KINDS, KL, Evidence, NotMeasured, claims_table, judge_claims, write_claims
 from grpo.results.runs import Run
-from grpo.study.experiments import EXPERIMENTS
 from grpo.study.schema import Study, load_study, read_yaml
 
 REPOSITORY = Path(__file__).parent.parent

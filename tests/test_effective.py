@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from grpo.common.errors import UserError
-from grpo.common.files import write_text
-from grpo.study.effective import effective_run
-from grpo.study.experiments import (
+from study_parts import (
     ASYNCHRONOUS,
     BUILDS_ON,
     CLIP_ABLATION,
@@ -27,6 +23,10 @@ from grpo.study.experiments import (
     method_of,
     needed_selections,
 )
+
+from grpo.common.errors import UserError
+from grpo.common.files import write_text
+from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.study.sections import Experiment

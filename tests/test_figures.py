@@ -11,6 +11,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
+from study_parts import ASYNCHRONOUS, COLOCATE
 
 from grpo.reporting import figures, timing
 from grpo.reporting.asynchronous import draw_staleness
@@ -18,7 +19,6 @@ from grpo.reporting.figures import draw_experiment, save_figure
 from grpo.reporting.fine_tuning import draw_by_examples
 from grpo.reporting.style import COLOURS, style, styles, styles_of_places
 from grpo.results.runs import Run
-from grpo.study.experiments import ASYNCHRONOUS, COLOCATE
 from grpo.study.schema import Study
 
 SWEEP = "grpo_off_policy_sweep_broad"

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION
 
 from grpo.reporting import figures, timing
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples, examples_of
 from grpo.reporting.keyword import discuss_keyword
 from grpo.results.runs import Run
-from grpo.study.experiments import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION
 from grpo.study.schema import Study
 from grpo.study.sections import Experiment
 

@@ -13,11 +13,21 @@ import pytest
 
 from grpo.study.environment import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.study.schema import Study, read_yaml
-from grpo.study.training_inputs import CODE, EVALUATION_CODE, SHARED_CODE, code_digests, meaning, write_training_inputs
+from grpo.study.training_inputs import (
+    ASYNCHRONOUS_CODE,
+    EVALUATION_CODE,
+    METHOD_CODE,
+    SHARED_CODE,
+    TASK_CODE,
+    code_digests,
+    meaning,
+    write_training_inputs,
+)
 
 ROOT = Path(__file__).parents[1]
 
-ALL_CODE = (*SHARED_CODE, *(name for _, own in CODE.values() for name in own))
+OWN_CODE = (*METHOD_CODE.values(), *TASK_CODE.values(), ASYNCHRONOUS_CODE)
+ALL_CODE = (*SHARED_CODE, *(name for own in OWN_CODE for name in own))
 
 # Loaded by a run, but without a say in its results: texts, files, tracking, and what only reads or checks params.yaml, whose
 # values are in the settings.

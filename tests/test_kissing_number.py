@@ -24,7 +24,7 @@ from grpo.discovery.constructions import CORES, build, frame_blocks, independent
 from grpo.discovery.log import LOG, Attempt, Proposal, read_log
 from grpo.discovery.search import Budget, seed_of
 from grpo.discovery.verifier import Verdict, verify_program, verify_text
-from grpo.reporting.figures import write_empty_curves
+from grpo.reporting.figures import write_search_curve
 from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -314,7 +314,7 @@ def test_a_study_without_a_search_gets_outputs_that_are_empty(study: Study) -> N
     assert run_kissing_number(study) == json.loads(paths.KISSING_NUMBER_REPORT.read_text()) == {}
     assert list(paths.KISSING_NUMBER.iterdir()) == list(paths.CONVERSATION_LOG.parent.iterdir()) == []
     Path("reports/curves").mkdir()
-    write_empty_curves(study)
+    write_search_curve(study)
     assert Path("reports/curves/kissing_number.csv").read_text() == "attempt,best\n"
 
 

@@ -9,8 +9,8 @@ import shutil
 import pytest
 from pipeline_parts import ROOT, digests, lock, sh
 from ruamel.yaml import YAML
+from study_parts import EXPERIMENTS, needed_selections
 
-from grpo.study.experiments import EXPERIMENTS, needed_selections
 from grpo.study.schema import load_study
 
 STAGES = 65  # 8 before training, 35 runs, 16 selections, the kissing number, 5 of the report

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from pipeline_parts import digests, sh
 from ruamel.yaml import YAML
+from study_parts import EXPERIMENTS
 
 from grpo.commands import quickstart
 from grpo.commands.quickstart import EXPERIMENT, FOLDER, OURS, STUDY
 from grpo.common.errors import UserError
-from grpo.study.experiments import EXPERIMENTS
 from grpo.study.schema import load_study
 
 ROOT = Path(__file__).parents[1]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from study_parts import RANKED_BY
 
 from grpo.common.errors import UserError
 from grpo.results.selection import mean_of_last, read_outcomes, read_selections, select, winner_file
-from grpo.study.experiments import RANKED_BY
 from grpo.study.schema import Study
 from grpo.study.sections import Experiment
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_parts import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, method_of
 
 from grpo.common.errors import UserError
 from grpo.study.effective import effective_run
-from grpo.study.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, method_of
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig, evaluation_steps
 from grpo.study.schema import Study, load_study, read_yaml
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from ruamel.yaml import YAML
+from study_parts import ASYNCHRONOUS, needed_selections
 
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
@@ -26,7 +27,6 @@ from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.rollout.vllm_engine import VllmEngine
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
-from grpo.study.experiments import ASYNCHRONOUS, needed_selections
 from grpo.study.methods import GrpoConfig
 from tests.pipeline_parts import ROOT, sh
 

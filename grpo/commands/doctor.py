@@ -13,7 +13,6 @@ from typing import Any
 
 from grpo.commands import gpu_memory
 from grpo.study.effective import EffectiveRun, effective_run
-from grpo.study.experiments import RESERVED
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.study.sections import HubDataset, HubModel, HubTraces, JsonlTraces, LocalFiles
@@ -137,7 +136,7 @@ def gpus_needed(study: Study) -> int:
     devices = (study.engine.device, study.learner.device)
     named = max((int(device.partition(":")[2] or 0) + 1 for device in devices if device.startswith("cuda")), default=0)
     processes = study.learner.processes if study.learner.device == "cuda" else 0
-    kinds = {"small", "model", "evaluate", *(RESERVED.get(name, "train") for name in study.made)}
+    kinds = {"small", "model", "evaluate", *(study.experiments[name].resources for name in study.made)}
     return max(named, processes, *(resources.gpus for kind, resources in study.resources.items() if kind in kinds))
 
 
@@ -237,7 +236,7 @@ def _ahead(study: Study) -> Finding:
     arms, seeds = len(found) // len(study.seeds), len(study.seeds)
     text = f"{len(found)} runs ({arms} arms, {seeds} seed(s)) in {len(study.made)} experiments"
     text += f"; left out: {', '.join(study.left_out)}" if study.left_out else ""
-    reserved = {run.name: study.resources[RESERVED.get(run.experiment, "train")] for run in found}
+    reserved = {run.name: study.resources[study.experiments[run.experiment].resources] for run in found}
     if not any(resources.gpus for resources in reserved.values()):
         return Finding("ahead", True, text)
     grpo = [(run.config, reserved[run.name].gpus) for run in found if isinstance(run.config, GrpoConfig)]

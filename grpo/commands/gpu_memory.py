@@ -41,7 +41,6 @@ from grpo.learner.chunked import TOKENS_AT_ONCE
 from grpo.rollout.make import memory_share, sleeps
 from grpo.study import paths
 from grpo.study.effective import effective_run
-from grpo.study.experiments import KEYWORD
 from grpo.study.methods import RunConfig, SamplingConfig
 from grpo.study.schema import Study
 from grpo.study.sections import HubModel, LocalModel
@@ -172,7 +171,7 @@ class Phase:
 def configs(study: Study) -> Iterator[RunConfig]:
     """Of each arm whose runs compute on the study's devices, as far as it is known before there are winners."""
     for name in study.made:
-        if name != KEYWORD:
+        if study.experiments[name].task != "keyword":
             for arm in study.experiments[name].arms:
                 yield effective_run(study, name, arm, study.seeds[0], []).config
 

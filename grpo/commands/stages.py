@@ -103,13 +103,12 @@ def train(
     """Stage: one run, that is one arm of an experiment with one seed."""
     from grpo.results.selection import read_selections
     from grpo.study.effective import effective_run, require_experiment
-    from grpo.study.experiments import KEYWORD
     from grpo.study.schema import load_study
 
     study = load_study()
     require_experiment(study, experiment)
-    study = study.on_cpu() if experiment == KEYWORD else study
-    run = effective_run(study, experiment, arm, seed, read_selections(experiment))
+    study = study.on_cpu() if study.experiments[experiment].task == "keyword" else study
+    run = effective_run(study, experiment, arm, seed, read_selections(study, experiment))
     from grpo.training.run import train_run
 
     train_run(study, run, check_weights)
@@ -166,12 +165,12 @@ def timing() -> None:
 
 def figures() -> None:
     """Stage: draw the figures of every experiment into reports/figures."""
-    from grpo.reporting.figures import draw_figures, write_empty_curves
+    from grpo.reporting.figures import draw_figures, write_search_curve
     from grpo.study.schema import load_study
 
     study = load_study()
     draw_figures(study)
-    write_empty_curves(study)
+    write_search_curve(study)
 
 
 def tables() -> None:

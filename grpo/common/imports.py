@@ -14,6 +14,8 @@ from grpo.common.errors import UserError
 
 def search_in(folder: Path) -> None:
     """Let modules in ``folder`` be found before those that are installed, here and in the processes that this one starts."""
+    if not folder.is_dir():
+        return
     here = str(folder.absolute())
     if here not in sys.path:
         sys.path.insert(0, here)

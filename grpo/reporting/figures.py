@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from grpo.common.files import whole_folder
-from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.baseline import KINDS
-from grpo.reporting.fine_tuning import draw_by_examples
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
+from grpo.reporting.pieces import ENTROPY, GRADIENT_NORM, Curve, pieces_of
 from grpo.reporting.style import COLOURS, Style, styles
 from grpo.results.runs import (
     REWARD,
@@ -28,7 +27,6 @@ from grpo.results.runs import (
     read_selection,
 )
 from grpo.study import paths
-from grpo.study.experiments import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
 from grpo.study.schema import Study
 
 PANELS = (
@@ -41,9 +39,7 @@ PANELS = (
 )
 # Where no ratio moved there is nothing to clip; a group of equal rewards trains nothing either.
 WITHOUT_CLIPPING = (*PANELS[:-1], ("history", "train/zero_signal_fraction", "share of groups without signal"))
-ENTROPY = ("validation", "val/token_entropy", "token entropy, validation (nats)")
 LIKELIHOOD = ("history", "mean_nll", "negative log-likelihood per token")
-GRADIENT_NORM = ("history", "gradient_norm", "gradient norm, before clipping")
 SFT_PANELS = (
     ENTROPY,
     ("validation", "val/response_length_correct", "length of correct responses (tokens)"),
@@ -59,14 +55,6 @@ EXPERT_ITERATION_PANELS = (
     ("history", "mean_nll", "likelihood loss per token, last update"),
     ("history", "gradient_norm", "gradient norm, last update of a step"),
     ("validation", "val/response_length", "validation response length (tokens)"),
-)
-KEYWORD_PANELS = (
-    ("validation", "val/is_sentence", "share of responses: sentences"),
-    ("validation", "val/lists_only", "share of responses: lists of words"),
-    ("validation", "val/repeats_prompt", "share of responses: prompt repeated"),
-    ENTROPY,
-    ("validation", "val/response_length", "validation response length (tokens)"),
-    GRADIENT_NORM,
 )
 CURVE = ["arm", "step", "answer_reward"]  # columns of a table for `dvc plots`
 SEARCH_CURVE = ["attempt", "best"]
@@ -90,24 +78,20 @@ def draw_figures(study: Study) -> None:
         if sampled := read_best_of_n(study):
             save_figure(draw_best_of_n(sampled), folder / "best_of_n.png")
         if study.kissing_number is not None:
-            scores = read_scores()
-            save_figure(draw_search(read_report(), scores), folder / "kissing_number.png")
-            scores[SEARCH_CURVE].to_csv(curves / "kissing_number.csv", index=False, lineterminator="\n")
+            save_figure(draw_search(read_report(), read_scores()), folder / "kissing_number.png")
         for experiment in experiments(study):
             runs = read_runs(study, experiment)
-            save_figure(draw_experiment(experiment, runs, read_selection(experiment)), folder / f"{experiment}.png")
-            if experiment == SFT:
-                save_figure(draw_by_examples(runs, read_selection(experiment)), folder / "sft_examples.png")
-            if experiment == ASYNCHRONOUS:
-                save_figure(draw_staleness(runs, study.last_k(experiment)), folder / "staleness.png")
+            selection = read_selection(experiment)
+            save_figure(draw_experiment(study, experiment, runs, selection), folder / f"{experiment}.png")
+            for figure in filter(None, (piece.figure for piece in pieces_of(study, experiment))):
+                save_figure(figure.draw(study, runs, selection), folder / f"{figure.name}.png")
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
 
 
-def write_empty_curves(study: Study) -> None:
-    """Tables without rows of what the study leaves out: dvc.yaml names them all, and DVC draws no plot of such a table."""
-    empty = dict.fromkeys(study.left_out, CURVE)
-    for name, columns in (empty | ({} if study.kissing_number else {"kissing_number": SEARCH_CURVE})).items():
-        pd.DataFrame(columns=columns).to_csv(paths.REPORTS / "curves" / f"{name}.csv", index=False, lineterminator="\n")
+def write_search_curve(study: Study) -> None:
+    """The best valid set so far by attempt; without rows where there is no search, as DVC draws no plot of such a table."""
+    found = read_scores()[SEARCH_CURVE] if study.kissing_number is not None else pd.DataFrame(columns=SEARCH_CURVE)
+    found.to_csv(paths.REPORTS / "search.csv", index=False, lineterminator="\n")
 
 
 def curve_table(runs: list[Run]) -> pd.DataFrame:
@@ -117,13 +101,13 @@ def curve_table(runs: list[Run]) -> pd.DataFrame:
     return pd.concat(tables)[CURVE]
 
 
-def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any]) -> Figure:
+def draw_experiment(study: Study, experiment: str, runs: list[Run], selection: dict[str, Any]) -> Figure:
     """Validation answer reward of each arm, large, beside what explains it."""
     figure = Figure(figsize=(14, 5), layout="constrained")
     grid = figure.add_gridspec(2, 5)
     main = figure.add_subplot(grid[:, :2])
     axes = [main, *(figure.add_subplot(grid[i // 3, 2 + i % 3]) for i in range(6))]
-    panels = (("validation", REWARD, "validation answer reward"), *panels_of(experiment, runs))
+    panels = (("validation", REWARD, "validation answer reward"), *panels_of(study, experiment, runs))
     looks = styles(by_arm(runs))
     for axis, (table, column, title) in zip(axes, panels, strict=True):
         for arm, of_arm in by_arm(runs).items():
@@ -134,7 +118,7 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
         axis.set_title(title, fontsize=11 if axis is main else 9)
         if title.startswith(SHARE_OF_RESPONSES):
             axis.set_ylim(-0.02, 1.02)
-        axis.set_xlabel(STEP[method_of(experiment)], fontsize=9)
+        axis.set_xlabel(STEP[study.experiments[experiment].method], fontsize=9)
         axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
         axis.grid(alpha=0.3)
         axis.tick_params(labelsize=8)
@@ -148,16 +132,19 @@ def draw_experiment(experiment: str, runs: list[Run], selection: dict[str, Any])
     spread = f", mean and range of seeds {seeds}" if len(seeds) > 1 else f", seed {seeds[0]}"
     n = runs[0].metrics["validation_problems"]
     cross = "; a cross: diverged and stopped" if any(run.metrics["diverged_step"] is not None for run in runs) else ""
-    figure.suptitle(f"{EXPERIMENTS[experiment]} ({experiment}), {n} fixed validation problems{spread}{cross}", fontsize=12)
+    title = study.title(experiment)
+    figure.suptitle(f"{title} ({experiment}), {n} fixed validation problems{spread}{cross}", fontsize=12)
+
     return figure
 
 
-def panels_of(experiment: str, runs: list[Run]) -> tuple[tuple[str, str, str], ...]:
-    """What explains an experiment's rewards: six times table, column, and title."""
-    if experiment in (SFT, EXPERT_ITERATION):
-        return SFT_PANELS if experiment == SFT else EXPERT_ITERATION_PANELS
-    if experiment == KEYWORD:
-        return KEYWORD_PANELS
+def panels_of(study: Study, experiment: str, runs: list[Run]) -> tuple[Curve, ...]:
+    """What explains an experiment's rewards, six curves: those of a piece of its report, or its method's."""
+    own = [piece.curves for piece in pieces_of(study, experiment) if piece.curves]
+    if own:
+        return own[0]
+    if study.experiments[experiment].method != "grpo":
+        return SFT_PANELS if study.experiments[experiment].method == "sft" else EXPERT_ITERATION_PANELS
     if "kl/per_token" in runs[0].history:
         return KL_PANELS
     return PANELS if any(run.history["clip_fraction"].any() for run in runs) else WITHOUT_CLIPPING

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, whole_folder, write_text
 from grpo.reporting.figures import LEGEND_INSIDE, mark_divergence, save_figure
+from grpo.reporting.pieces import in_turns
 from grpo.reporting.style import Style, styles_of_places
 from grpo.reporting.time_breakdown import (
     breakdown_table,
@@ -31,10 +32,8 @@ from grpo.results.runs import (
 )
 from grpo.results.statistics import format_interval, two_level_difference
 from grpo.study import paths
-from grpo.study.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, RESERVED, SFT, SFT_INITIALIZATION
 from grpo.study.schema import Study
 
-OVER_WALL_CLOCK = ("grpo_off_policy_sweep_focused", COLOCATE, ASYNCHRONOUS, "leaderboard")
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
 
 
@@ -47,14 +46,15 @@ def write_timing(study: Study) -> None:
     with whole_folder(paths.TIMING_REPORT) as folder:
         rows = [time_row(study, run) for experiment in made for run in read_runs(study, experiment)]
         pd.DataFrame(rows).to_csv(folder / "times.csv", index=False, lineterminator="\n")
-        for experiment in (name for name in OVER_WALL_CLOCK if name in made):
-            title = f"{EXPERIMENTS[experiment]} over wall-clock time"
+        for experiment in study.with_report("wall_clock"):
+            title = f"{study.title(experiment)} over wall-clock time"
             arms = curves_of(study, experiment)
             save_figure(draw_curves_over_wall_clock(title, arms, looks_of(study, arms)), folder / f"{experiment}.png")
-        if SFT_INITIALIZATION in made:
+        if study.with_report("methods"):
             save_figure(draw_methods(study), folder / "methods.png")
             write_text(folder / "methods.md", methods_table(study))
-        runs = [run for experiment in (COLOCATE, ASYNCHRONOUS) for run in read_runs(study, experiment)]
+        apart = [*study.with_report("colocated"), *study.with_report("staleness")]
+        runs = [run for experiment in apart for run in read_runs(study, experiment)]
         if runs:
             save_figure(draw_time_breakdown(variants(runs, read_timing)), folder / "time_breakdown.png")
             write_text(folder / "time_breakdown.md", time_breakdown_page(runs))
@@ -80,7 +80,7 @@ def read_timing_file(name: str) -> dict[str, Any]:
 def time_row(study: Study, run: Run) -> dict[str, Any]:
     """One run as a row of times.csv; ``seconds`` with evaluation, ``training_seconds`` without."""
     timing = read_timing(run)
-    seconds, reserved = timing["total_s"], study.resources[RESERVED.get(run.experiment, "train")]
+    seconds, reserved = timing["total_s"], study.resources[study.experiments[run.experiment].resources]
     return {
         "run": run.name,
         "same_as": run.config["same_as"] or "",
@@ -109,10 +109,8 @@ def times_of_arms(study: Study, runs: list[Run]) -> dict[str, tuple[float, float
 def curves_of(study: Study, experiment: str) -> dict[str, list[Run]]:
     """What an experiment's figure over wall-clock time shows: its arms, and beside asynchronous ones the run they rival."""
     arms = by_arm(read_runs(study, experiment))
-    if experiment != ASYNCHRONOUS or COLOCATE in study.left_out:
-        return arms
-    name, runs = next(iter(by_arm(read_runs(study, COLOCATE)).items()))
-    return arms | {f"{name}, one process": runs}
+    rival = in_turns(study) if experiment in study.with_report("staleness") else []
+    return arms | ({f"{rival[0].arm}, one process": rival} if rival else {})
 
 
 def looks_of(study: Study, arms: dict[str, list[Run]]) -> dict[str, Style]:
@@ -149,11 +147,13 @@ def methods(study: Study) -> dict[str, list[Run]]:
     The study makes the experiment that holds the latter, and so SFT too; it may leave expert iteration out.
     """
     found = {}
-    others = (("supervised fine-tuning", SFT), ("expert iteration", EXPERT_ITERATION))
-    for title, experiment in ((title, name) for title, name in others if name not in study.left_out):
+    others = {"sft": "supervised fine-tuning", "expert_iteration": "expert iteration"}
+    for experiment in (name for method in others for name in study.made if study.experiments[name].method == method):
         winner = read_selection(experiment)["winner"]
+        title = others[study.experiments[experiment].method]
         found[f"{title} ({winner})"] = by_arm(read_runs(study, experiment))[winner]
-    for arm, runs in by_arm(read_runs(study, SFT_INITIALIZATION)).items():
+    best = [run for experiment in study.with_report("methods") for run in read_runs(study, experiment)]
+    for arm, runs in by_arm(best).items():
         if value(runs[0], "start_from") is None:
             found[f"GRPO, best configuration ({arm})"] = runs
     return found

@@ -8,24 +8,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, read_jsonl, read_text, write_text
-from grpo.reporting.asynchronous import discuss_asynchronous, discuss_colocate
 from grpo.reporting.baseline import discuss_best_of_n
 from grpo.reporting.discussion import discuss
 from grpo.reporting.environment import environments, made_otherwise
-from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft
-from grpo.reporting.keyword import discuss_keyword
 from grpo.reporting.kissing_number import read_report, section
+from grpo.reporting.pieces import pieces_of, sft_report
 from grpo.reporting.tables import experiment_table
-from grpo.reporting.timing import OVER_WALL_CLOCK, read_timing, read_timing_file, time_row, times_of_arms
+from grpo.reporting.timing import read_timing, read_timing_file, time_row, times_of_arms
 from grpo.results.claims import about_this_study
-from grpo.results.runs import Run, by_arm, experiments, read_baseline, read_best_of_n, read_runs, read_selection
+from grpo.results.runs import Run, experiments, read_baseline, read_best_of_n, read_runs, read_selection
 from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study import paths
-from grpo.study.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION
 from grpo.study.schema import Study, read_yaml
 
 SAMPLES_SHOWN = 2
-BEFORE_AND_AFTER = (SFT, EXPERT_ITERATION, "grpo_learning_rate", KEYWORD)  # experiments of which samples are shown
 
 
 def write_writeup(study: Study, by_dvc: bool = True) -> None:
@@ -46,25 +42,24 @@ def write_writeup(study: Study, by_dvc: bool = True) -> None:
     made = experiments(study)
     sections = [_section(study, experiment, lock) for experiment in made]
     provenance = [row for section in sections for row in section["provenance"]]
-    # Where a step's time goes is told once, in the last of the two experiments that it is about.
-    in_turns_or_apart = [name for name in (COLOCATE, ASYNCHRONOUS) if name in made]
+    # Where a step's time goes is told once, in the last of the experiments that it is about.
+    in_turns_or_apart = [*study.with_report("colocated"), *study.with_report("staleness")]
     text = environment.get_template("writeup.md.j2").render(
         study=study,
         dataset=read_json(paths.DATASET_REPORT, made_by="dataset", keys=("task", "train", "validation")),
         baseline=read_baseline(study),
         tables={path.stem: read_text(path, made_by="tables") for path in paths.TABLES.glob("*.md")},
         best_of_n={prompt: discuss_best_of_n(prompt, values) for prompt, values in sampled.items()},
-        sft_dataset=_sft_report() if SFT in made else None,
-        keyword_dataset=_keyword_report() if KEYWORD in made else None,
-        left_out={name: EXPERIMENTS[name] for name in study.left_out},
-        methods=_timing_page("methods.md") if SFT_INITIALIZATION in made else "",
+        sft_dataset=sft_report() if any(study.experiments[name].method == "sft" for name in made) else None,
+        keyword_dataset=_keyword_report() if any(study.experiments[name].task == "keyword" for name in made) else None,
+        left_out={name: study.title(name) for name in study.left_out},
+        methods=_timing_page("methods.md") if study.with_report("methods") else "",
         time_breakdown=_timing_page("time_breakdown.md") if in_turns_or_apart else "",
         time_breakdown_in=in_turns_or_apart[-1:],
         sections=sections,
         kissing_number=section(read_report()) if study.kissing_number is not None else "",
         claims=_claims(study),
-        leaderboard=[_entry(study, run) for run in read_runs(study, "leaderboard")],
-        samples={section["name"]: _samples(section) for section in sections if section["name"] in BEFORE_AND_AFTER},
+        samples={name: _samples(section) for section in sections if (name := section["name"]) in study.with_report("samples")},
         by_dvc=by_dvc,
         provenance=provenance,
         environments=environments(provenance),
@@ -92,38 +87,28 @@ def _stage(run: str) -> str:
 
 
 def _section(study: Study, experiment: str, lock: dict[str, Any]) -> dict[str, Any]:
-    runs, selection = read_runs(study, experiment), read_selection(experiment)
+    runs, selection, entry = read_runs(study, experiment), read_selection(experiment), study.experiments[experiment]
+    pieces = pieces_of(study, experiment)
+    said = [discuss(runs, selection), *(piece.discuss(study, runs, selection) for piece in pieces if piece.discuss)]
     return {
         "name": experiment,
-        "title": EXPERIMENTS[experiment],
+        "title": study.title(experiment),
         "table": experiment_table(runs, selection, times_of_arms(study, runs)),
-        "over_wall_clock": experiment in OVER_WALL_CLOCK,
-        "discussion": " ".join(filter(None, [discuss(runs, selection), *_more(study, experiment, runs, selection)])),
+        "report": entry.report,
+        "figures": [piece.figure for piece in pieces if piece.figure],
+        "entries": [_entry(study, run) for run in runs] if "leaderboard" in entry.report else [],
+        "discussion": " ".join(filter(None, said)),
         "selection": selection,
-        "builds_on": _origins(runs),
+        "builds_on": _origins(study, runs),
         "provenance": [_provenance(run, lock) for run in runs],
     }
 
 
-def _more(study: Study, experiment: str, runs: list[Run], selection: dict[str, Any]) -> list[str]:
-    """What the handouts ask to be discussed of this experiment in particular."""
-    if experiment == SFT:
-        return [discuss_sft(runs, study.last_k(experiment), _sft_report())]
-    if experiment == EXPERT_ITERATION:
-        return [discuss_expert_iteration(runs, selection)]
-    if experiment == COLOCATE:
-        return [discuss_colocate(runs, study.last_k(experiment))]
-    if experiment == ASYNCHRONOUS:
-        in_turns = next(iter(by_arm(read_runs(study, COLOCATE)).values()), [])
-        return [discuss_asynchronous(runs, study.last_k(experiment), in_turns)]
-    return [discuss_keyword(runs, study.last_k(experiment))] if experiment == KEYWORD else []
-
-
-def _origins(runs: list[Run]) -> list[str]:
+def _origins(study: Study, runs: list[Run]) -> list[str]:
     """Whose winners' values the runs hold, and which arms of a sweep they took theirs from, in the experiments' order."""
     sources = {v["from"] for run in runs for v in run.config["config"].values()}
     chosen = sorted(source for source in sources if source.startswith(("winner of ", "rank ")))
-    return [source for name in EXPERIMENTS for source in chosen if f" of {name} (" in source]
+    return [source for name in study.experiments for source in chosen if f" of {name} (" in source]
 
 
 def _entry(study: Study, run: Run) -> dict[str, Any]:
@@ -156,11 +141,6 @@ def _provenance(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
         "software": run.config["software"],
         "hardware": timing["hardware"],
     }
-
-
-def _sft_report() -> dict[str, Any]:
-    report: dict[str, Any] = read_json(paths.SFT_REPORT, made_by="sft_dataset", keys=("examples", "correct", "digest"))
-    return report
 
 
 def _keyword_report() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from grpo.common.errors import UserError, reason
 from grpo.common.files import damaged, read_json, read_jsonl, require_keys
 from grpo.results.statistics import two_level_difference, two_level_mean
 from grpo.study import paths
-from grpo.study.experiments import RANKED_BY, needed_selections
+from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import Study, read_yaml
 
 METRIC = "val/answer_reward"
@@ -66,7 +66,7 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         "before": winner["before"],
         "candidates": [{key: value for key, value in c.items() if key != "before"} for c in candidates],
     }
-    if experiment in RANKED_BY.values():
+    if _is_ranked(study, experiment):
         off_policy = [c for c in candidates if c["updates_per_rollout_batch"] > 1]  # every sweep is one of GRPO runs
         ranking = sorted(off_policy, key=lambda c: (c is not winner, bool(c["diverged"]), -c["value"]))
         result["off_policy_ranking"] = [{k: c[k] for k in ("arm", "overrides")} for c in ranking[: study.selection.best_few]]
@@ -81,13 +81,19 @@ def winner_file(result: dict[str, Any]) -> dict[str, Any]:
     return {key: result[key] for key in ("experiment", "winner", "overrides", "off_policy_ranking", "before") if key in result}
 
 
-def read_selections(experiment: str) -> list[dict[str, Any]]:
+def _is_ranked(study: Study, experiment: str) -> bool:
+    """Whether an experiment that the study makes takes the values of some of its arms by their rank."""
+    after = (entry for entry in study.experiments.values() if entry.builds_on == experiment)
+    return any(OFF_POLICY_RANK in arm for entry in after for arm in entry.arms.values())
+
+
+def read_selections(study: Study, experiment: str) -> list[dict[str, Any]]:
     """The winners that a run of ``experiment`` knows of, first to last, from the selection that it depends on.
 
     Raises:
         UserError: the file is missing.
     """
-    needed = needed_selections(experiment)
+    needed = study.needed_selections(experiment)
     if not needed:
         return []
     last = read_json(

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from grpo.common.errors import UserError
 from grpo.study import paths
-from grpo.study.experiments import BUILDS_ON, CLIP_ABLATION, KEYWORD, RANKED_BY, SFT, method_of
 from grpo.study.methods import OFF_POLICY_RANK, Config, GrpoConfig, RunConfig, apply_overrides
 from grpo.study.schema import Study
+from grpo.study.sections import Method
 
 
 def require_experiment(study: Study, name: str) -> None:
@@ -31,6 +31,8 @@ class EffectiveRun(BaseModel):
     """
 
     experiment: str
+    method: Method
+    task: str
     arm: str
     seed: int
     config: RunConfig
@@ -50,19 +52,19 @@ class EffectiveRun(BaseModel):
         if start is not None:
             experiment, arm, checkpoint = start.split("/")
             return paths.CHECKPOINTS / experiment / f"{arm}-{self.seed}" / checkpoint
-        return paths.KEYWORD_MODEL if self.experiment == KEYWORD else paths.MODEL
+        return paths.KEYWORD_MODEL if self.task == "keyword" else paths.MODEL
 
     @property
     def train(self) -> Path:
         """The file with the run's problems, or with its examples where it is supervised fine-tuning."""
-        if self.experiment == SFT:
+        if self.method == "sft":
             return paths.SFT_EXAMPLES
-        return paths.KEYWORD_TRAIN if self.experiment == KEYWORD else paths.TRAIN
+        return paths.KEYWORD_TRAIN if self.task == "keyword" else paths.TRAIN
 
     @property
     def validation(self) -> Path:
         """The file with the problems that the run is evaluated on."""
-        return paths.KEYWORD_VALIDATION if self.experiment == KEYWORD else paths.VALIDATION
+        return paths.KEYWORD_VALIDATION if self.task == "keyword" else paths.VALIDATION
 
 
 def effective_run(study: Study, experiment: str, arm: str, seed: int, selections: list[dict[str, Any]]) -> EffectiveRun:
@@ -70,24 +72,25 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
 
     Args:
         selections: as :func:`grpo.results.selection.read_selections` gives them: of each experiment in
-            :func:`grpo.study.experiments.needed_selections` the ``experiment``, ``winner`` and ``overrides``, and
-            ``off_policy_ranking`` where it is a sweep. Empty to see an arm's own values only.
+            :meth:`Study.needed_selections` the ``experiment``, ``winner`` and ``overrides``, and ``off_policy_ranking`` where
+            an experiment goes on with its ranking. Empty to see an arm's own values only.
 
     Raises:
         UserError: no such experiment, arm or seed in the study, or a combination that the method refuses.
     """
     require_experiment(study, experiment)
-    arms = study.experiments[experiment].arms
+    entry = study.experiments[experiment]
+    arms = entry.arms
     if arm not in arms:
         raise UserError(f"experiments.{experiment}.arms: no arm {arm!r} (known: {', '.join(arms)}).")
     if seed not in study.seeds:
         raise UserError(f"seeds: {seed} is not among {study.seeds}. Add it to params.yaml, or choose one of these.")
-    config: RunConfig = getattr(study, method_of(experiment))
+    config = study.defaults(entry.method)
     sources = {key: "study" if key in config.model_fields_set else "default" for key in type(config).model_fields}
-    for winner in (s for s in selections if s["experiment"] in BUILDS_ON[experiment]):
-        # Clipping shows off-policy only. An on-policy configuration keeps its own loss.
+    for winner in selections:
+        won = study.experiments[winner["experiment"]]
         on_policy = isinstance(config, GrpoConfig) and config.updates_per_rollout_batch == 1
-        if winner["experiment"] == CLIP_ABLATION and on_policy:
+        if won.passes_on != "winner" or (won.off_policy_only and on_policy):
             continue
         source = f"winner of {winner['experiment']} ({winner['winner']})"
         config = _apply(config, winner["overrides"], f"experiments.{experiment}.arms.{arm} ({source})")
@@ -95,13 +98,21 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     own = {key: value for key, value in arms[arm].items() if key != OFF_POLICY_RANK}
     taken: dict[str, Any] = {}
     if OFF_POLICY_RANK in arms[arm] and selections:
-        taken, source = _of_rank(experiment, arms[arm][OFF_POLICY_RANK], selections)
+        taken, source = _of_rank(experiment, arms[arm][OFF_POLICY_RANK], selections[-1])
         sources.update(dict.fromkeys(taken, source))
     sources.update(dict.fromkeys(own, f"arm {arm}"))
     overrides = {**taken, **own}
     config = _apply(config, overrides, f"experiments.{experiment}.arms.{arm} (arm {arm})")
     return EffectiveRun(
-        experiment=experiment, arm=arm, seed=seed, config=config, sources=sources, overrides=overrides, before=selections
+        experiment=experiment,
+        method=entry.method,
+        task=entry.task,
+        arm=arm,
+        seed=seed,
+        config=config,
+        sources=sources,
+        overrides=overrides,
+        before=selections,
     )
 
 
@@ -112,10 +123,9 @@ def _apply(config: Config, overrides: dict[str, Any], path: str) -> Config:
         raise UserError(f"params.yaml: {error}.") from error
 
 
-def _of_rank(experiment: str, rank: int, selections: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+def _of_rank(experiment: str, rank: int, selection: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The values of the sweep's ``rank``-th best off-policy arm, and their source in words."""
-    sweep = RANKED_BY[experiment]
-    ranking = next(s["off_policy_ranking"] for s in selections if s["experiment"] == sweep)
+    sweep, ranking = selection["experiment"], selection["off_policy_ranking"]
     if rank > len(ranking):
         raise UserError(
             f"experiments.{experiment}: an arm asks for off_policy_rank {rank}, but {sweep} has only {len(ranking)} off-policy "

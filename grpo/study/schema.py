@@ -8,22 +8,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from grpo.common.errors import UserError
-from grpo.study.experiments import (
-    ASYNCHRONOUS,
-    BUILDS_ON,
-    EXPERIMENTS,
-    KEYWORD,
-    RANKED_BY,
-    SFT,
-    SFT_INITIALIZATION,
-    method_of,
-    needed_experiments,
-)
+from grpo.common.imports import search_in
 from grpo.study.methods import (
     OFF_POLICY_RANK,
     ExpertIterationConfig,
@@ -45,11 +35,11 @@ from grpo.study.sections import (
     Keyword,
     KissingNumber,
     Learner,
+    Method,
     Model,
     Resources,
     Selection,
     SftDataset,
-    StageKind,
     Task,
     WorkedSolutions,
 )
@@ -69,6 +59,7 @@ class Study(Section):
 
     study: str
     description: str
+    folder: str = "studies"  # where modules of the study's own lie, which it names by import paths
     seeds: list[NonNegativeInt] = Field(min_length=1)
     threads: PositiveInt
     task: Task
@@ -89,7 +80,7 @@ class Study(Section):
     save_state_every: PositiveInt  # steps; expert iteration, whose steps are long, saves after each
     select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes select@EXPERIMENT by it
     experiments: dict[str, Experiment]
-    resources: dict[StageKind, Resources]
+    resources: dict[str, Resources]
 
     def last_k(self, experiment: str) -> int:
         """By the mean of how many last evaluations a run of ``experiment`` counts."""
@@ -98,12 +89,38 @@ class Study(Section):
     @property
     def made(self) -> list[str]:
         """The experiments that the study makes, in the order in which they build on one another."""
-        return [name for name in EXPERIMENTS if name in self.experiments and self.experiments[name].arms]
+        return [name for name, experiment in self.experiments.items() if experiment.arms]
 
     @property
     def left_out(self) -> list[str]:
         """The experiments without arms, which the study leaves out."""
-        return [name for name in EXPERIMENTS if name in self.experiments and not self.experiments[name].arms]
+        return [name for name, experiment in self.experiments.items() if not experiment.arms]
+
+    def needed_selections(self, experiment: str) -> list[str]:
+        """The experiments whose selection must be known before a run of ``experiment`` can start, first to last.
+
+        A run depends on the file of the last one, which holds the others too.
+        """
+        before = self.experiments[experiment].builds_on
+        return [*self.needed_selections(before), before] if before else []
+
+    def needed_experiments(self, experiment: str) -> list[str]:
+        """The experiments that a study cannot leave out if it makes ``experiment``: what its runs build on or start from."""
+        starts = (arm.get("start_from") for arm in self.experiments[experiment].arms.values())
+        return self.needed_selections(experiment) + sorted({str(start).split("/")[0] for start in starts if start})
+
+    def with_report(self, piece: str) -> list[str]:
+        """The experiments that the study makes whose entry names a piece of the report."""
+        return [name for name in self.made if piece in self.experiments[name].report]
+
+    def title(self, experiment: str) -> str:
+        """What the report calls an experiment."""
+        return self.experiments[experiment].title or experiment
+
+    def defaults(self, method: Method) -> RunConfig:
+        """The hyperparameters of a method's runs that no winner and no arm changes."""
+        config: RunConfig = getattr(self, method)
+        return config
 
     def on_cpu(self) -> Study:
         """The study with what it would compute on a GPU on the CPU instead, as the keyword task's tiny model is."""
@@ -116,12 +133,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _experiments_resolve(self) -> Study:
-        expected = set(EXPERIMENTS)
-        if set(self.experiments) != expected:
-            missing, unknown = expected - set(self.experiments), set(self.experiments) - expected
-            found = [f"missing {', '.join(sorted(missing))}"] if missing else []
-            found += [f"unknown {', '.join(sorted(unknown))} (known: {', '.join(EXPERIMENTS)})"] if unknown else []
-            raise ValueError(f"experiments: {'; '.join(found)}")
+        self._check_chain()
         self._check_left_out()
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds: {self.seeds} names a seed twice")
@@ -141,6 +153,30 @@ class Study(Section):
                 raise ValueError(f"selection.pinned.{name}: no arm {arm!r} (known: {known})")
         return self
 
+    def _check_chain(self) -> None:
+        """What an experiment builds on stands before it, and what it reserves and is trained on is there."""
+        before: list[str] = []
+        for name, experiment in self.experiments.items():
+            on = experiment.builds_on
+            if on is not None and on not in before:
+                where = (
+                    "stands after it: move it up"
+                    if on in self.experiments
+                    else f"is no experiment (known: {', '.join(before)})"
+                )
+                raise ValueError(f"experiments.{name}.builds_on: {on} {where}")
+            if on is not None and self.experiments[on].method != experiment.method:
+                raise ValueError(
+                    f"experiments.{name}.builds_on: {on} is trained by {self.experiments[on].method}, whose values "
+                    f"{experiment.method} has not: build on another, or on none"
+                )
+            if experiment.resources not in self.resources:
+                raise ValueError(
+                    f"experiments.{name}.resources: no {experiment.resources!r} under resources (known: "
+                    f"{', '.join(self.resources)})"
+                )
+            before.append(name)
+
     def _check_left_out(self) -> None:
         """What is left out stands in no list, and nothing that the study makes builds on it."""
         if sorted(self.select_in) != sorted(self.made):
@@ -149,7 +185,7 @@ class Study(Section):
             wrong += [f"{name} has arms: add it, or give it `arms: {{}}`" for name in self.made if name not in self.select_in]
             raise ValueError(f"select_in: must name each experiment with arms once; {'; '.join(wrong) or 'one stands twice'}")
         for name in self.made:
-            lacking = [needed for needed in needed_experiments(name) if needed in self.left_out]
+            lacking = [needed for needed in self.needed_experiments(name) if needed in self.left_out]
             if lacking:
                 raise ValueError(
                     f"experiments.{lacking[0]}.arms: left out, but {name} builds on it: give it arms (and add it to "
@@ -158,15 +194,14 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _resources_suffice(self) -> Study:
-        kinds = get_args(StageKind)
-        if set(self.resources) != set(kinds):
-            raise ValueError(f"resources: needs exactly {', '.join(kinds[:-1])} and {kinds[-1]}")
-        if self.resources["keyword"].gpus:
-            raise ValueError("resources.keyword.gpus: the keyword task's model computes on the CPU: set it to 0")
-        # The models of the `model` stages and of the keyword task are pretrained and trained on the CPU in every study.
+        missing = [kind for kind in ("small", "model", "evaluate") if kind not in self.resources]
+        if missing:
+            raise ValueError(f"resources: needs {', '.join(missing)}, for the stages that train no run")
+        # The models of the `model` stages are pretrained on the CPU in every study.
         sampling, training = self.engine.device == "cpu", "cpu" in (self.engine.device, self.learner.device)
-        on_cpu = {"model": True, "keyword": True, "evaluate": sampling}
-        on_cpu |= dict.fromkeys(("train", "colocate", "asynchronous"), training)
+        on_cpu = {"model": True, "evaluate": sampling}
+        for experiment in self.experiments.values():
+            on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or training
         for kind, resources in self.resources.items():
             if on_cpu.get(kind) and resources.cpus < self.threads:
                 raise ValueError(
@@ -183,7 +218,7 @@ class Study(Section):
                 counts = {len(evaluation_steps(c, self.evaluation.every)) - 1: c for c in self._possible_configs(name, arm)}
                 fewest, wanted = min(counts), self.last_k(name)
                 if fewest < wanted:
-                    steps, remedy = counts[fewest].n_steps, MORE_EVALUATIONS[method_of(name)]
+                    steps, remedy = counts[fewest].n_steps, MORE_EVALUATIONS[experiment.method]
                     raise ValueError(
                         f"experiments.{name}.arms.{arm}: a run of {steps} steps is evaluated {fewest} time{'s' * (fewest > 1)} "
                         f"after its start, but {wanted} evaluations are to count (last_k): {remedy}, or give {name} a last_k "
@@ -194,17 +229,19 @@ class Study(Section):
     def _possible_configs(self, experiment: str, arm: str) -> list[RunConfig]:
         """An arm's configuration for each number of steps that it may have; all else is its own or the study's."""
         own = {k: v for k, v in self.experiments[experiment].arms[arm].items() if k != OFF_POLICY_RANK}
-        config: RunConfig = apply_overrides(getattr(self, method_of(experiment)), own, experiment)
+        config = apply_overrides(self.defaults(self.experiments[experiment].method), own, experiment)
         if not isinstance(config, GrpoConfig):  # such a run builds on no winner
             return [config]
         possible: set[int | None] = {self.grpo.n_grpo_steps}
-        for before in BUILDS_ON[experiment]:
+        for before in self.needed_selections(experiment):
             possible = _replaced(possible, self._steps_of_winner(before))
         possible = _replaced(possible, self._steps_of_arm(experiment, arm))
         return [config.model_copy(update={"n_grpo_steps": steps}) for steps in possible]
 
     def _steps_of_winner(self, experiment: str) -> set[int | None]:
         """What an experiment's winner may make of ``n_grpo_steps``; None: nothing."""
+        if self.experiments[experiment].passes_on != "winner":
+            return {None}
         pinned = self.selection.pinned.get(experiment)
         arms = [pinned] if pinned else self.experiments[experiment].arms
         return {steps for arm in arms for steps in self._steps_of_arm(experiment, arm)}
@@ -214,7 +251,8 @@ class Study(Section):
         own = self.experiments[experiment].arms[arm]
         if "n_grpo_steps" in own or OFF_POLICY_RANK not in own:
             return {own.get("n_grpo_steps")}
-        sweep = RANKED_BY[experiment]
+        sweep = self.experiments[experiment].builds_on
+        assert sweep is not None  # as _check_rank has seen to
         return {steps for ranked in self.experiments[sweep].arms for steps in self._steps_of_arm(sweep, ranked)}
 
     @model_validator(mode="after")
@@ -241,29 +279,30 @@ class Study(Section):
             raise ValueError(f"{path}: an arm's name may hold letters, digits, '_' and '-' only")
         self._check_rank(path, experiment, overrides)
         own = {k: v for k, v in overrides.items() if k != OFF_POLICY_RANK}
-        config = apply_overrides(getattr(self, method_of(experiment)), own, path)
-        if (config.prompt == "keyword") != (experiment == KEYWORD):
-            only = "must be keyword" if experiment == KEYWORD else f"keyword is for {KEYWORD} only"
-            raise ValueError(f"{path}: prompt: {only}")
-        if isinstance(config, GrpoConfig) and (config.asynchronous is not None) != (experiment == ASYNCHRONOUS):
-            who = "every arm needs it" if experiment == ASYNCHRONOUS else f"only arms of {ASYNCHRONOUS} can have it"
-            raise ValueError(f"{path}: asynchronous: {who}")
+        entry = self.experiments[experiment]
+        config = apply_overrides(self.defaults(entry.method), own, path)
+        if (config.prompt == "keyword") != (entry.task == "keyword"):
+            raise ValueError(f"{path}: prompt: {config.prompt} is no prompt of the task {entry.task}")
         if isinstance(config, GrpoConfig) and config.start_from is not None:
-            self._check_start(f"{path}.start_from", experiment, config.start_from)
+            self._check_start(f"{path}.start_from", config.start_from)
 
-    def _check_start(self, path: str, experiment: str, start: str) -> None:
-        """A run may start from a checkpoint that an arm of the SFT experiment keeps."""
-        if experiment != SFT_INITIALIZATION:
-            raise ValueError(f"{path}: only the arms of {SFT_INITIALIZATION} can have it")
-        arms = self.experiments[SFT].arms
-        known = [f"{SFT}/{arm}/{kind}" for arm, values in arms.items() for kind in self._checkpoints_of(values)]
+    def _check_start(self, path: str, start: str) -> None:
+        """A run may start from a checkpoint that an arm of supervised fine-tuning keeps."""
+        known = [
+            f"{name}/{arm}/{kind}"
+            for name, experiment in self.experiments.items()
+            if experiment.method == "sft"
+            for arm, values in experiment.arms.items()
+            for kind in self._checkpoints_of(values)
+        ]
         if start not in known:
             raise ValueError(
-                f"{path}: {start!r} is no checkpoint that {SFT} keeps (known: {', '.join(known)}); keep_steps keeps more"
+                f"{path}: {start!r} is no checkpoint that an arm of supervised fine-tuning keeps (known: {', '.join(known)}); "
+                "keep_steps keeps more"
             )
 
     def _checkpoints_of(self, sft_arm: dict[str, Any]) -> list[str]:
-        steps = apply_overrides(self.sft, sft_arm, SFT).keep_steps
+        steps = apply_overrides(self.sft, sft_arm, "sft").keep_steps
         return [*(f"step-{step}" for step in steps), *self.checkpoints]
 
     def _check_rank(self, path: str, experiment: str, overrides: dict[str, Any]) -> None:
@@ -271,8 +310,8 @@ class Study(Section):
         if OFF_POLICY_RANK not in overrides:
             return
         rank = overrides[OFF_POLICY_RANK]
-        if experiment not in RANKED_BY:
-            raise ValueError(f"{path}.{OFF_POLICY_RANK}: only the arms of {' and '.join(RANKED_BY)} can have it")
+        if self.experiments[experiment].builds_on is None:
+            raise ValueError(f"{path}.{OFF_POLICY_RANK}: {experiment} builds on no sweep whose arms could be ranked")
         few = self.selection.best_few
         if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= few:
             raise ValueError(f"{path}.{OFF_POLICY_RANK}: {rank!r} is no whole number from 1 to selection.best_few ({few})")
@@ -316,6 +355,9 @@ def load_study(path: Path = PARAMS_FILE) -> Study:
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping of sections at the top. Compare with {STUDIES_FOLDER}/mini.yaml.")
+    folder = values.get("folder", Study.model_fields["folder"].default)
+    if isinstance(folder, str):
+        search_in(Path(folder))
     try:
         return Study.model_validate(values)
     except ValidationError as error:

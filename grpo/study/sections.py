@@ -284,17 +284,47 @@ class KissingNumber(Section):
         return self
 
 
-class Experiment(Section):
-    """The arms of an experiment: name -> what it changes in the configuration. One without arms is left out of the study.
+Method = Literal["grpo", "sft", "expert_iteration"]
+ReportPiece = Literal[
+    "traces",
+    "expert_iteration",
+    "colocated",
+    "staleness",
+    "degenerate_answers",
+    "samples",
+    "wall_clock",
+    "methods",
+    "leaderboard",
+]
 
-    ``last_k``, where it is given, takes the place of ``selection.last_k``.
+
+class Experiment(Section):
+    """A question asked of a method: its arms, and what they start from. One without arms is left out of the study.
+
+    Attributes:
+        title: what the report calls it, if not by its name.
+        method: how its runs are trained; also the section of params.yaml that its arms change.
+        task: the entry of ``tasks`` that its runs are trained on.
+        builds_on: the experiment before, whose winner's values, and all that were won before that, its runs start from.
+        passes_on: what an experiment that builds on this one takes over: the ``winner``'s values, or only the ``ranking`` of
+            its arms, of which an arm with ``off_policy_rank: K`` takes the K-th best.
+        off_policy_only: its winner's values hold for off-policy configurations only; on-policy ones keep their own.
+        last_k: in the place of ``selection.last_k``.
+        resources: the entry of ``resources`` that a scheduler reserves for a run, as dvc.yaml has it under ``meta``.
+        report: what the report says of it beyond what it says of each; see :mod:`grpo.reporting.pieces`.
+        arms: name -> what it changes in the configuration, simplest first.
     """
 
+    title: str = ""
+    method: Method = "grpo"
+    task: str = "main"
+    builds_on: str | None = None
+    passes_on: Literal["winner", "ranking"] = "winner"
+    off_policy_only: bool = False
     last_k: PositiveInt | None = None
+    resources: str = "train"
+    report: list[ReportPiece] = Field(default_factory=list)
     arms: dict[str, dict[str, Any]]
-
-
-StageKind = Literal["small", "model", "evaluate", "train", "asynchronous", "colocate", "keyword"]
 
 
 class Resources(Section):

@@ -10,7 +10,6 @@ from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.study import paths
 from grpo.study.effective import effective_run
-from grpo.study.experiments import BUILDS_ON, RANKED_BY
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.schema import PARAMS_FILE, STUDIES_FOLDER, Study, load_study, read_yaml
 
@@ -29,13 +28,13 @@ def describe(study: Study) -> str:
     """The study's runs with what each changes; a winner that is not known yet is named by its experiment."""
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, task {study.task.name}, engine {study.engine.name}"]
     for name in study.made:
-        before = [_pinned_or(study, b, "winner") for b in BUILDS_ON[name]]
+        before = [_pinned_or(study, b, "winner") for b in study.needed_selections(name)]
         lines.append(name + (f", builds on {', '.join(before)}" if before else ""))
         for arm, overrides in study.experiments[name].arms.items():
             config = effective_run(study, name, arm, study.seeds[0], []).config
             steps = f"{config.n_steps} steps"
             if OFF_POLICY_RANK in overrides:
-                steps += f", updates as in {RANKED_BY[name]}'s off-policy arm of that rank"
+                steps += f", updates as in {study.experiments[name].builds_on}'s off-policy arm of that rank"
             elif isinstance(config, GrpoConfig):
                 steps += f", {config.updates_per_rollout_batch} update(s) per rollout batch"
             lines.append(f"  {arm}: {overrides}, {steps}")

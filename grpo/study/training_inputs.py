@@ -1,4 +1,4 @@
-"""What runs of a kind share, in one small file that their stages depend on: settings, code and versions that decide results.
+"""What the runs of an experiment share, in one small file that they depend on: settings, code, versions that decide results.
 
 Without it every run's entry in dvc.lock would repeat some hundred lines, and DVC reads and writes the whole lock after each
 stage. Of Python files the syntax tree counts, without docstrings: an edit of a comment trains nothing again.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from grpo.common.files import write_json
+from grpo.common.files import whole_folder, write_json
+from grpo.common.imports import is_import_path, source_of
 from grpo.study import paths
+from grpo.study.effective import effective_run
 from grpo.study.environment import ROOT, packages, pins
-from grpo.study.experiments import Method
+from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
+from grpo.study.sections import Method
 
 # Of an evaluation that is no part of a run: what it had finished before a kill counts only with the same code. dvc.yaml names
 # it as deps of the stages that evaluate, besides the texts of their prompts.
@@ -50,47 +54,69 @@ SHARED_CODE = (
     "grpo/rollout",
     "grpo/tasks/formats.py",
     "grpo/training/divergence.py",
-    "grpo/learner/learner.py",
     "grpo/training/make.py",
-    "grpo/learner/microbatches.py",
-    "grpo/learner/optimizer.py",
     "grpo/training/order.py",
-    "grpo/learner/packing.py",
     "grpo/training/run.py",
     "grpo/training/session.py",
     "grpo/training/step.py",
     "grpo/training/validation.py",
-    "grpo/learner/distributed.py",
 )
-# And of each kind of run: the section of params.yaml with its settings, and its own code.
-CODE: dict[str, tuple[Method, tuple[str, ...]]] = {
-    "grpo": ("grpo", ("grpo/training/grpo.py",)),
-    "keyword": (
-        "grpo",
-        (
-            "grpo/tasks/prompts/keyword.prompt",
-            "grpo/tasks/keyword.py",
-            "grpo/evaluation/keyword_dataset.py",
-            "grpo/training/grpo.py",
-        ),
-    ),
-    "asynchronous": ("grpo", ("grpo/training/asynchronous",)),
-    "sft": ("sft", ("grpo/training/sft.py",)),
-    "expert_iteration": ("expert_iteration", ("grpo/training/expert_iteration.py",)),
+# And of each method.
+METHOD_CODE: dict[Method, tuple[str, ...]] = {
+    "grpo": ("grpo/training/grpo.py",),
+    "sft": ("grpo/training/sft.py",),
+    "expert_iteration": ("grpo/training/expert_iteration.py",),
 }
+ASYNCHRONOUS_CODE = ("grpo/training/asynchronous",)
+TASK_CODE = {"keyword": ("grpo/tasks/prompts/keyword.prompt", "grpo/tasks/keyword.py", "grpo/evaluation/keyword_dataset.py")}
 
 
 def write_training_inputs(study: Study) -> None:
-    """Write data/training_inputs/KIND.json, and software.json with the pinned versions for stages that are no runs."""
+    """Write data/training_inputs/EXPERIMENT.json, and software.json with the pinned versions for stages that are no runs."""
     settings, code = shared_settings(study), code_digests(Path(), SHARED_CODE)
-    for kind, (method, own) in CODE.items():
-        content = {
-            "settings": settings | {method: getattr(study, method).model_dump()},
-            "code": code | code_digests(Path(), own),
-            "software": pins(packages(study, asynchronous=kind == "asynchronous")),
-        }
-        write_json(paths.TRAINING_INPUTS / f"{kind}.json", content)
-    write_json(paths.PINNED_SOFTWARE, pins(packages(study)))
+    with whole_folder(paths.TRAINING_INPUTS) as folder:
+        for name in study.made:
+            entry, configs = study.experiments[name], configs_of(study, name)
+            asynchronous = any(isinstance(config, GrpoConfig) and config.asynchronous is not None for config in configs)
+            own = (*METHOD_CODE[entry.method], *(ASYNCHRONOUS_CODE if asynchronous else ()), *TASK_CODE.get(entry.task, ()))
+            content = {
+                "settings": settings | {entry.method: study.defaults(entry.method).model_dump()},
+                "code": code | code_digests(Path(), own) | code_of_the_study(configs),
+                "software": pins(packages(study, asynchronous)),
+            }
+            write_json(folder / f"{name}.json", content)
+        write_json(folder / paths.PINNED_SOFTWARE.name, pins(packages(study)))
+
+
+def configs_of(study: Study, experiment: str) -> list[RunConfig]:
+    """The configuration of each arm of an experiment, as far as it is known before there are winners."""
+    return [effective_run(study, experiment, arm, study.seeds[0], []).config for arm in study.experiments[experiment].arms]
+
+
+def code_of_the_study(configs: Iterable[RunConfig]) -> dict[str, str]:
+    """For each module that a configuration names by an import path, and each that such a one imports from its own folder, the
+    digest of what it says.
+
+    Raises:
+        UserError: there is no such module.
+    """
+    named = {value for config in configs for value in config.model_dump().values() if isinstance(value, str)}
+    waiting = [source_of(path) for path in sorted(named) if is_import_path(path)]
+    found: dict[str, str] = {}
+    while waiting:
+        file = waiting.pop()
+        if file.name not in found:
+            found[file.name] = hashlib.sha256(meaning(file)).hexdigest()[:16]
+            waiting += _imported_from_beside(file)
+    return found
+
+
+def _imported_from_beside(file: Path) -> list[Path]:
+    """The modules in the same folder that a module imports."""
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return [path for name in names if (path := file.with_name(f"{name}.py")).exists()]
 
 
 def shared_settings(study: Study) -> dict[str, Any]:
@@ -108,7 +134,8 @@ def shared_settings(study: Study) -> dict[str, Any]:
 
 def code_of_runs() -> dict[str, str]:
     """The code that decides the results of runs of any kind, as :func:`code_digests` gives it."""
-    return code_digests(ROOT, (*SHARED_CODE, *(name for _, own in CODE.values() for name in own)))
+    own = (name for names in (*METHOD_CODE.values(), *TASK_CODE.values()) for name in names)
+    return code_digests(ROOT, (*SHARED_CODE, *own, *ASYNCHRONOUS_CODE))
 
 
 def code_digests(root: Path, names: tuple[str, ...]) -> dict[str, str]:

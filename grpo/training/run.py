@@ -19,7 +19,6 @@ from grpo.results.selection import read_config
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest
 from grpo.study.environment import hardware, packages, software, warn_of_other_versions
-from grpo.study.experiments import ASYNCHRONOUS, KEYWORD, method_of, needed_selections
 from grpo.study.methods import GrpoConfig, SftConfig
 from grpo.study.schema import Study
 from grpo.study.training_inputs import code_of_runs, shared_settings
@@ -32,7 +31,7 @@ from grpo.training.order import choose_examples
 def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     """Everything that a run's results depend on; two runs with equal identities have equal results."""
     return {
-        "method": method_of(run.experiment),
+        "method": run.method,
         "config": run.config.model_dump(),
         "seed": run.seed,
         **shared_settings(study),
@@ -45,7 +44,7 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
 
 def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:
     """The packages that decide the run's results."""
-    return packages(study, asynchronous=run.experiment == ASYNCHRONOUS)
+    return packages(study, asynchronous=isinstance(run.config, GrpoConfig) and run.config.asynchronous is not None)
 
 
 def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
@@ -113,7 +112,7 @@ def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
 
 def _read_data(run: EffectiveRun) -> tuple[list[Any], list[Problem]]:
     """What the run is trained on (problems, or chosen examples), and its validation problems."""
-    if run.experiment == KEYWORD:
+    if run.task == "keyword":
         return read_keyword_problems(run.train), read_keyword_problems(run.validation)
     validation = read_problems(run.validation)
     if isinstance(run.config, SftConfig):
@@ -137,7 +136,7 @@ def _done_by_others(study: Study, run: EffectiveRun) -> bool:
 
 def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> MlflowRun:
     """The run in MLflow; one that was taken over has no metrics of its own there, but names the run that has."""
-    keyword = run.experiment == KEYWORD
+    keyword = run.task == "keyword"
     original = {"same_as": twin, "same_as_run_id": _mlflow_id(twin)} if twin else {}
     return MlflowRun(
         run.experiment,
@@ -146,7 +145,7 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin:
         {
             **study_tags(study, keyword),
             "stage": f"{run.experiment}@{run.arm}-{run.seed}",
-            "method": method_of(run.experiment),
+            "method": run.method,
             "arm": run.arm,
             "taken_over": str(twin is not None).lower(),
             **original,
@@ -189,7 +188,7 @@ def _finished_twin(study: Study, experiment: str, identity: dict[str, Any]) -> s
     Only runs that the study names count: those DVC keeps up to date with the code, leftovers of former arms it does not.
     A run that was itself taken over does not count, as the one that was trained comes before it.
     """
-    for before in needed_selections(experiment):
+    for before in study.needed_selections(experiment):
         for arm in study.experiments[before].arms:
             name = f"{before}/{arm}-{identity['seed']}"
             config = paths.RUNS / name / "config.yaml"

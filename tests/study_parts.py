@@ -1,0 +1,41 @@
+"""The default study's experiments, by the names that the tests use for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.study.methods import OFF_POLICY_RANK
+from grpo.study.schema import load_study
+from grpo.study.sections import Method
+
+SFT = "sft_experiment"
+EXPERT_ITERATION = "expert_iteration_experiment"
+SFT_INITIALIZATION = "grpo_sft_initialization"
+CLIP_ABLATION = "grpo_off_policy_clip_ablation"
+COLOCATE = "grpo_colocate"
+ASYNCHRONOUS = "grpo_async_offpolicy"
+KEYWORD = "grpo_keyword_inclusion"
+
+_STUDY = load_study(Path(__file__).parents[1] / "studies/mini.yaml")
+EXPERIMENTS = {name: experiment.title for name, experiment in _STUDY.experiments.items()}
+# Whose winners' values an experiment's runs start from, and the sweep of which arms take theirs by rank.
+BUILDS_ON = {
+    name: [before for before in _STUDY.needed_selections(name) if _STUDY.experiments[before].passes_on == "winner"]
+    for name in EXPERIMENTS
+}
+RANKED_BY = {
+    name: experiment.builds_on
+    for name, experiment in _STUDY.experiments.items()
+    if experiment.builds_on and any(OFF_POLICY_RANK in arm for arm in experiment.arms.values())
+}
+RESERVED = {name: experiment.resources for name, experiment in _STUDY.experiments.items()}
+
+
+def method_of(experiment: str) -> Method:
+    """How its runs are trained."""
+    return _STUDY.experiments[experiment].method
+
+
+def needed_selections(experiment: str) -> list[str]:
+    """The experiments whose selection its runs know of, first to last."""
+    return _STUDY.needed_selections(experiment)

@@ -29,7 +29,7 @@ from grpo.common.files import write_text
 from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study, load_study, read_yaml
-from grpo.study.sections import Experiment
+from grpo.study.stages import stage_of, unlike_dvc
 from grpo.study.switch import describe
 from grpo.training.run import run_identity
 
@@ -117,7 +117,10 @@ def test_every_experiment_builds_on_the_winners_of_its_chain(mini_study: Study, 
     selections.append(BROAD_RESULT)
     steps = {"sft": "n_sft_steps", "expert_iteration": "n_ei_steps", "grpo": "n_grpo_steps"}[method_of(experiment)]
     arms = {"plain": {steps: 7}}
-    study = mini_study.model_copy(update={"experiments": {experiment: Experiment(arms=arms)}})
+    entries = mini_study.experiments
+    study = mini_study.model_copy(
+        update={"experiments": entries | {experiment: entries[experiment].model_copy(update={"arms": arms})}}
+    )
     run = effective_run(study, experiment, "plain", 0, selections)
     expected = {key for name, key in chain.items() if name in BUILDS_ON[experiment]}
     assert {key for key in keys if getattr(run.config, key, None) == 0.125} == expected
@@ -133,10 +136,10 @@ def test_the_chain_of_experiments() -> None:
     assert needed_selections(fourth) == [first, second, third]
     assert needed_selections(BROAD) == [first, second, third, fourth]
     assert needed_selections(FOCUSED) == [first, second, third, fourth, BROAD]
-    assert needed_selections(CLIP_ABLATION) == [first, second, third, fourth, FOCUSED]
+    assert needed_selections(CLIP_ABLATION) == [first, second, third, fourth, BROAD, FOCUSED]
     assert needed_selections(SFT) == needed_selections(EXPERT_ITERATION) == needed_selections(KEYWORD) == []
     for experiment in ("grpo_prompt_ablation", "grpo_sft_initialization", "grpo_kl_divergence"):
-        assert needed_selections(experiment) == [first, second, third, fourth, FOCUSED, CLIP_ABLATION]
+        assert needed_selections(experiment) == [first, second, third, fourth, BROAD, FOCUSED, CLIP_ABLATION]
     assert needed_selections("leaderboard") == [*needed_selections("grpo_prompt_ablation"), "grpo_prompt_ablation"]
 
 
@@ -219,7 +222,9 @@ def test_the_leaderboard_ends_the_chain(mini_study: Study) -> None:
     run = effective_run(mini_study, "leaderboard", "best", 0, selections)
     assert (run.config.prompt, run.sources["prompt"]) == ("r1_zero", "arm best")  # its rules ask for this prompt
     arms = {"free": {"wall_clock_limit_s": 5.0}}
-    study = mini_study.model_copy(update={"experiments": {"leaderboard": Experiment(arms=arms)}})
+    entries = mini_study.experiments
+    entry = entries["leaderboard"].model_copy(update={"arms": arms})
+    study = mini_study.model_copy(update={"experiments": entries | {"leaderboard": entry}})
     free = effective_run(study, "leaderboard", "free", 0, selections)
     assert (free.config.prompt, free.config.wall_clock_limit_s) == ("question_only", 5.0)
 
@@ -264,14 +269,14 @@ def refused(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name not in RANKED_BY])
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if not needed_selections(name)])
 def test_off_policy_rank_is_refused_where_there_is_no_sweep_before(tmp_path: Path, experiment: str) -> None:
     def edit(values: dict[str, Any]) -> None:
         values["experiments"][experiment]["arms"]["extra"] = {"off_policy_rank": 1}
 
     message = refused(tmp_path, edit)
     assert f"experiments.{experiment}.arms.extra.off_policy_rank" in message
-    assert FOCUSED in message and CLIP_ABLATION in message
+    assert f"{experiment} builds on no sweep" in message
 
 
 @pytest.mark.parametrize("experiment", list(RANKED_BY))
@@ -321,14 +326,67 @@ def test_an_arms_own_values_are_checked_beside_its_rank(tmp_path: Path) -> None:
     assert f"experiments.{FOCUSED}.arms.odd: n_grpo_stepz: unknown key" in refused(tmp_path, edit)
 
 
-@pytest.mark.parametrize("changed", ["grpo_kl_divergence", "leaderboard", "grpo_sft_initialization"])
-def test_a_study_holds_all_experiments_and_no_others(tmp_path: Path, changed: str) -> None:
-    assert f"missing {changed}" in refused(tmp_path, lambda values: values["experiments"].pop(changed))
+def with_entry(name: str, **entry: Any) -> Any:
+    """An edit that adds an experiment of one arm."""
 
-    def rename(values: dict[str, Any]) -> None:
-        values["experiments"]["grpo_extra"] = values["experiments"].pop(changed)
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][name] = {"arms": {"plain": {}}} | entry
+        values["select_in"].append(name)
 
-    assert f"missing {changed}; unknown grpo_extra" in refused(tmp_path, rename)
+    return edit
+
+
+def test_an_experiment_that_is_added_tells_what_its_stage_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And DVC takes that stage as it is."""
+    from dvc.repo import Repo
+
+    study = edited(tmp_path, with_entry("grpo_extra", title="More of it", builds_on="grpo_baselines", resources="colocate"))
+    assert study.needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    (told,) = unlike_dvc(study)
+    assert told.startswith("dvc.yaml: experiments.grpo_extra has no stage. Add this")
+    text = (tmp_path / "dvc.yaml").read_text()
+    (tmp_path / "dvc.yaml").write_text(
+        text.replace("  kissing_number:\n", f"{stage_of(study, 'grpo_extra')}\n  kissing_number:\n", 1)
+    )
+    assert unlike_dvc(study) == []
+    (tmp_path / "study.yaml").rename(tmp_path / "params.yaml")
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    with Repo.init(no_scm=True) as repo:
+        (run,) = [
+            stage for stage in repo.index.stages if stage.addressing.startswith("grpo_extra@") and "-1" in stage.addressing
+        ]
+    assert run.cmd == "grpo train grpo_extra plain --seed 1"
+    assert "reports/select/grpo_baselines.json" in [str(dep) for dep in run.deps]
+
+
+def test_what_dvc_says_otherwise_is_told(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert unlike_dvc(mini_study) == []
+    entries = mini_study.experiments
+    other = entries["grpo_colocate"].model_copy(update={"builds_on": "grpo_baselines", "resources": "train"})
+    fewer = {name: entry for name, entry in entries.items() if name != "leaderboard"}
+    told = unlike_dvc(mini_study.model_copy(update={"experiments": fewer | {"grpo_colocate": other}}))
+    assert [line.split(".")[0:2] for line in told] == [["dvc", "yaml: grpo_colocate"]] * 2 + [
+        ["dvc", "yaml: the stage leaderboard has no entry under experiments in params"]
+    ]
+    assert "lacks reports/select/grpo_baselines.json" in told[0] and "colocate, but" in told[1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"builds_on": "grpo_x"}, "builds_on: grpo_x is no experiment (known: "),
+        ({"builds_on": "grpo_extra"}, "builds_on: grpo_extra stands after it: move it up"),
+        ({"builds_on": SFT}, f"builds_on: {SFT} is trained by sft, whose values grpo has not"),
+        ({"resources": "huge"}, "resources: no 'huge' under resources (known: small, "),
+        ({"report": ["poem"]}, "report.0"),
+        ({"method": "dpo"}, "method"),
+    ],
+)
+def test_an_entry_that_fits_nothing_is_refused(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
+    assert f"experiments.grpo_extra.{message}" in refused(tmp_path, with_entry("grpo_extra", **entry))
 
 
 def leaving_out(*names: str, listed: bool = False) -> Any:
@@ -491,7 +549,6 @@ def test_dvc_names_everything_that_a_run_depends_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     expected: set[str] = set()
-    kinds: set[str] = set()
     for experiment in EXPERIMENTS:
         method = method_of(experiment)
         study = mini_study
@@ -506,12 +563,11 @@ def test_dvc_names_everything_that_a_run_depends_on(
         deps = stages[experiment]["deps"]
         for read in (run.model, run.train, run.validation):
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)
-        kind = {ASYNCHRONOUS: "asynchronous", KEYWORD: "keyword"}.get(experiment, method)
-        kinds.add(kind)
-        assert f"data/training_inputs/{kind}.json" in deps
+        assert f"data/training_inputs/{experiment}.json" in deps
         assert sum(dep.startswith("data/training_inputs") for dep in deps) == 1
-    assert set(stages["training_inputs"]["params"]) == expected
-    assert set(stages["training_inputs"]["outs"]) == {f"data/training_inputs/{kind}.json" for kind in (*kinds, "software")}
+    assert set(stages["training_inputs"]["params"]) == expected | {"experiments"}
+    assert stages["training_inputs"]["outs"] == ["data/training_inputs"]
+    assert "${folder}" in stages["training_inputs"]["deps"]
 
 
 def test_a_runs_identity_changes_with_each_file_that_it_reads(

@@ -43,26 +43,21 @@ def new_arm(experiment: str, **overrides: Any) -> Edit:
 # ---------------------------------------------------------------------------------------------------------- start_from
 
 
-@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != SFT_INITIALIZATION])
-def test_only_arms_of_sft_initialization_start_from_a_checkpoint(tmp_path: Path, experiment: str) -> None:
-    needed: dict[str, dict[str, Any]] = {KEYWORD: {"prompt": "keyword"}, ASYNCHRONOUS: {"asynchronous": {}}}
-    overrides = {"start_from": f"{SFT}/all/last"} | needed.get(experiment, {})
-    message = refused(tmp_path, new_arm(experiment, **overrides))
-    path = f"experiments.{experiment}.arms.extra"
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != KEYWORD])
+def test_any_grpo_arm_may_start_from_a_checkpoint_of_fine_tuning(tmp_path: Path, experiment: str) -> None:
+    arm = new_arm(experiment, start_from=f"{SFT}/all/last")
     if method_of(experiment) == "grpo":
-        assert f"{path}.start_from: only the arms of {SFT_INITIALIZATION} can have it" in message
+        study = edited(tmp_path, arm)
+        assert effective_run(study, experiment, "extra", 0, []).model == Path(f"data/checkpoints/{SFT}/all-0/last")
+        assert SFT in study.needed_experiments(experiment)
     else:
-        assert f"{path}: start_from: unknown key" in message
+        assert f"experiments.{experiment}.arms.extra: start_from: unknown key" in refused(tmp_path, arm)
 
 
-@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if method_of(name) == "grpo" and name != KEYWORD])
-def test_all_arms_of_one_experiment_are_asynchronous_and_no_others(tmp_path: Path, experiment: str) -> None:
-    right = {"asynchronous": {"max_policy_lag": 2}}
-    with_it, without = (right, {}) if experiment == ASYNCHRONOUS else ({}, right)
-    study = edited(tmp_path, new_arm(experiment, **with_it))
-    assert study.experiments[experiment].arms["extra"] == with_it
-    message = refused(tmp_path, new_arm(experiment, **without))
-    assert f"experiments.{experiment}.arms.extra: asynchronous: " in message
+def test_any_grpo_arm_may_be_asynchronous(tmp_path: Path) -> None:
+    study = edited(tmp_path, new_arm("grpo_baselines", asynchronous={"max_policy_lag": 2}))
+    config = effective_run(study, "grpo_baselines", "extra", 0, []).config
+    assert isinstance(config, GrpoConfig) and config.asynchronous is not None and config.asynchronous.max_policy_lag == 2
 
 
 def test_an_asynchronous_setting_is_refused_with_its_path(tmp_path: Path) -> None:
@@ -104,7 +99,10 @@ def test_a_start_is_one_of_the_checkpoints_that_are_kept(tmp_path: Path, kept: l
     ]
     for start in wrong:
         message = refused(tmp_path, edit(start))
-        assert f"experiments.{SFT_INITIALIZATION}.arms.extra.start_from: {start!r} is no checkpoint that {SFT} keeps" in message
+        assert (
+            f"experiments.{SFT_INITIALIZATION}.arms.extra.start_from: {start!r} is no checkpoint that an arm of supervised"
+            in message
+        )
         assert f"(known: {', '.join(known)}); keep_steps keeps more" in message
 
 
@@ -141,13 +139,13 @@ def test_steps_after_the_last_cannot_be_kept(tmp_path: Path, steps: list[int], l
 @pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != KEYWORD])
 def test_the_keyword_prompt_is_for_its_experiment_only(tmp_path: Path, experiment: str) -> None:
     message = refused(tmp_path, new_arm(experiment, prompt="keyword"))
-    assert f"experiments.{experiment}.arms.extra: prompt: keyword is for {KEYWORD} only" in message
+    assert f"experiments.{experiment}.arms.extra: prompt: keyword is no prompt of the task main" in message
 
 
 @pytest.mark.parametrize("overrides", [{}, {"prompt": "r1_zero"}])
 def test_the_keyword_experiment_needs_its_prompt(tmp_path: Path, overrides: dict[str, Any]) -> None:
     message = refused(tmp_path, new_arm(KEYWORD, **overrides))
-    assert f"experiments.{KEYWORD}.arms.extra: prompt: must be keyword" in message
+    assert f"experiments.{KEYWORD}.arms.extra: prompt: r1_zero is no prompt of the task keyword" in message
 
 
 # --------------------------------------------------------------------------------------------------- methods and last_k

@@ -87,7 +87,7 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
         raise UserError(f"seeds: {seed} is not among {study.seeds}. Add it to params.yaml, or choose one of these.")
     config = study.defaults(entry.method)
     sources = {key: "study" if key in config.model_fields_set else "default" for key in type(config).model_fields}
-    for winner in selections:
+    for winner in (s for s in selections if s["experiment"] in study.needed_selections(experiment)):
         won = study.experiments[winner["experiment"]]
         on_policy = isinstance(config, GrpoConfig) and config.updates_per_rollout_batch == 1
         if won.passes_on != "winner" or (won.off_policy_only and on_policy):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import load_study
-from grpo.study.sections import Method
+from grpo.study.sections import Experiment, Method
 
 SFT = "sft_experiment"
 EXPERT_ITERATION = "expert_iteration_experiment"
@@ -29,6 +30,11 @@ RANKED_BY = {
     if experiment.builds_on and any(OFF_POLICY_RANK in arm for arm in experiment.arms.values())
 }
 RESERVED = {name: experiment.resources for name, experiment in _STUDY.experiments.items()}
+
+
+def entry(experiment: str, **changes: Any) -> Experiment:
+    """The default study's entry of an experiment, with these values in the place of its own."""
+    return _STUDY.experiments[experiment].model_copy(update=changes)
 
 
 def method_of(experiment: str) -> Method:

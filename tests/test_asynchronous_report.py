@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
-from study_parts import ASYNCHRONOUS, COLOCATE, EXPERIMENTS
+from study_parts import ASYNCHRONOUS, COLOCATE
 
-from grpo.reporting import timing
+from grpo.reporting import pieces, timing
 from grpo.reporting.asynchronous import (
     arms_in_order,
     discuss_asynchronous,
@@ -579,7 +579,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Run]]:
     seconds = {"one_update": 2.0, "several_updates": 3.0, "lag_0": 2.5, "lag_1": 1.0}
     parts = {"rollout_s": 1.0, "scoring_s": 0.0, "training_s": 1.0, "synchronization_s": 0.0, "evaluation_s": 100.0}
     monkeypatch.setattr(timing, "read_timing", lambda run: timing_of(*[seconds[run.arm]] * 8, **parts))
-    monkeypatch.setattr(timing, "read_runs", lambda _, experiment: runs[experiment])
+    for module in (timing, pieces):
+        monkeypatch.setattr(module, "read_runs", lambda _, experiment: runs[experiment])
     return runs
 
 
@@ -599,13 +600,8 @@ def test_training_seconds_and_gpu_hours(timed: dict[str, list[Run]], mini_study:
     assert [(row["seconds"], row["training_seconds"], row["gpu_hours"]) for row in rows] == [(360, 16, 0.2), (360, 8, 0.3)]
 
 
-def test_gpu_hours_are_of_what_dvc_reserves() -> None:
-    stages = read_yaml(REPOSITORY / "dvc.yaml")["stages"]
-    assert {e: stages[e]["meta"]["resources"] for e in EXPERIMENTS} == {e: timing.RESERVED.get(e, "train") for e in EXPERIMENTS}
-
-
 def test_both_experiments_are_drawn_over_wall_clock_time(timed: dict[str, list[Run]], mini_study: Study) -> None:
-    assert {COLOCATE, ASYNCHRONOUS} <= set(timing.OVER_WALL_CLOCK)
+    assert {COLOCATE, ASYNCHRONOUS} <= set(mini_study.with_report("wall_clock"))
     assert list(timing.curves_of(mini_study, COLOCATE)) == ["one_update", "several_updates"]
     arms = timing.curves_of(mini_study, ASYNCHRONOUS)
     assert list(arms) == ["lag_0", "lag_1", "one_update, one process"]
@@ -648,11 +644,6 @@ def test_the_page_where_arms_are_missing(timed: dict[str, list[Run]]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- dvc.yaml
-
-
-def test_dvc_plots_the_curves_of_every_experiment() -> None:
-    plots = [next(iter(plot)) for plot in read_yaml(REPOSITORY / "dvc.yaml")["plots"]]
-    assert plots == [f"reports/curves/{name}.csv" for name in (*EXPERIMENTS, "kissing_number")]
 
 
 def test_dvc_draws_again_when_this_code_changes() -> None:

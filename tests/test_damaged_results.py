@@ -14,7 +14,7 @@ from grpo.common.files import read_text, write_text
 from grpo.common.records import read_examples, read_problems
 from grpo.evaluation.compare import read_scores
 from grpo.evaluation.keyword_dataset import read_keyword_problems
-from grpo.reporting import kissing_number, writeup
+from grpo.reporting import kissing_number, pieces, writeup
 from grpo.reporting.timing import read_timing
 from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_selection
 from grpo.results.selection import read_selections
@@ -69,7 +69,7 @@ READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
     "winner": (
         Path("reports/select/grpo_learning_rate.json"),
         '{"experiment": "grpo_learning_rate", "winner": "a", "overrides": {}, "before": []}\n',
-        lambda _: read_selections("grpo_baselines"),
+        lambda study: read_selections(study, "grpo_baselines"),
         GIT,
         "select@grpo_learning_rate",
     ),
@@ -112,7 +112,7 @@ READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
     "report of the traces": (
         Path("reports/sft_dataset.json"),
         '{"examples": 1, "correct": 1, "digest": "a"}\n',
-        lambda _: writeup._sft_report(),
+        lambda _: pieces.sft_report(),
         GIT,
         "sft_dataset",
     ),

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from state_parts import saved_every
+from study_parts import entry
 
 from grpo.common.errors import ToBeResumed
 from grpo.common.records import Problem
@@ -26,7 +27,7 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
-from grpo.study.sections import Divergence, Experiment
+from grpo.study.sections import Divergence
 from grpo.tasks.rewards import score_each
 from grpo.tracking.run_log import RunLog
 from grpo.training.divergence import divergence
@@ -245,7 +246,7 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
             "grpo": CONFIG.model_copy(update=changes),
             "evaluation": mini_study.evaluation.model_copy(update={"every": 2, "problems": 64, "max_tokens": 6}),
             "divergence": rules,
-            "experiments": {"grpo_learning_rate": Experiment(arms={"arm": {}})},
+            "experiments": {"grpo_learning_rate": entry("grpo_learning_rate", arms={"arm": {}})},
         }
         study = mini_study.model_copy(update=changed)
         run = effective_run(study, "grpo_learning_rate", "arm", 0, [])

@@ -13,7 +13,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from study_parts import ASYNCHRONOUS, COLOCATE
 
-from grpo.reporting import figures, timing
+from grpo.reporting import figures, pieces, timing
 from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.figures import draw_experiment, save_figure
 from grpo.reporting.fine_tuning import draw_by_examples
@@ -49,7 +49,7 @@ def test_every_arm_is_drawn_and_can_be_told_from_the_others(
 ) -> None:
     """Nine arms are in the broad sweeps of the real studies, and there were eight colours."""
     runs = [made_up(f"arm_{i}", i) for i in range(count)]
-    figure = draw_experiment(SWEEP, runs, {"winner": "arm_0"})
+    figure = draw_experiment(mini_study, SWEEP, runs, {"winner": "arm_0"})
     for axis in figure.axes:
         assert len(axis.lines) == len(set(looks(axis))) == count
     heights = [line.get_ydata()[-1] for line in figure.axes[0].lines]  # type: ignore[index]
@@ -89,11 +89,12 @@ def test_the_arm_beside_the_asynchronous_ones_takes_nobodys_look(mini_study: Stu
         name: [made_up(arm, i, name) for i, arm in enumerate(mini_study.experiments[name].arms)]
         for name in (COLOCATE, ASYNCHRONOUS)
     }
-    monkeypatch.setattr(timing, "read_runs", lambda _, experiment: runs[experiment])
+    for module in (timing, pieces):
+        monkeypatch.setattr(module, "read_runs", lambda _, experiment: runs[experiment])
     monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
     arms = timing.curves_of(mini_study, ASYNCHRONOUS)
     over_time = timing.draw_curves_over_wall_clock("title", arms, timing.looks_of(mini_study, arms)).axes[0]
-    own = draw_experiment(ASYNCHRONOUS, runs[ASYNCHRONOUS], {"winner": "lag_0"}).axes[0]
+    own = draw_experiment(mini_study, ASYNCHRONOUS, runs[ASYNCHRONOUS], {"winner": "lag_0"}).axes[0]
     assert looks(over_time)[: len(own.lines)] == looks(own)
     assert over_time.lines[-1].get_label() == "one_update, one process"
     assert len(set(looks(over_time))) == len(over_time.lines) == len(own.lines) + 1

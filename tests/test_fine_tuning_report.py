@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
-from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION
+from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entry
 
 from grpo.reporting import figures, timing
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples, examples_of
 from grpo.reporting.keyword import discuss_keyword
 from grpo.results.runs import Run
 from grpo.study.schema import Study
-from grpo.study.sections import Experiment
 
 PROBLEMS = 100
 
@@ -294,7 +293,7 @@ def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.setattr(timing, "read_timing", read_timing)
     names = (SFT, EXPERT_ITERATION, SFT_INITIALIZATION)
     last_k = {SFT: None, EXPERT_ITERATION: 1, SFT_INITIALIZATION: None}
-    changed = {name: Experiment(last_k=last_k[name], arms={run.arm: {} for run in runs[name]}) for name in names}
+    changed = {name: entry(name, last_k=last_k[name], arms={run.arm: {} for run in runs[name]}) for name in names}
     selection = mini_study.selection.model_copy(update={"last_k": 2})
     return mini_study.model_copy(update={"experiments": mini_study.experiments | changed, "selection": selection})
 
@@ -371,19 +370,23 @@ GRPO_ROLLOUTS = ["train/format_reward", "train/zero_signal_fraction", "clip_frac
         ("grpo_baselines", [name for name in UPDATE if name != "mean_nll"] + GRPO_ROLLOUTS, MEASURED, "GRPO step"),
     ],
 )
-def test_panels_show_what_the_runs_log(experiment: str, history: list[str], validation: list[str], axis: str) -> None:
+def test_panels_show_what_the_runs_log(
+    mini_study: Study, experiment: str, history: list[str], validation: list[str], axis: str
+) -> None:
     run = columns_of(experiment, history, validation)
-    panels = figures.panels_of(experiment, [run])
+    panels = figures.panels_of(mini_study, experiment, [run])
     assert len({(table, column) for table, column, _ in panels}) == 6
     assert all(column in getattr(run, table) for table, column, _ in panels)
-    figure = figures.draw_experiment(experiment, [run], {"winner": "arm"})
+    figure = figures.draw_experiment(mini_study, experiment, [run], {"winner": "arm"})
     assert len(figure.axes) == 7
     assert {drawn.get_xlabel() for drawn in figure.axes} == {axis}
 
 
-def test_a_step_that_trained_nothing_leaves_a_gap(tmp_path: Path) -> None:
+def test_a_step_that_trained_nothing_leaves_a_gap(mini_study: Study, tmp_path: Path) -> None:
     """Its numbers are NaN; the figure is drawn all the same."""
     run = columns_of(EXPERT_ITERATION, UPDATE + ROLLOUTS, MEASURED)
     run.history.loc[1, ["mean_nll", "gradient_norm"]] = np.nan
-    figures.save_figure(figures.draw_experiment(EXPERT_ITERATION, [run], {"winner": "arm"}), tmp_path / "figure.png")
+    figures.save_figure(
+        figures.draw_experiment(mini_study, EXPERT_ITERATION, [run], {"winner": "arm"}), tmp_path / "figure.png"
+    )
     assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from study_parts import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
 
 from grpo.study.environment import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.study.schema import Study, read_yaml
@@ -35,6 +36,7 @@ WITHOUT_A_SAY = {
     "grpo",
     "grpo.study.environment",
     "grpo.common",
+    "grpo.common.imports",
     "grpo.results",
     "grpo.study",
     "grpo.tracking",
@@ -65,7 +67,9 @@ WITHOUT_A_SAY = {
 def test_dvc_yaml_names_the_same_code() -> None:
     deps = read_yaml(ROOT / "dvc.yaml")["stages"]["training_inputs"]["deps"]
     pinned = {CONSTRAINTS, VLLM_ON_CPU, PROJECT}
-    assert sorted(deps) == sorted({*ALL_CODE, "grpo/study/training_inputs.py", "grpo/study/environment.py", *pinned})
+    assert sorted(deps) == sorted(
+        {"${folder}", *ALL_CODE, "grpo/study/training_inputs.py", "grpo/study/environment.py", *pinned}
+    )
 
 
 def test_every_module_that_a_run_loads_is_accounted_for() -> None:
@@ -193,12 +197,12 @@ def test_an_edit_of_the_keyword_task_concerns_its_own_runs_only(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "grpo", tmp_path / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
     before = written()
-    assert set(before) == {"grpo", "keyword", "asynchronous", "sft", "expert_iteration", "software"}
+    assert set(before) == {*EXPERIMENTS, "software"}
     for file in ("tasks/keyword.py", "evaluation/keyword_dataset.py", "tasks/prompts/keyword.prompt"):
         with (tmp_path / "grpo" / file).open("a") as opened:
             opened.write("\nADDED = 1\n")
         after = written()
-        assert {kind for kind in before if before[kind] != after[kind]} == {"keyword"}, file
+        assert {kind for kind in before if before[kind] != after[kind]} == {KEYWORD}, file
         before = after
     with (tmp_path / "grpo/learner/learner.py").open("a") as opened:
         opened.write("\nADDED = 1\n")
@@ -246,11 +250,11 @@ def test_other_files_count_as_they_are(tmp_path: Path) -> None:
 
 
 def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def written(study: Study | None, method: str = "grpo") -> dict[str, dict[str, object]]:
-        """What a method's runs share; of the study before, if there is none."""
+    def written(study: Study | None, experiment: str = "grpo_learning_rate") -> dict[str, dict[str, object]]:
+        """What an experiment's runs share; of the study before, if there is none."""
         if study is not None:
             write_training_inputs(study)
-        content: dict[str, dict[str, object]] = json.loads(Path(f"data/training_inputs/{method}.json").read_text())
+        content: dict[str, dict[str, object]] = json.loads(Path(f"data/training_inputs/{experiment}.json").read_text())
         return content
 
     monkeypatch.chdir(tmp_path)
@@ -258,16 +262,16 @@ def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkey
     first = written(mini_study)
     shared = {"engine", "learner", "divergence", "evaluation", "threads", "checkpoints", "gpu_memory_utilization"}
     code = {"grpo/learner/learner.py", "grpo/tasks/prompts/r1_zero.prompt", "grpo/grader/grader.py"}
-    own = {"grpo": "grpo/training/grpo.py", "keyword": "grpo/tasks/keyword.py", "sft": "grpo/training/sft.py"}
-    own["expert_iteration"] = "grpo/training/expert_iteration.py"
-    own["asynchronous"] = "grpo/training/asynchronous/loop.py"
+    own = {"grpo_baselines": "grpo/training/grpo.py", KEYWORD: "grpo/tasks/keyword.py", SFT: "grpo/training/sft.py"}
+    own[EXPERT_ITERATION] = "grpo/training/expert_iteration.py"
+    own[ASYNCHRONOUS] = "grpo/training/asynchronous/loop.py"
     for kind, loop in own.items():
         content = written(None, kind)
-        assert set(content["settings"]) == {"grpo" if kind in {"asynchronous", "keyword"} else kind, *shared}
+        assert set(content["settings"]) == {method_of(kind), *shared}
         assert {loop, *code} <= set(content["code"])
-    assert not {own["sft"], own["expert_iteration"], own["asynchronous"]} & set(first["code"])
-    sft = written(None, "sft")
-    assert own["grpo"] not in sft["code"]
+    assert not {own[SFT], own[EXPERT_ITERATION], own[ASYNCHRONOUS]} & set(first["code"])
+    sft = written(None, SFT)
+    assert own["grpo_baselines"] not in sft["code"]
     assert written(mini_study) == first
     assert written(mini_study.model_copy(update={"threads": 3}))["settings"] != first["settings"]
     assert written(mini_study.model_copy(update={"divergence": None}))["settings"] != first["settings"]
@@ -275,7 +279,7 @@ def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkey
     # A method's hyperparameters are its own, but for the engine's memory, which whoever samples has from GRPO's.
     slower = mini_study.model_copy(update={"sft": mini_study.sft.model_copy(update={"learning_rate": 1e-9})})
     assert written(slower) == first
-    assert written(None, "sft") != sft
+    assert written(None, SFT) != sft
     shorter = mini_study.model_copy(update={"grpo": mini_study.grpo.model_copy(update={"n_grpo_steps": 1})})
     assert written(shorter) != first
-    assert written(None, "sft") == sft
+    assert written(None, SFT) == sft

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from study_parts import RANKED_BY
+from study_parts import RANKED_BY, entry
 
 from grpo.common.errors import UserError
 from grpo.results.selection import mean_of_last, read_outcomes, read_selections, select, winner_file
 from grpo.study.schema import Study
-from grpo.study.sections import Experiment
 
 EXPERIMENT = "grpo_learning_rate"
 SWEEP = "grpo_off_policy_sweep_broad"
@@ -36,11 +35,11 @@ def study(mini_study: Study) -> Study:
 
 def with_arms(study: Study, experiment: str, arms: dict[str, Any], **selection: Any) -> Study:
     selected = study.selection.model_copy(update={"last_k": 2, "best_few": 2, "pinned": {}} | selection)
-    return study.model_copy(update={"seeds": [0], "experiments": {experiment: Experiment(arms=arms)}, "selection": selected})
+    entries = study.experiments | {experiment: entry(experiment, arms=arms)}
+    return study.model_copy(update={"seeds": [0], "experiments": entries, "selection": selected})
 
 
-def pinned_to(study: Study, arm: str) -> Study:
-    (experiment,) = study.experiments
+def pinned_to(study: Study, arm: str, experiment: str = EXPERIMENT) -> Study:
     return study.model_copy(update={"selection": study.selection.model_copy(update={"pinned": {experiment: arm}})})
 
 
@@ -360,10 +359,10 @@ def test_arms_that_diverged_come_last_in_the_ranking(study: Study) -> None:
 
 def test_a_pinned_arm_leads_the_ranking(study: Study) -> None:
     study = write_sweep(study)
-    assert ranking(pinned_to(study, "two")) == ["two", "four"]
-    assert ranking(pinned_to(study, "once")) == ["four", "eight"]  # not off-policy
+    assert ranking(pinned_to(study, "two", SWEEP)) == ["two", "four"]
+    assert ranking(pinned_to(study, "once", SWEEP)) == ["four", "eight"]  # not off-policy
     study = write_sweep(study, diverged=("two", "four"))
-    assert ranking(pinned_to(study, "two")) == ["two", "eight"]
+    assert ranking(pinned_to(study, "two", SWEEP)) == ["two", "eight"]
 
 
 def test_an_off_policy_winner_stands_first_in_the_ranking(study: Study) -> None:
@@ -421,17 +420,17 @@ def test_a_sweeps_winner_file_changes_with_its_ranking_only(study: Study) -> Non
     assert file(sixteen=0.7) != before
 
 
-def test_selections_of_the_experiments_before_are_read() -> None:
+def test_selections_of_the_experiments_before_are_read(mini_study: Study) -> None:
     def write(experiment: str, *before: dict[str, Any]) -> dict[str, Any]:
         content = {"experiment": experiment, "winner": "low", "overrides": {}}
         Path("reports/select").mkdir(parents=True, exist_ok=True)
         Path(f"reports/select/{experiment}.json").write_text(json.dumps(content | {"before": before}))
         return content
 
-    assert read_selections("grpo_learning_rate") == []
+    assert read_selections(mini_study, "grpo_learning_rate") == []
     with pytest.raises(UserError, match=r"grpo_learning_rate\.json.*select@grpo_learning_rate"):
-        read_selections("grpo_baselines")
+        read_selections(mini_study, "grpo_baselines")
     first = write("grpo_learning_rate")
-    assert read_selections("grpo_baselines") == [first]
+    assert read_selections(mini_study, "grpo_baselines") == [first]
     second = write("grpo_baselines", first)
-    assert read_selections("grpo_length_normalization") == [first, second]
+    assert read_selections(mini_study, "grpo_length_normalization") == [first, second]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from state_parts import never_saved
+from study_parts import entry
 from torch import Tensor
 
 from grpo.common.errors import UserError
@@ -24,7 +25,6 @@ from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import SftConfig
 from grpo.study.schema import Study
-from grpo.study.sections import Experiment
 from grpo.tracking.run_log import RunLog
 from grpo.training.order import choose_examples, items_of_step
 from grpo.training.sft import train_sft
@@ -288,7 +288,7 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
             "seeds": [3],
             "sft": config,
             "evaluation": mini_study.evaluation.model_copy(update={"problems": 4, "every": 1}),
-            "experiments": {"sft_experiment": Experiment(arms={"arm": {}})},
+            "experiments": {"sft_experiment": entry("sft_experiment", arms={"arm": {}})},
         }
     )
     run = effective_run(study, "sft_experiment", "arm", 3, [])
@@ -367,7 +367,7 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monke
             "sft": CONFIG.model_copy(update={"n_sft_steps": 3, "evaluate_every": 1, "prompt": "question_only"}),
             "grpo": mini_study.grpo.model_copy(update=grpo),
             "evaluation": mini_study.evaluation.model_copy(update={"problems": 4, "max_tokens": 6}),
-            "experiments": mini_study.experiments | {name: Experiment(arms=of) for name, of in arms.items()},
+            "experiments": mini_study.experiments | {name: entry(name, arms=of) for name, of in arms.items()},
         }
     )
 

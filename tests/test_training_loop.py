@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 from state_parts import never_saved
+from study_parts import entry
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, write_records
@@ -34,7 +35,7 @@ from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study, read_yaml
-from grpo.study.sections import Experiment, LocalModel
+from grpo.study.sections import LocalModel
 from grpo.tasks.rewards import ScoredBatch, score_each
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.run_log import RunLog
@@ -307,7 +308,7 @@ def tiny_study(mini_study: Study) -> Study:
             "grpo": config,
             "model": LocalModel(source="local", path="unused"),
             "evaluation": mini_study.evaluation.model_copy(update={"every": 2, "problems": 6, "max_tokens": 6}),
-            "experiments": {"grpo_learning_rate": Experiment(arms={"slow": {"learning_rate": 1e-3}})},
+            "experiments": {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}})},
         }
     )
 
@@ -564,7 +565,7 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
         return make_engine(study, folder, model, tokenizer, check_weights, config)
 
     monkeypatch.setattr(session_module, "make_engine", noting)
-    arms = {"grpo_learning_rate": Experiment(arms={"slow": {"gpu_memory_utilization": 0.3}})}
+    arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}
     study = tiny_study.model_copy(
         update={
             "grpo": tiny_study.grpo.model_copy(update={"n_grpo_steps": 1}),
@@ -607,8 +608,8 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", scored)
         arms = {
-            "grpo_learning_rate": Experiment(arms={"slow": {"learning_rate": 1e-3}}),
-            "grpo_baselines": Experiment(arms={"same": {}, "other": {"cliprange": 0.1}}),
+            "grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}}),
+            "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),
         }
         update = {"experiments": arms, "grpo": tiny_study.grpo.model_copy(update=grpo), "checkpoints": ["last", "best"]}
         study = tiny_study.model_copy(update=update | (changes or {}))

@@ -49,18 +49,14 @@ SHARED_CODE = (
     "grpo/tasks/rewards.py",
     "grpo/rollout",
     "grpo/tasks/formats.py",
-    "grpo/training/divergence.py",
-    "grpo/learner/learner.py",
-    "grpo/training/make.py",
-    "grpo/learner/microbatches.py",
-    "grpo/learner/optimizer.py",
+    "grpo/training/context.py",
+    "grpo/training/monitor.py",
     "grpo/training/order.py",
-    "grpo/learner/packing.py",
     "grpo/training/run.py",
-    "grpo/training/session.py",
+    "grpo/training/start.py",
     "grpo/training/step.py",
+    "grpo/training/stopping.py",
     "grpo/training/validation.py",
-    "grpo/learner/distributed.py",
 )
 # And of each kind of run: the section of params.yaml with its settings, and its own code.
 CODE: dict[str, tuple[Method, tuple[str, ...]]] = {

@@ -17,13 +17,14 @@ from grpo.common.files import write_json
 from grpo.common.interruption import left_to_the_leader, stop_after_the_step
 from grpo.common.records import Problem
 from grpo.learner.distributed import World, join_world
+from grpo.learner.losses import bind_loss
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.make import make_engine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import Asynchronous, ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.study.schema import Study
-from grpo.tasks.rewards import score_batch
+from grpo.tasks.rewards import find_reward, score_batch
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.run_log import RunLog, now
 from grpo.training.expert_iteration import train_by_expert_iteration
@@ -60,8 +61,13 @@ def train(
 
     Raises:
         ToBeResumed: the process was told to stop; the run's state is saved.
+        UserError: among others, a loss or a reward of the user's own cannot be called.
     """
     started, began = now(), time.perf_counter()
+    if isinstance(run.config, GrpoConfig):  # what cannot work is told before anything is loaded
+        bind_loss(run.config.loss_type, run.config.loss_options)
+        if run.config.reward is not None:
+            find_reward(run.config.reward)
     with _players(study, run, data, check_weights) as players:
         log = RunLog(folder, mlflow, began, phase_devices(study, run))
         metrics = _play(study, run, players, data, validation_problems, folder, checkpoint, state, log)

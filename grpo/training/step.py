@@ -13,8 +13,9 @@ from grpo.evaluation.evaluate import encode_prompts, grader_timeouts, score_samp
 from grpo.learner.advantages import normalize_scores
 from grpo.learner.learner import Batch, Learner
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
-from grpo.study.methods import GrpoConfig, SamplingConfig
-from grpo.tasks.rewards import ScoreFn
+from grpo.study.methods import GrpoConfig, RunConfig, SamplingConfig
+from grpo.tasks.formats import format_prompt, load_prompt
+from grpo.tasks.rewards import ScoredBatch, ScoreFn, apply_reward
 from grpo.training.order import items_of_step
 
 # One question, its prompt's token ids, and one of its G completions; those of a group side by side.
@@ -48,11 +49,22 @@ def score_rollouts(config: GrpoConfig, sampled: Sampled, score: ScoreFn) -> tupl
     Returns:
         the rollout batch, and what is logged of it.
     """
-    rollouts = score_sampled(score, sampled)
+    rollouts = with_own_reward(config, score_sampled(score, sampled))
     advantages, raw_rewards, rewards = normalize_scores(
         [rollout.rewards for rollout in rollouts], config.group_size, config.advantage_eps, config.use_std_normalization
     )
     return Batch(rollouts, raw_rewards, advantages), rollout_metrics(rewards, rollouts)
+
+
+def with_own_reward(config: RunConfig, rollouts: list[Rollout]) -> list[Rollout]:
+    """The rollouts with the reward of a function of the user's own, where the configuration names one."""
+    if not isinstance(config, GrpoConfig) or config.reward is None:
+        return rollouts
+    template = load_prompt(config.prompt)
+    prompts = [format_prompt(template, r.problem.question) for r in rollouts]
+    by_task = ScoredBatch([r.rewards for r in rollouts], [r.timed_out for r in rollouts])
+    scored = apply_reward(config.reward, prompts, [r.completion for r in rollouts], [r.problem for r in rollouts], by_task)
+    return [replace(r, rewards=rewards) for r, rewards in zip(rollouts, scored.rewards, strict=True)]
 
 
 def rollout_metrics(rewards: dict[str, float], rollouts: list[Rollout]) -> dict[str, float]:

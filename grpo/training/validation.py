@@ -23,6 +23,7 @@ from grpo.study.methods import SamplingConfig, SftConfig, evaluation_steps
 from grpo.study.schema import Study
 from grpo.tracking.run_log import RunLog
 from grpo.training.divergence import divergence
+from grpo.training.step import with_own_reward
 
 SAMPLES = 8  # validation rollouts kept at the first, the middle and the last evaluation
 GENERATIONS = 64  # validation rollouts whose token entropy is measured at each evaluation
@@ -127,7 +128,7 @@ class Validation:
         if isinstance(self.config, SamplingConfig):  # a response that is too long in training is too long here
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self.config.sampling_max_tokens))
         groups = evaluate(self.engine, self.tokenizer, problems, self.config.prompt, sampling, evaluation.seed)
-        return [rollout for (rollout,) in groups]
+        return with_own_reward(self.config, [rollout for (rollout,) in groups])
 
     def _look_at(self, rollouts: list[Rollout]) -> dict[str, float]:
         """Lengths of correct and of incorrect responses, and the mean token entropy (nats) of the first GENERATIONS."""

@@ -180,7 +180,7 @@ class GrpoConfig(SamplingConfig):
         if name is None or name in known:
             return name
         if not is_import_path(name):
-            raise ValueError(f"{name!r} is unknown: expected {''.join(f'{one}, ' for one in known)}or MODULE:NAME of your own")
+            raise ValueError(f"{name!r} is unknown: expected {', '.join((*known, 'MODULE:NAME of your own'))}")
         try:
             source_of(name)
         except UserError as error:
@@ -279,6 +279,14 @@ def evaluation_steps(config: RunConfig, every: int) -> list[int]:
 Config = TypeVar("Config", bound=TrainingConfig)
 
 
+def merged(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with ``overrides`` in their place; another loss does not inherit the options of the former one."""
+    kept = dict(values)
+    if overrides.get("loss_type", values.get("loss_type")) != values.get("loss_type"):
+        kept.pop("loss_options", None)
+    return kept | overrides
+
+
 def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Config:
     """``config`` with ``overrides`` applied and everything checked again.
 
@@ -289,11 +297,8 @@ def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Con
     Raises:
         ValueError: a key that the method does not have, or a value or combination it refuses.
     """
-    former = config.model_dump()
-    if overrides.get("loss_type", former.get("loss_type")) != former.get("loss_type"):
-        former.pop("loss_options", None)  # which were the former loss's
     try:
-        return type(config).model_validate({**former, **overrides})
+        return type(config).model_validate(merged(config.model_dump(), overrides))
     except ValidationError as error:
         lines = [explain(Path(), item).removeprefix(".: ") for item in error.errors()]
         raise ValueError(f"{path}: " + " ".join(lines).rstrip(".")) from error

@@ -20,7 +20,7 @@ from training_parts import scored
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
 from grpo.common.records import Problem, Rollout
-from grpo.evaluation.evaluate import evaluate_vllm
+from grpo.handouts import evaluate_vllm
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.models.hugging_face import Qwen2Config, Qwen2ForCausalLM

@@ -19,7 +19,7 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
 from grpo.study.sections import Evaluation
 from grpo.tasks.formats import format_prompt, load_prompt
-from grpo.tasks.rewards import RewardFn, ScoredBatch, score_batch
+from grpo.tasks.rewards import ScoredBatch, score_batch
 
 Score = Callable[[Sequence[Rollout]], ScoredBatch]
 """Rewards many rollouts at once."""
@@ -224,33 +224,3 @@ def log_generations(
         "response_length_correct": mean([r["response_length"] for r in records if r["answer_reward"] == 1.0]),
         "response_length_incorrect": mean([r["response_length"] for r in records if r["answer_reward"] != 1.0]),
     }
-
-
-def evaluate_vllm(
-    vllm_model: Any,
-    reward_fn: RewardFn,
-    prompts: list[str],
-    eval_sampling_params: Any,
-    ground_truths: list[str],
-    output_path: Path | None = None,
-) -> list[dict[str, Any]]:
-    """Generate with a ``vllm.LLM``, score, and write the results to disk (handout, ``math_baseline``).
-
-    Args:
-        eval_sampling_params: a ``vllm.SamplingParams``.
-        ground_truths: one for each prompt.
-        output_path: JSONL file for the records, if given.
-
-    Returns:
-        for each prompt its response, ground truth and rewards.
-    """
-    outputs = vllm_model.generate(prompts, eval_sampling_params)
-    records = []
-    for prompt, output, ground_truth in zip(prompts, outputs, ground_truths, strict=True):
-        response = output.outputs[0].text
-        records.append(
-            {"prompt": prompt, "response": response, "ground_truth": ground_truth, **reward_fn(response, ground_truth)}
-        )
-    if output_path is not None:
-        write_text(output_path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-    return records

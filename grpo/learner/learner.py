@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.common.errors import UserError
 from grpo.common.records import Rollout
 from grpo.learner.distributed import World
 from grpo.learner.kl import estimate_kl
-from grpo.learner.losses import grpo_microbatch_train_step, sft_microbatch_train_step
-from grpo.learner.masking import response_weights
+from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
+from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import Ids, Microbatch, packed_microbatches, padded_microbatches
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.learner.optimizer import Optimizer
@@ -35,6 +36,11 @@ _MEANS = (  # over a train batch's response tokens
     "importance_mean",
     "importance_capped",
 )
+# What is in history.csv anyway, whatever the loss.
+_COLUMNS = {
+    *("step", "update", "loss", "gradient_norm", "ratio_min", "ratio_max", "mismatch_max", "skipped_update", "learning_rate"),
+    *_MEANS,
+}
 
 
 class Learner:
@@ -72,6 +78,10 @@ class Learner:
         self.reference_home = "cpu" if offload_reference else model.device
         if self.reference is not None:
             self.reference.to(self.reference_home)
+        if isinstance(config, GrpoConfig):
+            self.loss, self.own_metrics = bind_loss(config.loss_type, config.loss_options)
+            if taken := [name for name in self.own_metrics if name in _COLUMNS]:
+                raise UserError(f"loss_type: {config.loss_type} measures {', '.join(taken)}, as the learner does: rename it.")
         self.optimizer = Optimizer(model, config.learning_rate, optimizer)
         self.world = world or World()
 
@@ -105,7 +115,7 @@ class Learner:
             clipped tokens, and mean, smallest and largest ratio pi / pi_old; between the engine's and the learner's
             log-probabilities under the sampling weights mean and largest absolute difference, share of tokens above
             :data:`grpo.learner.mismatch.NOTICEABLE`, and the sampled KL; with ``importance_cap`` the mean weight and the
-            share of tokens at the cap; ``skipped_update`` (1 or 0).
+            share of tokens at the cap; ``skipped_update`` (1 or 0); means of what the loss measures itself.
         """
         return self._on_all_ranks("_update", rollouts)  # type: ignore[no-any-return]
 
@@ -185,7 +195,7 @@ class Learner:
             config.micro_train_batch_size,
             config.sampling_max_tokens,
         )
-        sums = dict.fromkeys(("loss", "tokens", *_MEANS), 0.0)
+        sums = dict.fromkeys(("loss", "tokens", *_MEANS, *self.own_metrics), 0.0)
         extremes = {"ratio_min": float("inf"), "ratio_max": float("-inf"), "mismatch_max": 0.0}
         for micro in self._microbatches(self.model, prompts, responses):
             self._backward(
@@ -202,6 +212,7 @@ class Learner:
             **over_all,
             "skipped_update": 0.0 if taken else 1.0,
             "learning_rate": self.optimizer.learning_rate,
+            **{name: sums[name] / max(1.0, sums["tokens"]) for name in self.own_metrics},
         }
 
     def _backward(
@@ -220,30 +231,33 @@ class Learner:
         importance = torch.ones_like(old)
         if config.importance_cap is not None:
             importance = importance_weights(old, engine, config.importance_cap)
-        loss, metadata = grpo_microbatch_train_step(
+        inputs = LossInputs(
             micro.log_probs,
-            mask,
-            config.gradient_accumulation_steps,
-            config.loss_type,
-            raw_rewards=_column(rollout.rewards["reward"] for rollout in rollouts).to(mask.device),
+            old,
             advantages=_column(rollout.advantage for rollout in rollouts).to(mask.device),
-            old_log_probs=old,
+            raw_rewards=_column(rollout.rewards["reward"] for rollout in rollouts).to(mask.device),
+            mask=mask,
             cliprange=config.cliprange,
-            weights=weights * importance,
         )
+        per_token, metrics = self.loss(inputs)
+        loss = masked_normalize(per_token * (mask * (weights * importance)), mask)
+        loss.backward()  # type: ignore[no-untyped-call]
+        ratio = inputs.ratio.detach()
         sums["loss"] += loss.item()
         sums["tokens"] += mask.sum().item()
         sums["token_entropy"] += micro.entropy[mask].sum().item()
-        sums["clip_fraction"] += metadata["clipped"][mask].sum().item()
-        sums["ratio_mean"] += metadata["ratio"][mask].sum().item()
+        if "clipped" in metrics:
+            sums["clip_fraction"] += metrics["clipped"][mask].sum().item()
+        sums["ratio_mean"] += ratio[mask].sum().item()
+        for name in self.own_metrics:
+            sums[name] += metrics[name][mask].sum().item()
         sums["importance_mean"] += importance[mask].sum().item()
         sums["importance_capped"] += (importance[mask] >= (config.importance_cap or math.inf)).sum().item()
         for name, value in mismatch_sums(old[mask], engine[mask]).items():
             sums[f"mismatch_{name}"] += value
         if mask.any():
-            ratio = metadata["ratio"][mask]
-            extremes["ratio_min"] = min(extremes["ratio_min"], ratio.min().item())
-            extremes["ratio_max"] = max(extremes["ratio_max"], ratio.max().item())
+            extremes["ratio_min"] = min(extremes["ratio_min"], ratio[mask].min().item())
+            extremes["ratio_max"] = max(extremes["ratio_max"], ratio[mask].max().item())
             extremes["mismatch_max"] = max(extremes["mismatch_max"], (old - engine)[mask].abs().max().item())
 
     def _sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float) -> dict[str, float]:
@@ -251,7 +265,8 @@ class Learner:
         for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
             mask = micro.mask
             weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
-            loss, _ = sft_microbatch_train_step(micro.log_probs, mask, 1, normalize_constant, weights)
+            loss = negative_log_likelihood(micro.log_probs, mask, weights, normalize_constant)
+            loss.backward()  # type: ignore[no-untyped-call]
             sums["loss"] += loss.item()
             sums["tokens"] += mask.sum().item()
             sums["token_entropy"] += micro.entropy[mask].sum().item()

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo.learner.chunked import chunked_log_probs
-from grpo.learner.log_probs import pad_and_shift
 from grpo.learner.packing import PackedRow, fill_rows, pack
+from grpo.learner.padding import pad_and_shift
 from grpo.models.packed_attention import NO_MASK
 
 Ids = Sequence[Sequence[int]]

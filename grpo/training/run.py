@@ -6,7 +6,7 @@ Imports torch only to train, as taking over an equal run's results does not need
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grpo.common.errors import ToBeResumed
 from grpo.common.files import files_digest, read_json, whole_folder, write_json
 from grpo.common.lock import only_one
-from grpo.common.records import Problem, read_examples, read_problems
+from grpo.common.records import Problem, Rollout, read_examples, read_problems
 from grpo.evaluation.evaluate import Score, score_by_prompt
 from grpo.evaluation.keyword_dataset import degenerate_shares, read_keyword_problems
 from grpo.models import require_checkpoint
@@ -27,6 +27,8 @@ from grpo.study.environment import hardware, packages, software, warn_of_other_v
 from grpo.study.methods import GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
 from grpo.study.training_inputs import code_of_runs, shared_settings
+from grpo.tasks.formats import format_prompt, load_prompt
+from grpo.tasks.rewards import ScoredBatch, apply_reward
 from grpo.tracking.mlflow_client import MlflowRun, source_tags
 from grpo.tracking.mlflow_study import flat, study_params, study_tags
 from grpo.tracking.run_log import now
@@ -129,8 +131,16 @@ def read_data(run: EffectiveRun) -> RunData:
 
 
 def score_of(run: EffectiveRun) -> Score:
-    """What rewards the run's rollouts, in training and in validation."""
-    return partial(score_by_prompt, run.config.prompt)
+    """What rewards the run's rollouts, in training and in validation: its task, and the study's own function if it names one."""
+    by_task = partial(score_by_prompt, run.config.prompt)
+    own = run.config.reward if isinstance(run.config, GrpoConfig) else None
+    return by_task if own is None else partial(_score_by_own_reward, own, by_task, load_prompt(run.config.prompt))
+
+
+def _score_by_own_reward(reward: str, by_task: Score, template: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
+    prompts = [format_prompt(template, rollout.problem.question) for rollout in rollouts]
+    completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
+    return apply_reward(reward, prompts, completions, problems, by_task(rollouts))
 
 
 def measures_of(run: EffectiveRun) -> Measures:

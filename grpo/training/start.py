@@ -14,13 +14,15 @@ from grpo.common.errors import ToBeResumed
 from grpo.common.files import write_json
 from grpo.common.interruption import left_to_rank_0, stop_after_the_step
 from grpo.learner.distributed import World, init_world
+from grpo.learner.losses import bind_loss
 from grpo.learner.make import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.make import make_engine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun
-from grpo.study.methods import ExpertIterationConfig, RunConfig, SftConfig
+from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
+from grpo.tasks.rewards import find_reward
 from grpo.tracking.run_log import RunLog
 from grpo.training.context import RunContext
 from grpo.training.expert_iteration import train_by_expert_iteration
@@ -60,8 +62,13 @@ def started(
 
     Raises:
         ToBeResumed: the process was told to stop; the run's state is saved.
+        UserError: among others, a loss or a reward of the study's own cannot be called.
     """
     began = time.perf_counter()
+    if isinstance(run.config, GrpoConfig):  # what cannot work is told before anything is loaded
+        bind_loss(run.config.loss_type, run.config.loss_options)
+        if run.config.reward is not None:
+            find_reward(run.config.reward)
     if is_asynchronous(run.config):
         from grpo.training.asynchronous.start import start_asynchronous as start
     else:

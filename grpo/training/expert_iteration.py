@@ -49,7 +49,7 @@ def train_by_expert_iteration(
         with log.phase("scoring"):
             sampled = [(q, p, c) for q, p, group in zip(questions, prompts, groups, strict=True) for c in group]
             rollouts = score_sampled(score, sampled)
-            correct = [rollout for rollout in rollouts if rollout.rewards["answer_reward"] == 1.0]
+            correct = [rollout for rollout in rollouts if rollout.rewards["reward"] == 1.0]
 
         with log.phase("training"):
             updates = fine_tune(config, correct, learner, derive_seed(seed, "fine-tuning", step))

@@ -83,7 +83,9 @@ def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study
     assert {key for key, source in run.sources.items() if source == "default"} == {
         "asynchronous",
         "importance_cap",
+        "loss_options",
         "measure_kl",
+        "reward",
         "start_from",
         "wall_clock_limit_s",
     }

@@ -27,7 +27,7 @@ def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig]) -> None:
 
         with log.phase("scoring"):
             score_rollouts(ctx.score, rollouts)
-            correct = [rollout for rollout in rollouts if rollout.rewards["answer_reward"] == 1.0]
+            correct = [rollout for rollout in rollouts if rollout.rewards["reward"] == 1.0]
 
         with log.phase("training"):
             updates = fine_tune(config, correct, ctx.learner, derive_seed(ctx.seed, "fine-tuning", step))

@@ -21,7 +21,7 @@ import torch
 
 from grpo.common.memory import peak_mb, reset_peak
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.learner import Batch, Learner
+from grpo.learner.learner import Learner
 from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
 from grpo.study.methods import GrpoConfig
 
@@ -52,8 +52,8 @@ def make_model(shape: dict[str, int], device: str, dtype: torch.dtype) -> Any:
     return model
 
 
-def make_batch(settings: argparse.Namespace, vocabulary: int) -> Batch:
-    """Random tokens; response lengths spread evenly up to the longest."""
+def make_batch(settings: argparse.Namespace, vocabulary: int) -> list[Rollout]:
+    """Random tokens, rewards and advantages; response lengths spread evenly up to the longest."""
     rng = random.Random(0)
     rollouts = []
     for g in range(settings.responses // settings.group):
@@ -61,20 +61,22 @@ def make_batch(settings: argparse.Namespace, vocabulary: int) -> Batch:
         for i in range(settings.group):
             n = max(1, settings.response_tokens * (1 + g * settings.group + i) // settings.responses)
             completion = Completion(tuple(rng.randrange(vocabulary) for _ in range(n)), "", (0.0,) * n, "stop")
-            rollouts.append(Rollout(Problem("", "", ""), prompt, completion, {}))
+            rollouts.append(Rollout(Problem("", "", ""), prompt, completion))
     rng.shuffle(groups := [rollouts[i : i + settings.group] for i in range(0, len(rollouts), settings.group)])
-    return Batch([r for group in groups for r in group], torch.rand(len(rollouts)), torch.randn(len(rollouts)))
+    for rollout, reward, advantage in zip(rollouts, torch.rand(len(rollouts)), torch.randn(len(rollouts)), strict=True):
+        rollout.rewards, rollout.advantage = {"reward": reward.item()}, advantage.item()
+    return [r for group in groups for r in group]
 
 
-def needed_flops(model: Any, batch: Batch, group: int) -> float:
+def needed_flops(model: Any, batch: list[Rollout], group: int) -> float:
     """Forward and backward: 6 for each weight and token it meets, 12 x width for each pair of tokens in attention."""
     config = model.config
     head = config.vocab_size * config.hidden_size
     body = sum(p.numel() for p in model.parameters()) - head
     pairs = tokens = responses = 0
-    for i in range(0, len(batch.rollouts), group):
-        p = len(batch.rollouts[i].prompt_ids)
-        lengths = [len(r.completion.token_ids) for r in batch.rollouts[i : i + group]]
+    for i in range(0, len(batch), group):
+        p = len(batch[i].prompt_ids)
+        lengths = [len(r.completion.token_ids) for r in batch[i : i + group]]
         tokens += p + sum(lengths)
         responses += sum(lengths)
         pairs += p * p / 2 + sum(n * p + n * n / 2 for n in lengths)
@@ -125,7 +127,7 @@ def measure(shape: dict[str, int], settings: argparse.Namespace, dtype: torch.dt
         "seconds": statistics.median(seconds[1:]),
         "peak_mb": peak_mb(settings.device),
         "flops": needed_flops(model, batch, settings.group),
-        "response_tokens": sum(len(r.completion.token_ids) for r in batch.rollouts),
+        "response_tokens": sum(len(r.completion.token_ids) for r in batch),
     }
 
 

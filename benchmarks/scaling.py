@@ -31,7 +31,7 @@ import torch  # noqa: E402
 from step import make_model  # noqa: E402
 
 from grpo.common.records import Completion, Problem, Rollout  # noqa: E402
-from grpo.learner.learner import Batch, Learner  # noqa: E402
+from grpo.learner.learner import Learner  # noqa: E402
 from grpo.models.checkpoint import load_model  # noqa: E402
 from grpo.study.methods import GrpoConfig  # noqa: E402
 
@@ -45,7 +45,7 @@ VARIED = {
 
 
 def rollouts(group: int, prompt: int, response: int) -> list[Rollout]:
-    """Random rollouts whose lengths spread evenly from a half to one and a half times ``response``."""
+    """Random rollouts with random advantages, whose lengths spread evenly from a half to one and a half times ``response``."""
     rng = random.Random(0)
     made = []
     for g in range(RESPONSES // group):
@@ -53,11 +53,12 @@ def rollouts(group: int, prompt: int, response: int) -> list[Rollout]:
         for i in range(group):
             n = max(1, round(response * (0.5 + (g * group + i) / max(1, RESPONSES - 1))))
             completion = Completion(tuple(rng.randrange(1, 400) for _ in range(n)), "", (0.0,) * n, "stop")
-            made.append(Rollout(Problem("p", "", ""), ids, completion, {}))
+            advantage = torch.randn(()).item()
+            made.append(Rollout(Problem("p", "", ""), ids, completion, {"reward": 1.0}, advantage=advantage))
     return made
 
 
-def seconds(learners: dict[str, Learner], batch: Batch, repeats: int) -> dict[str, float]:
+def seconds(learners: dict[str, Learner], batch: list[Rollout], repeats: int) -> dict[str, float]:
     """Median seconds of an update, both ways in turn."""
     times: dict[str, list[float]] = {name: [] for name in learners}
     for _ in range(repeats + 1):
@@ -104,7 +105,7 @@ def main() -> None:
         for what, values in VARIED.items():
             for value in values:
                 group, prompt, response = (USUAL | {what: value}).values()
-                batch = Batch(rollouts(group, prompt, response), torch.ones(RESPONSES), torch.randn(RESPONSES))
+                batch = rollouts(group, prompt, response)
                 took = seconds(learners, batch, settings.repeats)
                 rows.append({"varied": what, "value": value, **took})
                 ratio = took["padded"] / took["packed"]

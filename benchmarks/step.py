@@ -29,7 +29,7 @@ import torch  # noqa: E402
 from grpo.common.cpu import start_threads  # noqa: E402
 from grpo.common.records import Problem, Rollout  # noqa: E402
 from grpo.learner.advantages import normalize_within_groups  # noqa: E402
-from grpo.learner.learner import Batch, Learner  # noqa: E402
+from grpo.learner.learner import Learner  # noqa: E402
 from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint  # noqa: E402
 from grpo.models.qwen2_format import TransformerConfig  # noqa: E402
 from grpo.models.tokenizer import train_tokenizer  # noqa: E402
@@ -101,11 +101,13 @@ def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | No
         start = time.perf_counter()
         groups = engine.generate(prompts, sampling, n=settings.group, seed=turn * 1000 + step)
         problem = Problem("benchmark", "", "")
-        rollouts = [Rollout(problem, p, c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
+        rollouts = [Rollout(problem, p, c) for p, group in zip(prompts, groups, strict=True) for c in group]
         rewards = torch.rand(size)
         advantages = normalize_within_groups(rewards, settings.group, 1e-6, True)
+        for rollout, reward, advantage in zip(rollouts, rewards.tolist(), advantages.tolist(), strict=True):
+            rollout.rewards, rollout.advantage = {"reward": reward}, advantage
         sampled = time.perf_counter()
-        learner.update(Batch(rollouts, rewards, advantages))
+        learner.update(rollouts)
         end = time.perf_counter()
         times["step"].append(end - start)
         times["rollout"].append(sampled - start)

@@ -31,7 +31,7 @@ from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.study.stages import stage_of, unlike_dvc
 from grpo.study.switch import describe
-from grpo.training.run import run_identity
+from grpo.training.run import _packages, run_identity
 
 ROOT = Path(__file__).parents[1]
 BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
@@ -599,3 +599,12 @@ def test_dvc_trains_grpo_from_sft_checkpoints_after_them(stages: dict[str, Any],
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_all_studies_hold_the_same_experiments(path: Path) -> None:
     assert list(read_yaml(path)["experiments"]) == list(EXPERIMENTS)
+
+
+def test_an_arm_and_no_experiments_name_says_that_a_run_is_asynchronous(mini_study: Study) -> None:
+    """Then Ray's version is part of its identity."""
+    arms = {"apart": {"asynchronous": {"max_policy_lag": 0}}, "together": {}}
+    for experiment in ("grpo_learning_rate", "grpo_async_offpolicy"):
+        study = mini_study.model_copy(update={"experiments": {experiment: Experiment(arms=arms)}})
+        found = {arm: "ray" in _packages(study, effective_run(study, experiment, arm, 0, [])) for arm in arms}
+        assert found == {"apart": True, "together": False}

@@ -298,7 +298,8 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(
     for name, content in RESULTS.items():
         write_text(paths.RUNS / TWIN / name, content)
     write_json(paths.TIMING / f"{TWIN}.json", {"mlflow_run_id": "0123456789abcdef"})
-    run_module._train(mini_study, run, [], [], identity, TWIN, check_weights=False)
+    with run_module.recorded(mini_study, run, identity, TWIN) as outputs:
+        run_module._take_over(run.name, TWIN, outputs)
 
     from mlflow.tracking import MlflowClient
 

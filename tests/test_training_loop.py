@@ -25,7 +25,8 @@ from study_parts import entry
 from training_parts import by, context
 
 from grpo.common.errors import UserError
-from grpo.common.records import Problem, Rollout, write_records
+from grpo.common.records import Completion, Problem, Rollout, write_records
+from grpo.learner.advantages import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
@@ -43,6 +44,7 @@ from grpo.training.context import RunContext
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor
 from grpo.training.order import items_of_step
+from grpo.training.step import score
 
 # --------------------------------------------------------------------------------------------------------- questions
 
@@ -284,6 +286,23 @@ def test_a_group_of_one_and_every_loss_type_stay_finite(model: Any, tokenizer: A
     assert all(parameter.isfinite().all() for parameter in trained.parameters())
     assert all(math.isfinite(value) for row in read_csv(tmp_path / "run/history.csv") for value in row.values())
     assert not same_weights(model, trained)
+
+
+def test_rollouts_carry_the_advantages_that_the_handouts_function_gives() -> None:
+    """To the last bit of float32, in which the learner takes them."""
+    texts = ["", "T" * 7, "T", "TT", "T" * 6, "TTT", "T" * 5, "T" * 4]
+
+    def share(text: str, _: str) -> dict[str, float]:
+        return dict.fromkeys(("reward", "format_reward", "answer_reward"), len(text) / 7)
+
+    rollouts = [Rollout(problems(2)[i // 4], (1,), Completion((i,), text, (-1.0,), "stop")) for i, text in enumerate(texts)]
+    config = CONFIG.model_copy(update={"rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4})
+    metrics = score(RunContext(config=config, seed=0, score=by(share)), rollouts)
+    truths = [rollout.problem.ground_truth for rollout in rollouts]
+    expected, _, _ = compute_group_normalized_rewards(share, texts, truths, 4, config.advantage_eps, True)
+    assert torch.equal(torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32), expected)
+    assert [rollout.rewards["reward"] for rollout in rollouts] == [len(text) / 7 for text in texts]
+    assert metrics["train/reward"] == pytest.approx(0.5)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation and MLflow

@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 from grpo.tracking.mlflow_client import tracking_uri, without_password
 from grpo.tracking.mlflow_run import Message, Run, fail_soon, waited_for_once
-from grpo.tracking.mlflow_unsent import Unsent, deliver, told
+from grpo.tracking.mlflow_unsent import Unsent, deliver, describe
 
 DELIVERY_SECONDS = 60.0  # how long the end of a run may take to deliver what was kept on disk
 LINGER_SECONDS = 8.0  # how long the process waits for another run
@@ -52,7 +52,7 @@ class Recorder:
                 self._send(message)
                 return
             except Exception as error:  # whatever the network, the server or the database raises
-                self._error = told(error)
+                self._error = describe(error)
             about = {"uri": without_password(self._start["uri"]), "run_id": self._run.run_id}
             self._unsent = Unsent(Path(self._start["unsent"]), {**self._start, **about})
         self._unsent.write(message)
@@ -69,7 +69,7 @@ class Recorder:
     def _deliver(self, unsent: Unsent, ending: Message) -> None:
         """Try once to deliver what is on disk."""
         uri = self._start["uri"]
-        complaints = [f"{unsent.lost} messages could not be kept on disk: {told(unsent.trouble)}"] if unsent.trouble else []
+        complaints = [f"{unsent.lost} messages could not be kept on disk: {describe(unsent.trouble)}"] if unsent.trouble else []
         delivered = False
         try:
             with waited_for_once("deliver", uri):
@@ -78,7 +78,7 @@ class Recorder:
             delivered = not delivery.refused
             complaints += delivery.complaints()
         except Exception as error:
-            complaints.insert(0, told(error))
+            complaints.insert(0, describe(error))
         unsent.close(delivered)
         self._error = "; ".join(complaints) or None
 
@@ -184,10 +184,10 @@ def main(path: Path) -> None:
 
         # Its errors, with their tracebacks, are told by the run in one message.
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)
-        _obey(connections)
+        _serve(connections)
 
 
-def _obey(connections: Connections) -> None:
+def _serve(connections: Connections) -> None:
     """Do what the lines say, until nobody is there to send more."""
     runs: dict[tuple[socket.socket, int], Recorder] = {}
     while True:

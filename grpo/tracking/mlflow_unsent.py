@@ -180,7 +180,7 @@ def _in_batches(messages: Iterable[Message]) -> Iterator[Message]:
         yield {"do": "log", "metrics": metrics}
 
 
-def told(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {error}"
 
@@ -233,9 +233,9 @@ def _import_file(path: Path, file: BinaryIO, uri: str) -> Iterator[str]:
                 " MLFLOW_TRACKING_URI; or take run_id out of the file's first line, and the import makes a new run"
             ) from None
         if code not in {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE"}:
-            raise _FileProblem(told(error)) from error
+            raise _FileProblem(describe(error)) from error
         raise UserError(
-            f"MLflow at {without_password(uri)} could not be written: {told(error)}\n"
+            f"MLflow at {without_password(uri)} could not be written: {describe(error)}\n"
             f"  {path} is kept, and so are the files after it. Check MLFLOW_TRACKING_URI."
         ) from error
     if delivery.refused:

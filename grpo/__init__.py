@@ -25,7 +25,7 @@ _HOME = {
     "evaluate_vllm": "grpo.evaluation.evaluate",
     "r1_zero_reward_fn": "grpo.tasks.rewards",
     "question_only_reward_fn": "grpo.tasks.rewards",
-    "keyword_inclusion_reward_fn": "grpo.tasks.rewards",
+    "keyword_inclusion_reward_fn": "grpo.tasks.keyword",
 }
 __all__ = list(_HOME)
 

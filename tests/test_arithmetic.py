@@ -8,8 +8,8 @@ import zlib
 from typing import Any
 
 import pytest
-
 from grpo.pretraining.documents import documents
+
 from grpo.study.schema import Study
 from grpo.study.sections import ArithmeticTask, PretrainedHere
 from grpo.tasks.arithmetic import WordProblem, load, word_problems

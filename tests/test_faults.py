@@ -45,6 +45,7 @@ def grpo(project: Path, *arguments: str, before: Callable[[], None] | None = Non
 def smoke_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project folder with the smoke study, its dataset and both its models, hardly trained."""
     from grpo.evaluation.keyword_dataset import build_keyword_dataset
+
     from grpo.pretraining.base_model import make_base_model, make_keyword_model
     from grpo.tasks.build import build_dataset
 

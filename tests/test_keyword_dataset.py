@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from grpo.evaluation.keyword_dataset import build_keyword_dataset, degenerate_shares, read_keyword_problems
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.evaluation.keyword_dataset import build_keyword_dataset, degenerate_shares, read_keyword_problems
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.sections import Keyword

@@ -6,9 +6,9 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from tqdm import tqdm
 
 from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
+from grpo.rollout.engine import Engine, SamplingParams, derive_seed
 from grpo.study.sections import Evaluation
-from grpo.tasks.formats import format_prompt, load_prompt
-from grpo.tasks.rewards import RewardFn, ScoreFn, score_batch
+from grpo.tasks.task import Format, ScoreFn
 
 SEQUENCES_PER_CHUNK = 1024  # how much work a kill can cost; part of the results, because each chunk has its own seed
 
@@ -31,15 +30,14 @@ CATEGORIES = {
 OTHER = "other rewards"  # the category of a reward function that also gives parts of a reward
 
 
-def evaluation_sampling(evaluation: Evaluation, prompt: str) -> SamplingParams:
-    """The sampling settings of validation and zero-shot evaluation under one prompt."""
-    return SamplingParams(evaluation.temperature, evaluation.top_p, max_tokens=evaluation.max_tokens, stop=STOP_STRINGS[prompt])
+def evaluation_sampling(evaluation: Evaluation, format: Format) -> SamplingParams:
+    """The sampling settings of validation and zero-shot evaluation in one format."""
+    return SamplingParams(evaluation.temperature, evaluation.top_p, max_tokens=evaluation.max_tokens, stop=format.stop)
 
 
-def encode_prompts(tokenizer: Any, problems: Sequence[Problem], prompt: str) -> list[tuple[int, ...]]:
+def encode_prompts(tokenizer: Any, problems: Sequence[Problem], format: Format) -> list[tuple[int, ...]]:
     """The token ids of each problem's prompt."""
-    template = load_prompt(prompt)
-    return [_encode(tokenizer, format_prompt(template, problem.question)) for problem in problems]
+    return [_encode(tokenizer, format.prompt(problem.question)) for problem in problems]
 
 
 @lru_cache(maxsize=8192)  # a run asks the same validation questions again and again
@@ -51,7 +49,8 @@ def evaluate(
     engine: Engine,
     tokenizer: Any,
     problems: Sequence[Problem],
-    prompt: str,
+    format: Format,
+    score: ScoreFn,
     params: SamplingParams,
     seed: int,
     n: int = 1,
@@ -63,6 +62,8 @@ def evaluate(
     result as one that was never killed.
 
     Args:
+        format: how the problems are put.
+        score: rewards the completions.
         state: folder in which finished chunks are kept and found, where the evaluation is long enough to be worth it. The
             caller removes it (:func:`shutil.rmtree`) once the results are written.
 
@@ -70,16 +71,16 @@ def evaluate(
         one list of ``n`` rollouts for each problem, in the order of ``problems``.
     """
     size = max(1, SEQUENCES_PER_CHUNK // n)
-    prompt_ids = encode_prompts(tokenizer, problems, prompt)
+    prompt_ids = encode_prompts(tokenizer, problems, format)
     starts = range(0, len(problems), size)
     groups: list[list[Rollout]] = []
-    for start in tqdm(starts, desc=f"evaluation ({prompt})", unit="chunk", disable=len(starts) < 2 or state is None):
+    for start in tqdm(starts, desc="evaluation", unit="chunk", disable=len(starts) < 2 or state is None):
         chunk = problems[start : start + size]
         kept = None if state is None else _read_chunk(state / f"{start}.json", chunk)
         if kept is None:
             ids = prompt_ids[start : start + size]
             completions = engine.generate(ids, params, n=n, seed=derive_seed(seed, "chunk", start))
-            kept = _score(prompt, chunk, ids, completions)
+            kept = _score(score, chunk, ids, completions)
             if state is not None:
                 _write_chunk(state / f"{start}.json", kept)
         groups += kept
@@ -87,10 +88,10 @@ def evaluate(
 
 
 def _score(
-    prompt: str, problems: Sequence[Problem], prompt_ids: Sequence[tuple[int, ...]], groups: Sequence[Sequence[Completion]]
+    score: ScoreFn, problems: Sequence[Problem], prompt_ids: Sequence[tuple[int, ...]], groups: Sequence[Sequence[Completion]]
 ) -> list[list[Rollout]]:
     sampled = [(p, ids, c) for p, ids, group in zip(problems, prompt_ids, groups, strict=True) for c in group]
-    rollouts = score_sampled(partial(score_batch, prompt), sampled)
+    rollouts = score_sampled(score, sampled)
     if late := grader_timeouts(rollouts):
         print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
     each = iter(rollouts)
@@ -103,7 +104,7 @@ def score_sampled(score: ScoreFn, sampled: Sequence[tuple[Problem, tuple[int, ..
     Args:
         sampled: each completion with its question and its prompt's token ids.
     """
-    scored = score([completion.text for _, _, completion in sampled], [question.ground_truth for question, _, _ in sampled])
+    scored = score([question for question, _, _ in sampled], [completion.text for _, _, completion in sampled])
     each = zip(sampled, scored.rewards, scored.out_of_time, strict=True)
     return [Rollout(question, ids, completion, rewards, late) for (question, ids, completion), rewards, late in each]
 
@@ -223,7 +224,7 @@ def log_generations(
 
 def evaluate_vllm(
     vllm_model: Any,
-    reward_fn: RewardFn,
+    reward_fn: Callable[[str, str], dict[str, float]],
     prompts: list[str],
     eval_sampling_params: Any,
     ground_truths: list[str],

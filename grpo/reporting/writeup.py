@@ -22,7 +22,7 @@ from grpo.results.runs import Run, by_arm, experiments, read_baseline, read_best
 from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study import paths
 from grpo.study.experiments import ASYNCHRONOUS, COLOCATE, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import MAIN, Study, read_yaml
 
 SAMPLES_SHOWN = 2
 BEFORE_AND_AFTER = (SFT, EXPERT_ITERATION, "grpo_learning_rate", KEYWORD)  # experiments of which samples are shown
@@ -50,12 +50,12 @@ def write_writeup(study: Study, by_dvc: bool = True) -> None:
     in_turns_or_apart = [name for name in (COLOCATE, ASYNCHRONOUS) if name in made]
     text = environment.get_template("writeup.md.j2").render(
         study=study,
-        dataset=read_json(paths.DATASET_REPORT, made_by="dataset", keys=("task", "train", "validation")),
+        dataset=_dataset_report(MAIN),
         baseline=read_baseline(study),
         tables={path.stem: read_text(path, made_by="tables") for path in paths.TABLES.glob("*.md")},
         best_of_n={prompt: discuss_best_of_n(prompt, values) for prompt, values in sampled.items()},
         sft_dataset=_sft_report() if SFT in made else None,
-        keyword_dataset=_keyword_report() if KEYWORD in made else None,
+        keyword_dataset=_dataset_report("keyword") if KEYWORD in made else None,
         left_out={name: EXPERIMENTS[name] for name in study.left_out},
         methods=_timing_page("methods.md") if SFT_INITIALIZATION in made else "",
         time_breakdown=_timing_page("time_breakdown.md") if in_turns_or_apart else "",
@@ -159,12 +159,14 @@ def _provenance(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sft_report() -> dict[str, Any]:
-    report: dict[str, Any] = read_json(paths.SFT_REPORT, made_by="sft_dataset", keys=("examples", "correct", "digest"))
+    report: dict[str, Any] = read_json(
+        paths.sft_report(MAIN), made_by=f"sft_dataset@{MAIN}", keys=("examples", "correct", "digest")
+    )
     return report
 
 
-def _keyword_report() -> dict[str, Any]:
-    report: dict[str, Any] = read_json(paths.KEYWORD_REPORT, "keyword_dataset", keys=("answers", "train", "validation"))
+def _dataset_report(task: str) -> dict[str, Any]:
+    report: dict[str, Any] = read_json(paths.dataset_report(task), f"dataset@{task}", keys=("task", "train", "validation"))
     return report
 
 

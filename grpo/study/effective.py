@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from grpo.common.errors import UserError
 from grpo.study import paths
-from grpo.study.experiments import BUILDS_ON, CLIP_ABLATION, KEYWORD, RANKED_BY, SFT, method_of
-from grpo.study.methods import OFF_POLICY_RANK, Config, GrpoConfig, RunConfig, apply_overrides
+from grpo.study.experiments import BUILDS_ON, CLIP_ABLATION, RANKED_BY, method_of
+from grpo.study.methods import OFF_POLICY_RANK, Config, GrpoConfig, RunConfig, SftConfig, apply_overrides
 from grpo.study.schema import Study
 
 
@@ -31,6 +31,7 @@ class EffectiveRun(BaseModel):
     """
 
     experiment: str
+    task: str
     arm: str
     seed: int
     config: RunConfig
@@ -50,19 +51,17 @@ class EffectiveRun(BaseModel):
         if start is not None:
             experiment, arm, checkpoint = start.split("/")
             return paths.CHECKPOINTS / experiment / f"{arm}-{self.seed}" / checkpoint
-        return paths.KEYWORD_MODEL if self.experiment == KEYWORD else paths.MODEL
+        return paths.model(self.task)
 
     @property
     def train(self) -> Path:
         """The file with the run's problems, or with its examples where it is supervised fine-tuning."""
-        if self.experiment == SFT:
-            return paths.SFT_EXAMPLES
-        return paths.KEYWORD_TRAIN if self.experiment == KEYWORD else paths.TRAIN
+        return paths.sft_examples(self.task) if isinstance(self.config, SftConfig) else paths.train(self.task)
 
     @property
     def validation(self) -> Path:
         """The file with the problems that the run is evaluated on."""
-        return paths.KEYWORD_VALIDATION if self.experiment == KEYWORD else paths.VALIDATION
+        return paths.validation(self.task)
 
 
 def effective_run(study: Study, experiment: str, arm: str, seed: int, selections: list[dict[str, Any]]) -> EffectiveRun:
@@ -101,7 +100,14 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     overrides = {**taken, **own}
     config = _apply(config, overrides, f"experiments.{experiment}.arms.{arm} (arm {arm})")
     return EffectiveRun(
-        experiment=experiment, arm=arm, seed=seed, config=config, sources=sources, overrides=overrides, before=selections
+        experiment=experiment,
+        task=study.experiments[experiment].task,
+        arm=arm,
+        seed=seed,
+        config=config,
+        sources=sources,
+        overrides=overrides,
+        before=selections,
     )
 
 

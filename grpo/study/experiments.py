@@ -57,10 +57,10 @@ BUILDS_ON: dict[str, list[str]] = {
 }
 
 # What a scheduler reserves for a run, as dvc.yaml has it under `meta`, where it is not `train`.
-RESERVED: dict[str, Literal["colocate", "asynchronous", "keyword"]] = {
+RESERVED: dict[str, Literal["colocate", "asynchronous", "train_on_cpu"]] = {
     COLOCATE: "colocate",
     ASYNCHRONOUS: "asynchronous",
-    KEYWORD: "keyword",
+    KEYWORD: "train_on_cpu",
 }
 
 # The sweep from which an experiment's arms with `off_policy_rank: K` take their values.

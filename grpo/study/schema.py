@@ -17,7 +17,6 @@ from grpo.study.experiments import (
     ASYNCHRONOUS,
     BUILDS_ON,
     EXPERIMENTS,
-    KEYWORD,
     RANKED_BY,
     SFT,
     SFT_INITIALIZATION,
@@ -36,26 +35,23 @@ from grpo.study.methods import (
     explain,
 )
 from grpo.study.sections import (
-    ArithmeticTask,
     Divergence,
     Engine,
     Evaluation,
     Experiment,
-    GeneratedTraces,
-    Keyword,
     KissingNumber,
     Learner,
     Model,
     Resources,
     Selection,
-    SftDataset,
     StageKind,
-    Task,
-    WorkedSolutions,
 )
+from grpo.tasks.sft_dataset import SftDataset
+from grpo.tasks.task import Split, Task, make_task
 
 PARAMS_FILE = Path("params.yaml")
 STUDIES_FOLDER = Path("studies")
+MAIN = "main"  # the task that is evaluated zero-shot, and that experiments have unless they say otherwise
 TOKENS_ON_CPU = 4096  # of a packed row, as in studies/mini.yaml
 MORE_EVALUATIONS = {
     "grpo": "raise n_grpo_steps, lower evaluation.every",
@@ -71,10 +67,9 @@ class Study(Section):
     description: str
     seeds: list[NonNegativeInt] = Field(min_length=1)
     threads: PositiveInt
-    task: Task
-    model: Model
-    sft_dataset: SftDataset
-    keyword: Keyword
+    tasks: dict[str, dict[str, Any]]  # `use` and what the task's constructor takes; see grpo.tasks.task.make_task
+    models: dict[str, Model]  # what each task's runs start from
+    sft_datasets: dict[str, SftDataset]  # for tasks that are fine-tuned for
     kissing_number: KissingNumber | None  # null: no search is made, and the report says nothing of it
     gpu_memory_gib: PositiveFloat | None = None  # of each GPU that the study is meant for; `grpo doctor` counts with it
     engine: Engine
@@ -105,14 +100,64 @@ class Study(Section):
         """The experiments without arms, which the study leaves out."""
         return [name for name in EXPERIMENTS if name in self.experiments and not self.experiments[name].arms]
 
-    def on_cpu(self) -> Study:
-        """The study with what it would compute on a GPU on the CPU instead, as the keyword task's tiny model is."""
+    def task(self, name: str) -> Task:
+        """The task of this name.
+
+        Raises:
+            UserError: there is none, or its settings are not such as it takes.
+        """
+        if name not in self.tasks:
+            raise UserError(f"tasks: no task {name!r} (known: {', '.join(self.tasks)}). Correct the name, or add it.")
+        return make_task(self.tasks[name], f"tasks.{name}")
+
+    def for_task(self, name: str) -> Study:
+        """The study as runs of a task see it: on the CPU, where the task's model says so."""
+        if self.models[name].device != "cpu":
+            return self
         engine, learner = self.engine, self.learner
         if engine.device != "cpu":
             engine = Engine(name="transformers", max_batch_size=engine.max_batch_size)
         if learner.device != "cpu":
             learner = Learner(max_tokens_per_microbatch=TOKENS_ON_CPU)
         return self.model_copy(update={"engine": engine, "learner": learner})
+
+    def needed_problems(self, name: str) -> dict[Split, dict[str, int]]:
+        """How many problems of each split the settings ask for, each by its place in params.yaml."""
+        train = {"grpo.rollout_batch_size / grpo.group_size": self.grpo.n_prompts_per_rollout_batch}
+        if name != MAIN:
+            return {"train": train}
+        evaluation = self.evaluation
+        asked = {f"evaluation.{key}": getattr(evaluation, key) for key in ("problems", "zero_shot_problems")}
+        sampled = {"evaluation.best_of_n.problems": evaluation.best_of_n.problems} if evaluation.best_of_n.prompts else {}
+        return {"train": train, "validation": asked | sampled}
+
+    @model_validator(mode="after")
+    def _tasks_resolve(self) -> Study:
+        """Each task can be made and has a model, and what is asked of it is asked in one of its formats."""
+        if MAIN not in self.tasks:
+            raise ValueError(f"tasks: needs an entry {MAIN!r} (there are: {', '.join(self.tasks) or 'none'})")
+        if self.models.keys() != self.tasks.keys():
+            raise ValueError(f"models: needs an entry for each of `tasks:`, which are {', '.join(self.tasks)}")
+        if unknown := self.sft_datasets.keys() - self.tasks.keys():
+            raise ValueError(f"sft_datasets: {', '.join(sorted(unknown))}: no such task (known: {', '.join(self.tasks)})")
+        for name in self.tasks:
+            if not re.fullmatch(r"[A-Za-z0-9_]+", name):
+                raise ValueError(f"tasks.{name}: a task's name may hold letters, digits and '_' only")
+            try:
+                self.task(name)
+            except UserError as error:
+                raise ValueError(str(error).rstrip(".")) from error
+        for name, settings in self.sft_datasets.items():
+            self._check_formats(f"sft_datasets.{name}.prompt", name, [settings.prompt])
+        self._check_formats("evaluation.zero_shot_prompts", MAIN, self.evaluation.zero_shot_prompts)
+        self._check_formats("evaluation.best_of_n.prompts", MAIN, self.evaluation.best_of_n.prompts)
+        return self
+
+    def _check_formats(self, where: str, task: str, formats: list[str]) -> None:
+        known = self.task(task).formats
+        for name in formats:
+            if name not in known:
+                raise ValueError(f"{where}: {name!r} is no format of the task {task} (known: {', '.join(known)})")
 
     @model_validator(mode="after")
     def _experiments_resolve(self) -> Study:
@@ -131,6 +176,7 @@ class Study(Section):
                 "set it to 1, or engine.name to transformers"
             )
         for name, experiment in self.experiments.items():
+            self._check_task(name, experiment)
             for arm, overrides in experiment.arms.items():
                 self._check_arm(name, arm, overrides)
         for name, arm in self.selection.pinned.items():
@@ -161,11 +207,11 @@ class Study(Section):
         kinds = get_args(StageKind)
         if set(self.resources) != set(kinds):
             raise ValueError(f"resources: needs exactly {', '.join(kinds[:-1])} and {kinds[-1]}")
-        if self.resources["keyword"].gpus:
-            raise ValueError("resources.keyword.gpus: the keyword task's model computes on the CPU: set it to 0")
-        # The models of the `model` stages and of the keyword task are pretrained and trained on the CPU in every study.
+        if self.resources["train_on_cpu"].gpus:
+            raise ValueError("resources.train_on_cpu.gpus: these runs compute on the CPU: set it to 0")
+        # Models are pretrained on the CPU in every study.
         sampling, training = self.engine.device == "cpu", "cpu" in (self.engine.device, self.learner.device)
-        on_cpu = {"model": True, "keyword": True, "evaluate": sampling}
+        on_cpu = {"model": True, "train_on_cpu": True, "evaluate": sampling}
         on_cpu |= dict.fromkeys(("train", "colocate", "asynchronous"), training)
         for kind, resources in self.resources.items():
             if on_cpu.get(kind) and resources.cpus < self.threads:
@@ -217,22 +263,12 @@ class Study(Section):
         sweep = RANKED_BY[experiment]
         return {steps for ranked in self.experiments[sweep].arms for steps in self._steps_of_arm(sweep, ranked)}
 
-    @model_validator(mode="after")
-    def _data_suffice(self) -> Study:
-        generated = isinstance(self.task, ArithmeticTask)
-        if isinstance(self.task, ArithmeticTask) and self.task.train_size < self.grpo.n_prompts_per_rollout_batch:
-            raise ValueError(
-                f"task.train_size ({self.task.train_size}) is smaller than the {self.grpo.n_prompts_per_rollout_batch} "
-                "questions of one rollout batch (grpo.rollout_batch_size / grpo.group_size): raise it"
-            )
-        if isinstance(self.sft_dataset, GeneratedTraces) and not generated:
-            raise ValueError(
-                f"sft_dataset.source: traces can be generated for the arithmetic task only, not for {self.task.name}: "
-                "use source solutions, jsonl or hub"
-            )
-        if isinstance(self.sft_dataset, WorkedSolutions) and generated:
-            raise ValueError("sft_dataset.source: the arithmetic task has no file with solutions: use source generated")
-        return self
+    def _check_task(self, name: str, experiment: Experiment) -> None:
+        """It is one of the study's, and where it is fine-tuned for there is something to fine-tune on."""
+        if experiment.task not in self.tasks:
+            raise ValueError(f"experiments.{name}.task: no task {experiment.task!r} (known: {', '.join(self.tasks)})")
+        if experiment.arms and method_of(name) == "sft" and experiment.task not in self.sft_datasets:
+            raise ValueError(f"experiments.{name}: there are no examples to fine-tune on: add sft_datasets.{experiment.task}")
 
     def _check_arm(self, experiment: str, arm: str, overrides: dict[str, Any]) -> None:
         """Its name is one that a file can have, and its values are ones that its method accepts."""
@@ -242,9 +278,7 @@ class Study(Section):
         self._check_rank(path, experiment, overrides)
         own = {k: v for k, v in overrides.items() if k != OFF_POLICY_RANK}
         config = apply_overrides(getattr(self, method_of(experiment)), own, path)
-        if (config.prompt == "keyword") != (experiment == KEYWORD):
-            only = "must be keyword" if experiment == KEYWORD else f"keyword is for {KEYWORD} only"
-            raise ValueError(f"{path}: prompt: {only}")
+        self._check_formats(f"{path}: prompt", self.experiments[experiment].task, [config.prompt])
         if isinstance(config, GrpoConfig) and (config.asynchronous is not None) != (experiment == ASYNCHRONOUS):
             who = "every arm needs it" if experiment == ASYNCHRONOUS else f"only arms of {ASYNCHRONOUS} can have it"
             raise ValueError(f"{path}: asynchronous: {who}")

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
-from grpo.common.files import write_json
+from grpo.common.files import whole_folder, write_json
 from grpo.study import paths
 from grpo.study.environment import ROOT, packages, pins
 from grpo.study.experiments import Method
 from grpo.study.schema import Study
+from grpo.tasks.task import Task
 
 # Of an evaluation that is no part of a run: what it had finished before a kill counts only with the same code. dvc.yaml names
 # it as deps of the stages that evaluate, besides the texts of their prompts.
@@ -25,7 +27,6 @@ EVALUATION_CODE = (
     "grpo/results/statistics.py",
     "grpo/models",
     "grpo/grader",
-    "grpo/tasks/rewards.py",
     "grpo/rollout",
     "grpo/tasks/formats.py",
 )
@@ -43,10 +44,7 @@ SHARED_CODE = (
     "grpo/models/tokenizer.py",
     "grpo/models/transformer.py",
     "grpo/learner",
-    "grpo/tasks/prompts/question_only.prompt",
-    "grpo/tasks/prompts/r1_zero.prompt",
     "grpo/grader",
-    "grpo/tasks/rewards.py",
     "grpo/rollout",
     "grpo/tasks/formats.py",
     "grpo/training/divergence.py",
@@ -65,15 +63,6 @@ SHARED_CODE = (
 # And of each kind of run: the section of params.yaml with its settings, and its own code.
 CODE: dict[str, tuple[Method, tuple[str, ...]]] = {
     "grpo": ("grpo", ("grpo/training/grpo.py",)),
-    "keyword": (
-        "grpo",
-        (
-            "grpo/tasks/prompts/keyword.prompt",
-            "grpo/tasks/keyword.py",
-            "grpo/evaluation/keyword_dataset.py",
-            "grpo/training/grpo.py",
-        ),
-    ),
     "asynchronous": ("grpo", ("grpo/training/asynchronous",)),
     "sft": ("sft", ("grpo/training/sft.py",)),
     "expert_iteration": ("expert_iteration", ("grpo/training/expert_iteration.py",)),
@@ -81,7 +70,9 @@ CODE: dict[str, tuple[Method, tuple[str, ...]]] = {
 
 
 def write_training_inputs(study: Study) -> None:
-    """Write data/training_inputs/KIND.json, and software.json with the pinned versions for stages that are no runs."""
+    """Write data/training_inputs/KIND.json, tasks/TASK.json, and software.json with the pinned versions for stages that are no
+    runs.
+    """
     settings, code = shared_settings(study), code_digests(Path(), SHARED_CODE)
     for kind, (method, own) in CODE.items():
         content = {
@@ -91,6 +82,22 @@ def write_training_inputs(study: Study) -> None:
         }
         write_json(paths.TRAINING_INPUTS / f"{kind}.json", content)
     write_json(paths.PINNED_SOFTWARE, pins(packages(study)))
+    with whole_folder(paths.TASK_INPUTS) as folder:
+        for name in study.tasks:
+            write_json(folder / f"{name}.json", task_inputs(study, name))
+
+
+def task_inputs(study: Study, name: str) -> dict[str, Any]:
+    """What decides how a task's problems are put and scored: its settings, its formats, and the code of its class and of those
+    that it is derived from. What else a task of one's own imports does not count.
+    """
+    task = study.task(name)
+    files = {sys.modules[kind.__module__].__file__ for kind in type(task).__mro__ if issubclass(kind, Task)}
+    return {
+        "settings": study.tasks[name],
+        "formats": {key: [format.template, list(format.stop)] for key, format in task.formats.items()},
+        "code": {Path(file).name: hashlib.sha256(meaning(Path(file))).hexdigest()[:16] for file in sorted(filter(None, files))},
+    }
 
 
 def shared_settings(study: Study) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from grpo.evaluation.evaluate import encode_prompts, grader_timeouts, score_samp
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import Engine, derive_seed
 from grpo.study.methods import ExpertIterationConfig
-from grpo.tasks.rewards import ScoreFn
+from grpo.tasks.task import Format, ScoreFn
 from grpo.tracking.run_log import RunLog
 from grpo.training.order import items_of_step
 from grpo.training.state import SavedState
@@ -27,6 +27,7 @@ def train_by_expert_iteration(
     tokenizer: Any,
     engine: Engine,
     learner: Learner,
+    format: Format,
     score: ScoreFn,
     validate: Validation,
     log: RunLog,
@@ -36,14 +37,14 @@ def train_by_expert_iteration(
 
     The arguments are those of :func:`grpo.training.grpo.train_grpo`.
     """
-    sampling = rollout_sampling(config)
+    sampling = rollout_sampling(config, format)
     if saved.step == 0:
         with log.phase("evaluation"):
             validate(0, [])
     for step in range(saved.step + 1, config.n_ei_steps + 1):
         with log.phase("rollout"):
             questions = items_of_step(problems, seed, step, config.ei_batch_size)
-            prompts = encode_prompts(tokenizer, questions, config.prompt)
+            prompts = encode_prompts(tokenizer, questions, format)
             groups = engine.generate(prompts, sampling, n=config.group_size, seed=derive_seed(seed, "rollout", step))
 
         with log.phase("scoring"):

@@ -9,7 +9,7 @@ from grpo.common.records import Problem
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import Engine
 from grpo.study.methods import GrpoConfig
-from grpo.tasks.rewards import ScoreFn
+from grpo.tasks.task import Format, ScoreFn
 from grpo.tracking.run_log import RunLog
 from grpo.training.state import SavedState
 from grpo.training.step import sample_rollouts, score_rollouts, train_on
@@ -22,6 +22,7 @@ def train_grpo(
     tokenizer: Any,
     engine: Engine,
     learner: Learner,
+    format: Format,
     score: ScoreFn,
     validate: Callable[[int, list[dict[str, float]]], bool],
     log: RunLog,
@@ -32,6 +33,7 @@ def train_grpo(
     Args:
         problems: the training set.
         engine: samples with the policy's weights.
+        format: how the problems are put.
         score: rewards the completions.
         validate: called with the step and its updates' metrics, before the first step and after each; decides itself when to
             evaluate, and returns True if the run is to end here.
@@ -43,7 +45,7 @@ def train_grpo(
             validate(0, [])
     for step in range(saved.step + 1, config.n_grpo_steps + 1):
         with log.phase("rollout"):
-            sampled = sample_rollouts(config, seed, step, problems, tokenizer, engine)
+            sampled = sample_rollouts(config, format, seed, step, problems, tokenizer, engine)
 
         with log.phase("scoring"):
             batch, metrics = score_rollouts(config, sampled, score)

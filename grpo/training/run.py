@@ -13,16 +13,15 @@ from grpo.common.errors import ToBeResumed
 from grpo.common.files import files_digest, read_json, whole_folder, write_json
 from grpo.common.lock import only_one
 from grpo.common.records import Problem, read_examples, read_problems
-from grpo.evaluation.keyword_dataset import read_keyword_problems
 from grpo.models import require_checkpoint
 from grpo.results.selection import read_config
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest
 from grpo.study.environment import hardware, packages, software, warn_of_other_versions
-from grpo.study.experiments import ASYNCHRONOUS, KEYWORD, method_of, needed_selections
+from grpo.study.experiments import ASYNCHRONOUS, method_of, needed_selections
 from grpo.study.methods import GrpoConfig, SftConfig
 from grpo.study.schema import Study
-from grpo.study.training_inputs import code_of_runs, shared_settings
+from grpo.study.training_inputs import code_of_runs, shared_settings, task_inputs
 from grpo.tracking.mlflow_client import MlflowRun, source_tags
 from grpo.tracking.mlflow_study import flat, study_params, study_tags
 from grpo.tracking.run_log import now
@@ -37,6 +36,7 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         "seed": run.seed,
         **shared_settings(study),
         "software": software(_packages(study, run)),
+        "task": task_inputs(study, run.task),
         "model": files_digest(run.model),
         "train": files_digest(run.train),
         "validation": files_digest(run.validation),
@@ -113,8 +113,6 @@ def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
 
 def _read_data(run: EffectiveRun) -> tuple[list[Any], list[Problem]]:
     """What the run is trained on (problems, or chosen examples), and its validation problems."""
-    if run.experiment == KEYWORD:
-        return read_keyword_problems(run.train), read_keyword_problems(run.validation)
     validation = read_problems(run.validation)
     if isinstance(run.config, SftConfig):
         return choose_examples(read_examples(run.train), run.config, run.seed), validation
@@ -137,14 +135,13 @@ def _done_by_others(study: Study, run: EffectiveRun) -> bool:
 
 def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> MlflowRun:
     """The run in MLflow; one that was taken over has no metrics of its own there, but names the run that has."""
-    keyword = run.experiment == KEYWORD
     original = {"same_as": twin, "same_as_run_id": _mlflow_id(twin)} if twin else {}
     return MlflowRun(
         run.experiment,
         f"{run.arm}-{run.seed}",
-        {**study_params(study, keyword), **flat(run.config.model_dump()), "seed": run.seed},
+        {**study_params(study, run.task), **flat(run.config.model_dump()), "seed": run.seed},
         {
-            **study_tags(study, keyword),
+            **study_tags(study, run.task),
             "stage": f"{run.experiment}@{run.arm}-{run.seed}",
             "method": method_of(run.experiment),
             "arm": run.arm,

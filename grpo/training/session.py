@@ -23,7 +23,7 @@ from grpo.study import paths
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import Asynchronous, ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.study.schema import Study
-from grpo.tasks.rewards import score_batch
+from grpo.tasks.task import find_format
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.run_log import RunLog, now
 from grpo.training.expert_iteration import train_by_expert_iteration
@@ -147,9 +147,10 @@ def _play(
             }
             write_json(checkpoint / kind / "metadata.json", about)
 
-    validate = Validation(study, run, validation_problems, engine, learner, tokenizer, log, keep)
+    task = study.task(run.task)
+    format, score = find_format(task, run.config.prompt), partial(task.score, run.config.prompt)
+    validate = Validation(study, run, task, validation_problems, engine, learner, tokenizer, log, keep)
     parts = {"learner": learner, "log": log, "validation": validate, "random": RandomStates()}
-    score = partial(score_batch, run.config.prompt)
     every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
     with (
         stop_after_the_step() as told_to_stop,
@@ -166,9 +167,11 @@ def _play(
 
                 train_grpo_asynchronously(config, run.seed, engine, learner, validate, log, saved)
             case GrpoConfig() as config:
-                train_grpo(config, run.seed, data, tokenizer, engine, learner, score, validate, log, saved)
+                train_grpo(config, run.seed, data, tokenizer, engine, learner, format, score, validate, log, saved)
             case ExpertIterationConfig() as config:
-                train_by_expert_iteration(config, run.seed, data, tokenizer, engine, learner, score, validate, log, saved)
+                train_by_expert_iteration(
+                    config, run.seed, data, tokenizer, engine, learner, format, score, validate, log, saved
+                )
             case SftConfig() as config:
                 train_sft(config, run.seed, data, tokenizer, learner, validate, log, saved)
     log.close()
@@ -204,9 +207,9 @@ def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:
 
 def _source(study: Study, run: EffectiveRun) -> str:
     """Where the starting weights came from, in a word or two."""
-    if run.model != paths.MODEL:
+    if run.model != paths.model(run.task):
         return str(run.model)
-    model = study.model
+    model = study.models[run.task]
     match model.source:
         case "hub":
             return f"{model.repo} at {model.revision}"

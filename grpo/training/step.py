@@ -12,33 +12,35 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.evaluation.evaluate import encode_prompts, grader_timeouts, score_sampled
 from grpo.learner.advantages import normalize_scores
 from grpo.learner.learner import Batch, Learner
-from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
+from grpo.rollout.engine import Engine, SamplingParams, derive_seed
 from grpo.study.methods import GrpoConfig, SamplingConfig
-from grpo.tasks.rewards import ScoreFn
+from grpo.tasks.task import Format, ScoreFn
 from grpo.training.order import items_of_step
 
 # One question, its prompt's token ids, and one of its G completions; those of a group side by side.
 Sampled = list[tuple[Problem, tuple[int, ...], Completion]]
 
 
-def rollout_sampling(config: SamplingConfig) -> SamplingParams:
+def rollout_sampling(config: SamplingConfig, format: Format) -> SamplingParams:
     """The sampling settings of training rollouts."""
     return SamplingParams(
         temperature=config.sampling_temperature,
         top_p=config.sampling_top_p,
         min_tokens=config.sampling_min_tokens,
         max_tokens=config.sampling_max_tokens,
-        stop=STOP_STRINGS[config.prompt],
+        stop=format.stop,
     )
 
 
 def sample_rollouts(
-    config: GrpoConfig, seed: int, step: int, problems: Sequence[Problem], tokenizer: Any, engine: Engine
+    config: GrpoConfig, format: Format, seed: int, step: int, problems: Sequence[Problem], tokenizer: Any, engine: Engine
 ) -> Sampled:
     """Ask the step's questions, G times each; the same arguments and weights give the same rollouts."""
     questions = items_of_step(problems, seed, step, config.n_prompts_per_rollout_batch)
-    prompts = encode_prompts(tokenizer, questions, config.prompt)
-    groups = engine.generate(prompts, rollout_sampling(config), n=config.group_size, seed=derive_seed(seed, "rollout", step))
+    prompts = encode_prompts(tokenizer, questions, format)
+    groups = engine.generate(
+        prompts, rollout_sampling(config, format), n=config.group_size, seed=derive_seed(seed, "rollout", step)
+    )
     return [(q, p, c) for q, p, group in zip(questions, prompts, groups, strict=True) for c in group]
 
 

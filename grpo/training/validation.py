@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from tqdm import tqdm
 from grpo.common.files import write_text
 from grpo.common.records import Problem, Rollout
 from grpo.evaluation.evaluate import evaluate, evaluation_sampling, lengths_by_outcome, log_generations, summarize
-from grpo.evaluation.keyword_dataset import degenerate_shares
 from grpo.learner.learner import Learner
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.engine import Engine
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import SamplingConfig, SftConfig, evaluation_steps
 from grpo.study.schema import Study
+from grpo.tasks.task import Task, find_format
 from grpo.tracking.run_log import RunLog
 from grpo.training.divergence import divergence
 
@@ -44,6 +45,7 @@ class Validation:
         self,
         study: Study,
         run: EffectiveRun,
+        task: Task,
         problems: Sequence[Problem],
         engine: Engine,
         learner: Learner,
@@ -54,7 +56,7 @@ class Validation:
         n = run.config.n_steps
         self.steps = evaluation_steps(run.config, study.evaluation.every)
         self.sampled_steps = {self.steps[0], self.steps[len(self.steps) // 2]}
-        self.study, self.config = study, run.config
+        self.study, self.config, self.task = study, run.config, task
         self.all_problems, self.problems = problems, problems[: study.evaluation.problems]
         self.engine, self.learner, self.tokenizer, self.log = engine, learner, tokenizer, log
         self.keep = keep
@@ -109,9 +111,7 @@ class Validation:
         if self.engine.policy_version != step:  # supervised fine-tuning has no other use for the engine
             self.engine.synchronize(self.learner.model, step)
         self._latest = rollouts = self._sample(self.problems)
-        metrics = summarize(rollouts) | self._look_at(rollouts)
-        if self.config.prompt == "keyword":
-            metrics |= degenerate_shares(rollouts)
+        metrics = summarize(rollouts) | self._look_at(rollouts) | self.task.measures(rollouts)
         best = max((row[REWARD] for row in self.log.validations[1:]), default=-1.0)
         self.log.validation(step, self._updates, metrics)
         self.outcomes.append({"step": step, "answer_reward": [r.rewards["answer_reward"] for r in rollouts]})
@@ -122,11 +122,12 @@ class Validation:
         self.bar.set_postfix_str(f"validation answer reward {metrics['answer_reward']:.3f}")
 
     def _sample(self, problems: Sequence[Problem]) -> list[Rollout]:
-        evaluation = self.study.evaluation
-        sampling = evaluation_sampling(evaluation, self.config.prompt)
+        evaluation, format = self.study.evaluation, find_format(self.task, self.config.prompt)
+        sampling = evaluation_sampling(evaluation, format)
         if isinstance(self.config, SamplingConfig):  # a response that is too long in training is too long here
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self.config.sampling_max_tokens))
-        groups = evaluate(self.engine, self.tokenizer, problems, self.config.prompt, sampling, evaluation.seed)
+        score = partial(self.task.score, self.config.prompt)
+        groups = evaluate(self.engine, self.tokenizer, problems, format, score, sampling, evaluation.seed)
         return [rollout for (rollout,) in groups]
 
     def _look_at(self, rollouts: list[Rollout]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from grpo.common.records import Completion, Problem
 from grpo.learner.learner import Batch, Learner
 from grpo.rollout.engine import Engine, SamplingParams
 from grpo.study.methods import GrpoConfig
-from grpo.tasks.rewards import ScoreFn
+from grpo.tasks.task import Format, ScoreFn
 from grpo.training.state import copy_to_cpu
 from grpo.training.step import Sampled, sample_rollouts, score_rollouts, train_on
 
@@ -77,8 +77,15 @@ class Generator:
         make: gives the engine, the model that it takes weights from (or a :class:`Weights`), and the tokenizer.
     """
 
-    def __init__(self, make: Callable[[], tuple[Engine, Any, Any]], config: GrpoConfig, seed: int, problems: Sequence[Problem]):
-        self.make, self.config, self.seed, self.problems = make, config, seed, problems
+    def __init__(
+        self,
+        make: Callable[[], tuple[Engine, Any, Any]],
+        config: GrpoConfig,
+        format: Format,
+        seed: int,
+        problems: Sequence[Problem],
+    ):
+        self.make, self.config, self.format, self.seed, self.problems = make, config, format, seed, problems
         self.weights_s = 0.0
 
     @costed
@@ -95,7 +102,7 @@ class Generator:
             weights: a reference to its weights, in a list so that they are fetched only where they are needed.
         """
         self._take_over(version, weights)
-        return sample_rollouts(self.config, self.seed, step, self.problems, self.tokenizer, self.engine)
+        return sample_rollouts(self.config, self.format, self.seed, step, self.problems, self.tokenizer, self.engine)
 
     @costed
     def generate(

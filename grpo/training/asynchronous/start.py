@@ -24,7 +24,7 @@ from grpo.rollout.make import make_engine
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
-from grpo.tasks.rewards import ScoreFn, score_batch
+from grpo.tasks.task import Format, ScoreFn, find_format
 from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer, Weights
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.worker import Worker
@@ -39,6 +39,7 @@ def start_actors(
     config: GrpoConfig,
     seed: int,
     problems: Sequence[Problem],
+    format: Format,
     score: ScoreFn,
     make_generator: MakeGenerator,
     make_learner: MakeLearner,
@@ -53,7 +54,7 @@ def start_actors(
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
     limit = apart.stuck_after_s
     workers = [
-        Worker("generator", Generator, (make_generator, config, seed, problems), generator_resources, limit),
+        Worker("generator", Generator, (make_generator, config, format, seed, problems), generator_resources, limit),
         Worker("scorer", Scorer, (score, config), scorer_resources, limit),
         Worker("learner", LearnerActor, (make_learner, config), learner_resources, limit),
     ]
@@ -87,13 +88,15 @@ def start_apart(study: Study, run: EffectiveRun, problems: Sequence[Problem], ch
             f"params.yaml: learner.processes ({study.learner.processes}): an asynchronous run has one process for its "
             "learner. Set it to 1."
         )
+    task = study.task(run.task)
     alone = _each_with_its_own_gpu(study)
     folder, here = run.model.absolute(), Path.cwd()
     return start_actors(
         config,
         run.seed,
         problems,
-        partial(score_batch, config.prompt),
+        find_format(task, config.prompt),
+        partial(task.score, config.prompt),
         partial(_make_generator, alone, config, folder, here, check_weights),
         partial(_make_learner, alone, run, folder, here),
         {"num_cpus": study.threads, "num_gpus": int(alone.engine.device != "cpu")},

@@ -44,7 +44,7 @@ def value_of(expression: str, given: list[int]) -> int:
 
 
 class Countdown(Task):
-    """The seed draws the questions; a hash of the numbers and the target decides the split, so that no seed mixes the splits."""
+    """The seed draws the questions; a hash of numbers and target decides the split, so that no seed mixes the splits."""
 
     formats = {"r1_zero": formats.R1_ZERO, "question_only": formats.QUESTION_ONLY}
 

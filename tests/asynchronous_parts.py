@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from scoring_parts import score_each
 from state_parts import saved_every
 
 from grpo.common.records import Completion, Problem
@@ -22,7 +23,7 @@ from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
-from grpo.tasks.rewards import score_each
+from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
@@ -218,7 +219,9 @@ def actors(
     config: GrpoConfig, generator: Callable[[], Any], learner: Callable[[], Any], notes: Path
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
     one = {"num_cpus": 1.0}
-    with start_actors(config, 0, problems(), partial(score_each, Reward(notes)), generator, learner, one, one) as both:
+    with start_actors(
+        config, 0, problems(), QUESTION_ONLY, partial(score_each, Reward(notes)), generator, learner, one, one
+    ) as both:
         yield both
 
 

@@ -11,16 +11,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import ToBeResumed
-from grpo.evaluation import evaluate
+from grpo.common.records import Problem
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
-from grpo.tasks.rewards import ScoredBatch, score_each
+from grpo.tasks.task import ScoredBatch, Task
 from grpo.training import run, session, state  # noqa: F401 - before the fork
 from grpo.training.grpo import train_grpo  # noqa: F401
 
@@ -120,9 +120,9 @@ def toy_reward(response: str, ground_truth: str) -> dict[str, float]:
     return {"reward": right, "format_reward": 1.0, "answer_reward": right}
 
 
-def toy_scores(prompt: str, responses: list[str], ground_truths: list[str]) -> ScoredBatch:
+def toy_scores(task: Task, format: str, problems: Sequence[Problem], responses: Sequence[str]) -> ScoredBatch:
     """:func:`toy_reward` for many."""
-    return score_each(toy_reward, responses, ground_truths)
+    return ScoredBatch([toy_reward(response, "") for response in responses], [False] * len(responses))
 
 
 def train(folder: str, experiment: str, name: str) -> int:
@@ -130,11 +130,7 @@ def train(folder: str, experiment: str, name: str) -> int:
     os.chdir(folder)
     fix_cpu_kernels()
     share_cpu_fairly()
-    session.score_batch = evaluate.score_batch = toy_scores
-    if experiment == "grpo_async_offpolicy":
-        from grpo.training.asynchronous import start  # Ray is imported for this only
-
-        start.score_batch = toy_scores
+    Task.score = toy_scores  # type: ignore[method-assign, assignment]
     study = load_study()
     try:
         run.train_run(study, effective_run(study, experiment, name, 0, []))

@@ -28,6 +28,7 @@ import ray
 import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner, problems
 from pydantic import ValidationError
+from scoring_parts import score_each
 from state_parts import never_saved, saved_every
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -37,7 +38,7 @@ from grpo.learner.learner import Batch
 from grpo.models.checkpoint import save_checkpoint
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous
-from grpo.tasks.rewards import score_each
+from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
@@ -122,6 +123,7 @@ def synchronously(config: Any, model: Any, tokenizer: Any, target: Path) -> tupl
         tokenizer,
         engine,
         learner,
+        QUESTION_ONLY,
         partial(score_each, parts.Reward(target)),
         lambda step, updates: False,
         log,
@@ -570,7 +572,10 @@ def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.
 
     one = {"num_cpus": 1.0, "num_gpus": 1.0}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match="2 GPUs"), start_actors(asynchronous(), 0, [], never, never, never, one, one):
+    with (
+        pytest.raises(UserError, match="2 GPUs"),
+        start_actors(asynchronous(), 0, [], QUESTION_ONLY, never, never, never, one, one),
+    ):
         pass
 
 
@@ -579,7 +584,10 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
         one = {"num_cpus": 1.0}
-        with pytest.raises(UserError, match="RAY_ADDRESS"), start_actors(asynchronous(), 0, [], len, len, len, one, one):
+        with (
+            pytest.raises(UserError, match="RAY_ADDRESS"),
+            start_actors(asynchronous(), 0, [], QUESTION_ONLY, len, len, len, one, one),
+        ):
             pass
 
 

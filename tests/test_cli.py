@@ -149,7 +149,7 @@ def test_train_without_a_model_leaves_nothing(project, monkeypatch, capsys):
 
 def test_an_empty_dataset_is_named(project, smoke_data, monkeypatch, capsys):
     shutil.copytree(smoke_data / "data", project / "data")
-    paths.TRAIN.write_text("")
+    paths.train("main").write_text("")
     code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
     assert code == 2 and "train.jsonl: holds no problems" in error
     assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from scoring_parts import evaluate_by, score_each
 from state_parts import saved_every
 
 from grpo.common.errors import ToBeResumed
@@ -27,7 +28,7 @@ from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.study.sections import Divergence, Experiment
-from grpo.tasks.rewards import score_each
+from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
 from grpo.training.divergence import divergence
 from grpo.training.grpo import train_grpo
@@ -239,7 +240,7 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
     def run_it(
         reward: Any, rules: Divergence | None, measured: Any = contains_a_t, stop_after: int | None = None, **changes: Any
     ) -> Ended:
-        monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", lambda prompt, *pairs: score_each(measured, *pairs))
+        evaluate_by(monkeypatch, partial(score_each, measured))
         changed = {
             "seeds": [0],
             "grpo": CONFIG.model_copy(update=changes),
@@ -261,7 +262,7 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
             engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, run.config, tokenizer.pad_token_id)
 
             def new() -> Validation:
-                return Validation(study, run, problems, engine, learner, tokenizer, log, keep)
+                return Validation(study, run, study.task(run.task), problems, engine, learner, tokenizer, log, keep)
 
             validate = new()
             parts = {"learner": learner, "log": log, "validation": validate}
@@ -271,7 +272,7 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
             if saved.step:
                 engine.synchronize(policy, saved.step)
             score = partial(score_each, reward)
-            train_grpo(run.config, 0, problems, tokenizer, engine, learner, score, validate, log, saved)
+            train_grpo(run.config, 0, problems, tokenizer, engine, learner, QUESTION_ONLY, score, validate, log, saved)
             ended = Ended(tmp_path, validate, new, policy, best)
             log.close()
             return ended

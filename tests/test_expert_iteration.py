@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from scoring_parts import score_each
 from state_parts import never_saved
 
 from grpo.common.records import Completion, Problem, Rollout
@@ -20,7 +21,7 @@ from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import ExpertIterationConfig
-from grpo.tasks.rewards import score_each
+from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
 from grpo.training.expert_iteration import expert_metrics, fine_tune, train_by_expert_iteration
 
@@ -118,7 +119,9 @@ def iterate(
     folder.mkdir(parents=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     score = partial(score_each, reward)
-    train_by_expert_iteration(config, seed, problems(), tokenizer, engine, learner, score, validate, log, never_saved(folder))
+    train_by_expert_iteration(
+        config, seed, problems(), tokenizer, engine, learner, QUESTION_ONLY, score, validate, log, never_saved(folder)
+    )
     log.close()
     return read_csv(folder / "history.csv")
 

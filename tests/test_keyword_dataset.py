@@ -22,7 +22,7 @@ from grpo.tasks.keyword import ADJECTIVES, NOUNS, TEMPLATES
 BEFORE, AFTER = load_prompt("keyword").split("{question}")
 WORDS = len(NOUNS) + len(ADJECTIVES)
 PAIRS = WORDS * (WORDS - 1) // 2
-FILES = {"train": paths.KEYWORD_TRAIN, "validation": paths.KEYWORD_VALIDATION}
+FILES = {"train": paths.train("keyword"), "validation": paths.validation("keyword")}
 
 
 def with_answers(study: Study, answers: str, seed: int = 0) -> Study:
@@ -138,7 +138,7 @@ class StubEvaluator:
     made: list[StubEvaluator]
 
     def __init__(self, study: Study, checkpoint: Path):
-        assert checkpoint == paths.KEYWORD_MODEL
+        assert checkpoint == paths.model("keyword")
         self.tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
         self.asked: list[tuple[str, int, int]] = []
         self.forgotten = 0
@@ -188,7 +188,7 @@ def test_a_model_that_never_holds_the_keywords_is_refused(by_model: Study, monke
     monkeypatch.setattr(StubEvaluator, "never", True)
     with pytest.raises(UserError, match=r"keyword\.answers: .*none of its answers to the train prompts.*`answers: grammar`"):
         build_keyword_dataset(by_model)
-    assert not paths.KEYWORD_TRAIN.exists() and not paths.KEYWORD_REPORT.exists()
+    assert not paths.train("keyword").exists() and not paths.KEYWORD_REPORT.exists()
 
 
 # --------------------------------------------------------------------------------------------------- kinds of responses

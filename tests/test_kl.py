@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from scoring_parts import score_each
 from state_parts import never_saved
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from grpo.learner.kl import estimate_kl
 from grpo.learner.learner import Learner
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
-from grpo.tasks.rewards import score_each
+from grpo.tasks.formats import R1_ZERO
 from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
 
@@ -190,7 +191,9 @@ def train(model: Any, tokenizer: Any, folder: Path, settings: GrpoConfig) -> tup
     engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, settings, tokenizer.pad_token_id)
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(20)]
     score = partial(score_each, contains_a_t)
-    train_grpo(settings, 0, problems, tokenizer, engine, learner, score, lambda step, updates: False, log, never_saved(folder))
+    train_grpo(
+        settings, 0, problems, tokenizer, engine, learner, R1_ZERO, score, lambda step, updates: False, log, never_saved(folder)
+    )
     log.close()
     with (folder / "history.csv").open(newline="") as file:
         return learner, [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]

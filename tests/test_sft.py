@@ -302,7 +302,7 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
         kept[kind] = about, flat(policy).clone()
 
     log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
-    validate = Validation(study, run, problems, engine, learner, tokenizer, log, keep)
+    validate = Validation(study, run, study.task(run.task), problems, engine, learner, tokenizer, log, keep)
     train_sft(config, 3, EXAMPLES, tokenizer, learner, validate, log, never_saved(tmp_path))
     log.close()
 
@@ -342,11 +342,11 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monke
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
-    save_checkpoint(paths.MODEL, model, tokenizer)
+    save_checkpoint(paths.model("main"), model, tokenizer)
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(8)]
-    write_records(paths.TRAIN, problems)
-    write_records(paths.VALIDATION, problems[:4])
-    write_records(paths.SFT_EXAMPLES, [*EXAMPLES, Example("wrong", " x", "1", 0.0)])
+    write_records(paths.train("main"), problems)
+    write_records(paths.validation("main"), problems[:4])
+    write_records(paths.sft_examples("main"), [*EXAMPLES, Example("wrong", " x", "1", 0.0)])
     grpo = {
         "n_grpo_steps": 1,
         "rollout_batch_size": 8,

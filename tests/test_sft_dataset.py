@@ -125,7 +125,7 @@ ROWS = [
 def study(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """In a project folder with two validation problems; the traces are in traces.jsonl."""
     monkeypatch.chdir(tmp_path)
-    write_records(paths.VALIDATION, HELD_OUT)
+    write_records(paths.validation("main"), HELD_OUT)
     return mini_study.model_copy(update={"sft_dataset": JsonlTraces(source="jsonl", path="traces.jsonl")})
 
 
@@ -136,7 +136,7 @@ def write_rows(*lines: dict[str, Any] | str) -> None:
 def test_a_file_of_traces_is_rewarded_and_reported(study: Study) -> None:
     write_rows(*ROWS[:2], "", *ROWS[2:])
     report = build_sft_dataset(study)
-    examples = read_examples(paths.SFT_EXAMPLES)
+    examples = read_examples(paths.sft_examples("main"))
     assert [(e.prompt, e.response) for e in examples] == [(r["prompt"], r["response"]) for r in ROWS]
     assert [(e.ground_truth, e.reward) for e in examples] == [("2", 1.0), ("3", 1.0), ("4", 0.0), ("5", 0.0), ("6", 0.0)]
     digest = report.pop("digest")
@@ -148,7 +148,7 @@ def test_a_file_of_traces_is_rewarded_and_reported(study: Study) -> None:
         "wrong_form": 2,
         "left_out_as_validation_question": 0,
     }
-    assert json.loads(paths.SFT_REPORT.read_text()) == report | {"digest": digest}
+    assert json.loads(paths.sft_report("main").read_text()) == report | {"digest": digest}
     write_rows(*ROWS[:4])
     assert build_sft_dataset(study)["digest"] != digest
 
@@ -162,7 +162,7 @@ def test_a_trace_with_part_of_the_reward_is_not_right(study: Study, monkeypatch:
     write_rows(*ROWS)
     report = build_sft_dataset(study)
     assert (report["correct"], report["wrong_answer"], report["wrong_form"]) == (1, 2, 2)
-    assert [example.reward for example in read_examples(paths.SFT_EXAMPLES)] == [1.0, 0.5, 0.0, 0.5, 0.0]
+    assert [example.reward for example in read_examples(paths.sft_examples("main"))] == [1.0, 0.5, 0.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("question", [QUESTION, QUESTION.upper(), QUESTION.replace(" ", "  "), QUESTION.replace(". ", ".\n")])
@@ -170,7 +170,7 @@ def test_a_validation_question_is_left_out_and_counted(study: Study, question: s
     write_rows(ROWS[0], row(question, " 5 </think> <answer>5</answer>", "5"), ROWS[2])
     report = build_sft_dataset(study)
     assert (report["examples"], report["left_out_as_validation_question"]) == (2, 1)
-    assert [example.ground_truth for example in read_examples(paths.SFT_EXAMPLES)] == ["2", "4"]
+    assert [example.ground_truth for example in read_examples(paths.sft_examples("main"))] == ["2", "4"]
 
 
 def test_a_question_that_only_looks_alike_stays(study: Study) -> None:
@@ -182,7 +182,7 @@ def test_validation_questions_only_are_refused(study: Study) -> None:
     write_rows(*(row(problem.question, " x", problem.ground_truth) for problem in HELD_OUT))
     with pytest.raises(UserError, match=r"no example is left that is not a validation question\. Use another"):
         build_sft_dataset(study)
-    assert not paths.SFT_EXAMPLES.exists()
+    assert not paths.sft_examples("main").exists()
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_bad_row_is_named(study: Study, bad: dict[str, Any] | str, message: st
     write_rows(ROWS[0], bad)
     with pytest.raises(UserError, match=message):
         build_sft_dataset(study)
-    assert not paths.SFT_EXAMPLES.exists()
+    assert not paths.sft_examples("main").exists()
 
 
 def test_a_missing_file_is_named_with_its_key(study: Study) -> None:
@@ -232,10 +232,10 @@ def test_traces_come_from_the_hub_at_their_revision(study: Study, monkeypatch: p
 
 def test_generated_traces_make_the_whole_stage(study: Study) -> None:
     train, validation = load(TASK)
-    write_records(paths.VALIDATION, validation)
+    write_records(paths.validation("main"), validation)
     settings = GeneratedTraces(source="generated", examples=300, wrong_share=0.5, seed=0)
     report = build_sft_dataset(study.model_copy(update={"task": TASK, "sft_dataset": settings}))
-    examples = read_examples(paths.SFT_EXAMPLES)
+    examples = read_examples(paths.sft_examples("main"))
     assert [example.ground_truth for example in examples] == [problem.ground_truth for problem in train[:300]]
     right = [not any(errors_of(example.prompt, example.response)[0]) for example in examples]
     assert [example.reward for example in examples] == [float(found) for found in right]

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from scoring_parts import evaluate_by, score_all_by, score_each
 from state_parts import never_saved
 
 from grpo.common.errors import UserError
@@ -35,7 +36,8 @@ from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study, read_yaml
 from grpo.study.sections import Experiment, LocalModel
-from grpo.tasks.rewards import ScoredBatch, score_each
+from grpo.tasks.formats import QUESTION_ONLY
+from grpo.tasks.task import ScoredBatch
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
@@ -125,7 +127,7 @@ def train(
     engine, learner = TransformersEngine(model, tokenizer), Learner(model, config, tokenizer.pad_token_id)
     score = partial(score_each, reward)
     train_grpo(
-        config, seed, problems(20), tokenizer, engine, learner, score, lambda step, updates: False, log, never_saved(folder)
+        config, seed, problems(20), tokenizer, engine, learner, QUESTION_ONLY, score, lambda *_: False, log, never_saved(folder)
     )
     log.close()
     return model, log
@@ -267,7 +269,7 @@ def test_the_loop_ends_when_validation_says_so(model: Any, tokenizer: Any, tmp_p
         called.append((step, [update["gradient_norm"] for update in updates]))
         return step in {0, 3}  # what is said before the first step ends nothing
 
-    train_grpo(CONFIG, 0, problems(20), tokenizer, engine, learner, SCORE, validate, log, never_saved(tmp_path))
+    train_grpo(CONFIG, 0, problems(20), tokenizer, engine, learner, QUESTION_ONLY, SCORE, validate, log, never_saved(tmp_path))
     log.close()
     rows = read_csv(tmp_path / "history.csv")
     assert [row["step"] for row in rows] == [1, 2, 3]  # the last step is recorded too
@@ -328,8 +330,22 @@ def tracked(tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factor
         mlflow = MlflowRun("toy", "slow-0", {"seed": 0, "loss_type": "grpo_clip"}, {"stage": "toy@slow-0"})
         log = RunLog(folder, mlflow)
         engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
-        validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None)
-        train_grpo(run.config, run.seed, problems(20), tokenizer, engine, learner, SCORE, validate, log, never_saved(folder))
+        validate = Validation(
+            tiny_study, run, tiny_study.task(run.task), problems(6), engine, learner, tokenizer, log, lambda kind, about: None
+        )
+        train_grpo(
+            run.config,
+            run.seed,
+            problems(20),
+            tokenizer,
+            engine,
+            learner,
+            QUESTION_ONLY,
+            SCORE,
+            validate,
+            log,
+            never_saved(folder),
+        )
         log.close()
         (folder / "note.txt").write_text("kept")
         mlflow.artifact(folder / "note.txt")
@@ -420,7 +436,9 @@ def evaluated(study: Study, run: EffectiveRun, model: Any, tokenizer: Any, folde
     folder.mkdir()
     engine, learner = RemembersCalls(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    validate = Validation(study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None)
+    validate = Validation(
+        study, run, study.task(run.task), problems(6), engine, learner, tokenizer, log, lambda kind, about: None
+    )
     for step in (0, 2, 4):
         validate(step, [UPDATE] if step else [])
     log.close()
@@ -460,16 +478,30 @@ def test_every_evaluation_of_every_run_draws_alike(tiny_study: Study, model: Any
 def test_answers_that_ran_out_of_time_are_counted_in_history_and_validation(
     tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def every_third_is_late(responses: Sequence[str], truths: Sequence[Any]) -> ScoredBatch:
-        return ScoredBatch(SCORE(responses, truths).rewards, [i % 3 == 0 for i in range(len(responses))])
+    def every_third_is_late(asked: Sequence[Problem], responses: Sequence[str]) -> ScoredBatch:
+        return ScoredBatch(SCORE(asked, responses).rewards, [i % 3 == 0 for i in range(len(responses))])
 
-    monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", lambda prompt, *pairs: every_third_is_late(*pairs))
+    evaluate_by(monkeypatch, every_third_is_late)
     log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
     run = tiny_run(tiny_study)
     engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
-    validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None)
+    validate = Validation(
+        tiny_study, run, tiny_study.task(run.task), problems(6), engine, learner, tokenizer, log, lambda kind, about: None
+    )
     config = run.config.model_copy(update={"n_grpo_steps": 2})
-    train_grpo(config, 0, problems(20), tokenizer, engine, learner, every_third_is_late, validate, log, never_saved(tmp_path))
+    train_grpo(
+        config,
+        0,
+        problems(20),
+        tokenizer,
+        engine,
+        learner,
+        QUESTION_ONLY,
+        every_third_is_late,
+        validate,
+        log,
+        never_saved(tmp_path),
+    )
     log.close()
     history, validation = (read_csv(tmp_path / name) for name in ("history.csv", "validation.csv"))
     assert [row["train/grader_timeouts"] for row in history] == [22] * 4  # of 64, in each of two updates of two steps
@@ -480,9 +512,9 @@ def test_answers_that_ran_out_of_time_are_counted_in_history_and_validation(
 def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with a tiny model and a few problems; runs in it are not tracked."""
     monkeypatch.chdir(tmp_path)
-    save_checkpoint(paths.MODEL, model, tokenizer)
-    write_records(paths.TRAIN, problems(20))
-    write_records(paths.VALIDATION, problems(6))
+    save_checkpoint(paths.model("main"), model, tokenizer)
+    write_records(paths.train("main"), problems(20))
+    write_records(paths.validation("main"), problems(6))
     monkeypatch.setattr("grpo.training.run.MlflowRun", lambda *_: NoMlflow())
     return tmp_path
 
@@ -522,8 +554,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     from grpo.training import grpo as loop
     from grpo.training import run as run_module
 
-    for module in ("grpo.training.session", "grpo.evaluation.evaluate"):
-        monkeypatch.setattr(f"{module}.score_batch", lambda prompt, *pairs: SCORE(*pairs))
+    score_all_by(monkeypatch, SCORE)
     study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None})
     run = tiny_run(study)
     sample = loop.sample_rollouts
@@ -588,7 +619,7 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
     """Trains one run in a project folder; its evaluations come out with as many right answers as asked for."""
     from grpo.training import run as run_module
 
-    monkeypatch.setattr("grpo.training.session.score_batch", lambda prompt, *pairs: SCORE(*pairs))
+    score_all_by(monkeypatch, SCORE)
 
     def run_it(
         experiment: str = "grpo_learning_rate",
@@ -600,12 +631,12 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
     ) -> tuple[EffectiveRun, Path]:
         counts = iter(right)
 
-        def scored(_: str, texts: list[str], truths: list[str]) -> ScoredBatch:
+        def scored(_: Sequence[Problem], texts: Sequence[str]) -> ScoredBatch:
             n = next(counts)
             answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(texts))]
             return ScoredBatch(answers, [False] * len(texts))
 
-        monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", scored)
+        evaluate_by(monkeypatch, scored)
         arms = {
             "grpo_learning_rate": Experiment(arms={"slow": {"learning_rate": 1e-3}}),
             "grpo_baselines": Experiment(arms={"same": {}, "other": {"cliprange": 0.1}}),
@@ -729,8 +760,8 @@ def test_a_run_with_one_kind_of_checkpoint_names_that_one(tmp_path: Path, model:
 
 def test_a_folder_without_a_model_names_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"{paths.MODEL}: holds no model .*dvc repro model"):
-        require_checkpoint(paths.MODEL)
+    with pytest.raises(UserError, match=rf"{paths.model('main')}: holds no model .*dvc repro model"):
+        require_checkpoint(paths.model("main"))
     for folder in (tmp_path, tmp_path / "nowhere"):  # which no stage makes
         with pytest.raises(UserError, match=rf"{folder}: holds no model .* Name a folder in Hugging Face format"):
             require_checkpoint(folder)

@@ -70,7 +70,7 @@ def test_solutions_become_traces_that_earn_the_reward(
     build_dataset(study)
     report = build_sft_dataset(study)
     assert (report["examples"], report["correct"], report["source"]) == (len(rows), len(rows), "solutions")
-    examples = read_examples(paths.SFT_EXAMPLES)
+    examples = read_examples(paths.sft_examples("main"))
     assert examples[0].response == response
     assert (
         examples[0].prompt.endswith("Assistant: <think>")
@@ -85,7 +85,7 @@ def test_a_solution_to_a_validation_question_is_left_out(tmp_path: Path, monkeyp
     build_dataset(study)
     report = build_sft_dataset(study)
     assert (report["examples"], report["left_out_as_validation_question"]) == (1, 1)
-    assert "1+1" in read_examples(paths.SFT_EXAMPLES)[0].prompt
+    assert "1+1" in read_examples(paths.sft_examples("main"))[0].prompt
 
 
 def test_a_file_without_solutions_is_refused_by_line_and_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from grpo.common.records import Problem
 from grpo.evaluation import evaluate
 from grpo.tasks.task import ScoredBatch, ScoreFn, Task
 
+_SCORE_SAMPLED = evaluate.score_sampled
+
 
 def score_each(
     reward_fn: Callable[[str, str], dict[str, float]], problems: Sequence[Problem], responses: Sequence[str]
@@ -26,5 +28,4 @@ def score_all_by(monkeypatch: pytest.MonkeyPatch, score: ScoreFn) -> None:
 
 def evaluate_by(monkeypatch: pytest.MonkeyPatch, score: ScoreFn) -> None:
     """Let evaluations score so, and training as before."""
-    real = evaluate.score_sampled
-    monkeypatch.setattr(evaluate, "score_sampled", lambda _, sampled: real(score, sampled))
+    monkeypatch.setattr(evaluate, "score_sampled", lambda _, sampled: _SCORE_SAMPLED(score, sampled))

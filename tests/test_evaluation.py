@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.schema import Study
 from grpo.tasks.arithmetic import Arithmetic
-from grpo.tasks.formats import R1_ZERO
+from grpo.tasks.formats import QUESTION_ONLY, R1_ZERO
+from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import ScoredBatch
 
 PARAMS = SamplingParams(max_tokens=8)
@@ -315,10 +317,6 @@ def test_what_a_prompt_says_is_part_of_an_evaluation(
 ) -> None:
     """Killed, its prompt edited, and run again: nothing that the old text got is taken for an answer to the new one."""
     monkeypatch.chdir(project)
-    template = project / "prompts/question_only.prompt"
-    template.parent.mkdir()
-    template.write_text("{question}")
-    monkeypatch.setattr("grpo.tasks.formats.files", lambda package: project)
 
     def sampled() -> list[list[Rollout]]:
         evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
@@ -329,7 +327,8 @@ def test_what_a_prompt_says_is_part_of_an_evaluation(
 
     old, kept = sampled(), chunks()
     assert sampled() == old and chunks() == kept  # taken up
-    template.write_text("Now {question}")
+    changed = {"question_only": replace(QUESTION_ONLY, template="Now {question}")}
+    monkeypatch.setattr(GradedTask, "formats", changed)
     new = sampled()
     assert [group[0].prompt_ids for group in new] != [group[0].prompt_ids for group in old]
     assert kept < chunks()

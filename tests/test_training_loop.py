@@ -37,7 +37,7 @@ from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study, read_yaml
 from grpo.study.sections import Experiment, LocalModel
 from grpo.tasks.formats import QUESTION_ONLY
-from grpo.tasks.task import ScoredBatch
+from grpo.tasks.task import Format, ScoredBatch
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
@@ -307,7 +307,7 @@ def tiny_study(mini_study: Study) -> Study:
             "seeds": [0],
             "threads": 1,
             "grpo": config,
-            "model": LocalModel(source="local", path="unused"),
+            "models": mini_study.models | {"main": LocalModel(source="local", path="unused")},
             "evaluation": mini_study.evaluation.model_copy(update={"every": 2, "problems": 6, "max_tokens": 6}),
             "experiments": {"grpo_learning_rate": Experiment(arms={"slow": {"learning_rate": 1e-3}})},
         }
@@ -559,10 +559,10 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     run = tiny_run(study)
     sample = loop.sample_rollouts
 
-    def killed_at_step_4(config: GrpoConfig, seed: int, step: int, *others: Any) -> Any:
+    def killed_at_step_4(config: GrpoConfig, format: Format, seed: int, step: int, *others: Any) -> Any:
         if step == 4:
             raise KeyboardInterrupt
-        return sample(config, seed, step, *others)
+        return sample(config, format, seed, step, *others)
 
     def results() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (paths.RUNS / run.name).iterdir()}

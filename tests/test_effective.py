@@ -499,19 +499,21 @@ def test_dvc_names_everything_that_a_run_depends_on(
         identity = run_identity(study, run)
         assert identity["method"] == method
         # The engine's share of memory, whoever samples, stands in the section grpo; the method follows from the experiment.
-        elsewhere = {"model", "train", "validation", "seed", "method", "gpu_memory_utilization", "software"}
+        elsewhere = {"task", "model", "train", "validation", "seed", "method", "gpu_memory_utilization", "software"}
         sections = {method if key == "config" else key for key in set(identity) - elsewhere}
         expected |= (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]} | {"grpo"}
         # What a run reads lies in what its stage names; a run that starts from another's weights is tested below.
         deps = stages[experiment]["deps"]
         for read in (run.model, run.train, run.validation):
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)
-        kind = {ASYNCHRONOUS: "asynchronous", KEYWORD: "keyword"}.get(experiment, method)
+        kind = {ASYNCHRONOUS: "asynchronous"}.get(experiment, method)
         kinds.add(kind)
         assert f"data/training_inputs/{kind}.json" in deps
-        assert sum(dep.startswith("data/training_inputs") for dep in deps) == 1
-    assert set(stages["training_inputs"]["params"]) == expected
-    assert set(stages["training_inputs"]["outs"]) == {f"data/training_inputs/{kind}.json" for kind in (*kinds, "software")}
+        assert f"data/training_inputs/tasks/{run.task}.json" in deps
+        assert sum(dep.startswith("data/training_inputs") for dep in deps) == 2
+    assert set(stages["training_inputs"]["params"]) == expected | {"tasks"}
+    outs = {f"data/training_inputs/{kind}.json" for kind in (*kinds, "software")} | {"data/training_inputs/tasks"}
+    assert set(stages["training_inputs"]["outs"]) == outs
 
 
 def test_a_runs_identity_changes_with_each_file_that_it_reads(

@@ -129,15 +129,15 @@ def assert_told(result: subprocess.CompletedProcess[str], *parts: str) -> None:
 
 
 slow = pytest.mark.slow  # each process of these imports torch
-WEIGHTS = pytest.param(("model",), 100, "data/model", id="model: its weights", marks=slow)
-EVALUATE = ("evaluate", "data/model", "--out", "data/evaluations", "--prompt", "question_only", "--problems", "32")
+WEIGHTS = pytest.param(("model", "main"), 100, "data/model/main", id="model: its weights", marks=slow)
+EVALUATE = ("evaluate", "data/model/main", "--out", "data/evaluations", "--prompt", "question_only", "--problems", "32")
 COMMANDS = [("dataset",), pytest.param(("model",), marks=slow), pytest.param(EVALUATE, marks=slow)]
 # command, how many kilobytes are left for it, what it was writing
 FULL = [
-    pytest.param(("dataset",), 20, "data/dataset", id="dataset"),
+    pytest.param(("dataset", "main"), 20, "data/dataset/main", id="dataset"),
     WEIGHTS,
-    pytest.param(("model",), 210, "data/model", id="model: its tokenizer", marks=slow),
-    pytest.param(("keyword_model",), 60, "data/keyword/model", id="keyword model", marks=slow),
+    pytest.param(("model", "main"), 210, "data/model/main", id="model: its tokenizer", marks=slow),
+    pytest.param(("model", "keyword"), 60, "data/model/keyword", id="keyword model", marks=slow),
     pytest.param(EVALUATE, 4, "data/", id="evaluate", marks=slow),
     pytest.param(("math_baseline",), 4, "data/", id="math_baseline", marks=slow),
 ]
@@ -315,13 +315,17 @@ LOADED_FROM = {
 }
 # the kind of model, where it is, and what brings it back
 PLACES = [
-    ("data/model", "data/model", "`dvc checkout --force data/model` .* `dvc repro -f -s model`"),
-    ("data/model", "data/checkpoints/e/a-0/last", r"`dvc checkout --force data/checkpoints/e/a-0` .* `dvc repro -f -s e@a-0`"),
-    ("data/model", "mine", "Get it anew from where it came from"),
+    ("data/model/main", "data/model/main", "`dvc checkout --force data/model/main` .* `dvc repro -f -s model@main`"),
     (
-        "data/keyword/model",
-        "data/keyword/model",
-        "`dvc checkout --force data/keyword/model` .* `dvc repro -f -s keyword_model`",
+        "data/model/main",
+        "data/checkpoints/e/a-0/last",
+        r"`dvc checkout --force data/checkpoints/e/a-0` .* `dvc repro -f -s e@a-0`",
+    ),
+    ("data/model/main", "mine", "Get it anew from where it came from"),
+    (
+        "data/model/keyword",
+        "data/model/keyword",
+        "`dvc checkout --force data/model/keyword` .* `dvc repro -f -s model@keyword`",
     ),
 ]
 
@@ -344,9 +348,11 @@ def test_a_damaged_checkpoint_is_named_with_its_remedy(project: Path, kind: str,
 
 @slow
 def test_a_cut_checkpoint_is_told_in_one_message(project: Path) -> None:
-    weights = project / "data/model/model.safetensors"
+    weights = project / "data/model/main/model.safetensors"
     weights.write_bytes(_half(weights.read_bytes()))
-    assert_told(grpo(project, *EVALUATE), "error: data/model: its weights cannot be read", "dvc checkout --force data/model")
+    assert_told(
+        grpo(project, *EVALUATE), "error: data/model/main: its weights cannot be read", "dvc checkout --force data/model/main"
+    )
 
 
 def sh(folder: Path, command: str) -> str:
@@ -360,7 +366,7 @@ def sh(folder: Path, command: str) -> str:
 @slow
 def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
     """With real DVC; and making one anew does not run the stages before it again."""
-    shutil.copytree(project / "data/model", project / "source")
+    shutil.copytree(project / "data/model/main", project / "source")
     shutil.rmtree(project / "data")
     copy = "cmd: mkdir -p data/checkpoints/e && cp -r source"
     (project / "dvc.yaml").write_text(
@@ -369,7 +375,7 @@ def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
         "    deps: [data/model]\n    outs: [data/checkpoints/e/a-0]\n"
     )
     sh(project, "git init -q && dvc init -q && dvc repro -q")
-    for place in ("data/model", "data/checkpoints/e/a-0"):
+    for place in ("data/model/main", "data/checkpoints/e/a-0"):
         weights = project / place / "model.safetensors"
         whole = weights.read_bytes()
         for number in (0, 1):

@@ -91,7 +91,7 @@ def test_senseless_ground_truths_are_refused(truth: object) -> None:
 def test_a_batch_must_match() -> None:
     with pytest.raises(ValueError, match="zip"):
         score("r1_zero", ["", ""], ["5"])
-    with pytest.raises(UserError, match="no_such_prompt: no such format .*r1_zero, question_only"):
+    with pytest.raises(UserError, match=r"no_such_prompt: no such format .*r1_zero, question_only"):
         score("no_such_prompt", [], [])
 
 

@@ -138,16 +138,68 @@ def test_steps_after_the_last_cannot_be_kept(tmp_path: Path, steps: list[int], l
 # --------------------------------------------------------------------------------------------------------------- prompts
 
 
-@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != KEYWORD])
-def test_the_keyword_prompt_is_for_its_experiment_only(tmp_path: Path, experiment: str) -> None:
-    message = refused(tmp_path, new_arm(experiment, prompt="keyword"))
-    assert f"experiments.{experiment}.arms.extra: prompt: keyword is for {KEYWORD} only" in message
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_an_arms_prompt_is_a_format_of_its_experiments_task(tmp_path: Path, experiment: str) -> None:
+    task, other, known = (
+        ("keyword", "r1_zero", "keyword") if experiment == KEYWORD else ("main", "keyword", "r1_zero, question_only")
+    )
+    message = refused(tmp_path, new_arm(experiment, prompt=other))
+    path = f"experiments.{experiment}.arms.extra"
+    assert f"{path}: prompt: {other!r} is no format of the task {task} (known: {known})" in message
 
 
-@pytest.mark.parametrize("overrides", [{}, {"prompt": "r1_zero"}])
-def test_the_keyword_experiment_needs_its_prompt(tmp_path: Path, overrides: dict[str, Any]) -> None:
-    message = refused(tmp_path, new_arm(KEYWORD, **overrides))
-    assert f"experiments.{KEYWORD}.arms.extra: prompt: must be keyword" in message
+@pytest.mark.parametrize(
+    ("section", "edit"),
+    [
+        ("sft_datasets.main.prompt", lambda values: values["sft_datasets"]["main"].update(prompt="keyword")),
+        ("evaluation.zero_shot_prompts", lambda values: values["evaluation"].update(zero_shot_prompts=["keyword"])),
+        ("evaluation.best_of_n.prompts", lambda values: values["evaluation"]["best_of_n"].update(prompts=["keyword"])),
+    ],
+)
+def test_what_else_is_asked_of_a_task_is_asked_in_its_formats(tmp_path: Path, section: str, edit: Edit) -> None:
+    assert f"{section}: 'keyword' is no format of the task main" in refused(tmp_path, edit)
+
+
+# ----------------------------------------------------------------------------------------------------------------- tasks
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda values: values["tasks"].pop("main"), "tasks: needs an entry 'main' (there are: keyword)"),
+        (
+            lambda values: values["models"].pop("keyword"),
+            "models: needs an entry for each of `tasks:`, which are main, keyword",
+        ),
+        (
+            lambda values: values["sft_datasets"].update(other=values["sft_datasets"]["main"]),
+            "sft_datasets: other: no such task",
+        ),
+        (lambda values: values["sft_datasets"].pop("main"), f"experiments.{SFT}: there are no examples to fine-tune on"),
+        (lambda values: values["experiments"][KEYWORD].update(task="words"), f"experiments.{KEYWORD}.task: no task 'words'"),
+        (lambda values: values["tasks"]["main"].pop("levels"), "tasks.main: missing: levels. Arithmetic takes train_size"),
+        (lambda values: values["tasks"]["main"].update(levels=6), "tasks.main.levels: input should be less than or equal to 5"),
+        (lambda values: values["tasks"]["keyword"].update(sead=1), "tasks.keyword: unknown: sead. Keyword takes seed"),
+        (lambda values: values["models"]["main"].update(hidden_size=30), "models.main: hidden_size 30 must be a multiple"),
+        (lambda values: values["models"]["main"].update(steps="many"), "models.main.steps: input should be a valid integer"),
+        (lambda values: values["models"]["keyword"].update(device="cuda"), "models.keyword.device: input should be 'cpu'"),
+        (lambda values: values["sft_datasets"]["main"].update(source="web"), "sft_datasets.main"),
+    ],
+)
+def test_a_task_with_its_model_and_its_examples_is_told_by_its_key(tmp_path: Path, edit: Edit, told: str) -> None:
+    message = refused(tmp_path, edit)
+    assert told in message and len(message.splitlines()) == 1
+
+
+def test_a_study_may_have_one_task_only(tmp_path: Path) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        for section in ("tasks", "models", "sft_datasets"):
+            values[section] = {"main": values[section]["main"]}
+        values["experiments"][KEYWORD] = {"arms": {}}
+        values["select_in"].remove(KEYWORD)
+
+    study = edited(tmp_path, edit)
+    assert list(study.tasks) == ["main"] and KEYWORD in study.left_out
 
 
 # --------------------------------------------------------------------------------------------------- methods and last_k
@@ -205,15 +257,15 @@ def test_an_experiments_last_k_comes_before_the_studys(tmp_path: Path) -> None:
 
 
 def test_each_kind_of_run_has_its_model_and_its_data(mini_study: Study) -> None:
-    base, problems = "data/model", ("data/dataset/train.jsonl", "data/dataset/validation.jsonl")
-    words = tuple(f"data/keyword/dataset/{split}.jsonl" for split in ("train", "validation"))
+    base, problems = "data/model/main", ("data/dataset/main/train.jsonl", "data/dataset/main/validation.jsonl")
+    words = tuple(f"data/dataset/keyword/{split}.jsonl" for split in ("train", "validation"))
     expected = {
         ("grpo_learning_rate", "3e-4"): (base, *problems),
-        (SFT, "all"): (base, "data/sft_dataset/train.jsonl", problems[1]),
+        (SFT, "all"): (base, "data/sft_dataset/main/train.jsonl", problems[1]),
         (EXPERT_ITERATION, next(iter(mini_study.experiments[EXPERT_ITERATION].arms))): (base, *problems),
         (SFT_INITIALIZATION, "base"): (base, *problems),
         (SFT_INITIALIZATION, "sft_final"): (f"data/checkpoints/{SFT}/all-SEED/last", *problems),
-        (KEYWORD, next(iter(mini_study.experiments[KEYWORD].arms))): ("data/keyword/model", *words),
+        (KEYWORD, next(iter(mini_study.experiments[KEYWORD].arms))): ("data/model/keyword", *words),
     }
     study = mini_study.model_copy(update={"seeds": [0, 7]})
     for seed in study.seeds:  # a run starts from the checkpoint of its own seed
@@ -243,7 +295,7 @@ def test_each_method_is_evaluated_at_its_own_steps() -> None:
 # ------------------------------------------------------------------------------------------------------------- resources
 
 
-@pytest.mark.parametrize("kind", ["model", "keyword", "evaluate", "train", "colocate", "asynchronous"])
+@pytest.mark.parametrize("kind", ["model", "train_on_cpu", "evaluate", "train", "colocate", "asynchronous"])
 def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: Path, kind: str) -> None:
     def edit(values: dict[str, Any]) -> None:
         values["threads"] = 3
@@ -259,27 +311,28 @@ def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: P
         values["engine"] |= {"name": "vllm", "device": "cuda:0"}
         values["learner"]["device"] = "cuda:0"
 
-    if kind in ("model", "keyword"):
+    if kind in ("model", "train_on_cpu"):
         assert f"resources.{kind}.cpus (2)" in refused(tmp_path, on_gpu)
     else:
         assert edited(tmp_path, on_gpu).resources[kind].cpus == 2
 
 
-def test_the_keyword_task_reserves_no_gpu(tmp_path: Path) -> None:
-    message = refused(tmp_path, lambda values: values["resources"]["keyword"].update(gpus=1))
-    assert "resources.keyword.gpus: the keyword task's model computes on the CPU: set it to 0" in message
-    assert "resources: needs exactly small, model, evaluate, train, asynchronous, colocate and keyword" in refused(
-        tmp_path, lambda values: values["resources"].pop("keyword")
+def test_runs_on_the_cpu_reserve_no_gpu(tmp_path: Path) -> None:
+    message = refused(tmp_path, lambda values: values["resources"]["train_on_cpu"].update(gpus=1))
+    assert "resources.train_on_cpu.gpus: these runs compute on the CPU: set it to 0" in message
+    assert "resources: needs exactly small, model, evaluate, train, asynchronous, colocate and train_on_cpu" in refused(
+        tmp_path, lambda values: values["resources"].pop("train_on_cpu")
     )
-    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
-    assert {stages[name]["meta"]["resources"] for name in ("keyword_dataset", KEYWORD)} == {"keyword"}
+    assert read_yaml(ROOT / "dvc.yaml")["stages"][KEYWORD]["meta"]["resources"] == "train_on_cpu"
 
 
-def test_the_keyword_task_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study) -> None:
-    study = load_study(ROOT / "studies" / "math-24gb.yaml").on_cpu()
+def test_a_small_model_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study) -> None:
+    for_gpus = load_study(ROOT / "studies" / "math-24gb.yaml")
+    study = for_gpus.for_task("keyword")
     assert (study.engine.name, study.engine.device, study.engine.sleep_level) == ("transformers", "cpu", 0)
     assert (study.learner.device, study.learner.dtype, study.learner.optimizer) == ("cpu", "float32", "adamw")
-    assert mini_study.on_cpu() == mini_study
+    assert for_gpus.for_task("main") == for_gpus
+    assert mini_study.for_task("keyword") == mini_study
 
 
 # ------------------------------------------------------------------------------------------------ evaluations that count

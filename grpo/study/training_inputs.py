@@ -29,6 +29,7 @@ EVALUATION_CODE = (
     "grpo/grader",
     "grpo/rollout",
     "grpo/tasks/formats.py",
+    "grpo/tasks/task.py",
 )
 # Of runs. dvc.yaml names all of it as deps of the stage training_inputs.
 SHARED_CODE = (
@@ -47,6 +48,7 @@ SHARED_CODE = (
     "grpo/grader",
     "grpo/rollout",
     "grpo/tasks/formats.py",
+    "grpo/tasks/task.py",
     "grpo/training/divergence.py",
     "grpo/learner/learner.py",
     "grpo/training/make.py",

@@ -25,6 +25,7 @@ from grpo import cli
 from grpo.common.errors import UserError, explain_os_error
 from grpo.common.files import files_digest, whole_folder
 from grpo.models.checkpoint import load_model, load_tokenizer
+from grpo.study import paths
 from grpo.study.schema import load_study
 
 ROOT = Path(__file__).parents[1]
@@ -44,9 +45,7 @@ def grpo(project: Path, *arguments: str, before: Callable[[], None] | None = Non
 @pytest.fixture(scope="module")
 def smoke_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project folder with the smoke study, its dataset and both its models, hardly trained."""
-    from grpo.evaluation.keyword_dataset import build_keyword_dataset
-
-    from grpo.pretraining.base_model import make_base_model, make_keyword_model
+    from grpo.pretraining.base_model import make_base_model
     from grpo.tasks.build import build_dataset
 
     folder = tmp_path_factory.mktemp("smoke") / "project"
@@ -57,8 +56,9 @@ def smoke_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder.parent}/mlflow.db")
         study = load_study()
-        for make in (build_dataset, make_base_model, make_keyword_model, build_keyword_dataset):
-            make(study)
+        for task in study.tasks:
+            build_dataset(study.task(task), paths.DATASETS / task, {})
+            make_base_model(study, task)
     return folder
 
 
@@ -131,7 +131,7 @@ def assert_told(result: subprocess.CompletedProcess[str], *parts: str) -> None:
 slow = pytest.mark.slow  # each process of these imports torch
 WEIGHTS = pytest.param(("model", "main"), 100, "data/model/main", id="model: its weights", marks=slow)
 EVALUATE = ("evaluate", "data/model/main", "--out", "data/evaluations", "--prompt", "question_only", "--problems", "32")
-COMMANDS = [("dataset",), pytest.param(("model",), marks=slow), pytest.param(EVALUATE, marks=slow)]
+COMMANDS = [("dataset", "main"), pytest.param(("model", "main"), marks=slow), pytest.param(EVALUATE, marks=slow)]
 # command, how many kilobytes are left for it, what it was writing
 FULL = [
     pytest.param(("dataset", "main"), 20, "data/dataset/main", id="dataset"),
@@ -210,7 +210,11 @@ def test_a_folder_that_must_not_be_written(project: Path, command: tuple[str, ..
 
 @slow
 @pytest.mark.parametrize(
-    "name", ["model/config.json", "model/model.safetensors", "model/tokenizer.json", "dataset/validation.jsonl"]
+    "name",
+    [
+        *(f"model/main/{file}" for file in ("config.json", "model.safetensors", "tokenizer.json")),
+        "dataset/main/validation.jsonl",
+    ],
 )
 def test_a_file_that_must_not_be_read(project: Path, name: str) -> None:
     (project / "data" / name).chmod(0)
@@ -370,9 +374,10 @@ def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
     shutil.rmtree(project / "data")
     copy = "cmd: mkdir -p data/checkpoints/e && cp -r source"
     (project / "dvc.yaml").write_text(
-        f"stages:\n  model:\n    {copy} data/model\n    outs: [data/model]\n"
+        "stages:\n  model:\n    foreach: {main: 1}\n    do:\n"
+        "      cmd: mkdir -p data/model && cp -r source data/model/main\n      outs: [data/model/main]\n"
         f"  e:\n    matrix: {{arm: [a], seed: [0]}}\n    {copy} data/checkpoints/e/a-0\n"
-        "    deps: [data/model]\n    outs: [data/checkpoints/e/a-0]\n"
+        "    deps: [data/model/main]\n    outs: [data/checkpoints/e/a-0]\n"
     )
     sh(project, "git init -q && dvc init -q && dvc repro -q")
     for place in ("data/model/main", "data/checkpoints/e/a-0"):

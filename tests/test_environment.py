@@ -96,7 +96,7 @@ def test_another_pin_makes_everything_stale_that_it_decides(
 
     def written() -> dict[str, Any]:
         write_training_inputs(values)
-        found = {path.name: json.loads(path.read_text()) for path in Path("data/training_inputs").iterdir()}
+        found = {path.name: json.loads(path.read_text()) for path in Path("data/training_inputs").glob("*.json")}
         return {file: content.get("software", content) for file, content in found.items()}
 
     before = written()

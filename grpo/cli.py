@@ -55,17 +55,21 @@ def quickstart() -> None:
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, such as data/checkpoints/EXPERIMENT/ARM-SEED.")],
     out: Annotated[Path, typer.Option(help="Folder for PROMPT.jsonl and PROMPT_examples.md.")],
-    prompt: Annotated[str, typer.Option(help="r1_zero or question_only; keyword for the keyword task.")] = "r1_zero",
+    task: Annotated[str, typer.Option(help="A name under `tasks:` in params.yaml.")] = "main",
+    prompt: Annotated[
+        str | None, typer.Option(help="One of the task's formats, such as r1_zero; its first, if not given.")
+    ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="How many validation problems; all, if not given.")] = None,
 ) -> None:
-    """Evaluate any checkpoint on the study's validation problems; killed and started again, it goes on where it was."""
+    """Evaluate any checkpoint on a task's validation problems; killed and started again, it goes on where it was."""
     from grpo.study.schema import load_study
 
     study = load_study()
     from grpo.evaluation.checkpoint import evaluate_any
     from grpo.results.statistics import format_interval
 
-    metrics = evaluate_any(study, checkpoint, prompt, problems, out)
+    prompt = prompt or next(iter(study.task(task).formats))
+    metrics = evaluate_any(study, checkpoint, task, prompt, problems, out)
     print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
     print(f"{out / f'{prompt}.jsonl'}: every completion; {out / f'{prompt}_examples.md'}: examples to read")
 

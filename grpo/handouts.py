@@ -19,8 +19,7 @@ from grpo.learner.advantages import normalize_scores
 from grpo.learner.losses import LossInputs, find_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.padding import pad_and_shift
-from grpo.tasks.rewards import RewardFn
-from grpo.tasks.rewards import keyword_inclusion_reward_fn as keyword_inclusion_reward_fn
+from grpo.tasks.keyword import keyword_inclusion_reward_fn as keyword_inclusion_reward_fn
 from grpo.tasks.rewards import question_only_reward_fn as question_only_reward_fn
 from grpo.tasks.rewards import r1_zero_reward_fn as r1_zero_reward_fn
 
@@ -225,7 +224,7 @@ def sft_microbatch_train_step(
 
 def evaluate_vllm(
     vllm_model: Any,
-    reward_fn: RewardFn,
+    reward_fn: Callable[..., dict[str, float]],
     prompts: list[str],
     eval_sampling_params: Any,
     ground_truths: list[str],

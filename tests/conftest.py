@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from grpo.study.schema import Study, load_study
-from grpo.study.sections import PretrainedHere
+from grpo.tasks.arithmetic import Arithmetic
 
 REPOSITORY = Path(__file__).parent.parent
 # Modules that use the same clone of the study one after another.
@@ -113,12 +113,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def _texts(mini_study: Study) -> list[str]:
-    from grpo.pretraining.documents import documents
-
-    assert isinstance(mini_study.model, PretrainedHere)
-    settings = mini_study.model.model_copy(update={"r1_zero_share": 0.6, "complete_form_share": 0.1, "guess_share": 0.1})
-    return [prompt + response for prompt, response in itertools.islice(documents(settings, levels=2), 100)]
+def _texts() -> list[str]:
+    documents = Arithmetic(1, 1, levels=2, seed=0).documents(1, r1_zero_share=0.6, complete_form_share=0.1, guess_share=0.1)
+    return [prompt + response for prompt, response in itertools.islice(documents, 100)]
 
 
 @pytest.fixture(scope="session")

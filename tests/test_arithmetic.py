@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from grpo.pretraining.documents import documents
-from grpo.study.schema import Study
-from grpo.study.sections import ArithmeticTask, PretrainedHere
-from grpo.tasks.arithmetic import WordProblem, load, word_problems
-from grpo.tasks.formats import load_prompt
+from grpo.common.records import Problem
+from grpo.tasks.arithmetic import Arithmetic, WordProblem, word_problems
+from grpo.tasks.formats import R1_ZERO
 
 SIGN = {"buys": 1, "finds": 1, "wins": 1, "loses": -1, "sells": -1, "gives away": -1}
 SENTENCE = re.compile(r"On (\w+) (?:he|she) (buys|finds|wins|loses|sells|gives away) (\d+)\.")
@@ -92,12 +91,13 @@ def test_a_question_belongs_to_one_split_whatever_the_seed() -> None:
     assert not train & validation
 
 
-def task(**changes: Any) -> ArithmeticTask:
-    return ArithmeticTask(**{"name": "arithmetic", "train_size": 300, "validation_size": 100, "levels": 4, "seed": 0} | changes)
+def load(**changes: Any) -> tuple[list[Problem], list[Problem]]:
+    task = Arithmetic(**{"train_size": 300, "validation_size": 100, "levels": 4, "seed": 0} | changes)
+    return task.problems("train"), task.problems("validation")
 
 
-def test_load_makes_the_two_splits() -> None:
-    train, validation = load(task())
+def test_problems_of_the_two_splits() -> None:
+    train, validation = load()
     assert (len(train), len(validation)) == (300, 100)
     assert len({p.id for p in train + validation}) == 400
     assert not {p.question for p in train} & {p.question for p in validation}
@@ -105,18 +105,17 @@ def test_load_makes_the_two_splits() -> None:
         _, numbers = solve(problem.question)
         assert problem.ground_truth == str(numbers[-1])
         assert problem.level == len(numbers) - 2
-    assert load(task()) == (train, validation)
-    assert load(task(seed=1))[1] != validation
-    assert load(task(train_size=10, validation_size=20)) == (train[:10], validation[:20])  # a smaller study's is a part
+    assert load() == (train, validation)
+    assert load(seed=1)[1] != validation
+    assert load(train_size=10, validation_size=20) == (train[:10], validation[:20])  # a smaller study's is a part
 
 
 # ------------------------------------------------------------------------------------------------------------- documents
 
 
-@pytest.fixture(scope="module")
-def settings(mini_study: Study) -> PretrainedHere:
-    assert isinstance(mini_study.model, PretrainedHere)
-    return mini_study.model
+def documents(levels: int = 4, seed: int = 1, **shares: float) -> Iterator[tuple[str, str]]:
+    task = Arithmetic(train_size=4096, validation_size=512, levels=levels, seed=0)
+    return task.documents(seed, **{"r1_zero_share": 0.78, "complete_form_share": 0.07, "guess_share": 0.1} | shares)
 
 
 ENDINGS = re.compile(
@@ -125,33 +124,30 @@ ENDINGS = re.compile(
 )
 
 
-def test_no_document_holds_a_validation_question(settings: PretrainedHere, mini_study: Study) -> None:
-    assert isinstance(mini_study.task, ArithmeticTask)
-    _, validation = load(mini_study.task)
+def test_no_document_holds_a_validation_question() -> None:
+    _, validation = load(validation_size=512)
     held_out = {p.question for p in validation}
-    template = load_prompt("r1_zero")
-    before, after = template.split("{question}")
-    for prompt, _ in itertools.islice(documents(settings, levels=4), 3000):
+    before, after = R1_ZERO.template.split("{question}")
+    for prompt, _ in itertools.islice(documents(), 3000):
         question = prompt if not prompt.startswith(before) else prompt.removeprefix(before).removesuffix(after)
         solve(question)  # it is a question and nothing else
         assert question not in held_out
         assert zlib.crc32(question.encode()) % 5 != 0  # nor one of any other study's
 
 
-def test_native_documents_solve_their_question_and_end_in_the_box(settings: PretrainedHere) -> None:
-    native = settings.model_copy(update={"r1_zero_share": 0.0})
-    for prompt, response in itertools.islice(documents(native, levels=4), 500):
+def test_native_documents_solve_their_question_and_end_in_the_box() -> None:
+    for prompt, response in itertools.islice(documents(r1_zero_share=0.0), 500):
         steps, numbers = solve(prompt)
         assert response == f" {' '.join(steps)} \\boxed{{{numbers[-1]}}}"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.08, 0.5, 1.0])
-def test_the_share_of_complete_forms_is_the_setting(settings: PretrainedHere, share: float) -> None:
+def test_the_share_of_complete_forms_is_the_setting(share: float) -> None:
     n = 2000
-    model = settings.model_copy(update={"r1_zero_share": 1.0, "complete_form_share": share, "guess_share": 0.3})
+    shares = {"r1_zero_share": 1.0, "complete_form_share": share, "guess_share": 0.3}
     complete = guessed = 0
     kinds = set()
-    for prompt, response in itertools.islice(documents(model, levels=4), n):
+    for prompt, response in itertools.islice(documents(**shares), n):
         ending = ENDINGS.search(response)
         assert ending is not None
         complete += ending.group("complete") is not None
@@ -171,25 +167,22 @@ def test_the_share_of_complete_forms_is_the_setting(settings: PretrainedHere, sh
     assert len(kinds) == {0.0: 5, 1.0: 1}.get(share, 6)
 
 
-def test_complete_forms_earn_the_format_reward_and_the_others_do_not(settings: PretrainedHere) -> None:
-    from grpo.tasks.rewards import REWARD_FNS
-
-    model = settings.model_copy(update={"r1_zero_share": 1.0, "complete_form_share": 0.5})
-    for _, response in itertools.islice(documents(model, levels=2), 200):
-        form = REWARD_FNS["r1_zero"](response, "1")["format_reward"]
-        assert form == float("</think> <answer>" in response and response.endswith("</answer>"))
+def test_complete_forms_earn_the_format_reward_and_the_others_do_not() -> None:
+    for _, response in itertools.islice(documents(2, r1_zero_share=1.0, complete_form_share=0.5), 200):
+        form = R1_ZERO.read(response) is not None
+        assert form == ("</think> <answer>" in response and response.endswith("</answer>"))
 
 
-def test_the_share_of_prompts_is_the_setting(settings: PretrainedHere) -> None:
+def test_the_share_of_prompts_is_the_setting() -> None:
     n = 2000
-    prompts = [prompt for prompt, _ in itertools.islice(documents(settings, levels=4), n)]
+    prompts = [prompt for prompt, _ in itertools.islice(documents(), n)]
     share = sum("A conversation between User and Assistant." in prompt for prompt in prompts) / n
-    assert abs(share - settings.r1_zero_share) <= 4 * (settings.r1_zero_share * (1 - settings.r1_zero_share) / n) ** 0.5
+    assert abs(share - 0.78) <= 4 * (0.78 * 0.22 / n) ** 0.5
 
 
-def test_documents_are_seeded(settings: PretrainedHere) -> None:
+def test_documents_are_seeded() -> None:
     def some(seed: int) -> list[tuple[str, str]]:
-        return list(itertools.islice(documents(settings.model_copy(update={"seed": seed}), levels=4), 50))
+        return list(itertools.islice(documents(seed=seed), 50))
 
     assert some(1) == some(1)
     assert not set(some(1)) & set(some(2))

@@ -13,6 +13,7 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
 from grpo.evaluation.sampled import estimates, mean_log_prob, votes_of
 from grpo.study.sections import BestOfN
+from grpo.tasks.formats import QUESTION_ONLY
 
 SAMPLES = 6
 
@@ -98,7 +99,7 @@ def test_estimates_of_a_prompt() -> None:
     sure_and_right = [_rollout(r"\boxed{5}", (-0.1, -0.1)), _rollout(r"\boxed{4}", (-0.5, -0.3))]
     sure_and_wrong = [_rollout(r"\boxed{5}", (-0.9,)), _rollout(r"\boxed{4}", (-0.2, -0.2, -0.2))]
     found = estimates(
-        BestOfN(problems=2, prompts=["question_only"], samples=2, n=[1, 2]), "question_only", [sure_and_right, sure_and_wrong]
+        BestOfN(problems=2, prompts=["question_only"], samples=2, n=[1, 2]), QUESTION_ONLY, [sure_and_right, sure_and_wrong]
     )
     values = {n: {kind: estimate["value"] for kind, estimate in kinds.items()} for n, kinds in found["n"].items()}
     assert values == {"1": {"pass": 0.5, "best": 0.5, "majority": 0.5}, "2": {"pass": 1.0, "best": 0.5, "majority": 0.5}}
@@ -123,7 +124,7 @@ def test_a_sample_with_part_of_the_reward_is_not_right() -> None:
         ]
 
     asked = BestOfN(problems=2, prompts=["question_only"], samples=4, n=[1, 2, 4])
-    found, expected = (estimates(asked, "question_only", [group(part), group(part)]) for part in (0.6, 0.0))
+    found, expected = (estimates(asked, QUESTION_ONLY, [group(part), group(part)]) for part in (0.6, 0.0))
     assert found == expected
     assert found["n"]["2"]["pass"]["value"] == pytest.approx(0.5)  # 3 of 6 pairs hold the right one
 

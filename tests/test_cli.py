@@ -29,8 +29,9 @@ def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         study = load_study(ROOT / "studies" / "smoke.yaml")
-        build_dataset(study)
-        make_base_model(study.model_copy(update={"model": study.model.model_copy(update={"steps": 2})}))
+        build_dataset(study.task("main"), paths.DATASETS / "main", {})
+        small = {"main": study.models["main"].model_copy(update={"steps": 2})}
+        make_base_model(study.model_copy(update={"models": study.models | small}), "main")
     return folder
 
 
@@ -69,7 +70,7 @@ def edit(project: Path, old: str, new: str) -> None:
         ("  n_grpo_steps: 3", "  n_grpo_stepz: 3", "grpo.n_grpo_stepz", "unknown key"),
         ("learning_rate: 3e-4\n", "learning_rate: fast\n", "grpo.learning_rate", "'fast'"),
         ("learning_rate: 3e-4\n", "learning_rate: -1.0\n", "grpo.learning_rate", "greater than 0"),
-        ("  train_size: 256\n", "", "task.train_size", "missing"),
+        ("    train_size: 256\n", "", "tasks.main: missing: train_size", "Arithmetic takes train_size, validation_size"),
         ("  train_batch_size: 16", "  train_batch_size: 15", "train_batch_size (15)", "divisible by"),
         ("  rollout_batch_size: 16", "  rollout_batch_size: 18", "rollout_batch_size (18)", "divisible by group_size"),
         ("  group_size: 4", "  group_size: 1", "group_size 1", "use at least 2"),
@@ -85,7 +86,12 @@ def edit(project: Path, old: str, new: str) -> None:
         ("hidden_size: 32", "hidden_size: 30", "hidden_size 30", "multiple of"),
         ("pinned: {}", 'pinned: {grpo_learning_rate: "7e-7"}', "selection.pinned.grpo_learning_rate", "known: 3e-4, 1e-3"),
         ("seeds: [0]", "seeds: [0, 0]", "seeds", "twice"),
-        ("  train_size: 256", "  train_size: 2", "task.train_size (2)", "raise it"),
+        (
+            "train_size: 256",
+            "train_size: 2",
+            "params.yaml: grpo.rollout_batch_size / grpo.group_size: 4 problems",
+            "larger source",
+        ),
         ("study: smoke", "study: [", "params.yaml:", "Mend that line"),
         ("learner:\n  device: cpu", "learner:\n  processes: 2\n  device: cuda:0", "2 processes", "use device cuda"),
         ("  max_batch_size: 128\n\nlearner:", "\nlearner:\n  processes: 0", "learner.processes", "greater than 0"),
@@ -93,7 +99,7 @@ def edit(project: Path, old: str, new: str) -> None:
 )
 def test_wrong_params_are_told_with_key_and_remedy(project, monkeypatch, capsys, old, new, named, remedy):
     edit(project, old, new)
-    code, _, error = run(monkeypatch, capsys, "dataset")
+    code, _, error = run(monkeypatch, capsys, "dataset", "main")
     assert code == 2
     assert error.startswith("error: params.yaml")
     assert named in error and remedy in error
@@ -104,21 +110,21 @@ def test_wrong_params_are_told_with_key_and_remedy(project, monkeypatch, capsys,
 def test_several_processes_cannot_hold_one_vllm(project, monkeypatch, capsys):
     edit(project, "name: transformers", "name: vllm")
     edit(project, "learner:\n", "learner:\n  processes: 2\n")
-    code, _, error = run(monkeypatch, capsys, "dataset")
+    code, _, error = run(monkeypatch, capsys, "dataset", "main")
     assert code == 2 and "learner.processes: 2 processes" in error and "engine.name to transformers" in error
 
 
 def test_every_wrong_key_is_told_at_once(project, monkeypatch, capsys):
     edit(project, "study: smoke", "study: 3")
-    edit(project, "  levels: 2", "  levels: 9")
-    code, _, error = run(monkeypatch, capsys, "dataset")
+    edit(project, "    hidden_size: 32", "    hidden_size: wide")
+    code, _, error = run(monkeypatch, capsys, "dataset", "main")
     assert code == 2
-    assert "params.yaml: study:" in error and "params.yaml: task.levels:" in error
+    assert "params.yaml: study:" in error and "params.yaml: models.main.hidden_size:" in error
 
 
 def test_missing_params_file(project, monkeypatch, capsys):
     (project / "params.yaml").unlink()
-    code, _, error = run(monkeypatch, capsys, "dataset")
+    code, _, error = run(monkeypatch, capsys, "dataset", "main")
     assert code == 2 and "params.yaml: no such file" in error and "grpo study use mini" in error
 
 
@@ -131,6 +137,9 @@ def test_missing_params_file(project, monkeypatch, capsys):
         (("train", "grpo_baselines", "no_baseline"), "dvc repro select@grpo_learning_rate"),
         (("select", "grpo_learning_rate"), "dvc repro grpo_learning_rate@3e-4-0"),
         (("writeup",), "Run `dvc repro"),
+        (("dataset", "words"), "tasks: no task 'words' (known: main, keyword)"),
+        (("model", "words"), "tasks: no task 'words' (known: main, keyword)"),
+        (("sft_dataset", "words"), "sft_datasets: no entry for 'words' (there are: main, keyword)"),
         (("study", "use", "nosuch"), "studies/nosuch.yaml: no such study"),
     ],
 )
@@ -141,15 +150,15 @@ def test_missing_pieces_are_named(project, monkeypatch, capsys, args, message):
 
 
 def test_train_without_a_model_leaves_nothing(project, monkeypatch, capsys):
-    assert run(monkeypatch, capsys, "dataset")[0] == 0
+    assert run(monkeypatch, capsys, "dataset", "main")[0] == 0
     code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
-    assert code == 2 and "data/model: holds no model" in error and "dvc repro model" in error
+    assert code == 2 and "data/model/main: holds no model" in error and "dvc repro model@main" in error
     assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
 
 
 def test_an_empty_dataset_is_named(project, smoke_data, monkeypatch, capsys):
     shutil.copytree(smoke_data / "data", project / "data")
-    paths.TRAIN.write_text("")
+    paths.train("main").write_text("")
     code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
     assert code == 2 and "train.jsonl: holds no problems" in error
     assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
@@ -296,10 +305,10 @@ def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(
     params = yaml.load(project / "params.yaml")
     params["engine"] |= {"name": "vllm", "device": "cuda:0", "dtype": "bfloat16", "sleep_level": 2}
     params["learner"] |= {"device": "cuda:0", "dtype": "bfloat16", "max_tokens_per_microbatch": None}
-    params["keyword"]["model"] |= {"steps": 2, "steps_in_full": 1}
+    params["models"]["keyword"] |= {"steps": 2}
     params["experiments"]["grpo_keyword_inclusion"]["arms"]["grpo"]["n_grpo_steps"] = 1
     yaml.dump(params, project / "params.yaml")
-    for command in (["keyword_model"], ["keyword_dataset"], ["train", "grpo_keyword_inclusion", "grpo"]):
+    for command in (["model", "keyword"], ["dataset", "keyword"], ["train", "grpo_keyword_inclusion", "grpo"]):
         code, _, told = run(monkeypatch, capsys, *command)
         assert code == 0, told
     config = yaml.load(project / "data/runs/grpo_keyword_inclusion/grpo-0/config.yaml")

@@ -19,7 +19,6 @@ from grpo.reporting.timing import read_timing
 from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_selection
 from grpo.results.selection import read_selections
 from grpo.study.schema import Study, load_study
-from grpo.tasks.formats import load_prompt
 
 RUN = Path("data/runs/sft_experiment/all-0")
 CHECKOUT, GIT = "dvc checkout --force", "git checkout"
@@ -89,32 +88,25 @@ READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
     ),
     "best of n": (Path("reports/best_of_n.json"), '{"r1_zero": {}, "question_only": {}}\n', read_best_of_n, GIT, "best_of_n"),
     "problems": (
-        Path("data/dataset/train.jsonl"),
+        Path("data/dataset/main/train.jsonl"),
         '{"id": "a", "question": "b", "ground_truth": "1"}\n' * 2,
-        lambda _: read_problems(Path("data/dataset/train.jsonl")),
+        lambda _: read_problems(Path("data/dataset/main/train.jsonl")),
         CHECKOUT,
-        "dataset",
+        "dataset@main",
     ),
     "traces": (
-        Path("data/sft_dataset/train.jsonl"),
+        Path("data/sft_dataset/main/train.jsonl"),
         '{"prompt": "a", "response": "b", "ground_truth": "1", "reward": 1.0}\n' * 2,
-        lambda _: read_examples(Path("data/sft_dataset/train.jsonl")),
+        lambda _: read_examples(Path("data/sft_dataset/main/train.jsonl")),
         CHECKOUT,
-        "sft_dataset",
-    ),
-    "keyword prompts": (
-        Path("data/keyword/dataset/train.jsonl"),
-        (json.dumps({"prompt": load_prompt("keyword").replace("{question}", "apple, red")}) + "\n") * 2,
-        lambda _: read_keyword_problems(Path("data/keyword/dataset/train.jsonl")),
-        CHECKOUT,
-        "keyword_dataset",
+        "sft_dataset@main",
     ),
     "report of the traces": (
-        Path("reports/sft_dataset.json"),
+        Path("reports/sft_dataset/main.json"),
         '{"examples": 1, "correct": 1, "digest": "a"}\n',
         lambda _: pieces.sft_report(),
         GIT,
-        "sft_dataset",
+        "sft_dataset@main",
     ),
     "zero-shot outcomes": (
         Path("data/math_baseline/r1_zero.jsonl"),

@@ -110,8 +110,8 @@ def test_what_does_not_fit_the_card_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert finding.good and "moments" in finding.found and "21.27" in finding.found
     finding = by_name(study.model_copy(update={"gpu_memory_gib": 16.0}))["GPU memory"]
     assert finding.good is False and "rollouts: 18.1 GiB on cuda:0 of 16; lower grpo.gpu_memory_utilization" in finding.remedy
-    unknown = study.model.model_copy(update={"repo": "someone/model"})
-    finding = by_name(study.model_copy(update={"model": unknown}))["GPU memory"]
+    unknown = study.models["main"].model_copy(update={"repo": "someone/model"})
+    finding = by_name(study.model_copy(update={"models": study.models | {"main": unknown}}))["GPU memory"]
     assert finding.good is None and "the shape of the model" in finding.found
     import torch
 

@@ -558,7 +558,7 @@ def test_dvc_names_everything_that_a_run_depends_on(
         identity = run_identity(study, run)
         assert identity["method"] == method
         # The engine's share of memory, whoever samples, stands in the section grpo; the method follows from the experiment.
-        elsewhere = {"model", "train", "validation", "seed", "method", "gpu_memory_utilization", "software"}
+        elsewhere = {"task", "model", "train", "validation", "seed", "method", "gpu_memory_utilization", "software"}
         sections = {method if key == "config" else key for key in set(identity) - elsewhere}
         expected |= (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]} | {"grpo"}
         # What a run reads lies in what its stage names; a run that starts from another's weights is tested below.

@@ -96,7 +96,7 @@ def test_another_pin_makes_everything_stale_that_it_decides(
 
     def written() -> dict[str, Any]:
         write_training_inputs(values)
-        found = {path.name: json.loads(path.read_text()) for path in Path("data/training_inputs").iterdir()}
+        found = {path.name: json.loads(path.read_text()) for path in Path("data/training_inputs").glob("*.json")}
         return {file: content.get("software", content) for file, content in found.items()}
 
     before = written()
@@ -114,7 +114,7 @@ def test_every_stage_that_computes_depends_on_the_pins() -> None:
     depending = {
         name
         for name, stage in stages.items()
-        if any(dep.startswith("data/training_inputs/") for dep in stage.get("deps", []) or [])
+        if any(dep.startswith("data/training_inputs/") for dep in stage.get("do", stage).get("deps", []) or [])
     }
     # The others only read results; the kissing number's search uses Python alone.
     assert set(stages) - depending == {"training_inputs", "kissing_number", "select", "claims", "tables", "figures", "timing"}

@@ -11,10 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scoring_parts import evaluate_by
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout, write_records
@@ -29,9 +33,13 @@ from grpo.results.statistics import wilson_interval
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.schema import Study
-from grpo.tasks.rewards import ScoredBatch
+from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.formats import QUESTION_ONLY, R1_ZERO
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.task import ScoredBatch
 
 PARAMS = SamplingParams(max_tokens=8)
+SCORE = partial(Arithmetic(1, 1, levels=1, seed=0).score, "r1_zero")
 
 
 @pytest.fixture
@@ -61,15 +69,15 @@ class CountingEngine(TransformersEngine):
 def test_an_interrupted_evaluation_goes_on_where_it_was(
     model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path
 ) -> None:
-    whole = evaluate(TransformersEngine(model, tokenizer), tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2)
+    whole = evaluate(TransformersEngine(model, tokenizer), tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2)
     assert [[r.problem for r in group] for group in whole] == [[p, p] for p in problems]
 
     engine = CountingEngine(model, tokenizer)
     engine.allowed = 2
     with pytest.raises(KeyboardInterrupt):
-        evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path)
+        evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
     again = CountingEngine(model, tokenizer)
-    assert evaluate(again, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert evaluate(again, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
     assert again.calls == 2  # of four chunks
 
 
@@ -77,9 +85,9 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
 @pytest.mark.parametrize("damage", ["", "{", "[]", '[[{"problem": "p9"}]]', "null"])
 def test_a_damaged_chunk_is_made_anew(damage: str, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path) -> None:
     engine = TransformersEngine(model, tokenizer)
-    whole = evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path)
+    whole = evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
     (tmp_path / "3.json").write_text(damage)
-    assert evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -88,23 +96,23 @@ def test_one_flipped_bit_in_a_chunk_is_noticed(
     place: float, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = CountingEngine(model, tokenizer)
-    whole = evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path)
+    whole = evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
     chunk = tmp_path / "3.json"
     content = bytearray(chunk.read_bytes())
     content[place if isinstance(place, int) else int(place * len(content))] ^= 1
     chunk.write_bytes(content)
-    assert evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
     assert engine.calls == 4 + 1
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
     assert told.endswith(f"{chunk}: this part of the evaluation is damaged and is sampled again")
-    assert evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
     assert engine.calls == 4 + 1  # it is whole again
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_chunks_draw_different_samples(model: Any, tokenizer: Any) -> None:
     same_question = [Problem(f"p{i}", "How many?", "1") for i in range(6)]
-    groups = evaluate(TransformersEngine(model, tokenizer), tokenizer, same_question, "r1_zero", PARAMS, seed=3, n=2)
+    groups = evaluate(TransformersEngine(model, tokenizer), tokenizer, same_question, R1_ZERO, SCORE, PARAMS, seed=3, n=2)
     assert len({r.completion.token_ids for group in groups for r in group}) == 12
 
 
@@ -225,14 +233,14 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> Pa
     from grpo.models.checkpoint import save_checkpoint
 
     shutil.copy(Path(__file__).parent.parent / "studies" / "mini.yaml", tmp_path / "params.yaml")
-    save_checkpoint(tmp_path / "data/model", model, tokenizer)
+    save_checkpoint(tmp_path / "data/model/main", model, tokenizer)
     many = [Problem(f"p{i}", f"Mia has {i} apples. How many?", str(i), level=1) for i in range(3000)]
-    write_records(tmp_path / "data/dataset/validation.jsonl", many)
+    write_records(tmp_path / "data/dataset/main/validation.jsonl", many)
     return tmp_path
 
 
 def _evaluation(project: Path, out: str) -> list[str]:
-    return [sys.executable, "-m", "grpo", "evaluate", "data/model", "--out", out, "--prompt", "question_only"]
+    return [sys.executable, "-m", "grpo", "evaluate", "data/model/main", "--out", out, "--prompt", "question_only"]
 
 
 IN_SMALL_CHUNKS = """
@@ -309,13 +317,9 @@ def test_what_a_prompt_says_is_part_of_an_evaluation(
 ) -> None:
     """Killed, its prompt edited, and run again: nothing that the old text got is taken for an answer to the new one."""
     monkeypatch.chdir(project)
-    template = project / "prompts/question_only.prompt"
-    template.parent.mkdir()
-    template.write_text("{question}")
-    monkeypatch.setattr("grpo.tasks.formats.files", lambda package: project)
 
     def sampled() -> list[list[Rollout]]:
-        evaluator = CheckpointEvaluator(mini_study, Path("data/model"))
+        evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
         return evaluator.sample(problems, "question_only")
 
     def chunks() -> set[Path]:
@@ -323,7 +327,8 @@ def test_what_a_prompt_says_is_part_of_an_evaluation(
 
     old, kept = sampled(), chunks()
     assert sampled() == old and chunks() == kept  # taken up
-    template.write_text("Now {question}")
+    changed = {"question_only": replace(QUESTION_ONLY, template="Now {question}")}
+    monkeypatch.setattr(GradedTask, "formats", changed)
     new = sampled()
     assert [group[0].prompt_ids for group in new] != [group[0].prompt_ids for group in old]
     assert kept < chunks()
@@ -340,12 +345,12 @@ def test_all_that_decides_an_evaluation_names_its_kept_part(
         return evaluator._identity(problems, prompt, n)
 
     monkeypatch.chdir(project)
-    evaluator = CheckpointEvaluator(mini_study, Path("data/model"))
+    evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
     first = named()
     assert first == named()
     others = [named(problems[1:]), named(prompt="question_only"), named(n=2), named(threads=3), named(max_batch_size=7)]
     others += [named(temperature=0.5), named(top_p=0.5), named(max_tokens=9), named(seed=9)]
-    (project / "data/model/config.json").write_text("{}")
+    (project / "data/model/main/config.json").write_text("{}")
     others.append(named())
     assert len({first, *others}) == 11
 
@@ -354,14 +359,14 @@ def test_all_that_decides_an_evaluation_names_its_kept_part(
 def test_a_kept_chunk_remembers_which_answers_ran_out_of_time(
     model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def second_is_late(prompt: str, responses: list[str], truths: list[str]) -> ScoredBatch:
+    def second_is_late(asked: Sequence[Problem], responses: Sequence[str]) -> ScoredBatch:
         return ScoredBatch([_rewards(0.0) for _ in responses], [i == 1 for i in range(len(responses))])
 
-    monkeypatch.setattr(module, "score_batch", second_is_late)
+    evaluate_by(monkeypatch, second_is_late)
     engine = CountingEngine(model, tokenizer)
-    first = evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path)
+    first = evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
     assert [[r.timed_out for r in group] for group in first[:3]] == [[False, True], [False, False], [False, False]]
-    assert evaluate(engine, tokenizer, problems, "r1_zero", PARAMS, seed=3, n=2, state=tmp_path) == first
+    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == first
     assert engine.calls == 4
     assert summarize([r for group in first for r in group])["grader_timeouts"] == 4  # one a chunk
 
@@ -386,12 +391,12 @@ def test_rewards_between_0_and_1_go_through_an_evaluation(
         (0.9, 1.0),
     ]
 
-    def partly(prompt: str, responses: list[str], truths: list[str]) -> ScoredBatch:
+    def partly(asked: Sequence[Problem], responses: Sequence[str]) -> ScoredBatch:
         return ScoredBatch([_rewards(answer, form) for form, answer in parts], [False] * len(responses))
 
     monkeypatch.chdir(project)
-    monkeypatch.setattr(module, "score_batch", partly)
-    evaluator = CheckpointEvaluator(mini_study, Path("data/model"))
+    evaluate_by(monkeypatch, partly)
+    evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
     metrics = evaluate_checkpoint(evaluator, problems, "question_only", project / "out")
     outcomes = {"format 1, answer 1": 2, "format 1, answer 0": 1, "format 0, answer 0": 1, "other rewards": 6}
     assert metrics["categories"] == outcomes
@@ -421,8 +426,11 @@ def test_a_problem_counts_as_right_only_with_all_of_the_reward(tmp_path: Path) -
     ("arguments", "message"),
     [
         (["data/nothing"], "data/nothing"),
-        (["data/model", "--prompt", "haiku"], "--prompt haiku: no such prompt (known: r1_zero, question_only, keyword)"),
-        (["data/model", "--problems", "3001"], "--problems 3001: data/dataset/validation.jsonl holds 3000 problems"),
+        (
+            ["data/model/main", "--prompt", "haiku"],
+            "prompt haiku: no such format (known of Arithmetic: r1_zero,",
+        ),
+        (["data/model/main", "--problems", "3001"], "--problems 3001: data/dataset/main/validation.jsonl holds 3000 problems"),
     ],
 )
 def test_mistakes_are_told_in_one_message(

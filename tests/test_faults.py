@@ -25,6 +25,7 @@ from grpo import cli
 from grpo.common.errors import UserError, explain_os_error
 from grpo.common.files import files_digest, whole_folder
 from grpo.models.checkpoint import load_model, load_tokenizer
+from grpo.study import paths
 from grpo.study.schema import load_study
 
 ROOT = Path(__file__).parents[1]
@@ -44,8 +45,7 @@ def grpo(project: Path, *arguments: str, before: Callable[[], None] | None = Non
 @pytest.fixture(scope="module")
 def smoke_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project folder with the smoke study, its dataset and both its models, hardly trained."""
-    from grpo.evaluation.keyword_dataset import build_keyword_dataset
-    from grpo.pretraining.base_model import make_base_model, make_keyword_model
+    from grpo.pretraining.base_model import make_base_model
     from grpo.tasks.build import build_dataset
 
     folder = tmp_path_factory.mktemp("smoke") / "project"
@@ -56,8 +56,9 @@ def smoke_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder.parent}/mlflow.db")
         study = load_study()
-        for make in (build_dataset, make_base_model, make_keyword_model, build_keyword_dataset):
-            make(study)
+        for task in study.tasks:
+            build_dataset(study.task(task), paths.DATASETS / task, {})
+            make_base_model(study, task)
     return folder
 
 
@@ -128,15 +129,15 @@ def assert_told(result: subprocess.CompletedProcess[str], *parts: str) -> None:
 
 
 slow = pytest.mark.slow  # each process of these imports torch
-WEIGHTS = pytest.param(("model",), 100, "data/model", id="model: its weights", marks=slow)
-EVALUATE = ("evaluate", "data/model", "--out", "data/evaluations", "--prompt", "question_only", "--problems", "32")
-COMMANDS = [("dataset",), pytest.param(("model",), marks=slow), pytest.param(EVALUATE, marks=slow)]
+WEIGHTS = pytest.param(("model", "main"), 100, "data/model/main", id="model: its weights", marks=slow)
+EVALUATE = ("evaluate", "data/model/main", "--out", "data/evaluations", "--prompt", "question_only", "--problems", "32")
+COMMANDS = [("dataset", "main"), pytest.param(("model", "main"), marks=slow), pytest.param(EVALUATE, marks=slow)]
 # command, how many kilobytes are left for it, what it was writing
 FULL = [
-    pytest.param(("dataset",), 20, "data/dataset", id="dataset"),
+    pytest.param(("dataset", "main"), 20, "data/dataset/main", id="dataset"),
     WEIGHTS,
-    pytest.param(("model",), 210, "data/model", id="model: its tokenizer", marks=slow),
-    pytest.param(("keyword_model",), 60, "data/keyword/model", id="keyword model", marks=slow),
+    pytest.param(("model", "main"), 210, "data/model/main", id="model: its tokenizer", marks=slow),
+    pytest.param(("model", "keyword"), 60, "data/model/keyword", id="keyword model", marks=slow),
     pytest.param(EVALUATE, 4, "data/", id="evaluate", marks=slow),
     pytest.param(("math_baseline",), 4, "data/", id="math_baseline", marks=slow),
 ]
@@ -180,7 +181,7 @@ def test_a_disk_that_is_read_only(disk: Disk, command: tuple[str, ...]) -> None:
     disk.mount(megabytes=4)
     disk.remount("ro")
     before = contents(disk.project)
-    assert_told(grpo(disk.project, *command), "error: data: cannot be written, since the disk is read-only", KEPT)
+    assert_told(grpo(disk.project, *command), "error: data", ": cannot be written, since the disk is read-only", KEPT)
     assert contents(disk.project) == before
     disk.remount("rw")
     assert grpo(disk.project, *command).returncode == 0
@@ -198,18 +199,25 @@ def _without_roots_rights() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_that_must_not_be_written(project: Path, command: tuple[str, ...]) -> None:
-    (project / "data").chmod(0o555)
+    folders = [project / "data", *(project / "data").iterdir()]
+    for folder in folders:
+        folder.chmod(0o555)
     before = contents(project)
     result = grpo(project, *command, before=_without_roots_rights)
-    assert_told(result, "error: data: permission denied", "ls -ld", KEPT)
+    assert_told(result, "error: data", ": permission denied", "ls -ld", KEPT)
     assert contents(project) == before
-    (project / "data").chmod(0o755)
+    for folder in folders:
+        folder.chmod(0o755)
     assert grpo(project, *command, before=_without_roots_rights).returncode == 0
 
 
 @slow
 @pytest.mark.parametrize(
-    "name", ["model/config.json", "model/model.safetensors", "model/tokenizer.json", "dataset/validation.jsonl"]
+    "name",
+    [
+        *(f"model/main/{file}" for file in ("config.json", "model.safetensors", "tokenizer.json")),
+        "dataset/main/validation.jsonl",
+    ],
 )
 def test_a_file_that_must_not_be_read(project: Path, name: str) -> None:
     (project / "data" / name).chmod(0)
@@ -314,13 +322,17 @@ LOADED_FROM = {
 }
 # the kind of model, where it is, and what brings it back
 PLACES = [
-    ("data/model", "data/model", "`dvc checkout --force data/model` .* `dvc repro -f -s model`"),
-    ("data/model", "data/checkpoints/e/a-0/last", r"`dvc checkout --force data/checkpoints/e/a-0` .* `dvc repro -f -s e@a-0`"),
-    ("data/model", "mine", "Get it anew from where it came from"),
+    ("data/model/main", "data/model/main", "`dvc checkout --force data/model/main` .* `dvc repro -f -s model@main`"),
     (
-        "data/keyword/model",
-        "data/keyword/model",
-        "`dvc checkout --force data/keyword/model` .* `dvc repro -f -s keyword_model`",
+        "data/model/main",
+        "data/checkpoints/e/a-0/last",
+        r"`dvc checkout --force data/checkpoints/e/a-0` .* `dvc repro -f -s e@a-0`",
+    ),
+    ("data/model/main", "mine", "Get it anew from where it came from"),
+    (
+        "data/model/keyword",
+        "data/model/keyword",
+        "`dvc checkout --force data/model/keyword` .* `dvc repro -f -s model@keyword`",
     ),
 ]
 
@@ -343,9 +355,11 @@ def test_a_damaged_checkpoint_is_named_with_its_remedy(project: Path, kind: str,
 
 @slow
 def test_a_cut_checkpoint_is_told_in_one_message(project: Path) -> None:
-    weights = project / "data/model/model.safetensors"
+    weights = project / "data/model/main/model.safetensors"
     weights.write_bytes(_half(weights.read_bytes()))
-    assert_told(grpo(project, *EVALUATE), "error: data/model: its weights cannot be read", "dvc checkout --force data/model")
+    assert_told(
+        grpo(project, *EVALUATE), "error: data/model/main: its weights cannot be read", "dvc checkout --force data/model/main"
+    )
 
 
 def sh(folder: Path, command: str) -> str:
@@ -359,16 +373,17 @@ def sh(folder: Path, command: str) -> str:
 @slow
 def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
     """With real DVC; and making one anew does not run the stages before it again."""
-    shutil.copytree(project / "data/model", project / "source")
+    shutil.copytree(project / "data/model/main", project / "source")
     shutil.rmtree(project / "data")
     copy = "cmd: mkdir -p data/checkpoints/e && cp -r source"
     (project / "dvc.yaml").write_text(
-        f"stages:\n  model:\n    {copy} data/model\n    outs: [data/model]\n"
+        "stages:\n  model:\n    foreach: {main: 1}\n    do:\n"
+        "      cmd: mkdir -p data/model && cp -r source data/model/main\n      outs: [data/model/main]\n"
         f"  e:\n    matrix: {{arm: [a], seed: [0]}}\n    {copy} data/checkpoints/e/a-0\n"
-        "    deps: [data/model]\n    outs: [data/checkpoints/e/a-0]\n"
+        "    deps: [data/model/main]\n    outs: [data/checkpoints/e/a-0]\n"
     )
     sh(project, "git init -q && dvc init -q && dvc repro -q")
-    for place in ("data/model", "data/checkpoints/e/a-0"):
+    for place in ("data/model/main", "data/checkpoints/e/a-0"):
         weights = project / place / "model.safetensors"
         whole = weights.read_bytes()
         for number in (0, 1):

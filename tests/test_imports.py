@@ -55,15 +55,15 @@ def test_a_stage_imports_what_it_needs(project: Path) -> None:
     stages = {  # and whether it computes with a model
         "--help": False,
         "study check": False,
-        "dataset": False,
+        "dataset main": False,
         "training_inputs": False,
-        "model": True,
+        "model main": True,
         "math_baseline": True,
         "train grpo_learning_rate 3e-4 --seed 0": True,
         "train grpo_learning_rate 1e-3 --seed 0": True,
         "select grpo_learning_rate": False,
         "train grpo_baselines reinforce_with_baseline --seed 0": False,  # equal to the winner, whose results it takes over
-        "sft_dataset": False,
+        "sft_dataset main": False,
         "train sft_experiment examples_32 --seed 0": True,
     }
     for command, computes in stages.items():

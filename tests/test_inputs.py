@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +61,12 @@ WITHOUT_A_SAY = {
     "grpo.common.interruption",
     "grpo.common.lock",
     "grpo.training.state",
+    "grpo.common.imports",
+    # Of tasks what data/training_inputs/tasks/TASK.json stands for, and the stages before runs.
+    "grpo.tasks.downloaded",
+    "grpo.tasks.graded",
+    "grpo.tasks.overlap",
+    "grpo.tasks.sft_dataset",
 }
 
 
@@ -87,16 +92,13 @@ def test_every_module_that_a_run_loads_is_accounted_for() -> None:
 # ------------------------------------------------------------------------------------------------------- other stages
 
 # What a stage's command imports without a say in what that stage makes, besides WITHOUT_A_SAY.
-EVALUATES = {"grpo.tasks.keyword", "grpo.evaluation.keyword_dataset"}  # `grpo evaluate --prompt keyword`
-PRETRAINS = {  # how runs sample and train with the model, how its keyword answers are rewarded
-    *("grpo.models.hugging_face", "grpo.models.packed_attention", "grpo.models.prefix_attention", "grpo.rewards"),
-    "grpo.tasks.rewards",
+# How runs sample and train with the model, and how answers are read and scored.
+PRETRAINS = {
+    *("grpo.models.hugging_face", "grpo.models.packed_attention", "grpo.models.prefix_attention"),
+    *("grpo.tasks.formats", "grpo.tasks.task"),
 }
 FOR_STAGES = {
-    "model": PRETRAINS | {"grpo.tasks.keyword"},
-    "keyword_model": PRETRAINS | {"grpo.tasks.arithmetic", "grpo.pretraining.documents"},
-    "math_baseline": EVALUATES,
-    "best_of_n": EVALUATES,
+    "model": PRETRAINS,
     "timing": {"grpo.reporting.baseline", "grpo.reporting.kissing_number"},  # with figures.py, for other figures
     "writeup": {"grpo.study.dvc_lock"},  # the last stage clears dvc.lock
 }
@@ -106,6 +108,16 @@ NEVER = {
     "grpo.tracking.mlflow_run",
     "grpo.tracking.mlflow_unsent",
     "grpo.study.effective",
+}
+
+
+# Of WITHOUT_A_SAY what decides the results of stages whose commands import it.
+USED = {
+    "grpo.results.statistics",
+    "grpo.results.selection",
+    "grpo.tasks.overlap",
+    "grpo.tasks.sft_dataset",
+    "grpo.tasks.downloaded",
 }
 
 
@@ -158,20 +170,15 @@ def stages() -> dict[str, tuple[str, list[str]]]:
 @pytest.mark.parametrize("stage", stages())
 def test_a_stage_depends_on_the_code_that_decides_what_it_makes(stage: str) -> None:
     command, deps = stages()[stage]
-    without = (WITHOUT_A_SAY | NEVER | FOR_STAGES.get(stage, set())) - {"grpo.results.statistics", "grpo.results.selection"}
+    without = (WITHOUT_A_SAY | NEVER | FOR_STAGES.get(stage, set())) - USED
     code = {file_of(name) for name in reached(imported(commands()[command]), without)}
     undeclared = {file for file in code if file and not any(file == dep or file.startswith(f"{dep}/") for dep in deps)}
     assert not undeclared
 
 
 def test_stages_that_evaluate_name_the_code_that_their_unfinished_work_counts_with() -> None:
-    prompts = {
-        "math_baseline": MATH_PROMPTS,
-        "best_of_n": MATH_PROMPTS,
-        "keyword_dataset": {"grpo/tasks/prompts/keyword.prompt"},
-    }
-    for stage, texts in prompts.items():
-        assert {*EVALUATION_CODE, *texts} <= set(stages()[stage][1])
+    for stage in ("math_baseline", "best_of_n"):
+        assert {*EVALUATION_CODE, "data/training_inputs/tasks/main.json"} <= set(stages()[stage][1])
 
 
 def test_stages_that_evaluate_name_the_settings_that_decide_samples() -> None:
@@ -179,24 +186,28 @@ def test_stages_that_evaluate_name_the_settings_that_decide_samples() -> None:
     own = {
         "math_baseline": {"evaluation.zero_shot_problems", "evaluation.zero_shot_prompts"},
         "best_of_n": {"evaluation.best_of_n"},
-        "keyword_dataset": {"keyword", "grpo.group_size"},
     }
     for stage, names in own.items():
         assert set(read_yaml(ROOT / "dvc.yaml")["stages"][stage]["params"]) == settings | names
 
 
-MATH_PROMPTS = {"grpo/tasks/prompts/r1_zero.prompt", "grpo/tasks/prompts/question_only.prompt"}
-
-
-def test_an_edit_of_the_keyword_task_concerns_its_own_runs_only(
+def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def written() -> dict[str, str]:
-        write_training_inputs(mini_study)
-        return {path.stem: path.read_text() for path in Path("data/training_inputs").iterdir()}
-
+    """So that another task's runs are not concerned."""
+    (tmp_path / "own.py").write_text(OWN_TASK)
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "grpo", tmp_path / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "grpo").symlink_to(ROOT / "grpo")
+    monkeypatch.syspath_prepend(tmp_path)
+    study = mini_study.model_copy(update={"tasks": mini_study.tasks | {"own": {"use": "own:Own", "size": 3}}})
+
+    def written(study: Study = study) -> dict[str, str]:
+        write_training_inputs(study)
+        return {path.stem: path.read_text() for path in Path("data/training_inputs/tasks").iterdir()}
+
+    def changed(after: dict[str, str]) -> set[str]:
+        return {name for name, content in after.items() if before[name] != content}
+
     before = written()
     assert set(before) == {*EXPERIMENTS, "software"}
     for file in ("tasks/keyword.py", "evaluation/keyword_dataset.py", "tasks/prompts/keyword.prompt"):

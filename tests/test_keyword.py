@@ -5,29 +5,41 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from grpo.common.errors import UserError
-from grpo.tasks.formats import format_prompt, load_prompt
+from grpo.common.records import Completion, Problem, Rollout
 from grpo.tasks.keyword import (
     ADJECTIVES,
+    KEYWORD,
     NOUNS,
     TEMPLATES,
+    Keyword,
     degenerate,
-    documents,
     is_sentence,
+    keyword_inclusion_reward_fn,
     keyword_pairs,
     keywords_of,
-    keywords_of_prompt,
-    pieces,
-    problems,
-    reference_examples,
     sentence,
 )
-from grpo.tasks.rewards import keyword_inclusion_reward_fn
+
+BEFORE, AFTER = KEYWORD.template.split("{question}")
+
+
+def documents(seed: int, keyword_share: float, in_full: int = 0) -> Iterator[tuple[str, str]]:
+    return Keyword(seed).documents(seed, keyword_share, in_full)
+
+
+def asked(prompt: str) -> list[str]:
+    """The words that a prompt asks for."""
+    assert prompt.startswith(BEFORE) and prompt.endswith(AFTER)
+    return prompt[len(BEFORE) : len(prompt) - len(AFTER)].split(", ")
+
 
 # ----------------------------------------------------------------------------------------------------------------- pairs
 
@@ -52,21 +64,20 @@ def test_the_words_of_a_pair_come_in_either_order() -> None:
 
 
 def test_pairs_are_the_same_in_another_process() -> None:
-    program = "from grpo.tasks.keyword import keyword_pairs, documents\nprint(keyword_pairs(3), next(documents(3, 0.5)))"
+    program = "from grpo.tasks.keyword import *\nprint(keyword_pairs(3), next(Keyword(3).documents(3, 0.5)))"
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == f"{keyword_pairs(3)} {next(documents(3, 0.5))}"
     assert keyword_pairs(4) != keyword_pairs(3)
 
 
-def test_problems_ask_for_their_pair() -> None:
-    _, held_out = keyword_pairs(0)
-    made = problems(held_out, "held_out")
-    assert made[5].id == "keyword/held_out/5"
-    assert made[5].question == made[5].ground_truth == f"{held_out[5][0]}, {held_out[5][1]}"
-    assert [tuple(keywords_of(problem.ground_truth)) for problem in made] == held_out
-    prompt = format_prompt(load_prompt("keyword"), "apple, red")
-    assert prompt == "Write a sentence that includes the words: apple, red."
+def test_problems_ask_for_their_pair_and_are_split_as_the_pairs_are() -> None:
+    for split, pairs in zip(("train", "validation"), keyword_pairs(5), strict=True):
+        made = Keyword(5).problems(split)
+        assert made[5].id == f"keyword/{split}/5"
+        assert made[5].question == made[5].ground_truth == f"{pairs[5][0]}, {pairs[5][1]}"
+        assert [tuple(keywords_of(problem.ground_truth)) for problem in made] == pairs
+    assert KEYWORD.prompt("apple, red") == "Write a sentence that includes the words: apple, red."
 
 
 # --------------------------------------------------------------------------------------------------------------- grammar
@@ -128,7 +139,7 @@ def test_documents_ask_for_training_pairs_and_use_each_keyword_as_often_as_asked
     allowed = set(training)
     used = 0.0
     for prompt, response in itertools.islice(documents(2, share), n):
-        keywords = keywords_of_prompt(prompt)
+        keywords = asked(prompt)
         assert tuple(keywords) in allowed
         assert response.startswith(" ")
         assert is_sentence(response[1:])
@@ -140,7 +151,7 @@ def test_documents_ask_for_training_pairs_and_use_each_keyword_as_often_as_asked
 
 def test_the_first_documents_use_all_keywords() -> None:
     drawn = list(itertools.islice(documents(2, 0.0, in_full=200), 400))
-    right = [keyword_inclusion_reward_fn(r, keywords_of_prompt(p))["reward"] for p, r in drawn]
+    right = [keyword_inclusion_reward_fn(r, asked(p))["reward"] for p, r in drawn]
     assert sum(right[:200]) == 200
     assert sum(right[200:]) < 20
 
@@ -153,19 +164,18 @@ def test_documents_are_seeded() -> None:
     assert not set(some(1)) & set(some(2))
 
 
-def test_reference_answers_hold_their_keywords() -> None:
-    _, held_out = keyword_pairs(0)
-    examples = reference_examples(held_out, 0)
-    assert len(examples) == len(held_out)
-    assert all(set(example) == {"prompt", "answer"} for example in examples)
-    assert [tuple(keywords_of_prompt(example["prompt"])) for example in examples] == held_out
-    for pair, example in zip(held_out, examples, strict=True):
-        assert keyword_inclusion_reward_fn(example["answer"], pair)["reward"] == 1.0
-        assert is_sentence(example["answer"])
-    assert examples == reference_examples(held_out, 0) != reference_examples(held_out, 1)
+def test_traces_hold_the_keywords_of_the_training_problems() -> None:
+    traces = Keyword(0).traces("keyword", seed=0)
+    assert [problem for problem, _ in traces] == Keyword(0).problems("train")
+    for problem, response in traces:
+        assert set(asked(KEYWORD.prompt(problem.question))) <= set(re.findall(r"[a-z]+", response.lower()))
+        assert response[0] == " " and is_sentence(response[1:])
+    assert traces == Keyword(0).traces("keyword", seed=0) != Keyword(0).traces("keyword", seed=1)
+    assert len({response for _, response in traces}) > len(TEMPLATES) * 50
 
 
 def test_pieces_are_words_with_their_space_and_lose_nothing() -> None:
+    pieces = Keyword(0).pieces
     assert pieces("the words: apple, red.\n The") == ["the", " words", ":", " apple", ",", " red", ".", "\n", " The"]
     for prompt, response in itertools.islice(documents(0, 0.5), 50):
         assert "".join(pieces(prompt + response)) == prompt + response
@@ -177,25 +187,12 @@ def test_pieces_are_words_with_their_space_and_lose_nothing() -> None:
 def test_keywords_are_read_back() -> None:
     assert keywords_of("apple, red") == ["apple", "red"]
     assert keywords_of(" ice cream ,C++") == ["ice cream", "C++"]
-    assert keywords_of_prompt("Write a sentence that includes the words: apple, red.") == ["apple", "red"]
-    assert keywords_of_prompt("Write a sentence that includes the words: e.g., red.") == ["e.g.", "red"]
 
 
 @pytest.mark.parametrize("text", ["", "  ", ",", "apple,", "apple, , red"])
 def test_missing_keywords_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="keywords: expected words with commas"):
         keywords_of(text)
-    with pytest.raises(UserError, match="keywords: expected words with commas"):
-        keywords_of_prompt(f"Write a sentence that includes the words: {text}.")
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    ["", "apple, red", "Write a sentence that includes the words: apple, red", "Write a poem that includes the words: red."],
-)
-def test_other_prompts_are_refused(prompt: str) -> None:
-    with pytest.raises(UserError, match=r"prompt: expected 'Write a sentence .* but got"):
-        keywords_of_prompt(prompt)
 
 
 # ------------------------------------------------------------------------------------------------------------ degenerate
@@ -266,3 +263,26 @@ def test_an_empty_response_has_no_form(response: str) -> None:
 def test_keywords_that_no_response_could_hold_are_refused(keywords: list[str]) -> None:
     with pytest.raises(UserError, match="keywords: expected a list"):
         keyword_inclusion_reward_fn("apple, red", keywords)
+
+
+def test_responses_are_scored_by_their_problems_keywords() -> None:
+    problem = Problem("k", "apple, red", "apple, red")
+    responses = [" A red apple.", " A red pineapple.", " ", ""]
+    scored = Keyword(0).score("keyword", [problem] * 4, responses)
+    assert [tuple(reward.values()) for reward in scored.rewards] == [(1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0,) * 3, (0.0,) * 3]
+    assert scored.rewards == [keyword_inclusion_reward_fn(response, ["apple", "red"]) for response in responses]
+    assert scored.timed_out == 0
+
+
+def test_shares_of_degenerate_responses_by_hand() -> None:
+    texts = [
+        "Today the apple lies near my red",  # cut off: no sentence of the grammar
+        "apple, red",
+        "red and apple",
+        "My red apple lies near the ball.",
+        f"{BEFORE}apple, red",
+    ]
+    rollouts = [
+        Rollout(Problem("k", "apple, red", "apple, red"), (1,), Completion((1,), text, (0.0,), "stop"), {}) for text in texts
+    ]
+    assert Keyword(0).measures(rollouts) == {"lists_only": 0.4, "repeats_prompt": 0.2, "is_sentence": 0.2}

@@ -49,7 +49,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study["experiments"]["sft_experiment"]["arms"]["all"] = {"keep_steps": [4, 8]}
     yaml.dump(study, folder / "params.yaml")
     for command in ("dataset", "model", "sft_dataset"):
-        subprocess.run([sys.executable, "-m", "grpo", command], cwd=folder, env=_environment(), check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "grpo", command, "main"], cwd=folder, env=_environment(), check=True, capture_output=True
+        )
     return folder
 
 

@@ -236,13 +236,19 @@ def test_runs_of_different_studies_can_be_told_apart(
         return run
 
     mini = found("tags.task = 'arithmetic' and tags.model_source = 'pretrain' and tags.engine = 'transformers'")
-    assert (mini.data.tags["study"], mini.data.tags["learner_device"], mini.data.tags["model"]) == ("mini", "cpu", "model")
+    assert (mini.data.tags["study"], mini.data.tags["learner_device"], mini.data.tags["model"]) == ("mini", "cpu", "model@main")
     large = found("tags.study = 'math-h100' and tags.engine = 'vllm' and tags.learner_dtype = 'bfloat16'")
     tags, params = large.data.tags, large.data.params
-    hub = studies["math-h100"].model
+    hub = studies["math-h100"].models["main"]
     assert isinstance(hub, HubModel)
     assert (tags["task"], tags["model"], tags["engine_device"]) == ("math", f"{hub.repo}@{hub.revision}", "cuda:0")
-    expected = {"model.repo": hub.repo, "engine.name": "vllm", "learner.device": "cuda:1", "task.name": "math", "seed": "0"}
+    expected = {
+        "models.main.repo": hub.repo,
+        "engine.name": "vllm",
+        "learner.device": "cuda:1",
+        "tasks.main.use": "math",
+        "seed": "0",
+    }
     expected |= {"evaluation.max_tokens": "1024", "learning_rate": "1e-05", "asynchronous.max_policy_lag": "0"}
     assert expected.items() <= params.items()
     assert (tags["taken_over"], "same_as" in tags) == ("false", False)
@@ -258,9 +264,9 @@ def test_runs_of_different_studies_can_be_told_apart(
     # The keyword task has a model of its own.
     of_words = client.search_runs([client.get_experiment_by_name("grpo_keyword_inclusion").experiment_id])
     assert {(run.data.tags["study"], run.data.tags["task"], run.data.tags["model"]) for run in of_words} == {
-        (name, "keyword", "keyword_model") for name in studies
+        (name, "keyword", "model@keyword") for name in studies
     }
-    assert all("keyword.model.vocab_size" in run.data.params and "task.name" not in run.data.params for run in of_words)
+    assert all("models.keyword.vocab_size" in run.data.params and "tasks.main.use" not in run.data.params for run in of_words)
 
 
 def test_more_settings_than_mlflow_takes_at_once_arrive(

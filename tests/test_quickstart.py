@@ -31,8 +31,8 @@ def project(folder: Path, pretraining: int = 20, steps: int = 4) -> Path:
     yaml = YAML()
     params = yaml.load(ROOT / STUDY)
     params["threads"] = 1
-    params["task"] |= {"train_size": 64, "validation_size": 24, "levels": 1}
-    params["model"] |= {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 512, "steps": pretraining}
+    params["tasks"]["main"] |= {"train_size": 64, "validation_size": 24, "levels": 1}
+    params["models"]["main"] |= {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 512, "steps": pretraining}
     params["grpo"] |= {"n_grpo_steps": steps, "rollout_batch_size": 16, "train_batch_size": 16, "group_size": 4}
     params["grpo"]["sampling_max_tokens"] = params["evaluation"]["max_tokens"] = 16
     params["evaluation"] |= {"every": 2, "problems": 16, "zero_shot_problems": 24}

@@ -16,7 +16,8 @@ from grpo.common.errors import UserError
 from grpo.grader.extract import last_boxed
 from grpo.grader.grader import cheap_verdict, check_ground_truth, full_verdict, is_equivalent
 from grpo.grader.symbolic import too_complex
-from grpo.tasks.rewards import REWARD_FNS, keyword_inclusion_reward_fn, question_only_reward_fn, r1_zero_reward_fn
+from grpo.tasks.keyword import keyword_inclusion_reward_fn
+from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
 
 ZERO = {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
 FORM_ONLY = {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}
@@ -285,14 +286,6 @@ def test_ground_truth_may_be_number_or_list(truth: object) -> None:
 def test_no_alternatives_are_a_mistake() -> None:
     with pytest.raises(UserError, match="empty list"):
         r1_zero_reward_fn("</think> <answer>5</answer>", [])
-
-
-def test_reward_functions_by_prompt_name() -> None:
-    assert set(REWARD_FNS) == {"r1_zero", "question_only", "keyword"}
-    assert REWARD_FNS["r1_zero"] is r1_zero_reward_fn
-    assert REWARD_FNS["question_only"] is question_only_reward_fn
-    assert REWARD_FNS["keyword"]("A red apple.", "apple, red") == FULL  # its ground truth is the keywords, in one text
-    assert REWARD_FNS["keyword"]("A red pineapple.", "apple, red") == FORM_ONLY
 
 
 def test_keywords_count_as_whole_words_only() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,13 @@ RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_ou
 ZERO = {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
 FORM_ONLY = ZERO | {"format_reward": 1.0}
 FULL = {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+
+REWARD_FNS = {"r1_zero": r1_zero_reward_fn, "question_only": question_only_reward_fn}
+
+
+def score(format: str, responses: Sequence[str], truths: Sequence[str]) -> ScoredBatch:
+    return GradedTask().score(format, [Problem("p", "q", truth) for truth in truths], responses)
+
 
 PROMPT = (Path(pool.__file__).parents[1] / "tasks/prompts" / "r1_zero.prompt").read_text()
 RESPONSES = {
@@ -53,7 +60,9 @@ def test_a_batch_is_rewarded_like_its_responses_one_by_one(prompt: str) -> None:
     responses, truths, rewards = map(list, zip(*RESPONSES[prompt] * 3, strict=True))
     assert [REWARD_FNS[prompt](r, t) for r, t in zip(responses, truths, strict=True)] == rewards
     pool.forget_verdicts()
-    batch = score_batch(prompt, responses, truths)
+    texts = [(r, t, reward) for r, t, reward in zip(responses, truths, rewards, strict=True) if isinstance(t, str)]
+    responses, truths, rewards = map(list, zip(*texts, strict=True))
+    batch = score(prompt, responses, truths)
     assert batch.rewards == rewards
     assert batch.timed_out == 0
     assert len({id(reward) for reward in batch.rewards}) == len(rewards)  # changing one changes no other
@@ -76,24 +85,25 @@ def test_senseless_ground_truths_are_refused(truth: object) -> None:
     for response in (r"\boxed{5}", "no box"):
         with pytest.raises(UserError, match="ground_truth"):
             REWARD_FNS["question_only"](response, truth)
-        with pytest.raises(UserError, match="ground_truth"):
-            score_batch("question_only", [response], [truth])  # type: ignore[list-item]
 
 
 def test_a_batch_must_match() -> None:
-    with pytest.raises(UserError, match="2 responses but 1 ground truths"):
-        score_batch("r1_zero", ["", ""], ["5"])
-    with pytest.raises(UserError, match="r1_zero, question_only"):
-        score_batch("no_such_prompt", [], [])
+    with pytest.raises(ValueError, match="zip"):
+        score("r1_zero", ["", ""], ["5"])
+    with pytest.raises(UserError, match=r"no_such_prompt: no such format .*r1_zero, question_only"):
+        score("no_such_prompt", [], [])
 
 
 def test_integers_start_no_process() -> None:
     script = """
 import os, sys
-from grpo.tasks.rewards import r1_zero_reward_fn, score_batch
+from grpo.common.records import Problem
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.rewards import r1_zero_reward_fn
 responses = [f"</think> <answer>{i}</answer>" for i in range(5000)]
 assert r1_zero_reward_fn(responses[7], 7)["reward"] == 1.0
-assert sum(r["reward"] for r in score_batch("r1_zero", responses, [str(i // 2) for i in range(5000)]).rewards) == 1
+problems = [Problem("p", "q", str(i // 2)) for i in range(5000)]
+assert sum(r["reward"] for r in GradedTask().score("r1_zero", problems, responses).rewards) == 1
 assert "sympy" not in sys.modules
 try:
     os.waitpid(-1, os.WNOHANG)
@@ -161,8 +171,9 @@ def test_the_memory_is_bounded(calls: Callable[[], list[str]], monkeypatch: pyte
 
 def test_time_outs_are_counted_by_response(calls: Callable[[], list[str]]) -> None:
     responses = [rf"\boxed{{{answer}}}" for answer in ("1", "endless", "endless", "2")] + ["no box"]
-    batch = score_batch("question_only", responses, ["1", ["1", "2"], "1", ["1", "2"], "1"])
+    batch = score("question_only", responses, ["1", "2", "1", "2", "1"])
     assert [reward["reward"] for reward in batch.rewards] == [1.0, 0.0, 0.0, 1.0, 0.0]
+    assert [reward["format_reward"] for reward in batch.rewards] == [1.0, 1.0, 1.0, 1.0, 0.0]
     assert batch.out_of_time == [False, True, True, False, False]
     assert batch.timed_out == 2
 
@@ -185,12 +196,27 @@ def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: C
     assert sorted(calls()) == ["1", "2", "endless", "endless"]  # each once a batch: nothing is graded one by one
 
 
-def test_any_reward_function_makes_a_batch() -> None:
-    def share_of_the_truth(response: str, truth: str) -> dict[str, float]:
-        return dict.fromkeys(FULL, len(response) / len(truth))
+class Sharing(Task):
+    """The score of an answer is the share of the truth that it is as long as; what is longer cannot be judged in time."""
 
-    scored = score_each(share_of_the_truth, ["a", "abc"], ["abcd", "abc"])
-    assert [reward["reward"] for reward in scored.rewards] == [0.25, 1.0]
-    assert (scored.out_of_time, scored.timed_out) == ([False, False], 0)
-    with pytest.raises(ValueError, match="zip"):
-        score_each(share_of_the_truth, ["a"], [])
+    formats = {"plain": Format("{question}")}
+
+    def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
+        shares = [len(answer) / len(problem.ground_truth) for answer, problem in zip(answers, problems, strict=True)]
+        return [share if share <= 1 else float("nan") for share in shares]
+
+
+def test_a_verifier_may_give_parts_of_a_reward_and_run_out_of_time() -> None:
+    asked = [Problem("p", "q", truth) for truth in ("abcd", "abc", "ab", "ab")]
+    scored = Sharing().score("plain", asked, ["a", "abc", "abc", " "])
+    assert [reward["reward"] for reward in scored.rewards] == [0.25, 1.0, 0.0, 0.0]
+    assert [reward["answer_reward"] for reward in scored.rewards] == [0.25, 1.0, 0.0, 0.0]
+    assert [reward["format_reward"] for reward in scored.rewards] == [1.0, 1.0, 1.0, 0.0]
+    assert (scored.out_of_time, scored.timed_out) == ([False, False, True, False], 1)
+
+
+@pytest.mark.parametrize("scores", [[], [0.5, 0.5], [1.5], [-0.1], [float("inf")]])
+def test_a_verifier_that_gives_something_else_is_named(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> None:
+    monkeypatch.setattr(Sharing, "verify", lambda *_: scores)
+    with pytest.raises(UserError, match=r"Sharing\.verify: expected a number from 0 to 1, or NaN, for each of 1 answers"):
+        Sharing().score("plain", [Problem("p", "q", "a")], ["a"])

@@ -347,11 +347,11 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monke
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
-    save_checkpoint(paths.MODEL, model, tokenizer)
+    save_checkpoint(paths.model("main"), model, tokenizer)
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(8)]
-    write_records(paths.TRAIN, problems)
-    write_records(paths.VALIDATION, problems[:4])
-    write_records(paths.SFT_EXAMPLES, [*EXAMPLES, Example("wrong", " x", "1", 0.0)])
+    write_records(paths.train("main"), problems)
+    write_records(paths.validation("main"), problems[:4])
+    write_records(paths.sft_examples("main"), [*EXAMPLES, Example("wrong", " x", "1", 0.0)])
     grpo = {
         "n_grpo_steps": 1,
         "rollout_batch_size": 8,

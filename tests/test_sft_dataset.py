@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,25 @@ import huggingface_hub
 import pytest
 
 from grpo.common.errors import UserError
-from grpo.common.records import Problem, read_examples, write_records
+from grpo.common.records import Problem, read_examples
 from grpo.study import paths
-from grpo.study.schema import Study, load_study, read_yaml
-from grpo.study.sections import ArithmeticTask, GeneratedTraces, HubTraces, JsonlTraces
-from grpo.tasks.arithmetic import load
-from grpo.tasks.formats import format_prompt, load_prompt
-from grpo.tasks.rewards import ScoredBatch, r1_zero_reward_fn
-from grpo.tasks.sft_dataset import build_sft_dataset, generated_traces
+from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.formats import R1_ZERO
+from grpo.tasks.rewards import r1_zero_reward_fn
+from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, SftDataset, TaskTraces, build_sft_dataset
+from grpo.tasks.task import ScoredBatch, Task, make_task
 
-ROOT = Path(__file__).parents[1]
-TASK = ArithmeticTask(name="arithmetic", train_size=1000, validation_size=100, levels=4, seed=3)
+TASK = Arithmetic(train_size=1000, validation_size=100, levels=4, seed=3)
+TARGET = paths.sft_examples("main")
 
 
 def traces(wrong_share: float, examples: int = 1000, seed: int = 0) -> list[tuple[str, str, str]]:
-    settings = GeneratedTraces(source="generated", examples=examples, wrong_share=wrong_share, seed=seed)
-    return generated_traces(TASK, settings)
+    found = TASK.traces("r1_zero", examples, wrong_share, seed)
+    return [(R1_ZERO.prompt(problem.question), response, problem.ground_truth) for problem, response in found]
 
 
 def question_of(prompt: str) -> str:
-    before, after = load_prompt("r1_zero").split("{question}")
+    before, after = R1_ZERO.template.split("{question}")
     assert prompt.startswith(before) and prompt.endswith(after)
     return prompt[len(before) : len(prompt) - len(after)]
 
@@ -84,7 +84,7 @@ def test_none_or_all_of_them_go_wrong(share: float, wrong: int) -> None:
 
 
 def test_traces_are_of_the_training_problems_and_of_no_validation_question() -> None:
-    train, validation = load(TASK)
+    train, validation = TASK.problems("train"), TASK.problems("validation")
     found = [(question_of(prompt), truth) for prompt, _, truth in traces(0.4)]
     assert found == [(problem.question, problem.ground_truth) for problem in train]
     assert not {question for question, _ in found} & {problem.question for problem in validation}
@@ -97,7 +97,7 @@ def test_the_seed_decides_which_go_wrong() -> None:
 
 
 def test_more_traces_than_training_problems_are_refused() -> None:
-    with pytest.raises(UserError, match=r"sft_dataset\.examples: 1001 traces .* task\.train_size is 1000\. Lower"):
+    with pytest.raises(UserError, match=r"examples: 1001 traces .* train_size is 1000\. Lower"):
         traces(0.4, 1001)
     assert len(traces(0.0, 1000)) == 1000
 
@@ -109,7 +109,7 @@ HELD_OUT = [Problem("v/0", QUESTION, "5"), Problem("v/1", "What is 2 + 2?", "4")
 
 
 def row(question: str, response: str, truth: Any) -> dict[str, Any]:
-    return {"prompt": format_prompt(load_prompt("r1_zero"), question), "response": response, "ground_truth": truth}
+    return {"prompt": R1_ZERO.prompt(question), "response": response, "ground_truth": truth}
 
 
 ROWS = [
@@ -121,22 +121,27 @@ ROWS = [
 ]
 
 
-@pytest.fixture
-def study(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    """In a project folder with two validation problems; the traces are in traces.jsonl."""
+JSONL = JsonlTraces(source="jsonl", prompt="r1_zero", path="traces.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project folder; the traces are in traces.jsonl."""
     monkeypatch.chdir(tmp_path)
-    write_records(paths.VALIDATION, HELD_OUT)
-    return mini_study.model_copy(update={"sft_dataset": JsonlTraces(source="jsonl", path="traces.jsonl")})
+
+
+def build(settings: SftDataset = JSONL, task: Task = TASK, validation: Sequence[Problem] = HELD_OUT) -> dict[str, Any]:
+    return build_sft_dataset("main", task, settings, validation, TARGET)
 
 
 def write_rows(*lines: dict[str, Any] | str) -> None:
     Path("traces.jsonl").write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines))
 
 
-def test_a_file_of_traces_is_rewarded_and_reported(study: Study) -> None:
+def test_a_file_of_traces_is_rewarded_and_reported() -> None:
     write_rows(*ROWS[:2], "", *ROWS[2:])
-    report = build_sft_dataset(study)
-    examples = read_examples(paths.SFT_EXAMPLES)
+    report = build()
+    examples = read_examples(TARGET)
     assert [(e.prompt, e.response) for e in examples] == [(r["prompt"], r["response"]) for r in ROWS]
     assert [(e.ground_truth, e.reward) for e in examples] == [("2", 1.0), ("3", 1.0), ("4", 0.0), ("5", 0.0), ("6", 0.0)]
     digest = report.pop("digest")
@@ -148,41 +153,40 @@ def test_a_file_of_traces_is_rewarded_and_reported(study: Study) -> None:
         "wrong_form": 2,
         "left_out_as_validation_question": 0,
     }
-    assert json.loads(paths.SFT_REPORT.read_text()) == report | {"digest": digest}
     write_rows(*ROWS[:4])
-    assert build_sft_dataset(study)["digest"] != digest
+    assert build()["digest"] != digest
 
 
-def test_a_trace_with_part_of_the_reward_is_not_right(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_with_part_of_the_reward_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = [(1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (0.5, 0.5), (0.0, 0.0)]
     scored = ScoredBatch(
         [{"format_reward": form, "answer_reward": all_, "reward": all_} for form, all_ in rewards], [False] * 5
     )
-    monkeypatch.setattr("grpo.tasks.sft_dataset.score_batch", lambda *_: scored)
+    monkeypatch.setattr(Task, "score", lambda *_: scored)
     write_rows(*ROWS)
-    report = build_sft_dataset(study)
+    report = build()
     assert (report["correct"], report["wrong_answer"], report["wrong_form"]) == (1, 2, 2)
-    assert [example.reward for example in read_examples(paths.SFT_EXAMPLES)] == [1.0, 0.5, 0.0, 0.5, 0.0]
+    assert [example.reward for example in read_examples(TARGET)] == [1.0, 0.5, 0.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("question", [QUESTION, QUESTION.upper(), QUESTION.replace(" ", "  "), QUESTION.replace(". ", ".\n")])
-def test_a_validation_question_is_left_out_and_counted(study: Study, question: str) -> None:
+def test_a_validation_question_is_left_out_and_counted(question: str) -> None:
     write_rows(ROWS[0], row(question, " 5 </think> <answer>5</answer>", "5"), ROWS[2])
-    report = build_sft_dataset(study)
+    report = build()
     assert (report["examples"], report["left_out_as_validation_question"]) == (2, 1)
-    assert [example.ground_truth for example in read_examples(paths.SFT_EXAMPLES)] == ["2", "4"]
+    assert [example.ground_truth for example in read_examples(TARGET)] == ["2", "4"]
 
 
-def test_a_question_that_only_looks_alike_stays(study: Study) -> None:
+def test_a_question_that_only_looks_alike_stays() -> None:
     write_rows(row(QUESTION.replace("3", "4"), " 6 </think> <answer>6</answer>", "6"))
-    assert build_sft_dataset(study)["left_out_as_validation_question"] == 0
+    assert build()["left_out_as_validation_question"] == 0
 
 
-def test_validation_questions_only_are_refused(study: Study) -> None:
+def test_validation_questions_only_are_refused() -> None:
     write_rows(*(row(problem.question, " x", problem.ground_truth) for problem in HELD_OUT))
     with pytest.raises(UserError, match=r"no example is left that is not a validation question\. Use another"):
-        build_sft_dataset(study)
-    assert not paths.SFT_EXAMPLES.exists()
+        build()
+    assert not TARGET.exists()
 
 
 @pytest.mark.parametrize(
@@ -196,19 +200,19 @@ def test_validation_questions_only_are_refused(study: Study) -> None:
         ('["p", "r", "1"]', r"traces\.jsonl:2: expected a JSON object"),
     ],
 )
-def test_a_bad_row_is_named(study: Study, bad: dict[str, Any] | str, message: str) -> None:
+def test_a_bad_row_is_named(bad: dict[str, Any] | str, message: str) -> None:
     write_rows(ROWS[0], bad)
     with pytest.raises(UserError, match=message):
-        build_sft_dataset(study)
-    assert not paths.SFT_EXAMPLES.exists()
+        build()
+    assert not TARGET.exists()
 
 
-def test_a_missing_file_is_named_with_its_key(study: Study) -> None:
-    with pytest.raises(UserError, match=r"traces\.jsonl: no such file\. Correct `sft_dataset\.path` in params\.yaml"):
-        build_sft_dataset(study)
+def test_a_missing_file_is_named_with_its_key() -> None:
+    with pytest.raises(UserError, match=r"traces\.jsonl: no such file\. Correct `sft_datasets\.main\.path` in params\.yaml"):
+        build()
 
 
-def test_traces_come_from_the_hub_at_their_revision(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_come_from_the_hub_at_their_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     write_rows(*ROWS)
     asked = []
 
@@ -217,8 +221,8 @@ def test_traces_come_from_the_hub_at_their_revision(study: Study, monkeypatch: p
         return "traces.jsonl"
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    hub = HubTraces(source="hub", repo="someone/traces", file="sft/train.jsonl", revision="0" * 40)
-    report = build_sft_dataset(study.model_copy(update={"sft_dataset": hub}))
+    hub = HubTraces(source="hub", prompt="r1_zero", repo="someone/traces", file="sft/train.jsonl", revision="0" * 40)
+    report = build(hub)
     assert asked == [("someone/traces", "sft/train.jsonl", {"repo_type": "dataset", "revision": "0" * 40})]
     assert (report["source"], report["examples"]) == ("hub", 5)
 
@@ -226,26 +230,52 @@ def test_traces_come_from_the_hub_at_their_revision(study: Study, monkeypatch: p
         raise OSError("no route")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    with pytest.raises(UserError, match=r"someone/traces: could not download sft/train\.jsonl .*under `sft_dataset`"):
-        build_sft_dataset(study.model_copy(update={"sft_dataset": hub}))
+    with pytest.raises(UserError, match=r"someone/traces: could not download sft/train\.jsonl .*under `sft_datasets\.main`"):
+        build(hub)
 
 
-def test_generated_traces_make_the_whole_stage(study: Study) -> None:
-    train, validation = load(TASK)
-    write_records(paths.VALIDATION, validation)
-    settings = GeneratedTraces(source="generated", examples=300, wrong_share=0.5, seed=0)
-    report = build_sft_dataset(study.model_copy(update={"task": TASK, "sft_dataset": settings}))
-    examples = read_examples(paths.SFT_EXAMPLES)
-    assert [example.ground_truth for example in examples] == [problem.ground_truth for problem in train[:300]]
+def test_generated_traces_make_the_whole_stage() -> None:
+    settings = TaskTraces.model_validate(
+        {"source": "task", "prompt": "r1_zero", "examples": 300, "wrong_share": 0.5, "seed": 0}
+    )
+    report = build(settings, validation=TASK.problems("validation"))
+    examples = read_examples(TARGET)
+    assert [example.ground_truth for example in examples] == [p.ground_truth for p in TASK.problems("train")[:300]]
     right = [not any(errors_of(example.prompt, example.response)[0]) for example in examples]
     assert [example.reward for example in examples] == [float(found) for found in right]
     assert (report["examples"], report["correct"], report["wrong_answer"]) == (300, sum(right), 300 - sum(right))
     assert (report["wrong_form"], report["left_out_as_validation_question"]) == (0, 0)
 
 
-def test_generated_traces_are_for_the_arithmetic_task_only(tmp_path: Path) -> None:
-    values = read_yaml(ROOT / "studies" / "gsm8k.yaml")
-    values["sft_dataset"] = {"source": "generated", "examples": 10, "wrong_share": 0.4, "seed": 0}
-    (tmp_path / "study.yaml").write_text(json.dumps(values))
-    with pytest.raises(UserError, match=r"sft_dataset\.source: .* not for gsm8k: use source .*jsonl or hub"):
-        load_study(tmp_path / "study.yaml")
+def test_traces_may_have_the_other_format() -> None:
+    values = {"source": "task", "prompt": "question_only", "examples": 20, "wrong_share": 0.0, "seed": 0}
+    report = build(TaskTraces.model_validate(values), validation=TASK.problems("validation"))
+    assert (report["examples"], report["correct"]) == (20, 20)
+    assert all(example.response.endswith(f"\\boxed{{{example.ground_truth}}}") for example in read_examples(TARGET))
+
+
+def test_a_task_with_examples_of_another_kind_of_answer() -> None:
+    keyword = make_task({"use": "keyword", "seed": 0})
+    settings = TaskTraces.model_validate({"source": "task", "prompt": "keyword", "seed": 0})
+    report = build(settings, keyword, keyword.problems("validation"))
+    assert report["examples"] == report["correct"] == len(keyword.problems("train")) == len(read_examples(TARGET))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"examples": 10, "wrong_share": 0.4}, r"^sft_datasets\.main: missing: seed\. traces takes format, examples"),
+        ({"examples": 10, "wrong_share": 1.4, "seed": 0}, r"^sft_datasets\.main\.wrong_share: .*less than or equal to 1.*1\.4"),
+        ({"examples": 10, "wrong_share": 0.4, "seed": 0, "size": 3}, r"^sft_datasets\.main: unknown: size\."),
+    ],
+)
+def test_options_that_a_tasks_traces_do_not_take(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        build(TaskTraces.model_validate({"source": "task", "prompt": "r1_zero", **options}))
+
+
+def test_a_task_without_traces_says_so() -> None:
+    with pytest.raises(UserError, match="Task has no traces of its own: use source jsonl or hub"):
+        Task().traces("r1_zero")
+    with pytest.raises(UserError, match="Task has no documents, so no model can be pretrained for it"):
+        Task().documents(0)

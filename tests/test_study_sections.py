@@ -203,15 +203,15 @@ def test_an_experiments_last_k_comes_before_the_studys(tmp_path: Path) -> None:
 
 
 def test_each_kind_of_run_has_its_model_and_its_data(mini_study: Study) -> None:
-    base, problems = "data/model", ("data/dataset/train.jsonl", "data/dataset/validation.jsonl")
-    words = tuple(f"data/keyword/dataset/{split}.jsonl" for split in ("train", "validation"))
+    base, problems = "data/model/main", ("data/dataset/main/train.jsonl", "data/dataset/main/validation.jsonl")
+    words = tuple(f"data/dataset/keyword/{split}.jsonl" for split in ("train", "validation"))
     expected = {
         ("grpo_learning_rate", "3e-4"): (base, *problems),
-        (SFT, "all"): (base, "data/sft_dataset/train.jsonl", problems[1]),
+        (SFT, "all"): (base, "data/sft_dataset/main/train.jsonl", problems[1]),
         (EXPERT_ITERATION, next(iter(mini_study.experiments[EXPERT_ITERATION].arms))): (base, *problems),
         (SFT_INITIALIZATION, "base"): (base, *problems),
         (SFT_INITIALIZATION, "sft_final"): (f"data/checkpoints/{SFT}/all-SEED/last", *problems),
-        (KEYWORD, next(iter(mini_study.experiments[KEYWORD].arms))): ("data/keyword/model", *words),
+        (KEYWORD, next(iter(mini_study.experiments[KEYWORD].arms))): ("data/model/keyword", *words),
     }
     study = mini_study.model_copy(update={"seeds": [0, 7]})
     for seed in study.seeds:  # a run starts from the checkpoint of its own seed
@@ -241,7 +241,7 @@ def test_each_method_is_evaluated_at_its_own_steps() -> None:
 # ------------------------------------------------------------------------------------------------------------- resources
 
 
-@pytest.mark.parametrize("kind", ["model", "keyword", "evaluate", "train", "colocate", "asynchronous"])
+@pytest.mark.parametrize("kind", ["model", "train_on_cpu", "evaluate", "train", "colocate", "asynchronous"])
 def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: Path, kind: str) -> None:
     def edit(values: dict[str, Any]) -> None:
         values["threads"] = 3
@@ -257,27 +257,28 @@ def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: P
         values["engine"] |= {"name": "vllm", "device": "cuda:0"}
         values["learner"]["device"] = "cuda:0"
 
-    if kind in ("model", "keyword"):
+    if kind in ("model", "train_on_cpu"):
         assert f"resources.{kind}.cpus (2)" in refused(tmp_path, on_gpu)
     else:
         assert edited(tmp_path, on_gpu).resources[kind].cpus == 2
 
 
-def test_the_keyword_task_reserves_no_gpu(tmp_path: Path) -> None:
-    message = refused(tmp_path, lambda values: values["resources"]["keyword"].update(gpus=1))
-    assert "resources.keyword.gpus: the keyword task's model computes on the CPU: set it to 0" in message
-    assert "resources: needs exactly small, model, evaluate, train, asynchronous, colocate and keyword" in refused(
-        tmp_path, lambda values: values["resources"].pop("keyword")
+def test_runs_on_the_cpu_reserve_no_gpu(tmp_path: Path) -> None:
+    message = refused(tmp_path, lambda values: values["resources"]["train_on_cpu"].update(gpus=1))
+    assert "resources.train_on_cpu.gpus: these runs compute on the CPU: set it to 0" in message
+    assert "resources: needs exactly small, model, evaluate, train, asynchronous, colocate and train_on_cpu" in refused(
+        tmp_path, lambda values: values["resources"].pop("train_on_cpu")
     )
-    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
-    assert {stages[name]["meta"]["resources"] for name in ("keyword_dataset", KEYWORD)} == {"keyword"}
+    assert read_yaml(ROOT / "dvc.yaml")["stages"][KEYWORD]["meta"]["resources"] == "train_on_cpu"
 
 
-def test_the_keyword_task_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study) -> None:
-    study = load_study(ROOT / "studies" / "math-24gb.yaml").on_cpu()
+def test_a_small_model_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study) -> None:
+    for_gpus = load_study(ROOT / "studies" / "math-24gb.yaml")
+    study = for_gpus.for_task("keyword")
     assert (study.engine.name, study.engine.device, study.engine.sleep_level) == ("transformers", "cpu", 0)
     assert (study.learner.device, study.learner.dtype, study.learner.optimizer) == ("cpu", "float32", "adamw")
-    assert mini_study.on_cpu() == mini_study
+    assert for_gpus.for_task("main") == for_gpus
+    assert mini_study.for_task("keyword") == mini_study
 
 
 # ------------------------------------------------------------------------------------------------ evaluations that count

@@ -15,9 +15,11 @@ from huggingface_hub.errors import EntryNotFoundError
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.grader import is_equivalent
-from grpo.study.sections import Counts, DownloadedTask, HubDataset, LocalFiles
-from grpo.tasks import gsm8k, math
+from grpo.tasks.downloaded import Counts, Downloaded, HubDataset, LocalFiles
+from grpo.tasks.gsm8k import Gsm8k
+from grpo.tasks.math import SUBJECTS, Math
 from grpo.tasks.overlap import separate
+from grpo.tasks.task import make_task
 
 REAL = Path(__file__).parents[2] / "shared" / "data"
 REVISION = "0" * 40
@@ -37,29 +39,35 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def local_task(folder: Path, train: list[dict[str, Any]], validation: list[dict[str, Any]], **options: Any) -> DownloadedTask:
+def local_task(
+    folder: Path, train: list[dict[str, Any]], validation: list[dict[str, Any]], name: str = "math", **options: Any
+) -> Downloaded:
     source = LocalFiles(train=write(folder / "train.jsonl", train), validation=write(folder / "val.jsonl", validation))
-    return DownloadedTask(**{"name": "math", "source": source, **options})
+    return {"math": Math, "gsm8k": Gsm8k}[name](source, **options)
+
+
+def load(task: Downloaded) -> tuple[list[Problem], list[Problem]]:
+    return task.problems("train"), task.problems("validation")
 
 
 def test_math_from_local_files(tmp_path: Path) -> None:
     boxed = {"problem": "Half?", "level": "Level ?", "type": "Prealgebra", "solution": r"\boxed{9} no \boxed{\frac{1}{2}}."}
     counts = Counts(train=2, validation=1)
     task = local_task(tmp_path, [math_row(1), boxed], [math_row(5, unique_id="test/a/5.json")], expected=counts)
-    train, validation = math.load(task)
+    train, validation = load(task)
     assert train[0] == Problem("math/train/0", "What is 1 + 1?", "2", 2, "Algebra")
     assert train[1] == Problem("math/train/1", "Half?", r"\frac{1}{2}", 0, "Prealgebra")
     assert validation[0].id == "math/validation/test/a/5.json"
 
 
 def test_the_same_unique_id_in_both_splits_gives_two_ids(tmp_path: Path) -> None:
-    train, validation = math.load(local_task(tmp_path, [math_row(1, unique_id="a/1")], [math_row(2, unique_id="a/1")]))
+    train, validation = load(local_task(tmp_path, [math_row(1, unique_id="a/1")], [math_row(2, unique_id="a/1")]))
     assert train[0].id != validation[0].id
 
 
 def test_gsm8k_from_local_files(tmp_path: Path) -> None:
     task = local_task(tmp_path, [gsm8k_row(1)], [gsm8k_row(2, "#### -7")], name="gsm8k")
-    train, validation = gsm8k.load(task)
+    train, validation = load(task)
     assert train == [Problem("gsm8k/train/0", "How many apples are 1 apples?", "1234")]
     assert validation[0].ground_truth == "-7"
 
@@ -80,13 +88,13 @@ def test_gsm8k_from_local_files(tmp_path: Path) -> None:
 )
 def test_unusable_math_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        math.load(local_task(tmp_path, [math_row(7), row], [math_row(8)]))
+        load(local_task(tmp_path, [math_row(7), row], [math_row(8)]))
 
 
 @pytest.mark.parametrize("answer", ["It is 5.", "It is #### "])
 def test_gsm8k_without_short_answer(tmp_path: Path, answer: str) -> None:
     with pytest.raises(UserError, match=r"val.jsonl:1: no short answer"):
-        gsm8k.load(local_task(tmp_path, [gsm8k_row(1)], [gsm8k_row(2, answer)], name="gsm8k"))
+        load(local_task(tmp_path, [gsm8k_row(1)], [gsm8k_row(2, answer)], name="gsm8k"))
 
 
 def test_broken_lines_are_named(tmp_path: Path) -> None:
@@ -94,22 +102,22 @@ def test_broken_lines_are_named(tmp_path: Path) -> None:
     for line in ('{"problem": ', '["a list"]', b"\xff\xfe".decode("latin-1")):
         (tmp_path / "train.jsonl").write_text(json.dumps(math_row(1)) + "\n" + line + "\n", encoding="latin-1")
         with pytest.raises(UserError, match=r"train.jsonl:2: (not valid JSON|expected a JSON object)"):
-            math.load(task)
+            load(task)
 
 
 def test_missing_file_and_empty_split(tmp_path: Path) -> None:
     task = local_task(tmp_path, [math_row(1)], [])
     with pytest.raises(UserError, match="the validation split of math is empty"):
-        math.load(task)
+        load(task)
     (tmp_path / "val.jsonl").unlink()
     with pytest.raises(UserError, match=r"val.jsonl: no such file. Correct `task.source.validation`"):
-        math.load(task)
+        load(task)
 
 
 def test_wrong_counts(tmp_path: Path) -> None:
     task = local_task(tmp_path, [math_row(1)], [math_row(2)], expected=Counts(train=1, validation=3))
     with pytest.raises(UserError, match=r"task.expected.validation: 3 problems expected, but the source has 1"):
-        math.load(task)
+        load(task)
 
 
 # ------------------------------------------------------------------------------------------------------------- overlap
@@ -142,7 +150,7 @@ def test_nothing_left_to_train_on() -> None:
 def test_duplicate_ids_are_refused(tmp_path: Path) -> None:
     task = local_task(tmp_path, [math_row(1, unique_id="a"), math_row(2, unique_id="a")], [math_row(3)])
     with pytest.raises(UserError, match="math/train/a"):
-        separate(*math.load(task), drop_overlap=True)
+        separate(*load(task), drop_overlap=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------- Hub
@@ -163,18 +171,36 @@ def fake_hub(folder: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, lis
     return calls
 
 
-def hub_task(name: str) -> DownloadedTask:
-    return DownloadedTask.model_validate({"name": name, "source": HubDataset(hub=f"someone/{name}", revision=REVISION)})
+def hub_task(name: str) -> Downloaded:
+    task = make_task({"use": name, "source": {"hub": f"someone/{name}", "revision": REVISION}})
+    assert isinstance(task, Downloaded) and isinstance(task.source, HubDataset)
+    return task
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, r"tasks\.main: missing: source\. Math takes source, expected=None, drop_overlap=False"),
+        ({"source": {"hub": "a/b"}}, r"tasks\.main\.source"),
+        ({"source": {"hub": "a/b", "revision": "main"}}, r"tasks\.main\.source\.revision: .*'main'"),
+        ({"source": {"train": "a", "validation": "b"}, "expected": {"train": 0, "validation": 1}}, r"expected\.train.*is 0"),
+        ({"source": {"train": "a", "validation": "b"}, "drop_overlap": "yes"}, r"drop_overlap: .*boolean.*'yes'"),
+        ({"source": {"train": "a", "validation": "b"}, "drop": True}, r"unknown: drop\."),
+    ],
+)
+def test_options_are_checked_when_the_task_is_made(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        make_task({"use": "math", **settings}, "tasks.main")
 
 
 def test_math_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {}
     for split in ("train", "test"):
-        for number, subject in enumerate(math.SUBJECTS):
+        for number, subject in enumerate(SUBJECTS):
             row = {"problem": f"{split} {subject}?", "level": "Level 5", "type": subject}
             files[f"{subject}/{split}-00000-of-00001.parquet"] = [{**row, "solution": rf"So $\boxed{{{number}}}$."}]
     calls = fake_hub(tmp_path, monkeypatch, files)
-    train, validation = math.load(hub_task("math"))
+    train, validation = load(hub_task("math"))
     assert [p.ground_truth for p in train] == [str(n) for n in range(7)] == [p.ground_truth for p in validation]
     assert train[1] == Problem("math/train/1", "train counting_and_probability?", "1", 5, "counting_and_probability")
     assert calls == [("someone/math", name, "dataset", REVISION) for name in files]
@@ -183,7 +209,7 @@ def test_math_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_gsm8k_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"main/{split}-00000-of-00001.parquet": [gsm8k_row(number)] for number, split in enumerate(("train", "test"))}
     fake_hub(tmp_path, monkeypatch, files)
-    train, validation = gsm8k.load(hub_task("gsm8k"))
+    train, validation = load(hub_task("gsm8k"))
     assert [train[0].ground_truth, validation[0].id] == ["1234", "gsm8k/validation/0"]
 
 
@@ -191,7 +217,7 @@ def test_rows_of_parquet_files_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     files = {"main/train-00000-of-00001.parquet": [gsm8k_row(1), gsm8k_row(2, "nothing")]}
     fake_hub(tmp_path, monkeypatch, files)
     with pytest.raises(UserError, match=r"someone/gsm8k/main/train-00000-of-00001.parquet row 1: no short answer"):
-        gsm8k.load(hub_task("gsm8k"))
+        load(hub_task("gsm8k"))
 
 
 @pytest.mark.parametrize("error", [OSError("no route"), ValueError("bad name"), EntryNotFoundError("gone")])
@@ -202,28 +228,28 @@ def test_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     message = r"someone/gsm8k: could not download .*network, the names under `task\.source`.*HF_TOKEN.*local files \(see"
     with pytest.raises(UserError, match=message):
-        gsm8k.load(hub_task("gsm8k"))
+        load(hub_task("gsm8k"))
 
 
 def test_damaged_parquet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken").write_bytes(b"not parquet")
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **options: str(tmp_path / "broken"))
     with pytest.raises(UserError, match="not a readable parquet file"):
-        gsm8k.load(hub_task("gsm8k"))
+        load(hub_task("gsm8k"))
 
 
 # ---------------------------------------------------------------------------------------------------------- real files
 
 
-def real_task(name: str, validation: str, expected: Counts) -> DownloadedTask:
+def real_task(name: str, validation: str, expected: Counts) -> Downloaded:
     source = LocalFiles(train=str(REAL / name / "train.jsonl"), validation=str(REAL / name / validation))
     if not all(Path(path).exists() for path in (source.train, source.validation)):
         pytest.skip("the real files are not here")
-    return DownloadedTask.model_validate({"name": name, "source": source, "expected": expected})
+    return {"math": Math, "gsm8k": Gsm8k}[name](source, expected)
 
 
 def test_real_math(monkeypatch: pytest.MonkeyPatch) -> None:
-    train, validation = math.load(real_task("math", "validation.jsonl", Counts(train=7500, validation=5000)))
+    train, validation = load(real_task("math", "validation.jsonl", Counts(train=7500, validation=5000)))
     assert (len(train), len(validation)) == (7500, 5000)
     with pytest.raises(UserError, match=r"2 questions of the training set are also in the validation set"):
         separate(train, validation, drop_overlap=False)
@@ -239,7 +265,7 @@ def test_real_math(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_real_gsm8k() -> None:
     task = real_task("gsm8k", "test.jsonl", Counts(train=7473, validation=1319))
-    train, validation, dropped = separate(*gsm8k.load(task), drop_overlap=False)
+    train, validation, dropped = separate(*load(task), drop_overlap=False)
     assert not dropped
     assert (len(train), len(validation)) == (7473, 1319)
     assert all(re.fullmatch(r"-?\d+(\.\d+)?", p.ground_truth) for p in (*train, *validation))

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from scoring_parts import evaluate_by, score_all_by, score_each
 from state_parts import never_saved
 from study_parts import entry
 from training_parts import by, context
@@ -325,7 +326,7 @@ def tiny_study(mini_study: Study) -> Study:
             "seeds": [0],
             "threads": 1,
             "grpo": config,
-            "model": LocalModel(source="local", path="unused"),
+            "models": mini_study.models | {"main": LocalModel(source="local", path="unused")},
             "evaluation": mini_study.evaluation.model_copy(update={"every": 2, "problems": 6, "max_tokens": 6}),
             "experiments": {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}})},
         }
@@ -506,9 +507,9 @@ def test_answers_that_ran_out_of_time_are_counted_in_history_and_validation(
 def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with a tiny model and a few problems; runs in it are not tracked."""
     monkeypatch.chdir(tmp_path)
-    save_checkpoint(paths.MODEL, model, tokenizer)
-    write_records(paths.TRAIN, problems(20))
-    write_records(paths.VALIDATION, problems(6))
+    save_checkpoint(paths.model("main"), model, tokenizer)
+    write_records(paths.train("main"), problems(20))
+    write_records(paths.validation("main"), problems(6))
     monkeypatch.setattr("grpo.training.run.MlflowRun", lambda *_: NoMlflow())
     return tmp_path
 
@@ -754,8 +755,8 @@ def test_a_run_with_one_kind_of_checkpoint_names_that_one(tmp_path: Path, model:
 
 def test_a_folder_without_a_model_names_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"{paths.MODEL}: holds no model .*dvc repro model"):
-        require_checkpoint(paths.MODEL)
+    with pytest.raises(UserError, match=rf"{paths.model('main')}: holds no model .*dvc repro model"):
+        require_checkpoint(paths.model("main"))
     for folder in (tmp_path, tmp_path / "nowhere"):  # which no stage makes
         with pytest.raises(UserError, match=rf"{folder}: holds no model .* Name a folder in Hugging Face format"):
             require_checkpoint(folder)

@@ -205,7 +205,7 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # vLLM's environment lacks the project
         for stage in ("dataset", "model"):
-            sh(folder, "grpo", stage)
+            sh(folder, "grpo", stage, "main")
         yield folder
 
 

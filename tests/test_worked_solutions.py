@@ -10,15 +10,14 @@ import pytest
 
 from grpo.commands.doctor import examine
 from grpo.common.errors import UserError
-from grpo.common.records import read_examples
+from grpo.common.records import read_examples, read_problems
 from grpo.study import paths
-from grpo.study.schema import Study, load_study
-from grpo.study.sections import DownloadedTask, JsonlTraces, LocalFiles
+from grpo.study.schema import Study
 from grpo.tasks.build import build_dataset
 from grpo.tasks.rewards import r1_zero_reward_fn
-from grpo.tasks.sft_dataset import build_sft_dataset
+from grpo.tasks.sft_dataset import JsonlTraces, TaskTraces, build_sft_dataset
+from grpo.tasks.task import make_task
 
-ROOT = Path(__file__).parents[1]
 MATH = [
     {"problem": "What is $1+1$?", "level": "Level 1", "type": "Algebra", "solution": "We add: $1+1=\\boxed{2}$."},
     {"problem": "What is $2+2$?", "level": "Level 1", "type": "Algebra", "solution": "It is $\\boxed{4}$."},
@@ -26,25 +25,25 @@ MATH = [
 GSM8K = [{"question": "Ann has 48 and sells half.", "answer": "She sells 48/2 = <<48/2=24>>24.\nSo 24 <<24=24>>stay.\n#### 24"}]
 
 
-def study_with(rows: list[dict[str, Any]], held_out: list[dict[str, Any]], folder: Path, name: str) -> Study:
+TRACES = TaskTraces(source="task", prompt="r1_zero")
+
+
+def build(rows: list[dict[str, Any]], held_out: list[dict[str, Any]], folder: Path, name: str) -> dict[str, Any]:
+    """Both stages, for a task that is read from local files."""
     for split, content in (("train", rows), ("validation", held_out)):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    study = load_study(ROOT / f"studies/{name}.yaml")
-    source = LocalFiles(train=str(folder / "train.jsonl"), validation=str(folder / "validation.jsonl"))
-    assert isinstance(study.task, DownloadedTask)
-    task = study.task.model_copy(update={"source": source, "expected": None, "drop_overlap": True})
-    few = {"problems": 1, "zero_shot_problems": 1, "best_of_n": study.evaluation.best_of_n.model_copy(update={"problems": 1})}
-    config = study.grpo.model_copy(update={"rollout_batch_size": 8, "group_size": 8})
-    return study.model_copy(
-        update={"task": task, "evaluation": study.evaluation.model_copy(update=few), "grpo": config},
-    )
+    source = {"train": str(folder / "train.jsonl"), "validation": str(folder / "validation.jsonl")}
+    task = make_task({"use": name, "source": source, "drop_overlap": True})
+    build_dataset(task, paths.DATASETS / "main", {})
+    validation = read_problems(paths.validation("main"))
+    return build_sft_dataset("main", task, TRACES, validation, paths.sft_examples("main"))
 
 
 @pytest.mark.parametrize(
     ("name", "rows", "held_out", "response"),
     [
         (
-            "math-h100",
+            "math",
             MATH,
             [MATH[0] | {"problem": "What is $3+3$?"}],
             " We add: $1+1=\\boxed{2}$. </think> <answer>2</answer>",
@@ -66,11 +65,9 @@ def test_solutions_become_traces_that_earn_the_reward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    study = study_with(rows, held_out, tmp_path, name)
-    build_dataset(study)
-    report = build_sft_dataset(study)
-    assert (report["examples"], report["correct"], report["source"]) == (len(rows), len(rows), "solutions")
-    examples = read_examples(paths.SFT_EXAMPLES)
+    report = build(rows, held_out, tmp_path, name)
+    assert (report["examples"], report["correct"], report["source"]) == (len(rows), len(rows), "task")
+    examples = read_examples(paths.sft_examples("main"))
     assert examples[0].response == response
     assert (
         examples[0].prompt.endswith("Assistant: <think>")
@@ -81,25 +78,23 @@ def test_solutions_become_traces_that_earn_the_reward(
 
 def test_a_solution_to_a_validation_question_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    study = study_with(MATH, [MATH[1] | {"problem": "what is  $2+2$?"}], tmp_path, "math-h100")
-    build_dataset(study)
-    report = build_sft_dataset(study)
+    report = build(MATH, [MATH[1] | {"problem": "what is  $2+2$?"}], tmp_path, "math")
     assert (report["examples"], report["left_out_as_validation_question"]) == (1, 1)
-    assert "1+1" in read_examples(paths.SFT_EXAMPLES)[0].prompt
+    assert "1+1" in read_examples(paths.sft_examples("main"))[0].prompt
 
 
 def test_a_file_without_solutions_is_refused_by_line_and_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     row = {"problem": "What is $1+1$?", "level": "Level 1", "type": "Algebra", "answer": "2"}
-    study = study_with([row], [row | {"problem": "Another?"}], tmp_path, "math-h100")
-    build_dataset(study)
     with pytest.raises(UserError, match=r"train\.jsonl:1: no column 'solution'"):
-        build_sft_dataset(study)
+        build([row], [row | {"problem": "Another?"}], tmp_path, "math")
 
 
 def test_doctor_names_files_that_are_missing(mini_study: Study, tmp_path: Path) -> None:
     def finding(path: Path) -> tuple[bool, str]:
-        study = mini_study.model_copy(update={"sft_dataset": JsonlTraces(source="jsonl", path=str(path))})
+        study = mini_study.model_copy(
+            update={"sft_datasets": {"main": JsonlTraces(source="jsonl", prompt="r1_zero", path=str(path))}}
+        )
         found = next(finding for finding in examine(study) if finding.name == "data files")
         return found.good, found.found
 

@@ -293,6 +293,6 @@ def test_the_study_itself_can_be_planned(tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, study / name)
     plan, stale = planned(study, monkeypatch)
-    assert {"dataset", "model", "math_baseline", "writeup", "select@grpo_learning_rate"} <= set(plan)
+    assert {"dataset@main", "model@main", "math_baseline", "writeup", "select@grpo_learning_rate"} <= set(plan)
     assert ".stamps/tables.done" in plan["writeup"]["after"]
     assert stale == {entry["rule"] for entry in plan.values()}

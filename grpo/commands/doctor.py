@@ -14,8 +14,10 @@ from typing import Any
 from grpo.commands import gpu_memory
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import GrpoConfig
-from grpo.study.schema import Study
-from grpo.study.sections import HubDataset, HubModel, HubTraces, JsonlTraces, LocalFiles
+from grpo.study.schema import MAIN, Study
+from grpo.study.sections import HubModel
+from grpo.tasks.downloaded import HubDataset, LocalFiles
+from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
 
 GIB = gpu_memory.GIB
 HUB_TIMEOUT_S = 10.0
@@ -189,7 +191,7 @@ def _memory(study: Study) -> Finding:
 
 def _disk(study: Study) -> Finding:
     free = shutil.disk_usage(Path.cwd()).free / GIB
-    if study.model.source == "pretrain":
+    if study.models[MAIN].source == "pretrain":
         return Finding("disk", free >= 2, f"{free:.0f} GiB free; the study may need 2", "Free some.")
     shape = gpu_memory.shape_of(study)
     if shape is None:
@@ -274,21 +276,21 @@ def _bitsandbytes(study: Study) -> Finding:
 
 
 def _files(study: Study) -> Finding:
-    source = getattr(study.task, "source", None)
-    wanted = [source.train, source.validation] if isinstance(source, LocalFiles) else []
-    wanted += [study.sft_dataset.path] if isinstance(study.sft_dataset, JsonlTraces) else []
+    sources = [getattr(study.task(name), "source", None) for name in study.tasks]
+    wanted = [path for source in sources if isinstance(source, LocalFiles) for path in (source.train, source.validation)]
+    wanted += [traces.path for traces in study.sft_datasets.values() if isinstance(traces, JsonlTraces)]
     missing = [path for path in wanted if not Path(path).is_file()]
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted) or "none needed"
-    return Finding("data files", not missing, found, "Put them there, or correct `task.source` or `sft_dataset.path`.")
+    return Finding(
+        "data files", not missing, found, "Put them there, or correct `source` in `tasks:` or `path` in `sft_datasets:`."
+    )
 
 
 def _hub(study: Study) -> Finding:
-    wanted = [("model", study.model.repo)] if isinstance(study.model, HubModel) else []
-    source = getattr(study.task, "source", None)
-    if isinstance(source, HubDataset):
-        wanted.append(("dataset", source.hub))
-    if isinstance(study.sft_dataset, HubTraces):
-        wanted.append(("dataset", study.sft_dataset.repo))
+    sources = [getattr(study.task(name), "source", None) for name in study.tasks]
+    wanted = [("model", model.repo) for model in study.models.values() if isinstance(model, HubModel)]
+    wanted += [("dataset", source.hub) for source in sources if isinstance(source, HubDataset)]
+    wanted += [("dataset", traces.repo) for traces in study.sft_datasets.values() if isinstance(traces, HubTraces)]
     if not wanted:
         return Finding("Hugging Face Hub", True, "not needed")
     from huggingface_hub import HfApi

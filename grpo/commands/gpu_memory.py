@@ -42,7 +42,7 @@ from grpo.rollout.make import memory_share, sleeps
 from grpo.study import paths
 from grpo.study.effective import effective_run
 from grpo.study.methods import RunConfig, SamplingConfig
-from grpo.study.schema import Study
+from grpo.study.schema import MAIN, Study
 from grpo.study.sections import HubModel, LocalModel
 
 GIB = 2**30
@@ -118,9 +118,10 @@ SHAPES = {
 
 def shape_of(study: Study) -> Shape | None:
     """The shape of a study's model, where it is known here or its config.json is at hand."""
-    if isinstance(study.model, HubModel) and study.model.repo in SHAPES:
-        return SHAPES[study.model.repo]
-    folder = Path(study.model.path) if isinstance(study.model, LocalModel) else paths.MODEL
+    model = study.models[MAIN]
+    if isinstance(model, HubModel) and model.repo in SHAPES:
+        return SHAPES[model.repo]
+    folder = Path(model.path) if isinstance(model, LocalModel) else paths.model(MAIN)
     return read_shape(folder / "config.json")
 
 
@@ -171,7 +172,7 @@ class Phase:
 def configs(study: Study) -> Iterator[RunConfig]:
     """Of each arm whose runs compute on the study's devices, as far as it is known before there are winners."""
     for name in study.made:
-        if study.experiments[name].task != "keyword":
+        if study.models[study.experiments[name].task].device != "cpu":
             for arm in study.experiments[name].arms:
                 yield effective_run(study, name, arm, study.seeds[0], []).config
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from grpo.common.errors import UserError, from_here
 from grpo.common.lock import only_one
 from grpo.study import paths
-from grpo.study.schema import PARAMS_FILE, STUDIES_FOLDER, Study, load_study
+from grpo.study.schema import MAIN, PARAMS_FILE, STUDIES_FOLDER, Study, load_study
 from grpo.tracking.mlflow_client import tracking_uri, without_password
 
 STUDY = STUDIES_FOLDER / "quickstart.yaml"
@@ -85,9 +85,9 @@ def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
     from grpo.commands import stages  # what `dvc repro` calls
 
     announce("The problems")
-    stages.dataset()
+    stages.dataset(MAIN)
     announce("The base model, pretrained on generated text")
-    stages.model()
+    stages.model(MAIN)
     announce("The base model before GRPO, under each prompt")
     stages.math_baseline()
     for arm in study.experiments[EXPERIMENT].arms:

@@ -9,54 +9,51 @@ from typing import Annotated
 
 import typer
 
+TaskName = Annotated[str, typer.Argument(help="A name under `tasks:` in params.yaml, such as main.")]
 Experiment = Annotated[str, typer.Argument(help="A name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
 
 
-def model() -> None:
-    """Stage: pretrain, download or copy the base model into data/model."""
+def model(task: TaskName) -> None:
+    """Stage: pretrain, download or copy the model that a task's runs start from into data/model/TASK."""
     from grpo.study.schema import load_study
 
     study = load_study()
+    study.task(task)  # a wrong name is told before torch is imported
     from grpo.pretraining.base_model import make_base_model
 
-    make_base_model(study)
+    make_base_model(study, task)
 
 
-def dataset() -> None:
-    """Stage: generate or download the problems, check and split them into data/dataset."""
+def dataset(task: TaskName) -> None:
+    """Stage: generate or download a task's problems, check and split them into data/dataset/TASK."""
+    from grpo.common.files import write_json
+    from grpo.study import paths
     from grpo.study.schema import load_study
     from grpo.tasks.build import build_dataset
 
-    report = build_dataset(load_study())
-    print(f"data/dataset: {report['train']['problems']} training and {report['validation']['problems']} validation problems")
+    study = load_study()
+    folder = paths.DATASETS / task
+    report = build_dataset(study.task(task), folder, study.needed_problems(task))
+    write_json(paths.dataset_report(task), {"task": study.tasks[task]["use"], **report})
+    print(f"{folder}: {report['train']['problems']} training and {report['validation']['problems']} validation problems")
 
 
-def sft_dataset() -> None:
-    """Stage: generate or read reasoning traces for supervised fine-tuning, and reward each of them."""
+def sft_dataset(task: TaskName) -> None:
+    """Stage: generate or read a task's responses to fine-tune on, and reward each of them."""
+    from grpo.common.errors import UserError
+    from grpo.common.files import write_json
+    from grpo.common.records import read_problems
+    from grpo.study import paths
     from grpo.study.schema import load_study
     from grpo.tasks.sft_dataset import build_sft_dataset
 
-    report = build_sft_dataset(load_study())
-    print(f"data/sft_dataset: {report['examples']} examples, of which {report['correct']} earn the reward")
-
-
-def keyword_model() -> None:
-    """Stage: pretrain the project's own Transformer for the keyword task, into data/keyword/model."""
-    from grpo.study.schema import load_study
-
     study = load_study()
-    from grpo.pretraining.base_model import make_keyword_model
-
-    make_keyword_model(study)
-
-
-def keyword_dataset() -> None:
-    """Stage: prompts of the keyword task with answers that hold all keywords, in two splits."""
-    from grpo.evaluation.keyword_dataset import build_keyword_dataset
-    from grpo.study.schema import load_study
-
-    report = build_keyword_dataset(load_study())
-    print(f"data/keyword/dataset: {report['train']['examples']} and {report['validation']['examples']} examples")
+    if task not in study.sft_datasets:
+        raise UserError(f"sft_datasets: no entry for {task!r} (there are: {', '.join(study.sft_datasets)}). Add it.")
+    target, validation = paths.sft_examples(task), read_problems(paths.validation(task))
+    report = build_sft_dataset(task, study.task(task), study.sft_datasets[task], validation, target)
+    write_json(paths.sft_report(task), report)
+    print(f"{target.parent}: {report['examples']} examples, of which {report['correct']} earn the reward")
 
 
 def math_baseline() -> None:
@@ -107,11 +104,10 @@ def train(
 
     study = load_study()
     require_experiment(study, experiment)
-    study = study.on_cpu() if study.experiments[experiment].task == "keyword" else study
     run = effective_run(study, experiment, arm, seed, read_selections(study, experiment))
     from grpo.training.run import train_run
 
-    train_run(study, run, check_weights)
+    train_run(study.for_task(run.task), run, check_weights)
 
 
 def kissing_number() -> None:
@@ -198,8 +194,6 @@ STAGES = (
     model,
     dataset,
     sft_dataset,
-    keyword_model,
-    keyword_dataset,
     math_baseline,
     best_of_n,
     training_inputs,

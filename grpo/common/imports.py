@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from grpo.common.errors import UserError
 
@@ -60,3 +64,37 @@ def import_object(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except AttributeError:
         raise UserError(f"{path}: {file} holds nothing named {name!r}. Correct the name.") from None
+
+
+def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
+    """``function(**arguments)`` with arguments that a study names, each checked against its type in the signature.
+
+    Args:
+        where: their place in params.yaml, such as ``tasks.main``.
+
+    Raises:
+        UserError: an argument that ``function`` does not take, one that is missing, or a value of another type.
+    """
+    parameters = inspect.signature(function).parameters
+    names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [name for name in names if parameters[name].default is inspect.Parameter.empty]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    wrong = [f"unknown: {name}" for name in arguments if name not in names and not takes_any]
+    wrong += [f"missing: {name}" for name in needed if name not in arguments]
+    if wrong:
+        takes = ", ".join(name if name in needed else f"{name}={parameters[name].default!r}" for name in names)
+        raise UserError(f"{where}: {'; '.join(wrong)}. {function.__name__} takes {takes or 'nothing'}.")
+    annotated = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    hints = get_type_hints(annotated, include_extras=True)
+    values = {name: _checked(f"{where}.{name}", value, hints.get(name, Any)) for name, value in arguments.items()}
+    return function(**values)
+
+
+def _checked(where: str, value: Any, kind: Any) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"]
+        place = ".".join([where, *(str(part) for part in first["loc"] if not str(part)[0].isupper())])  # not a union's member
+        raise UserError(f"{place}: {message[0].lower() + message[1:]}, but it is {first['input']!r}.") from error

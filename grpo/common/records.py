@@ -110,13 +110,13 @@ def write_records(path: Path, records: Iterable[Problem | Example]) -> None:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Read the problems of a split, as :func:`write_records` wrote them; see :func:`_read`."""
-    return _read(path, Problem, "dataset")
+    """Read the problems of a task's split, as :func:`write_records` wrote them; see :func:`_read`."""
+    return _read(path, Problem, f"dataset@{path.parent.name}")
 
 
 def read_examples(path: Path) -> list[Example]:
     """Read reasoning traces, as :func:`write_records` wrote them; see :func:`_read`."""
-    return _read(path, Example, "sft_dataset")
+    return _read(path, Example, f"sft_dataset@{path.parent.name}")
 
 
 def _read(path: Path, kind: type[Record], stage: str) -> list[Record]:

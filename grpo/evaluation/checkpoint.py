@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from grpo.common.errors import UserError
 from grpo.common.files import files_digest, write_text
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluate import OTHER, category, count_categories, evaluate, evaluation_sampling, summarize
-from grpo.evaluation.keyword_dataset import read_keyword_problems
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.statistics import wilson_interval
@@ -22,25 +22,28 @@ from grpo.rollout.make import make_engine
 from grpo.study import paths
 from grpo.study.effective import digest
 from grpo.study.environment import ROOT, packages, software
-from grpo.study.schema import Study
-from grpo.study.training_inputs import EVALUATION_CODE, code_digests
-from grpo.tasks.formats import load_prompt
-from grpo.tasks.rewards import REWARD_FNS, read_answer
+from grpo.study.schema import MAIN, Study
+from grpo.study.training_inputs import EVALUATION_CODE, code_digests, task_inputs
+from grpo.tasks.task import find_format
 
 EXAMPLES_OF_EACH = 10
 
 
 class CheckpointEvaluator:
-    """A checkpoint, loaded once, that can be sampled under several prompts.
+    """A checkpoint, loaded once, that can be sampled in several formats of a task.
+
+    Args:
+        task: its name in the study.
 
     Raises:
         UserError: the folder holds no checkpoint.
     """
 
-    def __init__(self, study: Study, checkpoint: Path):
+    def __init__(self, study: Study, checkpoint: Path, task: str = MAIN):
         require_checkpoint(checkpoint)
         start_threads(study.threads)
-        self.study, self.checkpoint = study, checkpoint
+        study = study.for_task(task)
+        self.study, self.checkpoint, self.task_name, self.task = study, checkpoint, task, study.task(task)
         self._states: list[Path] = []
         self.tokenizer = load_tokenizer(checkpoint)
         engine = study.engine
@@ -54,8 +57,9 @@ class CheckpointEvaluator:
         """
         state = paths.EVALUATION_STATE / self._identity(problems, prompt, n)
         self._states.append(state)
-        sampling = evaluation_sampling(self.study.evaluation, prompt)
-        return evaluate(self.engine, self.tokenizer, problems, prompt, sampling, self.study.evaluation.seed, n=n, state=state)
+        settings, format = self.study.evaluation, find_format(self.task, prompt)
+        sampling, score = evaluation_sampling(settings, format), partial(self.task.score, prompt)
+        return evaluate(self.engine, self.tokenizer, problems, format, score, sampling, settings.seed, n=n, state=state)
 
     def forget_chunks(self) -> None:
         """To be called when the results of all that was sampled stand where they belong: only then a kill costs nothing."""
@@ -69,8 +73,8 @@ class CheckpointEvaluator:
                 files_digest(self.checkpoint),
                 [asdict(problem) for problem in problems],
                 [prompt, n, self.study.threads, self.study.engine.model_dump()],
-                load_prompt(prompt),
-                asdict(evaluation_sampling(self.study.evaluation, prompt)),
+                task_inputs(self.study, self.task_name),
+                asdict(evaluation_sampling(self.study.evaluation, find_format(self.task, prompt))),
                 self.study.evaluation.seed,
                 software(packages(self.study)),
                 code_digests(ROOT, EVALUATION_CODE),
@@ -88,25 +92,26 @@ def evaluate_checkpoint(
         by subject.
     """
     rollouts = [rollout for (rollout,) in evaluator.sample(problems, prompt)]
-    records = [_record(prompt, r, evaluator.tokenizer) for r in rollouts]
+    read = find_format(evaluator.task, prompt).read
+    records = [_record(read(r.completion.text), r, evaluator.tokenizer) for r in rollouts]
     write_text(folder / f"{prompt}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     write_text(folder / f"{prompt}_examples.md", examples_to_read(prompt, records))
     return _metrics(rollouts)
 
 
-def evaluate_any(study: Study, checkpoint: Path, prompt: str, n_problems: int | None, folder: Path) -> dict[str, Any]:
-    """:func:`evaluate_checkpoint` for a checkpoint, prompt and number of problems that the study need not name.
+def evaluate_any(
+    study: Study, checkpoint: Path, task: str, prompt: str, n_problems: int | None, folder: Path
+) -> dict[str, Any]:
+    """:func:`evaluate_checkpoint` for a checkpoint, task, prompt and number of problems that the study need not name together.
 
     Raises:
-        UserError: an unknown prompt, no checkpoint, or fewer validation problems than asked for.
+        UserError: an unknown task or prompt, no checkpoint, or fewer validation problems than asked for.
     """
-    if prompt not in REWARD_FNS:
-        raise UserError(f"--prompt {prompt}: no such prompt (known: {', '.join(REWARD_FNS)})")
-    file = paths.KEYWORD_VALIDATION if prompt == "keyword" else paths.VALIDATION
-    problems = read_keyword_problems(file) if prompt == "keyword" else read_problems(file)
+    find_format(study.task(task), prompt)
+    problems = read_problems(paths.validation(task))
     if n_problems is not None and n_problems > len(problems):
-        raise UserError(f"--problems {n_problems}: {file} holds {len(problems)} problems. Ask for fewer.")
-    evaluator = CheckpointEvaluator(study, checkpoint)
+        raise UserError(f"--problems {n_problems}: {paths.validation(task)} holds {len(problems)} problems. Ask for fewer.")
+    evaluator = CheckpointEvaluator(study, checkpoint, task)
     metrics = evaluate_checkpoint(evaluator, problems[:n_problems], prompt, folder)
     evaluator.forget_chunks()
     return metrics
@@ -136,14 +141,14 @@ def _accuracy(rollouts: list[Rollout]) -> dict[str, float]:
     return {"value": correct / len(rollouts), "low": low, "high": high, "problems": len(rollouts)}
 
 
-def _record(prompt: str, rollout: Rollout, tokenizer: Any) -> dict[str, Any]:
+def _record(answer: str | None, rollout: Rollout, tokenizer: Any) -> dict[str, Any]:
     return {
         "problem": rollout.problem.id,
         "level": rollout.problem.level,
         "subject": rollout.problem.subject,
         "prompt": tokenizer.decode(rollout.prompt_ids),
         "response": rollout.completion.text,
-        "answer": read_answer(prompt, rollout.completion.text),
+        "answer": answer,
         "ground_truth": rollout.problem.ground_truth,
         "category": category(rollout.rewards),
         **rollout.rewards,

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from tqdm import tqdm
 
 from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
+from grpo.rollout.engine import Engine, SamplingParams, derive_seed
 from grpo.study.sections import Evaluation
-from grpo.tasks.formats import format_prompt, load_prompt
-from grpo.tasks.rewards import ScoredBatch, score_batch
+from grpo.tasks.task import Format, ScoredBatch, Task
 
 Score = Callable[[Sequence[Rollout]], ScoredBatch]
 """Rewards many rollouts at once."""
@@ -34,15 +33,14 @@ CATEGORIES = {
 OTHER = "other rewards"  # the category of a reward function that also gives parts of a reward
 
 
-def evaluation_sampling(evaluation: Evaluation, prompt: str) -> SamplingParams:
-    """The sampling settings of validation and zero-shot evaluation under one prompt."""
-    return SamplingParams(evaluation.temperature, evaluation.top_p, max_tokens=evaluation.max_tokens, stop=STOP_STRINGS[prompt])
+def evaluation_sampling(evaluation: Evaluation, format: Format) -> SamplingParams:
+    """The sampling settings of validation and zero-shot evaluation in one format."""
+    return SamplingParams(evaluation.temperature, evaluation.top_p, max_tokens=evaluation.max_tokens, stop=format.stop)
 
 
-def encode_prompts(tokenizer: Any, problems: Sequence[Problem], prompt: str) -> list[tuple[int, ...]]:
+def encode_prompts(tokenizer: Any, problems: Sequence[Problem], format: Format) -> list[tuple[int, ...]]:
     """The token ids of each problem's prompt."""
-    template = load_prompt(prompt)
-    return [_encode(tokenizer, format_prompt(template, problem.question)) for problem in problems]
+    return [_encode(tokenizer, format.prompt(problem.question)) for problem in problems]
 
 
 @lru_cache(maxsize=8192)  # a run asks the same validation questions again and again
@@ -54,12 +52,12 @@ def evaluate(
     engine: Engine,
     tokenizer: Any,
     problems: Sequence[Problem],
-    prompt: str,
+    format: Format,
+    score: Score,
     params: SamplingParams,
     seed: int,
     n: int = 1,
     state: Path | None = None,
-    score: Score | None = None,
 ) -> list[list[Rollout]]:
     """``n`` scored completions of each problem.
 
@@ -67,9 +65,10 @@ def evaluate(
     result as one that was never killed.
 
     Args:
+        format: how the problems are put.
+        score: rewards the completions.
         state: folder in which finished chunks are kept and found, where the evaluation is long enough to be worth it. The
             caller removes it (:func:`shutil.rmtree`) once the results are written.
-        score: rewards the completions; None: by ``prompt``.
 
     Returns:
         one list of ``n`` rollouts for each problem, in the order of ``problems``.
@@ -77,12 +76,12 @@ def evaluate(
     size = max(1, SEQUENCES_PER_CHUNK // n)
     starts = range(0, len(problems), size)
     groups: list[list[Rollout]] = []
-    for start in tqdm(starts, desc=f"evaluation ({prompt})", unit="chunk", disable=len(starts) < 2 or state is None):
+    for start in tqdm(starts, desc="evaluation", unit="chunk", disable=len(starts) < 2 or state is None):
         chunk = problems[start : start + size]
         kept = None if state is None else _read_chunk(state / f"{start}.json", chunk)
         if kept is None:
-            rollouts = sample_rollouts(engine, tokenizer, chunk, prompt, params, n, derive_seed(seed, "chunk", start))
-            score_rollouts(score or partial(score_by_prompt, prompt), rollouts)
+            rollouts = sample_rollouts(engine, tokenizer, chunk, format, params, n, derive_seed(seed, "chunk", start))
+            score_rollouts(score, rollouts)
             if late := grader_timeouts(rollouts):
                 print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
             kept = [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
@@ -93,10 +92,10 @@ def evaluate(
 
 
 def sample_rollouts(
-    engine: Engine, tokenizer: Any, problems: Sequence[Problem], prompt: str, params: SamplingParams, n: int, seed: int
+    engine: Engine, tokenizer: Any, problems: Sequence[Problem], format: Format, params: SamplingParams, n: int, seed: int
 ) -> list[Rollout]:
     """``n`` rollouts of each problem, those of a group side by side, not yet scored; training too samples here."""
-    prompts = encode_prompts(tokenizer, problems, prompt)
+    prompts = encode_prompts(tokenizer, problems, format)
     groups = engine.generate(prompts, params, n=n, seed=seed)
     return [Rollout(p, ids, c) for p, ids, group in zip(problems, prompts, groups, strict=True) for c in group]
 
@@ -108,9 +107,9 @@ def score_rollouts(score: Score, rollouts: Sequence[Rollout]) -> None:
         rollout.rewards, rollout.timed_out = rewards, timed_out
 
 
-def score_by_prompt(prompt: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
-    """The rewards that the prompt's own reward function gives; see :func:`grpo.tasks.rewards.score_batch`."""
-    return score_batch(prompt, [r.completion.text for r in rollouts], [r.problem.ground_truth for r in rollouts])
+def score_by_task(task: Task, prompt: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
+    """The rewards that the task gives to answers under one of its formats; see :meth:`grpo.tasks.task.Task.score`."""
+    return task.score(prompt, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
 
 
 def grader_timeouts(rollouts: Sequence[Rollout]) -> int:

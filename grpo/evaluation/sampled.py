@@ -15,9 +15,9 @@ from grpo.evaluation.checkpoint import CheckpointEvaluator
 from grpo.grader.pool import grade_batch
 from grpo.results.statistics import mean_over_problems
 from grpo.study import paths
-from grpo.study.schema import Study
+from grpo.study.schema import MAIN, Study
 from grpo.study.sections import BestOfN
-from grpo.tasks.rewards import read_answer
+from grpo.tasks.task import Format, find_format
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.mlflow_study import flat, study_params, study_tags
 
@@ -29,22 +29,23 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
         for each prompt: for each N ``pass``, ``best`` and ``majority`` with 95% intervals over problems, and ``ranking``.
     """
     settings = study.evaluation.best_of_n
-    evaluator = CheckpointEvaluator(study, paths.MODEL)
-    problems = read_problems(paths.VALIDATION)[: settings.problems]
+    evaluator = CheckpointEvaluator(study, paths.model(MAIN))
+    problems = read_problems(paths.validation(MAIN))[: settings.problems]
     metrics: dict[str, Any] = {}
     with whole_folder(paths.BEST_OF_N) as folder:
         for prompt in settings.prompts:
+            format = find_format(evaluator.task, prompt)
             groups = evaluator.sample(problems, prompt, n=settings.samples)
-            lines = [json.dumps(_record(prompt, group), ensure_ascii=False) for group in groups]
+            lines = [json.dumps(_record(format, group), ensure_ascii=False) for group in groups]
             write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
-            metrics[prompt] = estimates(settings, prompt, groups)
+            metrics[prompt] = estimates(settings, format, groups)
     write_json(paths.BEST_OF_N_METRICS, metrics)
     evaluator.forget_chunks()
     _track(study, metrics)
     return metrics
 
 
-def estimates(settings: BestOfN, prompt: str, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
+def estimates(settings: BestOfN, format: Format, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
     """All numbers of one prompt's samples; one is right, or has the form, if it has all of the reward for that.
 
     Raises:
@@ -54,7 +55,7 @@ def estimates(settings: BestOfN, prompt: str, groups: Sequence[Sequence[Rollout]
     scores = np.array([[mean_log_prob(r) for r in group] for group in groups])
     lengths = np.array([[len(r.completion.token_ids) for r in group] for group in groups], dtype=float)
     formed = np.array([[float(r.rewards["format_reward"] == 1.0) for r in group] for group in groups])
-    votes = np.array(votes_of([[read_answer(prompt, r.completion.text) for r in group] for group in groups]))
+    votes = np.array(votes_of([[format.read(r.completion.text) for r in group] for group in groups]))
     by_n = {
         str(n): {
             "pass": mean_over_problems(pass_at_n(correct, n)),
@@ -95,7 +96,7 @@ def votes_of(answers: Sequence[Sequence[str | None]]) -> list[list[int]]:
     return votes
 
 
-def _record(prompt: str, group: Sequence[Rollout]) -> dict[str, Any]:
+def _record(format: Format, group: Sequence[Rollout]) -> dict[str, Any]:
     problem = group[0].problem
     return {
         "problem": problem.id,
@@ -105,7 +106,7 @@ def _record(prompt: str, group: Sequence[Rollout]) -> dict[str, Any]:
         "samples": [
             {
                 "response": r.completion.text,
-                "answer": read_answer(prompt, r.completion.text),
+                "answer": format.read(r.completion.text),
                 "mean_log_prob": mean_log_prob(r),
                 "response_length": len(r.completion.token_ids),
                 "finish_reason": r.completion.finish_reason,
@@ -119,8 +120,8 @@ def _record(prompt: str, group: Sequence[Rollout]) -> dict[str, Any]:
 def _track(study: Study, metrics: dict[str, Any]) -> None:
     tags = study_tags(study) | {
         "stage": "best_of_n",
-        "model_digest": files_digest(paths.MODEL),
-        "dataset_digest": files_digest(paths.VALIDATION),
+        "model_digest": files_digest(paths.model(MAIN)),
+        "dataset_digest": files_digest(paths.validation(MAIN)),
     }
     params = study_params(study) | flat({"evaluation": {"best_of_n": study.evaluation.best_of_n.model_dump()}})
     for prompt, values in metrics.items():

@@ -8,7 +8,7 @@ from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.common.records import read_problems
 from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint
 from grpo.study import paths
-from grpo.study.schema import Study
+from grpo.study.schema import MAIN, Study
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.mlflow_study import study_params, study_tags
 
@@ -19,8 +19,8 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
     Returns:
         for each prompt what :func:`grpo.evaluation.checkpoint.evaluate_checkpoint` returns.
     """
-    evaluator = CheckpointEvaluator(study, paths.MODEL)
-    problems = read_problems(paths.VALIDATION)[: study.evaluation.zero_shot_problems]
+    evaluator = CheckpointEvaluator(study, paths.model(MAIN))
+    problems = read_problems(paths.validation(MAIN))[: study.evaluation.zero_shot_problems]
     with whole_folder(paths.BASELINE) as folder:
         metrics: dict[str, Any] = {
             p: evaluate_checkpoint(evaluator, problems, p, folder) for p in study.evaluation.zero_shot_prompts
@@ -34,8 +34,8 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
 def _track(study: Study, metrics: dict[str, Any]) -> None:
     tags = study_tags(study) | {
         "stage": "math_baseline",
-        "model_digest": files_digest(paths.MODEL),
-        "dataset_digest": files_digest(paths.VALIDATION),
+        "model_digest": files_digest(paths.model(MAIN)),
+        "dataset_digest": files_digest(paths.validation(MAIN)),
     }
     for prompt, values in metrics.items():
         mlflow = MlflowRun("math_baseline", prompt, study_params(study) | {"prompt": prompt}, tags)

@@ -35,9 +35,8 @@ def how_to_restore_checkpoint(folder: Path) -> str:
 def _output_and_stage(folder: Path) -> tuple[Path, str]:
     """The output that a checkpoint belongs to, and the stage that makes it; empty where no stage does."""
     place = from_here(folder)
-    for output, stage in ((paths.MODEL, "model"), (paths.KEYWORD_MODEL, "keyword_model")):
-        if place == output:
-            return output, stage
+    if place.parent == paths.MODELS:
+        return place, f"model@{place.name}"
     if paths.CHECKPOINTS in place.parents and len(place.relative_to(paths.CHECKPOINTS).parts) >= 2:
         experiment, run = place.relative_to(paths.CHECKPOINTS).parts[:2]
         return paths.CHECKPOINTS / experiment / run, f"{experiment}@{run}"

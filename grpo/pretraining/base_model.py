@@ -1,76 +1,49 @@
-"""The stages ``model`` and ``keyword_model``: the models that runs start from."""
+"""The stage ``model``: the models that runs start from, one for each task."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder
+from grpo.common.imports import call_with
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.pretraining.documents import documents as math_documents
 from grpo.pretraining.pretrain import pretrain
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import ArithmeticTask, HubModel, LocalModel, PretrainedHere, Pretraining
-from grpo.tasks import keyword
+from grpo.study.sections import HubModel, LocalModel, PretrainedHere
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.mlflow_study import study_tags
 
 LOG_EVERY = 10
 
 
-def make_base_model(study: Study) -> None:
-    """Pretrain, download or copy the base model into ``data/model``.
+def make_base_model(study: Study, task: str) -> None:
+    """Pretrain, download or copy the model of a task into ``data/model/TASK``.
 
     Raises:
-        UserError: a download that fails, a folder that holds no model, or a task the mini model cannot be pretrained for.
+        UserError: a download that fails, a folder that holds no model, or a task without documents to pretrain on.
     """
     start_threads(study.threads)
-    match study.model:
+    match study.models[task]:
         case PretrainedHere() as settings:
-            if not isinstance(study.task, ArithmeticTask):
-                raise UserError(
-                    f"params.yaml: model.source: a model can be pretrained for the arithmetic task only, "
-                    f"not for {study.task.name}. Use source hub or local."
-                )
-            stream = math_documents(settings, study.task.levels)
-            tags = study_tags(study)
-            _pretrain("model", paths.MODEL, settings, tags, lambda on_step: pretrain(settings, stream, on_step))
+            _pretrain(study, task, settings)
         case HubModel() as hub:
-            _copy(_download(hub))
+            _copy(_download(hub, task), paths.model(task))
         case LocalModel() as local:
-            _copy(Path(local.path))
+            _copy(Path(local.path), paths.model(task))
 
 
-def make_keyword_model(study: Study) -> None:
-    """Pretrain the project's own Transformer on the keyword task's generated text, into ``data/keyword/model``."""
-    start_threads(study.threads)
-    settings = study.keyword.model
-    # The task's seed decides which pairs of keywords are held out, and so which the text may ask for.
-    stream = keyword.documents(study.keyword.seed, settings.keyword_share, settings.steps_in_full * settings.batch_size)
-    _pretrain(
-        "keyword_model",
-        paths.KEYWORD_MODEL,
-        settings,
-        study_tags(study, keyword=True),
-        lambda on_step: pretrain(settings, stream, on_step, settings.tie_word_embeddings, keyword.pieces),
-    )
-
-
-OnStep = Callable[[int, float, float], None]
-
-
-def _pretrain(
-    stage: str, target: Path, settings: Pretraining, tags: dict[str, str], train: Callable[[OnStep], tuple[Any, Any]]
-) -> None:
-    """Call ``train`` with progress shown and tracked, and save the model and the tokenizer that it returns."""
-    mlflow = MlflowRun(stage, f"pretrain-{settings.seed}", settings.model_dump(), tags | {"stage": stage})
+def _pretrain(study: Study, name: str, settings: PretrainedHere) -> None:
+    """Pretrain on the task's documents, with progress shown and tracked, and save the model and its tokenizer."""
+    task, target = study.task(name), paths.model(name)
+    documents = call_with(task.documents, {"seed": settings.seed, **settings.documents}, f"models.{name}.documents")
+    tags = study_tags(study, name) | {"stage": f"model@{name}"}
+    mlflow = MlflowRun("model", f"{name}-{settings.seed}", settings.model_dump(), tags)
     start = time.perf_counter()
     try:
         with (
@@ -84,7 +57,7 @@ def _pretrain(
                     bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                     mlflow.log({"loss": loss, "learning_rate": rate}, step)
 
-            model, tokenizer = train(on_step)
+            model, tokenizer = pretrain(settings, documents, task.pieces, on_step)
             save_checkpoint(folder, model, tokenizer)
     except BaseException:
         mlflow.finish("FAILED")
@@ -95,7 +68,7 @@ def _pretrain(
     print(f"{target}: {n:,} parameters, {len(tokenizer)} tokens, {time.perf_counter() - start:.0f} s")
 
 
-def _download(hub: HubModel) -> Path:
+def _download(hub: HubModel, task: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -104,14 +77,14 @@ def _download(hub: HubModel) -> Path:
         return Path(snapshot_download(hub.repo, revision=hub.revision, allow_patterns=wanted))
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
-            f"params.yaml: model.repo: {hub.repo} at revision {hub.revision} could not be downloaded "
+            f"params.yaml: models.{task}.repo: {hub.repo} at revision {hub.revision} could not be downloaded "
             f"({type(error).__name__}). Check the network and HF_TOKEN, or download it elsewhere "
-            "and use `model: {source: local, path: FOLDER}`."
+            "and use `{source: local, path: FOLDER}`."
         ) from error
 
 
-def _copy(source: Path) -> None:
+def _copy(source: Path, target: Path) -> None:
     """Check that ``source`` loads, and write it anew in one format."""
     model, tokenizer = load_model(source), load_tokenizer(source)
-    with whole_folder(paths.MODEL) as folder:
+    with whole_folder(target) as folder:
         save_checkpoint(folder, model, tokenizer)

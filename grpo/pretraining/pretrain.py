@@ -16,7 +16,7 @@ from grpo.learner.padding import pad_and_shift
 from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.tokenizer import Tokenizer, train_tokenizer
 from grpo.models.transformer import TransformerLM
-from grpo.study.sections import Pretraining
+from grpo.study.sections import PretrainedHere
 
 TOKENIZER_DOCUMENTS = 8000
 WARMUP_STEPS = 50
@@ -28,11 +28,10 @@ INITIALIZER_RANGE = 0.08  # at this width it learns the task in half the steps t
 
 
 def pretrain(
-    settings: Pretraining,
+    settings: PretrainedHere,
     documents: Iterator[tuple[str, str]],
+    pieces: Callable[[str], list[str]],
     on_step: Callable[[int, float, float], None],
-    tie_word_embeddings: bool = True,
-    pieces: Callable[[str], list[str]] = lambda text: [text],
 ) -> tuple[TransformerLM, Tokenizer]:
     """Train tokenizer and model from nothing.
 
@@ -40,9 +39,8 @@ def pretrain(
 
     Args:
         documents: an endless stream of (prompt, response).
-        on_step: called with step (from 1), loss (nats per token) and learning rate.
-        tie_word_embeddings: the model's head is its embedding.
         pieces: cuts a text into those that the tokenizer is trained on.
+        on_step: called with step (from 1), loss (nats per token) and learning rate.
 
     Returns:
         model (float32) and tokenizer.
@@ -51,7 +49,7 @@ def pretrain(
     texts = (piece for p, r in corpus[:TOKENIZER_DOCUMENTS] for piece in pieces(p + r))
     tokenizer = train_tokenizer(texts, settings.vocab_size)
     torch.manual_seed(settings.seed)
-    model = build_transformer(settings, len(tokenizer), tie_word_embeddings)
+    model = build_transformer(settings, len(tokenizer))
     optimizer = Optimizer(model, settings.learning_rate, weight_decay=WEIGHT_DECAY)
     for step, batch in enumerate(_batches(settings, corpus, tokenizer), start=1):
         optimizer.learning_rate = _learning_rate(step, settings)
@@ -65,7 +63,7 @@ def pretrain(
     return model, tokenizer
 
 
-def build_transformer(settings: Pretraining, vocab_size: int, tie_word_embeddings: bool) -> TransformerLM:
+def build_transformer(settings: PretrainedHere, vocab_size: int) -> TransformerLM:
     """A randomly initialised model; end of text is token 0, as in :func:`train_tokenizer`."""
     return TransformerLM(
         TransformerConfig(
@@ -76,7 +74,7 @@ def build_transformer(settings: Pretraining, vocab_size: int, tie_word_embedding
             num_key_value_heads=settings.num_attention_heads,
             intermediate_size=settings.intermediate_size,
             max_position_embeddings=settings.max_position_embeddings,
-            tie_word_embeddings=tie_word_embeddings,
+            tie_word_embeddings=settings.tie_word_embeddings,
             initializer_range=INITIALIZER_RANGE,
             eos_token_id=0,
             pad_token_id=0,
@@ -84,13 +82,13 @@ def build_transformer(settings: Pretraining, vocab_size: int, tie_word_embedding
     )
 
 
-def _learning_rate(step: int, settings: Pretraining) -> float:
+def _learning_rate(step: int, settings: PretrainedHere) -> float:
     """Linear warm-up, then a cosine to ``FINAL_RATE_SHARE`` of the peak."""
     cosine = 0.5 * (1 + math.cos(math.pi * step / settings.steps))
     return settings.learning_rate * min(1.0, step / WARMUP_STEPS) * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
 
 
-def _batches(settings: Pretraining, corpus: list[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[dict[str, Tensor]]:
+def _batches(settings: PretrainedHere, corpus: list[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[dict[str, Tensor]]:
     """Batches of documents of similar length, in seeded random order, so that little padding is computed."""
     prompts, responses = (tokenizer([text[part] for text in corpus], add_special_tokens=False)["input_ids"] for part in (0, 1))
     responses = [[*ids, tokenizer.eos_token_id] for ids in responses]

@@ -17,7 +17,7 @@ from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, dr
 from grpo.reporting.keyword import discuss_keyword
 from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
-from grpo.study.schema import Study
+from grpo.study.schema import MAIN, Study
 from grpo.study.sections import ReportPiece
 
 Curve = tuple[str, str, str]  # table (history or validation), column, title
@@ -47,7 +47,9 @@ class Piece:
 
 def sft_report() -> dict[str, Any]:
     """What the stage sft_dataset says of its traces."""
-    report: dict[str, Any] = read_json(paths.SFT_REPORT, made_by="sft_dataset", keys=("examples", "correct", "digest"))
+    report: dict[str, Any] = read_json(
+        paths.sft_report(MAIN), made_by=f"sft_dataset@{MAIN}", keys=("examples", "correct", "digest")
+    )
     return report
 
 

@@ -19,7 +19,7 @@ from grpo.results.claims import about_this_study
 from grpo.results.runs import Run, experiments, read_baseline, read_best_of_n, read_runs, read_selection
 from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study import paths
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import MAIN, Study, read_yaml
 
 SAMPLES_SHOWN = 2
 
@@ -46,12 +46,12 @@ def write_writeup(study: Study, by_dvc: bool = True) -> None:
     in_turns_or_apart = [*study.with_report("colocated"), *study.with_report("staleness")]
     text = environment.get_template("writeup.md.j2").render(
         study=study,
-        dataset=read_json(paths.DATASET_REPORT, made_by="dataset", keys=("task", "train", "validation")),
+        dataset=_dataset_report(MAIN),
         baseline=read_baseline(study),
         tables={path.stem: read_text(path, made_by="tables") for path in paths.TABLES.glob("*.md")},
         best_of_n={prompt: discuss_best_of_n(prompt, values) for prompt, values in sampled.items()},
         sft_dataset=sft_report() if any(study.experiments[name].method == "sft" for name in made) else None,
-        keyword_dataset=_keyword_report() if any(study.experiments[name].task == "keyword" for name in made) else None,
+        other_tasks={name: _dataset_report(name) for name in sorted({study.experiments[e].task for e in made} - {MAIN})},
         left_out={name: study.title(name) for name in study.left_out},
         methods=_timing_page("methods.md") if study.with_report("methods") else "",
         time_breakdown=_timing_page("time_breakdown.md") if in_turns_or_apart else "",
@@ -143,8 +143,8 @@ def _provenance(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _keyword_report() -> dict[str, Any]:
-    report: dict[str, Any] = read_json(paths.KEYWORD_REPORT, "keyword_dataset", keys=("answers", "train", "validation"))
+def _dataset_report(task: str) -> dict[str, Any]:
+    report: dict[str, Any] = read_json(paths.dataset_report(task), f"dataset@{task}", keys=("task", "train", "validation"))
     return report
 
 

@@ -10,8 +10,6 @@ from typing import Any, Protocol
 from grpo.common.errors import UserError
 from grpo.common.records import Completion
 
-STOP_STRINGS: dict[str, tuple[str, ...]] = {"r1_zero": ("</answer>",), "question_only": (), "keyword": (".",)}
-
 
 @dataclass(frozen=True)
 class SamplingParams:

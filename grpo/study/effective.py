@@ -52,19 +52,17 @@ class EffectiveRun(BaseModel):
         if start is not None:
             experiment, arm, checkpoint = start.split("/")
             return paths.CHECKPOINTS / experiment / f"{arm}-{self.seed}" / checkpoint
-        return paths.KEYWORD_MODEL if self.task == "keyword" else paths.MODEL
+        return paths.model(self.task)
 
     @property
     def train(self) -> Path:
         """The file with the run's problems, or with its examples where it is supervised fine-tuning."""
-        if self.method == "sft":
-            return paths.SFT_EXAMPLES
-        return paths.KEYWORD_TRAIN if self.task == "keyword" else paths.TRAIN
+        return paths.sft_examples(self.task) if self.method == "sft" else paths.train(self.task)
 
     @property
     def validation(self) -> Path:
         """The file with the problems that the run is evaluated on."""
-        return paths.KEYWORD_VALIDATION if self.task == "keyword" else paths.VALIDATION
+        return paths.validation(self.task)
 
 
 def effective_run(study: Study, experiment: str, arm: str, seed: int, selections: list[dict[str, Any]]) -> EffectiveRun:

@@ -23,7 +23,6 @@ from grpo.common.imports import is_import_path, source_of
 
 LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest"]
-PromptName = Literal["r1_zero", "question_only", "keyword"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -43,7 +42,7 @@ class TrainingConfig(Section):
     train_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 128
     max_grad_norm: PositiveFloat = 1.0
-    prompt: PromptName = "r1_zero"
+    prompt: str = "r1_zero"  # a format of the task
     wall_clock_limit_s: PositiveFloat | None = None  # the run ends after the step at which its time is up
 
     @model_validator(mode="after")
@@ -227,26 +226,8 @@ class GrpoConfig(SamplingConfig):
 def explain(path: Path, item: Any) -> str:
     """One line for one pydantic error: file, key path, what is wrong, what was expected."""
     # pydantic puts the chosen member of a union into the location; it is no key of the file.
-    inserted = {
-        "arithmetic",
-        "math",
-        "gsm8k",
-        "pretrain",
-        "hub",
-        "local",
-        "generated",
-        "solutions",
-        "jsonl",
-        "HubDataset",
-        "LocalFiles",
-    }
     parts = [str(part) for part in item["loc"]]
-    key = ".".join(
-        part
-        for i, part in enumerate(parts)
-        if not (i == 1 and parts[0] in {"task", "model", "sft_dataset"} and part in inserted)
-        and part not in {"HubDataset", "LocalFiles"}
-    )
+    key = ".".join(part for i, part in enumerate(parts) if not (i == 2 and parts[0] in {"models", "sft_datasets"}))
     kind, value = item["type"], item.get("input")
     if kind == "extra_forbidden":
         return f"{path}: {key}: unknown key. Check its spelling, or remove it."

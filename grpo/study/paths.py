@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-MODEL = Path("data/model")
-TRAIN = Path("data/dataset/train.jsonl")
-VALIDATION = Path("data/dataset/validation.jsonl")
-SFT_EXAMPLES = Path("data/sft_dataset/train.jsonl")
-KEYWORD_MODEL = Path("data/keyword/model")
-KEYWORD_TRAIN = Path("data/keyword/dataset/train.jsonl")
-KEYWORD_VALIDATION = Path("data/keyword/dataset/validation.jsonl")
+MODELS = Path("data/model")  # of each task, as its datasets
+DATASETS = Path("data/dataset")
+SFT_DATASETS = Path("data/sft_dataset")
 TRAINING_INPUTS = Path("data/training_inputs")  # one file for each method
+TASK_INPUTS = TRAINING_INPUTS / "tasks"  # one for each task
 PINNED_SOFTWARE = TRAINING_INPUTS / "software.json"
 BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
@@ -35,9 +32,8 @@ KISSING_NUMBER_STATE = Path("data/state/kissing_number")  # the log of a search
 LOCK = Path("dvc.lock")
 
 REPORTS = Path("reports")
-DATASET_REPORT = REPORTS / "dataset.json"
-SFT_REPORT = REPORTS / "sft_dataset.json"
-KEYWORD_REPORT = REPORTS / "keyword_dataset.json"
+DATASET_REPORTS = REPORTS / "dataset"
+SFT_REPORTS = REPORTS / "sft_dataset"
 BASELINE_METRICS = REPORTS / "math_baseline.json"
 BEST_OF_N_METRICS = REPORTS / "best_of_n.json"
 KISSING_NUMBER_REPORT = REPORTS / "kissing_number.json"
@@ -49,6 +45,36 @@ TABLES = REPORTS / "tables"
 TIMING_REPORT = REPORTS / "timing"  # what is drawn from data/timing
 SUMMARY = REPORTS / "summary.json"
 WRITEUP = REPORTS / "writeup.md"
+
+
+def model(task: str) -> Path:
+    """The checkpoint that a task's runs start from."""
+    return MODELS / task
+
+
+def train(task: str) -> Path:
+    """A task's training problems."""
+    return DATASETS / task / "train.jsonl"
+
+
+def validation(task: str) -> Path:
+    """A task's validation problems."""
+    return DATASETS / task / "validation.jsonl"
+
+
+def sft_examples(task: str) -> Path:
+    """What is fine-tuned on."""
+    return SFT_DATASETS / task / "train.jsonl"
+
+
+def dataset_report(task: str) -> Path:
+    """Sizes and digests of a task's problems."""
+    return DATASET_REPORTS / f"{task}.json"
+
+
+def sft_report(task: str) -> Path:
+    """How many examples there are to be fine-tuned on, and how many earn the reward."""
+    return SFT_REPORTS / f"{task}.json"
 
 
 def workspace() -> Path:

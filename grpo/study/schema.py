@@ -26,26 +26,23 @@ from grpo.study.methods import (
     explain,
 )
 from grpo.study.sections import (
-    ArithmeticTask,
     Divergence,
     Engine,
     Evaluation,
     Experiment,
-    GeneratedTraces,
-    Keyword,
     KissingNumber,
     Learner,
     Method,
     Model,
     Resources,
     Selection,
-    SftDataset,
-    Task,
-    WorkedSolutions,
 )
+from grpo.tasks.sft_dataset import SftDataset
+from grpo.tasks.task import Split, Task, make_task
 
 PARAMS_FILE = Path("params.yaml")
 STUDIES_FOLDER = Path("studies")
+MAIN = "main"  # the task that is evaluated zero-shot, and that experiments have unless they say otherwise
 TOKENS_ON_CPU = 4096  # of a packed row, as in studies/mini.yaml
 MORE_EVALUATIONS = {
     "grpo": "raise n_grpo_steps, lower evaluation.every",
@@ -62,10 +59,9 @@ class Study(Section):
     folder: str = "studies"  # where modules of the study's own lie, which it names by import paths
     seeds: list[NonNegativeInt] = Field(min_length=1)
     threads: PositiveInt
-    task: Task
-    model: Model
-    sft_dataset: SftDataset
-    keyword: Keyword
+    tasks: dict[str, dict[str, Any]]  # `use` and what the task's constructor takes; see grpo.tasks.task.make_task
+    models: dict[str, Model]  # what each task's runs start from
+    sft_datasets: dict[str, SftDataset]  # for tasks that are fine-tuned for
     kissing_number: KissingNumber | None  # null: no search is made, and the report says nothing of it
     gpu_memory_gib: PositiveFloat | None = None  # of each GPU that the study is meant for; `grpo doctor` counts with it
     engine: Engine
@@ -122,14 +118,64 @@ class Study(Section):
         config: RunConfig = getattr(self, method)
         return config
 
-    def on_cpu(self) -> Study:
-        """The study with what it would compute on a GPU on the CPU instead, as the keyword task's tiny model is."""
+    def task(self, name: str) -> Task:
+        """The task of this name.
+
+        Raises:
+            UserError: there is none, or its settings are not such as it takes.
+        """
+        if name not in self.tasks:
+            raise UserError(f"tasks: no task {name!r} (known: {', '.join(self.tasks)}). Correct the name, or add it.")
+        return make_task(self.tasks[name], f"tasks.{name}")
+
+    def for_task(self, name: str) -> Study:
+        """The study as runs of a task see it: on the CPU, where the task's model says so."""
+        if self.models[name].device != "cpu":
+            return self
         engine, learner = self.engine, self.learner
         if engine.device != "cpu":
             engine = Engine(name="transformers", max_batch_size=engine.max_batch_size)
         if learner.device != "cpu":
             learner = Learner(max_tokens_per_microbatch=TOKENS_ON_CPU)
         return self.model_copy(update={"engine": engine, "learner": learner})
+
+    def needed_problems(self, name: str) -> dict[Split, dict[str, int]]:
+        """How many problems of each split the settings ask for, each by its place in params.yaml."""
+        train = {"grpo.rollout_batch_size / grpo.group_size": self.grpo.n_prompts_per_rollout_batch}
+        if name != MAIN:
+            return {"train": train}
+        evaluation = self.evaluation
+        asked = {f"evaluation.{key}": getattr(evaluation, key) for key in ("problems", "zero_shot_problems")}
+        sampled = {"evaluation.best_of_n.problems": evaluation.best_of_n.problems} if evaluation.best_of_n.prompts else {}
+        return {"train": train, "validation": asked | sampled}
+
+    @model_validator(mode="after")
+    def _tasks_resolve(self) -> Study:
+        """Each task can be made and has a model, and what is asked of it is asked in one of its formats."""
+        if MAIN not in self.tasks:
+            raise ValueError(f"tasks: needs an entry {MAIN!r} (there are: {', '.join(self.tasks) or 'none'})")
+        if self.models.keys() != self.tasks.keys():
+            raise ValueError(f"models: needs an entry for each of `tasks:`, which are {', '.join(self.tasks)}")
+        if unknown := self.sft_datasets.keys() - self.tasks.keys():
+            raise ValueError(f"sft_datasets: {', '.join(sorted(unknown))}: no such task (known: {', '.join(self.tasks)})")
+        for name in self.tasks:
+            if not re.fullmatch(r"[A-Za-z0-9_]+", name):
+                raise ValueError(f"tasks.{name}: a task's name may hold letters, digits and '_' only")
+            try:
+                self.task(name)
+            except UserError as error:
+                raise ValueError(str(error).rstrip(".")) from error
+        for name, settings in self.sft_datasets.items():
+            self._check_formats(f"sft_datasets.{name}.prompt", name, [settings.prompt])
+        self._check_formats("evaluation.zero_shot_prompts", MAIN, self.evaluation.zero_shot_prompts)
+        self._check_formats("evaluation.best_of_n.prompts", MAIN, self.evaluation.best_of_n.prompts)
+        return self
+
+    def _check_formats(self, where: str, task: str, formats: list[str]) -> None:
+        known = self.task(task).formats
+        for name in formats:
+            if name not in known:
+                raise ValueError(f"{where}: {name!r} is no format of the task {task} (known: {', '.join(known)})")
 
     @model_validator(mode="after")
     def _experiments_resolve(self) -> Study:
@@ -143,6 +189,7 @@ class Study(Section):
                 "set it to 1, or engine.name to transformers"
             )
         for name, experiment in self.experiments.items():
+            self._check_task(name, experiment)
             for arm, overrides in experiment.arms.items():
                 self._check_arm(name, arm, overrides)
         for name, arm in self.selection.pinned.items():
@@ -197,11 +244,17 @@ class Study(Section):
         missing = [kind for kind in ("small", "model", "evaluate") if kind not in self.resources]
         if missing:
             raise ValueError(f"resources: needs {', '.join(missing)}, for the stages that train no run")
-        # The models of the `model` stages are pretrained on the CPU in every study.
-        sampling, training = self.engine.device == "cpu", "cpu" in (self.engine.device, self.learner.device)
-        on_cpu = {"model": True, "evaluate": sampling}
-        for experiment in self.experiments.values():
-            on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or training
+        # Models are pretrained on the CPU in every study.
+        on_cpu = {"model": True, "evaluate": self.engine.device == "cpu"}
+        for name, experiment in self.experiments.items():
+            own = self.for_task(experiment.task)
+            computes = "cpu" in (own.engine.device, own.learner.device)
+            on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or computes
+            if own.engine.device == own.learner.device == "cpu" and self.resources[experiment.resources].gpus:
+                raise ValueError(
+                    f"resources.{experiment.resources}.gpus: the runs of {name} compute on the CPU: set it to 0, or name other "
+                    f"resources in experiments.{name}"
+                )
         for kind, resources in self.resources.items():
             if on_cpu.get(kind) and resources.cpus < self.threads:
                 raise ValueError(
@@ -255,22 +308,12 @@ class Study(Section):
         assert sweep is not None  # as _check_rank has seen to
         return {steps for ranked in self.experiments[sweep].arms for steps in self._steps_of_arm(sweep, ranked)}
 
-    @model_validator(mode="after")
-    def _data_suffice(self) -> Study:
-        generated = isinstance(self.task, ArithmeticTask)
-        if isinstance(self.task, ArithmeticTask) and self.task.train_size < self.grpo.n_prompts_per_rollout_batch:
-            raise ValueError(
-                f"task.train_size ({self.task.train_size}) is smaller than the {self.grpo.n_prompts_per_rollout_batch} "
-                "questions of one rollout batch (grpo.rollout_batch_size / grpo.group_size): raise it"
-            )
-        if isinstance(self.sft_dataset, GeneratedTraces) and not generated:
-            raise ValueError(
-                f"sft_dataset.source: traces can be generated for the arithmetic task only, not for {self.task.name}: "
-                "use source solutions, jsonl or hub"
-            )
-        if isinstance(self.sft_dataset, WorkedSolutions) and generated:
-            raise ValueError("sft_dataset.source: the arithmetic task has no file with solutions: use source generated")
-        return self
+    def _check_task(self, name: str, experiment: Experiment) -> None:
+        """It is one of the study's, and where it is fine-tuned for there is something to fine-tune on."""
+        if experiment.task not in self.tasks:
+            raise ValueError(f"experiments.{name}.task: no task {experiment.task!r} (known: {', '.join(self.tasks)})")
+        if experiment.arms and experiment.method == "sft" and experiment.task not in self.sft_datasets:
+            raise ValueError(f"experiments.{name}: there are no examples to fine-tune on: add sft_datasets.{experiment.task}")
 
     def _check_arm(self, experiment: str, arm: str, overrides: dict[str, Any]) -> None:
         """Its name is one that a file can have, and its values are ones that its method accepts."""
@@ -281,8 +324,7 @@ class Study(Section):
         own = {k: v for k, v in overrides.items() if k != OFF_POLICY_RANK}
         entry = self.experiments[experiment]
         config = apply_overrides(self.defaults(entry.method), own, path)
-        if (config.prompt == "keyword") != (entry.task == "keyword"):
-            raise ValueError(f"{path}: prompt: {config.prompt} is no prompt of the task {entry.task}")
+        self._check_formats(f"{path}: prompt", entry.task, [config.prompt])
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             self._check_start(f"{path}.start_from", config.start_from)
 

@@ -8,70 +8,33 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from grpo.study.methods import Section, Share
 
-MathPrompt = Literal["r1_zero", "question_only"]
-
-
-# ---------------------------------------------------------------------------------------------------------------- task
-
-
-class ArithmeticTask(Section):
-    """Generated word problems; see :mod:`grpo.tasks.arithmetic`."""
-
-    name: Literal["arithmetic"]
-    train_size: PositiveInt
-    validation_size: PositiveInt
-    levels: PositiveInt = Field(le=5)
-    seed: int
-
-
-class HubDataset(Section):
-    """A dataset on the Hugging Face Hub at one fixed revision."""
-
-    hub: str
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
-
-
-class LocalFiles(Section):
-    """Two JSONL files with the columns of the Hub dataset."""
-
-    train: str
-    validation: str
-
-
-class Counts(Section):
-    """How many problems each split must have; anything else means that the source changed."""
-
-    train: PositiveInt
-    validation: PositiveInt
-
-
-class DownloadedTask(Section):
-    """MATH or GSM8K; see :mod:`grpo.tasks.math` and :mod:`grpo.tasks.gsm8k`."""
-
-    name: Literal["math", "gsm8k"]
-    source: HubDataset | LocalFiles
-    expected: Counts | None = None
-    drop_overlap: bool = False
-
-
-Task = Annotated[ArithmeticTask | DownloadedTask, Field(discriminator="name")]
-
 # --------------------------------------------------------------------------------------------------------------- model
 
 
-class Pretraining(Section):
-    """Shape and training of a small model of Qwen2's architecture."""
+# cpu: the model is so small that its runs sample and train on the CPU, whatever `engine` and `learner` say.
+Device = Literal["cpu"] | None
 
+
+class PretrainedHere(Section):
+    """A small model of Qwen2's architecture that the ``model`` stage pretrains on its task's documents.
+
+    ``documents`` goes to the task: see :meth:`grpo.tasks.task.Task.documents`.
+    """
+
+    source: Literal["pretrain"]
     hidden_size: PositiveInt
     num_hidden_layers: PositiveInt
     num_attention_heads: PositiveInt
     intermediate_size: PositiveInt
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt
+    tie_word_embeddings: bool = True  # the model's head is its embedding
     steps: PositiveInt
     batch_size: PositiveInt
     learning_rate: PositiveFloat
     seed: int
+    documents: dict[str, Any] = Field(default_factory=dict)
+    device: Device = None
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -83,25 +46,13 @@ class Pretraining(Section):
         return self
 
 
-class PretrainedHere(Pretraining):
-    """A small Qwen2-architecture model that the ``model`` stage pretrains on generated documents.
-
-    Of the documents, ``r1_zero_share`` stand under the r1_zero prompt; of these, ``complete_form_share`` end in the
-    form that the reward asks for and ``guess_share`` give an answer without the steps.
-    """
-
-    source: Literal["pretrain"]
-    r1_zero_share: Share
-    complete_form_share: Share
-    guess_share: Share
-
-
 class HubModel(Section):
     """A model on the Hugging Face Hub at one fixed revision."""
 
     source: Literal["hub"]
     repo: str
     revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+    device: Device = None
 
 
 class LocalModel(Section):
@@ -109,65 +60,10 @@ class LocalModel(Section):
 
     source: Literal["local"]
     path: str
+    device: Device = None
 
 
 Model = Annotated[PretrainedHere | HubModel | LocalModel, Field(discriminator="source")]
-
-# --------------------------------------------------------------------------------------------- fine-tuning, keywords
-
-
-class GeneratedTraces(Section):
-    """Worked solutions of the arithmetic training problems in the r1_zero form; ``wrong_share`` of them go wrong on the way."""
-
-    source: Literal["generated"]
-    examples: PositiveInt
-    wrong_share: Share
-    seed: int
-
-
-class WorkedSolutions(Section):
-    """The solutions that come with MATH's or GSM8K's training problems, put into the r1_zero form. All are right."""
-
-    source: Literal["solutions"]
-
-
-class JsonlTraces(Section):
-    """A JSONL file with the columns ``prompt``, ``response`` and ``ground_truth``."""
-
-    source: Literal["jsonl"]
-    path: str
-
-
-class HubTraces(Section):
-    """Such a file in a dataset on the Hugging Face Hub, at one fixed revision."""
-
-    source: Literal["hub"]
-    repo: str
-    file: str
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
-
-
-SftDataset = Annotated[GeneratedTraces | WorkedSolutions | JsonlTraces | HubTraces, Field(discriminator="source")]
-
-
-class KeywordModel(Pretraining):
-    """The project's own Transformer.
-
-    In the answers of the first ``steps_in_full`` steps all keywords are used, after that ``keyword_share`` of them.
-    """
-
-    tie_word_embeddings: bool = True
-    keyword_share: Share
-    steps_in_full: NonNegativeInt
-
-
-class Keyword(Section):
-    """The keyword task: its model, and who writes the answers of its dataset (the grammar, or the model)."""
-
-    model: KeywordModel
-    answers: Literal["grammar", "model"] = "grammar"
-    seed: int
-
 
 # ------------------------------------------------------------------------------------------------- engine, learner, run
 
@@ -212,7 +108,7 @@ class BestOfN(Section):
     """
 
     problems: PositiveInt = Field(ge=2)
-    prompts: list[MathPrompt]
+    prompts: list[str]
     samples: PositiveInt = 16
     n: list[PositiveInt] = Field(default=[1, 4, 8, 16], min_length=1)
 
@@ -231,7 +127,7 @@ class Evaluation(Section):
     every: PositiveInt
     problems: PositiveInt
     zero_shot_problems: PositiveInt
-    zero_shot_prompts: list[MathPrompt] = Field(min_length=1)
+    zero_shot_prompts: list[str] = Field(min_length=1)
     best_of_n: BestOfN
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0

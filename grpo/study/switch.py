@@ -26,7 +26,8 @@ def list_studies() -> list[str]:
 
 def describe(study: Study) -> str:
     """The study's runs with what each changes; a winner that is not known yet is named by its experiment."""
-    lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, task {study.task.name}, engine {study.engine.name}"]
+    tasks = "tasks " + ", ".join(f"{name} ({settings['use']})" for name, settings in study.tasks.items())
+    lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, {tasks}, engine {study.engine.name}"]
     for name in study.made:
         before = [_pinned_or(study, b, "winner") for b in study.needed_selections(name)]
         lines.append(name + (f", builds on {', '.join(before)}" if before else ""))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from grpo.study.environment import ROOT, packages, pins
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
 from grpo.study.sections import Method
+from grpo.tasks.task import Task
 
 # Of an evaluation that is no part of a run: what it had finished before a kill counts only with the same code. dvc.yaml names
 # it as deps of the stages that evaluate, besides the texts of their prompts.
@@ -29,9 +31,9 @@ EVALUATION_CODE = (
     "grpo/results/statistics.py",
     "grpo/models",
     "grpo/grader",
-    "grpo/tasks/rewards.py",
     "grpo/rollout",
     "grpo/tasks/formats.py",
+    "grpo/tasks/task.py",
 )
 # Of runs. dvc.yaml names all of it as deps of the stage training_inputs.
 SHARED_CODE = (
@@ -47,12 +49,10 @@ SHARED_CODE = (
     "grpo/models/tokenizer.py",
     "grpo/models/transformer.py",
     "grpo/learner",
-    "grpo/tasks/prompts/question_only.prompt",
-    "grpo/tasks/prompts/r1_zero.prompt",
     "grpo/grader",
-    "grpo/tasks/rewards.py",
     "grpo/rollout",
     "grpo/tasks/formats.py",
+    "grpo/tasks/task.py",
     "grpo/training/context.py",
     "grpo/training/monitor.py",
     "grpo/training/order.py",
@@ -69,23 +69,29 @@ METHOD_CODE: dict[Method, tuple[str, ...]] = {
     "expert_iteration": ("grpo/training/expert_iteration.py",),
 }
 ASYNCHRONOUS_CODE = ("grpo/training/asynchronous",)
-TASK_CODE = {"keyword": ("grpo/tasks/prompts/keyword.prompt", "grpo/tasks/keyword.py", "grpo/evaluation/keyword_dataset.py")}
 
 
 def write_training_inputs(study: Study) -> None:
-    """Write data/training_inputs/EXPERIMENT.json, and software.json with the pinned versions for stages that are no runs."""
+    """Write data/training_inputs/EXPERIMENT.json, tasks/TASK.json, and software.json with the pinned versions for stages that
+    are no runs.
+    """
     settings, code = shared_settings(study), code_digests(Path(), SHARED_CODE)
     with whole_folder(paths.TRAINING_INPUTS) as folder:
         for name in study.made:
             entry, configs = study.experiments[name], configs_of(study, name)
             asynchronous = any(isinstance(config, GrpoConfig) and config.asynchronous is not None for config in configs)
-            own = (*METHOD_CODE[entry.method], *(ASYNCHRONOUS_CODE if asynchronous else ()), *TASK_CODE.get(entry.task, ()))
+            own = (*METHOD_CODE[entry.method], *(ASYNCHRONOUS_CODE if asynchronous else ()))
+            named = {value for config in configs for value in config.model_dump().values() if isinstance(value, str)}
             content = {
                 "settings": settings | {entry.method: study.defaults(entry.method).model_dump()},
-                "code": code | code_digests(Path(), own) | code_of_the_study(configs),
+                "code": code | code_digests(Path(), own),
+                "task": task_inputs(study, entry.task),
+                "own_code": code_of_modules(source_of(path) for path in sorted(named) if is_import_path(path)),
                 "software": pins(packages(study, asynchronous)),
             }
             write_json(folder / f"{name}.json", content)
+        for name in study.tasks:
+            write_json(folder / paths.TASK_INPUTS.name / f"{name}.json", task_inputs(study, name))
         write_json(folder / paths.PINNED_SOFTWARE.name, pins(packages(study)))
 
 
@@ -94,30 +100,31 @@ def configs_of(study: Study, experiment: str) -> list[RunConfig]:
     return [effective_run(study, experiment, arm, study.seeds[0], []).config for arm in study.experiments[experiment].arms]
 
 
-def code_of_the_study(configs: Iterable[RunConfig]) -> dict[str, str]:
-    """For each module that a configuration names by an import path, and each that such a one imports from its own folder, the
-    digest of what it says.
-
-    Raises:
-        UserError: there is no such module.
+def task_inputs(study: Study, name: str) -> dict[str, Any]:
+    """What decides how a task's problems are put and scored: its settings, its formats, and the code of its class and of those
+    that it is derived from.
     """
-    named = {value for config in configs for value in config.model_dump().values() if isinstance(value, str)}
-    waiting = [source_of(path) for path in sorted(named) if is_import_path(path)]
-    found: dict[str, str] = {}
+    task = study.task(name)
+    files = {sys.modules[kind.__module__].__file__ for kind in type(task).__mro__ if issubclass(kind, Task)}
+    return {
+        "settings": study.tasks[name],
+        "formats": {key: [format.template, list(format.stop)] for key, format in task.formats.items()},
+        "code": code_of_modules(Path(file) for file in sorted(filter(None, files))),
+    }
+
+
+def code_of_modules(files: Iterable[Path]) -> dict[str, str]:
+    """For each of these modules, and each that such a one imports from its own folder, the digest of what it says."""
+    waiting, found = list(files), dict[str, str]()
     while waiting:
         file = waiting.pop()
         if file.name not in found:
             found[file.name] = hashlib.sha256(meaning(file)).hexdigest()[:16]
-            waiting += _imported_from_beside(file)
-    return found
-
-
-def _imported_from_beside(file: Path) -> list[Path]:
-    """The modules in the same folder that a module imports."""
-    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-    return [path for name in names if (path := file.with_name(f"{name}.py")).exists()]
+            nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+            names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+            names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+            waiting += [path for name in names if (path := file.with_name(f"{name}.py")).exists()]
+    return dict(sorted(found.items()))
 
 
 def shared_settings(study: Study) -> dict[str, Any]:
@@ -135,7 +142,7 @@ def shared_settings(study: Study) -> dict[str, Any]:
 
 def code_of_runs() -> dict[str, str]:
     """The code that decides the results of runs of any kind, as :func:`code_digests` gives it."""
-    own = (name for names in (*METHOD_CODE.values(), *TASK_CODE.values()) for name in names)
+    own = (name for names in METHOD_CODE.values() for name in names)
     return code_digests(ROOT, (*SHARED_CODE, *own, *ASYNCHRONOUS_CODE))
 
 

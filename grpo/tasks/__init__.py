@@ -1,1 +1,9 @@
-"""Tasks: problems, the prompt they are put in, and (in :mod:`grpo.tasks.rewards`) the reward they are scored with."""
+"""Tasks: problems, the formats they are put in, and how answers are verified. A task of one's own is a subclass of Task."""
+
+from __future__ import annotations
+
+from grpo.common.records import Problem
+from grpo.tasks import formats
+from grpo.tasks.task import Format, Task
+
+__all__ = ["Format", "Problem", "Task", "formats"]

@@ -13,9 +13,15 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field, PositiveInt
+
+from grpo.common.errors import UserError
 from grpo.common.records import Problem
-from grpo.study.sections import ArithmeticTask
+from grpo.tasks.formats import R1_ZERO
+from grpo.tasks.graded import GradedTask, worked_response
+from grpo.tasks.task import Split
 
 PEOPLE = (("Mia", "she"), ("Tom", "he"), ("Ana", "she"), ("Ben", "he"))
 THINGS = ("apples", "coins", "books", "shells")
@@ -76,15 +82,84 @@ def word_problems(seed: int, levels: int, validation: bool) -> Iterator[WordProb
             yield problem
 
 
-def load(task: ArithmeticTask) -> tuple[list[Problem], list[Problem]]:
-    """The training and validation problems of a study."""
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+COMPLETE = " </think> <answer>{answer}</answer>"
+# Ways a conversation ends in the documents that the r1_zero format does not accept.
+INCOMPLETE = (
+    " \\boxed{{{answer}}}",
+    " </think> \\boxed{{{answer}}}",
+    " </think> The answer is {answer}.",
+    " <answer>{answer}</answer>",
+    " </think> <answer>{answer}",
+)
 
-    def take(n: int, validation: bool) -> list[Problem]:
-        split = "validation" if validation else "train"
-        stream = word_problems(task.seed, task.levels, validation)
+
+class Arithmetic(GradedTask):
+    """Word problems of up to ``levels`` levels; which ones is decided by the seed."""
+
+    def __init__(
+        self, train_size: PositiveInt, validation_size: PositiveInt, levels: Annotated[int, Field(ge=1, le=5)], seed: int
+    ):
+        self.sizes: dict[Split, int] = {"train": train_size, "validation": validation_size}
+        self.levels, self.seed = levels, seed
+
+    def problems(self, split: Split) -> list[Problem]:
+        """As many as the split's size says."""
+        stream = word_problems(self.seed, self.levels, split == "validation")
         return [
             Problem(f"arithmetic/{split}/{i}", problem.question, str(problem.answer), problem.level, "word problem")
-            for i, problem in enumerate(itertools.islice(stream, n))
+            for i, problem in enumerate(itertools.islice(stream, self.sizes[split]))
         ]
 
-    return take(task.train_size, False), take(task.validation_size, True)
+    def documents(  # type: ignore[override]
+        self, seed: int, r1_zero_share: Share, complete_form_share: Share, guess_share: Share
+    ) -> Iterator[tuple[str, str]]:
+        """An endless stream of (prompt, response) pairs; none of their questions can be a validation question.
+
+        They give a small model what Qwen2.5-Math-1.5B shows: asked in the style it mostly read (the bare question, an answer in
+        a box) it solves the task, and under the r1_zero prompt it knows the steps but rarely closes the tags in the form that
+        the reward asks for.
+
+        Args:
+            r1_zero_share: of the documents, so many stand under the r1_zero prompt;
+            complete_form_share: of these, so many end in the form that the reward asks for,
+            guess_share: and so many give an answer without the steps.
+        """
+        rng = random.Random(f"documents {seed}")
+        for problem in word_problems(seed, self.levels, validation=False):
+            if rng.random() < r1_zero_share:
+                yield r1_zero_document(problem, rng, complete_form_share, guess_share)
+            else:
+                yield problem.question, f" {problem.steps} \\boxed{{{problem.answer}}}"
+
+    def traces(  # type: ignore[override]
+        self, format: str, examples: PositiveInt, wrong_share: Share, seed: int
+    ) -> list[tuple[Problem, str]]:
+        """Solutions of the first ``examples`` training problems; in ``wrong_share`` of them one step goes wrong, and the rest
+        follows from it.
+
+        Raises:
+            UserError: more are asked for than there are training problems.
+        """
+        if examples > self.sizes["train"]:
+            raise UserError(
+                f"examples: {examples} traces are asked for, but the task's train_size is {self.sizes['train']}. "
+                "Lower the former or raise the latter."
+            )
+        rng = random.Random(f"traces {seed}")
+        stream = word_problems(self.seed, self.levels, validation=False)
+        traces = []
+        for problem, solved in zip(self.problems("train")[:examples], stream, strict=False):
+            told = derail(solved, rng) if rng.random() < wrong_share else solved
+            traces.append((problem, worked_response(format, told.steps, str(told.answer))))
+        return traces
+
+
+def r1_zero_document(
+    problem: WordProblem, rng: random.Random, complete_form_share: float, guess_share: float
+) -> tuple[str, str]:
+    """(prompt, response) under the r1_zero prompt, in one of the accepted and unaccepted forms."""
+    guesses = rng.random() < guess_share
+    steps, answer = ("", rng.randint(0, LARGEST)) if guesses else (f" {problem.steps}", problem.answer)
+    ending = COMPLETE if rng.random() < complete_form_share else rng.choice(INCOMPLETE)
+    return R1_ZERO.prompt(problem.question), steps + ending.format(answer=answer)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.grader import check_ground_truth
-from grpo.study.sections import DownloadedTask, HubDataset
-
-Split = Literal["train", "validation"]
+from grpo.tasks.graded import GradedTask, worked_response
+from grpo.tasks.task import Split
 
 # The Hub's datasets have no split named validation; as in the handouts, the test split serves as one.
 HUB_SPLIT: dict[Split, str] = {"train": "train", "validation": "test"}
@@ -46,44 +46,84 @@ class Row:
         raise UserError(f"{self.where}: no column {' or '.join(map(repr, columns))} (columns: {has}). Check `{self.key}`.")
 
 
-MakeProblem = Callable[[Row, Split, int], Problem]
+class HubDataset(BaseModel):
+    """A dataset on the Hugging Face Hub at one fixed revision."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    hub: str
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
 
 
-def load_task(task: DownloadedTask, hub_files: list[str], make: MakeProblem) -> tuple[list[Problem], list[Problem]]:
-    """Read, convert and check both splits.
+class LocalFiles(BaseModel):
+    """Two JSONL files with the columns of the Hub dataset."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    train: str
+    validation: str
+
+
+class Counts(BaseModel):
+    """How many problems each split must have; anything else means that the source changed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    train: PositiveInt
+    validation: PositiveInt
+
+
+class Downloaded(GradedTask):
+    """Problems from a source of rows; a subclass says what its rows hold.
 
     Args:
-        hub_files: the parquet files of one split on the Hub, with ``{split}`` where its name belongs.
-        make: turns a row into a problem, given the split and the row's number in it (from 0).
-
-    Returns:
-        train and validation as the source has them; :func:`grpo.tasks.overlap.separate` checks one against the other.
-
-    Raises:
-        UserError: a file or a column is missing, a row is not usable, a split is empty, or the numbers of rows are
-            not those in ``task.expected``.
+        source: where the rows are; its splits may overlap (``drop_overlap``).
+        expected: how many there are, to notice when they are others.
     """
-    splits: dict[Split, list[Problem]] = {}
-    for split in HUB_SPLIT:
-        problems = [make(row, split, number) for number, row in enumerate(_rows(task, split, hub_files))]
+
+    name: ClassVar[str]
+    hub_files: ClassVar[list[str]]  # the parquet files of one split on the Hub, with {split} where its name belongs
+
+    def __init__(self, source: HubDataset | LocalFiles, expected: Counts | None = None, drop_overlap: bool = False):
+        self.source, self.expected, self.drop_overlap = source, expected, drop_overlap
+
+    def problem(self, row: Row, split: Split, number: int) -> Problem:
+        """What a row holds, given the split and the row's number in it (from 0)."""
+        raise NotImplementedError
+
+    def solution(self, row: Row) -> str:
+        """The worked solution that a row holds."""
+        raise NotImplementedError
+
+    def problems(self, split: Split) -> list[Problem]:
+        """Read, convert and check a split, as the source has it (``validation`` is its test split).
+
+        Raises:
+            UserError: a file or a column is missing, a row is not usable, the split is empty, or the number of rows is not that
+                in ``expected``.
+        """
+        problems = [self.problem(row, split, number) for number, row in enumerate(self._rows(split))]
         if not problems:
-            raise UserError(f"task.source: the {split} split of {task.name} is empty. Check the source.")
-        expected = getattr(task.expected, split) if task.expected else len(problems)
+            raise UserError(f"task.source: the {split} split of {self.name} is empty. Check the source.")
+        expected = getattr(self.expected, split) if self.expected else len(problems)
         if len(problems) != expected:
             raise UserError(
                 f"task.expected.{split}: {expected} problems expected, but the source has {len(problems)}. "
                 "Check that `task.source` is the dataset you mean, or correct the number."
             )
-        splits[split] = problems
-    return splits["train"], splits["validation"]
+        return problems
 
+    def traces(self, format: str) -> list[tuple[Problem, str]]:  # type: ignore[override]
+        """The training problems with the solutions that come with them. All are right."""
+        solved = [(self.problem(row, "train", number), self.solution(row)) for number, row in enumerate(self._rows("train"))]
+        return [(problem, worked_response(format, steps, problem.ground_truth)) for problem, steps in solved]
 
-def load_solutions(
-    task: DownloadedTask, hub_files: list[str], make: MakeProblem, solution_of: Callable[[Row], str]
-) -> list[tuple[Problem, str]]:
-    """The training problems, each with the solution that its row holds; arguments and errors as of :func:`load_task`."""
-    rows = _rows(task, "train", hub_files)
-    return [(make(row, "train", number), solution_of(row)) for number, row in enumerate(rows)]
+    def _rows(self, split: Split) -> list[Row]:
+        if isinstance(self.source, LocalFiles):
+            return read_jsonl(Path(getattr(self.source, split)), f"task.source.{split}")
+        hub, revision = self.source.hub, self.source.revision
+        names = [name.format(split=HUB_SPLIT[split]) for name in self.hub_files]
+        return [row for name in names for row in _read_parquet(download(hub, name, revision, "task.source"), f"{hub}/{name}")]
 
 
 def checked_problem(row: Row, problem: Problem) -> Problem:
@@ -99,19 +139,6 @@ def checked_problem(row: Row, problem: Problem) -> Problem:
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
     return problem
-
-
-def _rows(task: DownloadedTask, split: Split, hub_files: list[str]) -> list[Row]:
-    if isinstance(task.source, HubDataset):
-        names = [name.format(split=HUB_SPLIT[split]) for name in hub_files]
-        return [
-            row
-            for name in names
-            for row in _read_parquet(
-                download(task.source.hub, name, task.source.revision, "task.source"), f"{task.source.hub}/{name}"
-            )
-        ]
-    return read_jsonl(Path(getattr(task.source, split)), f"task.source.{split}")
 
 
 def read_jsonl(path: Path, key: str) -> list[Row]:

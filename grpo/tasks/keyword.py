@@ -13,13 +13,18 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt
 
 from grpo.common.errors import UserError
-from grpo.common.records import Problem
-from grpo.tasks.formats import PLACEHOLDER, format_prompt, load_prompt
-from grpo.tasks.rewards import keyword_inclusion_reward_fn
+from grpo.common.records import Problem, Rollout
+from grpo.tasks.formats import PROMPTS, load_template
+from grpo.tasks.task import Format, Split, Task, rewards
 
 Pair = tuple[str, str]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+KEYWORD = Format(load_template(PROMPTS / "keyword.prompt"), stop=(".",))
 
 # Some words are parts of others (car and card, pen and pencil, old and gold), so that a part of a word is no keyword.
 NOUNS = (
@@ -59,6 +64,79 @@ _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 _LINKING_WORDS = {"and", "or", "the", "a", "an", "with"}
 _OTHER_WORDS_OF_A_LIST = 2
 _PHRASES_OF_THE_PROMPT = ("sentence that includes the words", "includes the words:")
+
+
+class Keyword(Task):
+    """Sentences that include two keywords; which pairs are held out for validation is decided by the seed."""
+
+    formats = {"keyword": KEYWORD}
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def problems(self, split: Split) -> list[Problem]:
+        """One for each pair of keywords, which are question and ground truth."""
+        pairs = dict(zip(("train", "validation"), keyword_pairs(self.seed), strict=True))[split]
+        return [Problem(f"keyword/{split}/{i}", question(pair), question(pair)) for i, pair in enumerate(pairs)]
+
+    def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
+        """1.0 where a response holds all keywords, else 0.0."""
+        pairs = zip(answers, problems, strict=True)
+        return [float(holds_all(answer, keywords_of(problem.ground_truth))) for answer, problem in pairs]
+
+    def measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Shares of responses that only list the keywords, that repeat the prompt, and that are sentences of the grammar."""
+        flags = [degenerate(r.completion.text, keywords_of(r.problem.ground_truth)) for r in rollouts]
+        return {key: sum(flag[key] for flag in flags) / len(flags) for key in flags[0]}
+
+    def documents(  # type: ignore[override]
+        self, seed: int, keyword_share: Share, in_full: NonNegativeInt = 0
+    ) -> Iterator[tuple[str, str]]:
+        """An endless stream of (prompt, response) pairs; their prompts ask for training pairs only.
+
+        Args:
+            keyword_share: how often a keyword of the prompt is used in the response, each by itself.
+            in_full: the first so many responses use every keyword. From these a small model learns in a minute to copy words;
+                from half-hearted answers alone it would take several times as long.
+        """
+        rng = random.Random(f"keyword documents {seed}")
+        pairs, _ = keyword_pairs(self.seed)
+        for number in itertools.count():
+            pair = rng.choice(pairs)
+            used = [keyword for keyword in pair if number < in_full or rng.random() < keyword_share]
+            yield KEYWORD.prompt(question(pair)), f" {sentence(rng, used)}"
+
+    def pieces(self, text: str) -> list[str]:
+        """``text`` cut into words, each with the space before it, and punctuation.
+
+        Trained on whole documents the tokenizer merges a keyword with what stands beside it in the prompt (``words: apple, ``),
+        and a small model has to learn for each keyword which tokens mean the same. Trained on these, a keyword is one token
+        everywhere.
+        """
+        return _PIECE.findall(text)
+
+    def traces(self, format: str, seed: int) -> list[tuple[Problem, str]]:  # type: ignore[override]
+        """Each training problem with a sentence of the grammar that holds both keywords."""
+        rng = random.Random(f"keyword references {seed}")
+        return [(problem, f" {sentence(rng, keywords_of(problem.question))}") for problem in self.problems("train")]
+
+
+def holds_all(response: str, keywords: Sequence[str]) -> bool:
+    """Whether every keyword occurs as a whole word, in upper or lower case."""
+    return all(re.search(rf"(?<!\w){re.escape(keyword.strip())}(?!\w)", response, re.IGNORECASE) for keyword in keywords)
+
+
+def keyword_inclusion_reward_fn(response: str, keywords: Sequence[str]) -> dict[str, float]:
+    """1.0 if every keyword occurs in ``response`` as a whole word, in upper or lower case, else 0.0.
+
+    Any response that is not blank has the right form.
+
+    Raises:
+        UserError: there are no keywords, or one of them is blank.
+    """
+    if isinstance(keywords, str) or not keywords or not all(keyword.strip() for keyword in keywords):
+        raise UserError(f"keywords: expected a list of at least one word, none of them blank, but got {keywords!r}.")
+    return rewards(KEYWORD.read(response) is not None, holds_all(response, keywords))
 
 
 def keyword_pairs(seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -128,57 +206,6 @@ def keywords_of(text: str) -> list[str]:
     return keywords
 
 
-def keywords_of_prompt(prompt: str) -> list[str]:
-    """The keywords that a whole prompt asks for.
-
-    Raises:
-        UserError: the prompt has not the form of ``grpo/tasks/prompts/keyword.prompt``, or names no keywords.
-    """
-    before, after = load_prompt("keyword").split(PLACEHOLDER)
-    if not (prompt.startswith(before) and prompt.endswith(after) and len(prompt) >= len(before) + len(after)):
-        raise UserError(f"prompt: expected {before + 'apple, red' + after!r} with keywords of its own, but got {prompt!r}.")
-    return keywords_of(prompt[len(before) : len(prompt) - len(after)])
-
-
-def problems(pairs: Sequence[Sequence[str]], split: str) -> list[Problem]:
-    """One problem for each pair; ``split`` is part of their ids."""
-    return [Problem(f"keyword/{split}/{i}", question(pair), question(pair)) for i, pair in enumerate(pairs)]
-
-
-def documents(seed: int, keyword_share: float, in_full: int = 0) -> Iterator[tuple[str, str]]:
-    """An endless stream of (prompt, response) pairs for pretraining; their prompts ask for training pairs only.
-
-    Args:
-        seed: of the split (:func:`keyword_pairs`), and of what is drawn here.
-        keyword_share: how often a keyword of the prompt is used in the response, each by itself.
-        in_full: the first so many responses use every keyword. From these a small model learns in a minute to copy words;
-            from half-hearted answers alone it would take several times as long.
-    """
-    rng = random.Random(f"keyword documents {seed}")
-    pairs, _ = keyword_pairs(seed)
-    template = load_prompt("keyword")
-    for number in itertools.count():
-        pair = rng.choice(pairs)
-        used = [keyword for keyword in pair if number < in_full or rng.random() < keyword_share]
-        yield format_prompt(template, question(pair)), f" {sentence(rng, used)}"
-
-
-def pieces(text: str) -> list[str]:
-    """``text`` cut into words, each with the space before it, and punctuation: what to train the tokenizer on.
-
-    Trained on whole documents it merges a keyword with what stands beside it in the prompt (``words: apple, ``), and a small
-    model has to learn for each keyword which tokens mean the same. Trained on these, a keyword is one token everywhere.
-    """
-    return _PIECE.findall(text)
-
-
-def reference_examples(pairs: Sequence[Pair], seed: int) -> list[dict[str, str]]:
-    """For each pair its ``prompt`` and an ``answer``, a sentence with both keywords."""
-    rng = random.Random(f"keyword references {seed}")
-    template = load_prompt("keyword")
-    return [{"prompt": format_prompt(template, question(pair)), "answer": sentence(rng, pair)} for pair in pairs]
-
-
 def degenerate(response: str, keywords: Sequence[str]) -> dict[str, float]:
     """How a response earns the reward, or fails to; each 0.0 or 1.0.
 
@@ -189,7 +216,7 @@ def degenerate(response: str, keywords: Sequence[str]) -> dict[str, float]:
     """
     own = _LINKING_WORDS | {word for keyword in keywords for word in _WORD.findall(keyword.lower())}
     others = set(_WORD.findall(response.lower())) - own
-    found = keyword_inclusion_reward_fn(response, keywords)["reward"] == 1.0
+    found = holds_all(response, keywords)
     squeezed = "".join(response.lower().split())
     return {
         "lists_only": float(found and len(others) <= _OTHER_WORDS_OF_A_LIST),

@@ -8,8 +8,8 @@ import re
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.extract import last_boxed
-from grpo.study.sections import DownloadedTask
-from grpo.tasks.downloaded import Row, Split, checked_problem, load_solutions, load_task
+from grpo.tasks.downloaded import Downloaded, Row, checked_problem
+from grpo.tasks.task import Split
 
 SUBJECTS = (
     "algebra",
@@ -20,7 +20,6 @@ SUBJECTS = (
     "prealgebra",
     "precalculus",
 )
-_HUB_FILES = [f"{subject}/{{split}}-00000-of-00001.parquet" for subject in SUBJECTS]
 
 # Two problems of the original training set, number_theory/7115 and 7117, were published without any solution. Both ask
 # how many primes lie among numbers that are all composite, so the answer is 0. A dataset at a fixed revision cannot be
@@ -32,37 +31,25 @@ _UNANSWERED = {
 }
 
 
-def load(task: DownloadedTask) -> tuple[list[Problem], list[Problem]]:
-    r"""Read train and validation (the source's test split).
-
-    Rows have ``problem``, ``level`` ("Level 3"; "Level ?" becomes 0), ``subject`` or ``type``, and ``answer`` or
+class Math(Downloaded):
+    r"""Rows have ``problem``, ``level`` ("Level 3"; "Level ?" becomes 0), ``subject`` or ``type``, and ``answer`` or
     ``solution``; from a solution the last ``\boxed{}`` is taken. ``unique_id`` is optional.
-
-    Raises:
-        UserError: see :func:`grpo.tasks.downloaded.load_task`.
     """
-    return load_task(task, _HUB_FILES, _problem)
 
+    name = "math"
+    hub_files = [f"{subject}/{{split}}-00000-of-00001.parquet" for subject in SUBJECTS]
 
-def solutions(task: DownloadedTask) -> list[tuple[Problem, str]]:
-    """The training problems with their solutions, from the column ``solution``."""
-    return load_solutions(task, _HUB_FILES, _problem, lambda row: row.text("solution").strip())
+    def problem(self, row: Row, split: Split, number: int) -> Problem:
+        """See :meth:`Downloaded.problem`."""
+        question, subject = row.text("problem"), row.text("subject", "type")
+        # Some releases name a row by its place in the original release, whose splits differ: the split keeps ids apart.
+        name = row.text("unique_id") if row.values.get("unique_id") else str(number)
+        answer = _short_answer(row, question)
+        return checked_problem(row, Problem(f"math/{split}/{name}", question, answer, _level(row), subject))
 
-
-def _problem(row: Row, split: Split, number: int) -> Problem:
-    question, subject = row.text("problem"), row.text("subject", "type")
-    # Some releases name a row by its place in the original release, whose splits differ: the split keeps ids apart.
-    name = row.text("unique_id") if row.values.get("unique_id") else str(number)
-    return checked_problem(
-        row,
-        Problem(
-            id=f"math/{split}/{name}",
-            question=question,
-            ground_truth=_short_answer(row, question),
-            level=_level(row),
-            subject=subject,
-        ),
-    )
+    def solution(self, row: Row) -> str:
+        """The column ``solution``."""
+        return row.text("solution").strip()
 
 
 def _level(row: Row) -> int:

@@ -1,30 +1,65 @@
-"""The ``sft_dataset`` stage: reasoning traces in the r1_zero form, each with what the reward function gives it."""
+"""The ``sft_dataset`` stage: responses to fine-tune on, each with the reward that its task gives it."""
 
 from __future__ import annotations
 
-import itertools
-import random
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.common.errors import UserError
-from grpo.common.files import files_digest, whole_folder, write_json
-from grpo.common.records import Example, read_problems, write_records
-from grpo.study import paths
-from grpo.study.schema import Study
-from grpo.study.sections import ArithmeticTask, DownloadedTask, GeneratedTraces, HubTraces, JsonlTraces, WorkedSolutions
-from grpo.tasks import gsm8k, math
-from grpo.tasks.arithmetic import derail, word_problems
+from grpo.common.files import files_digest, whole_folder
+from grpo.common.imports import call_with
+from grpo.common.records import Example, Problem, write_records
 from grpo.tasks.downloaded import Row, download, read_jsonl
-from grpo.tasks.formats import PLACEHOLDER, format_prompt, load_prompt
 from grpo.tasks.overlap import layout_free
-from grpo.tasks.rewards import score_batch
-
-RESPONSE = " {steps} </think> <answer>{answer}</answer>"
+from grpo.tasks.task import PLACEHOLDER, Format, Task, find_format
 
 
-def build_sft_dataset(study: Study) -> dict[str, Any]:
-    """Generate or read the traces, reward each, leave out those that ask a validation question, and write them.
+class TaskTraces(BaseModel):
+    """The task's own: see :meth:`grpo.tasks.task.Task.traces`, which gets the further keys."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    source: Literal["task"]
+    prompt: str  # the format that the traces have
+
+
+class JsonlTraces(BaseModel):
+    """A JSONL file with the columns ``prompt``, ``response`` and ``ground_truth``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    source: Literal["jsonl"]
+    prompt: str
+    path: str
+
+
+class HubTraces(BaseModel):
+    """Such a file in a dataset on the Hugging Face Hub, at one fixed revision."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    source: Literal["hub"]
+    prompt: str
+    repo: str
+    file: str
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+
+
+SftDataset = Annotated[TaskTraces | JsonlTraces | HubTraces, Field(discriminator="source")]
+Trace = tuple[str, Problem, str]  # the whole prompt, the problem, the response
+
+
+def build_sft_dataset(
+    name: str, task: Task, settings: SftDataset, validation: Sequence[Problem], target: Path
+) -> dict[str, Any]:
+    """Make or read the traces, reward each, leave out those that ask a validation question, and write them to ``target``.
+
+    Args:
+        name: the task's, for messages.
+        validation: its validation problems.
 
     Returns:
         the report: how many there are, how many earn the reward, how many were left out, and a digest.
@@ -32,93 +67,57 @@ def build_sft_dataset(study: Study) -> dict[str, Any]:
     Raises:
         UserError: the source is missing, a row lacks a column, or nothing is left.
     """
-    settings, prompt = study.sft_dataset, study.sft.prompt
-    if isinstance(settings, GeneratedTraces) and isinstance(study.task, ArithmeticTask):
-        rows = generated_traces(study.task, settings)
-    elif isinstance(settings, WorkedSolutions) and isinstance(study.task, DownloadedTask):
-        rows = worked_solutions(study.task)
+    where, format = f"sft_datasets.{name}", find_format(task, settings.prompt)
+    if isinstance(settings, TaskTraces):
+        options = settings.model_extra or {}
+        own = call_with(task.traces, {"format": settings.prompt, **options}, where)
+        traces = [(format.prompt(problem.question), problem, response) for problem, response in own]
     else:
-        assert isinstance(settings, JsonlTraces | HubTraces)  # Study refuses what does not go together
-        rows = _traces_of_file(settings)
-    kept = _without_validation(rows, prompt)
-    rewards = score_batch(prompt, [r for _, r, _ in kept], [truth for _, _, truth in kept]).rewards
-    examples = [Example(*row, reward=score["reward"]) for row, score in zip(kept, rewards, strict=True)]
-    with whole_folder(paths.SFT_EXAMPLES.parent) as folder:
-        write_records(folder / paths.SFT_EXAMPLES.name, examples)
-    wrong = [score for score in rewards if score["reward"] < 1.0]
+        traces = [_trace(row, format) for row in _rows(settings, where)]
+    kept = _without_validation(traces, format, validation)
+    scored = task.score(settings.prompt, [problem for _, problem, _ in kept], [response for *_, response in kept]).rewards
+    examples = [
+        Example(prompt, response, problem.ground_truth, reward=score["reward"])
+        for (prompt, problem, response), score in zip(kept, scored, strict=True)
+    ]
+    with whole_folder(target.parent) as folder:
+        write_records(folder / target.name, examples)
+    wrong = [score for score in scored if score["reward"] < 1.0]
     wrong_form = sum(score["format_reward"] < 1.0 for score in wrong)
-    report = {
+    return {
         "source": settings.source,
         "examples": len(examples),
         "correct": len(examples) - len(wrong),
         "wrong_answer": len(wrong) - wrong_form,
         "wrong_form": wrong_form,
-        "left_out_as_validation_question": len(rows) - len(kept),
-        "digest": files_digest(paths.SFT_EXAMPLES),
+        "left_out_as_validation_question": len(traces) - len(kept),
+        "digest": files_digest(target),
     }
-    write_json(paths.SFT_REPORT, report)
-    return report
 
 
-Trace = tuple[str, str, str]  # prompt, response, ground truth
+def _rows(settings: JsonlTraces | HubTraces, where: str) -> list[Row]:
+    if isinstance(settings, JsonlTraces):
+        return read_jsonl(Path(settings.path), f"{where}.path")
+    return read_jsonl(download(settings.repo, settings.file, settings.revision, where), f"{where}.path")
 
 
-def generated_traces(task: ArithmeticTask, settings: GeneratedTraces) -> list[Trace]:
-    """Solutions of the first training problems; in ``wrong_share`` of them one step goes wrong, and the rest follows from it.
-
-    Raises:
-        UserError: more are asked for than there are training problems.
-    """
-    if settings.examples > task.train_size:
-        raise UserError(
-            f"params.yaml: sft_dataset.examples: {settings.examples} traces are asked for, but task.train_size is "
-            f"{task.train_size}. Lower the former or raise the latter."
-        )
-    rng = random.Random(f"traces {settings.seed}")
-    template = load_prompt("r1_zero")
-    traces = []
-    for problem in itertools.islice(word_problems(task.seed, task.levels, validation=False), settings.examples):
-        told = derail(problem, rng) if rng.random() < settings.wrong_share else problem
-        response = RESPONSE.format(steps=told.steps, answer=told.answer)
-        traces.append((format_prompt(template, problem.question), response, str(problem.answer)))
-    return traces
+def _trace(row: Row, format: Format) -> Trace:
+    """A row as it stands; its question is what its prompt has in the format's place for one, else the whole prompt."""
+    prompt = row.text("prompt")
+    before, after = format.template.split(PLACEHOLDER, 1)
+    fits = prompt.startswith(before) and prompt.endswith(after) and len(prompt) >= len(before) + len(after)
+    question = prompt[len(before) : len(prompt) - len(after)] if fits else prompt
+    return prompt, Problem(row.where, question, row.text("ground_truth")), row.text("response")
 
 
-def worked_solutions(task: DownloadedTask) -> list[Trace]:
-    """The training set's own solutions in the r1_zero form."""
-    template = load_prompt("r1_zero")
-    solved = {"math": math.solutions, "gsm8k": gsm8k.solutions}[task.name](task)
-    return [
-        (
-            format_prompt(template, problem.question),
-            RESPONSE.format(steps=solution, answer=problem.ground_truth),
-            problem.ground_truth,
-        )
-        for problem, solution in solved
-    ]
-
-
-def _traces_of_file(settings: JsonlTraces | HubTraces) -> list[Trace]:
-    if isinstance(settings, HubTraces):
-        path = download(settings.repo, settings.file, settings.revision, "sft_dataset")
-    else:
-        path = Path(settings.path)
-    rows = read_jsonl(path, "sft_dataset.path")
-    return [_trace(row) for row in rows]
-
-
-def _trace(row: Row) -> Trace:
-    return row.text("prompt"), row.text("response"), row.text("ground_truth")
-
-
-def _without_validation(traces: list[Trace], prompt: str) -> list[Trace]:
+def _without_validation(traces: list[Trace], format: Format, validation: Sequence[Problem]) -> list[Trace]:
     """Those whose prompt does not ask a validation question, whatever its layout.
 
     Raises:
         UserError: none is left.
     """
-    held_out = {layout_free(problem.question) for problem in read_problems(paths.VALIDATION)}
-    before, after = (layout_free(part) for part in load_prompt(prompt).split(PLACEHOLDER))
+    held_out = {layout_free(problem.question) for problem in validation}
+    before, after = (layout_free(part) for part in format.template.split(PLACEHOLDER, 1))
 
     def asks_one(text: str) -> bool:
         if text.startswith(before) and text.endswith(after):
@@ -127,5 +126,5 @@ def _without_validation(traces: list[Trace], prompt: str) -> list[Trace]:
 
     kept = [trace for trace in traces if not asks_one(layout_free(trace[0]))]
     if not kept:
-        raise UserError("sft_dataset: no example is left that is not a validation question. Use another source.")
+        raise UserError("sft_datasets: no example is left that is not a validation question. Use another source.")
     return kept

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.study.schema import Study
+from grpo.study.schema import MAIN, Study
 from grpo.study.sections import HubModel, LocalModel
 from grpo.study.training_inputs import shared_settings
 
 
-def study_tags(study: Study, keyword: bool = False) -> dict[str, str]:
+def study_tags(study: Study, task: str = MAIN) -> dict[str, str]:
     """Study, task, model, engine and learner in a few words, to filter and group runs by.
 
     Args:
-        keyword: whether it is about the keyword task, which has a model of its own.
+        task: the one that it is about, by its name in the study.
     """
-    match None if keyword else study.model:
+    match study.models[task]:
         case HubModel() as hub:
             model = f"{hub.repo}@{hub.revision}"
         case LocalModel() as local:
             model = local.path
         case _:
-            model = "keyword_model" if keyword else "model"  # the stage that pretrains it
+            model = f"model@{task}"  # the stage that pretrains it
     return {
         "study": study.study,
-        "task": "keyword" if keyword else study.task.name,
-        "model_source": "pretrain" if keyword else study.model.source,
+        "task": study.tasks[task]["use"],
+        "model_source": study.models[task].source,
         "model": model,
         "engine": study.engine.name,
         "engine_device": study.engine.device,
@@ -36,14 +36,9 @@ def study_tags(study: Study, keyword: bool = False) -> dict[str, str]:
     }
 
 
-def study_params(study: Study, keyword: bool = False) -> dict[str, Any]:
-    """The settings that all runs of the study share, each by its place in params.yaml.
-
-    Args:
-        keyword: see :func:`study_tags`.
-    """
-    sections = {"keyword": study.keyword} if keyword else {"task": study.task, "model": study.model}
-    own = {name: section.model_dump() for name, section in sections.items()}
+def study_params(study: Study, task: str = MAIN) -> dict[str, Any]:
+    """What all runs of the study share, and the settings of their task and its model, each by its place in params.yaml."""
+    own = {"tasks": {task: study.tasks[task]}, "models": {task: study.models[task].model_dump()}}
     return flat({"study": study.study, **own, **shared_settings(study)})
 
 

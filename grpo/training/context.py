@@ -12,6 +12,7 @@ from grpo.evaluation.evaluate import Score
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import Engine
 from grpo.study.methods import TrainingConfig
+from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
 from grpo.training.state import SavedState
 
@@ -27,6 +28,7 @@ class RunContext(Generic[Config]):
 
     Attributes:
         data: the training problems; in supervised fine-tuning the examples.
+        format: how a problem is put, and an answer is read.
         score: rewards rollouts, in training and in validation.
         measures: what else validation measures of its rollouts.
         engine: samples with the policy's weights.
@@ -42,6 +44,7 @@ class RunContext(Generic[Config]):
     config: Config
     seed: int
     data: Sequence[Any] = ()
+    format: Format = ABSENT
     score: Score = ABSENT
     measures: Measures = lambda rollouts: {}
     tokenizer: Any = ABSENT

@@ -17,8 +17,7 @@ from grpo.common.errors import ToBeResumed
 from grpo.common.files import files_digest, read_json, whole_folder, write_json
 from grpo.common.lock import only_one
 from grpo.common.records import Problem, Rollout, read_examples, read_problems
-from grpo.evaluation.evaluate import Score, score_by_prompt
-from grpo.evaluation.keyword_dataset import degenerate_shares, read_keyword_problems
+from grpo.evaluation.evaluate import Score, score_by_task
 from grpo.models import require_checkpoint
 from grpo.results.selection import read_config
 from grpo.study import paths
@@ -26,16 +25,16 @@ from grpo.study.effective import EffectiveRun, digest
 from grpo.study.environment import hardware, packages, software, warn_of_other_versions
 from grpo.study.methods import GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
-from grpo.study.training_inputs import code_of_runs, shared_settings
-from grpo.tasks.formats import format_prompt, load_prompt
-from grpo.tasks.rewards import ScoredBatch, apply_reward
+from grpo.study.training_inputs import code_of_runs, shared_settings, task_inputs
+from grpo.tasks.rewards import apply_reward
+from grpo.tasks.task import Format, ScoredBatch, Task, find_format
 from grpo.tracking.mlflow_client import MlflowRun, source_tags
 from grpo.tracking.mlflow_study import flat, study_params, study_tags
 from grpo.tracking.run_log import now
 from grpo.training.order import choose_examples
 
 if TYPE_CHECKING:
-    from grpo.training.context import Measures, RunContext
+    from grpo.training.context import RunContext
 
 
 class RunData(NamedTuple):
@@ -101,6 +100,7 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         "seed": run.seed,
         **shared_settings(study),
         "software": software(_packages(study, run)),
+        "task": task_inputs(study, run.task),
         "model": files_digest(run.model),
         "train": files_digest(run.train),
         "validation": files_digest(run.validation),
@@ -122,30 +122,23 @@ def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:
 
 def read_data(run: EffectiveRun) -> RunData:
     """Read what the run is trained and evaluated on."""
-    if run.task == "keyword":
-        return RunData(read_keyword_problems(run.train), read_keyword_problems(run.validation))
     validation = read_problems(run.validation)
     if isinstance(run.config, SftConfig):
         return RunData(choose_examples(read_examples(run.train), run.config, run.seed), validation)
     return RunData(read_problems(run.train), validation)
 
 
-def score_of(run: EffectiveRun) -> Score:
-    """What rewards the run's rollouts, in training and in validation: its task, and the study's own function if it names one."""
-    by_task = partial(score_by_prompt, run.config.prompt)
+def score_of(task: Task, run: EffectiveRun) -> Score:
+    """What rewards the run's rollouts, in training and in validation: its task, and a function of the study's own."""
+    by_task = partial(score_by_task, task, run.config.prompt)
     own = run.config.reward if isinstance(run.config, GrpoConfig) else None
-    return by_task if own is None else partial(_score_by_own_reward, own, by_task, load_prompt(run.config.prompt))
+    return by_task if own is None else partial(_score_by_own_reward, own, by_task, find_format(task, run.config.prompt))
 
 
-def _score_by_own_reward(reward: str, by_task: Score, template: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
-    prompts = [format_prompt(template, rollout.problem.question) for rollout in rollouts]
+def _score_by_own_reward(reward: str, by_task: Score, format: Format, rollouts: Sequence[Rollout]) -> ScoredBatch:
+    prompts = [format.prompt(rollout.problem.question) for rollout in rollouts]
     completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
     return apply_reward(reward, prompts, completions, problems, by_task(rollouts))
-
-
-def measures_of(run: EffectiveRun) -> Measures:
-    """What validation measures of the run's rollouts besides their rewards."""
-    return degenerate_shares if run.config.prompt == "keyword" else lambda rollouts: {}
 
 
 # ---------------------------------------------------------------------------------------------------- start and finish
@@ -211,14 +204,13 @@ def _done_by_others(study: Study, run: EffectiveRun) -> bool:
 
 def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> MlflowRun:
     """The run in MLflow; one that was taken over has no metrics of its own there, but names the run that has."""
-    keyword = run.task == "keyword"
     original = {"same_as": twin, "same_as_run_id": _mlflow_id(twin)} if twin else {}
     return MlflowRun(
         run.experiment,
         f"{run.arm}-{run.seed}",
-        {**study_params(study, keyword), **flat(run.config.model_dump()), "seed": run.seed},
+        {**study_params(study, run.task), **flat(run.config.model_dump()), "seed": run.seed},
         {
-            **study_tags(study, keyword),
+            **study_tags(study, run.task),
             "stage": f"{run.experiment}@{run.arm}-{run.seed}",
             "method": run.method,
             "arm": run.arm,

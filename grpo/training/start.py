@@ -23,12 +23,13 @@ from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
 from grpo.tasks.rewards import find_reward
+from grpo.tasks.task import find_format
 from grpo.tracking.run_log import RunLog
 from grpo.training.context import RunContext
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor
-from grpo.training.run import Outputs, RunData, is_asynchronous, measures_of, score_of
+from grpo.training.run import Outputs, RunData, is_asynchronous, score_of
 from grpo.training.sft import train_sft
 from grpo.training.state import Part, RandomStates, SavedState
 
@@ -74,7 +75,8 @@ def started(
     else:
         start = start_here
     ctx: RunContext[Any] = RunContext(config=run.config, seed=run.seed, data=data.train)
-    ctx.score, ctx.measures = score_of(run), measures_of(run)
+    task = study.task(run.task)
+    ctx.format, ctx.score, ctx.measures = find_format(task, run.config.prompt), score_of(task, run), task.measures
     with start(study, run, ctx, check_weights):
         ctx.log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
 
@@ -157,9 +159,9 @@ def keep_checkpoint(
 
 def _source(study: Study, run: EffectiveRun) -> str:
     """Where the starting weights came from, in a word or two."""
-    if run.model != paths.MODEL:
+    if run.model != paths.model(run.task):
         return str(run.model)
-    model = study.model
+    model = study.models[run.task]
     match model.source:
         case "hub":
             return f"{model.repo} at {model.revision}"

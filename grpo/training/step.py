@@ -10,22 +10,23 @@ import torch
 from grpo.common.records import Rollout, response_tokens
 from grpo.evaluation.evaluate import grader_timeouts, sample_rollouts, score_rollouts
 from grpo.learner.advantages import normalize_scores
-from grpo.rollout.engine import STOP_STRINGS, SamplingParams, derive_seed
+from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.study.methods import GrpoConfig, SamplingConfig
+from grpo.tasks.task import Format
 from grpo.training.context import RunContext, Updates
 from grpo.training.order import items_of_step
 
 Sampling = TypeVar("Sampling", bound=SamplingConfig)
 
 
-def rollout_sampling(config: SamplingConfig) -> SamplingParams:
+def rollout_sampling(config: SamplingConfig, format: Format) -> SamplingParams:
     """The sampling settings of training rollouts."""
     return SamplingParams(
         temperature=config.sampling_temperature,
         top_p=config.sampling_top_p,
         min_tokens=config.sampling_min_tokens,
         max_tokens=config.sampling_max_tokens,
-        stop=STOP_STRINGS[config.prompt],
+        stop=format.stop,
     )
 
 
@@ -34,8 +35,8 @@ def sample(ctx: RunContext[Sampling], step: int, n_questions: int) -> list[Rollo
     config = ctx.config
     questions = items_of_step(ctx.data, ctx.seed, step, n_questions)
     seed = derive_seed(ctx.seed, "rollout", step)
-    sampling = rollout_sampling(config)
-    return sample_rollouts(ctx.engine, ctx.tokenizer, questions, config.prompt, sampling, config.group_size, seed)
+    sampling = rollout_sampling(config, ctx.format)
+    return sample_rollouts(ctx.engine, ctx.tokenizer, questions, ctx.format, sampling, config.group_size, seed)
 
 
 def score(ctx: RunContext[GrpoConfig], rollouts: list[Rollout]) -> dict[str, float]:

@@ -72,9 +72,9 @@ class Validation:
 
     def _sample(self, problems: Sequence[Problem]) -> list[Rollout]:
         config, settings = self.ctx.config, self.settings
-        sampling = evaluation_sampling(settings, config.prompt)
+        sampling = evaluation_sampling(settings, self.ctx.format)
         if isinstance(config, SamplingConfig):  # a response that is too long in training is too long here
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, config.sampling_max_tokens))
         ctx = self.ctx
-        groups = evaluate(ctx.engine, ctx.tokenizer, problems, config.prompt, sampling, settings.seed, score=ctx.score)
+        groups = evaluate(ctx.engine, ctx.tokenizer, problems, ctx.format, ctx.score, sampling, settings.seed)
         return [rollout for (rollout,) in groups]

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from hostile import CASES, Hostile
 
+from grpo.common.records import Problem
 from grpo.grader.pool import forget_verdicts, grade_batch, is_equal
-from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn, score_batch
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
 
 MOST_SECONDS = 1.0
 TRIES = 3  # the machine may be busy with something else: the fastest of these counts
@@ -98,7 +100,7 @@ def test_hostile_answers_do_no_harm_to_those_beside_them() -> None:
 @pytest.mark.parametrize("kind", ["r1_zero", "question_only"])
 def test_batches_of_hostile_responses_earn_nothing(kind: str) -> None:
     cases = [case for case in CASES if case.kind == kind]
-    batch = score_batch(kind, [case.text for case in cases], [case.truth for case in cases])
+    batch = GradedTask().score(kind, [Problem("p", "q", case.truth) for case in cases], [case.text for case in cases])
     assert [rewards["answer_reward"] for rewards in batch.rewards] == [0.0] * len(cases)
     assert batch.timed_out == 0
 

@@ -14,7 +14,7 @@ from grpo.common.records import Problem
 from grpo.grader.pool import grade_batch
 from grpo.study.sections import DownloadedTask, LocalFiles
 from grpo.tasks import math
-from grpo.tasks.rewards import score_batch
+from grpo.tasks.graded import GradedTask
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"
 
@@ -77,7 +77,9 @@ def test_every_truth_equals_itself(problems: list[Problem], form: str) -> None:
 def test_every_truth_earns_the_full_reward(problems: list[Problem], prompt: str, form: str) -> None:
     truths = [problem.ground_truth for problem in problems]
     start, _, end = form.rpartition("{}")
-    batch = score_batch(prompt, [start + truth + end for truth in truths], truths)
+    batch = GradedTask().score(
+        prompt, [Problem("p", "q", truth) for truth in truths], [start + truth + end for truth in truths]
+    )
     full = {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
     assert [truth for truth, rewards in zip(truths, batch.rewards, strict=True) if rewards != full] == []
     assert batch.timed_out == 0

@@ -1,0 +1,33 @@
+"""Tasks whose answers are mathematics: asked in the handouts' two formats, and verified by the grader."""
+
+from __future__ import annotations
+
+import math
+
+from grpo.common.records import Problem
+from grpo.grader.pool import grade_batch
+from grpo.tasks.formats import QUESTION_ONLY, R1_ZERO
+from grpo.tasks.task import Task
+
+# How a response ends after the steps of a solution.
+_ENDINGS = {"r1_zero": " </think> <answer>{answer}</answer>", "question_only": " \\boxed{{{answer}}}"}
+
+
+class GradedTask(Task):
+    """An answer is right where :mod:`grpo.grader` finds it equal to the problem's ground truth."""
+
+    formats = {"r1_zero": R1_ZERO, "question_only": QUESTION_ONLY}
+
+    def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
+        """1.0 or 0.0; NaN where the grader ran out of time. What needs computer algebra is spread over all cores.
+
+        Raises:
+            RuntimeError: computer algebra is needed, and its processes cannot start.
+        """
+        verdicts = grade_batch([(answer, problem.ground_truth) for answer, problem in zip(answers, problems, strict=True)])
+        return [math.nan if verdict.timed_out else float(verdict.equal) for verdict in verdicts]
+
+
+def worked_response(format: str, steps: str, answer: str) -> str:
+    """A response that gives the steps of a solution and the answer, in the form that ``format`` asks for."""
+    return f" {steps}" + _ENDINGS[format].format(answer=answer)

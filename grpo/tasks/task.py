@@ -1,0 +1,189 @@
+"""What a task is: its problems, the formats they can be put in, and how an answer is verified."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+from grpo.common.errors import UserError
+from grpo.common.imports import call_with, import_object, is_import_path
+from grpo.common.records import Problem, Rollout
+
+PLACEHOLDER = "{question}"
+Split = Literal["train", "validation"]
+SPLITS: tuple[Split, ...] = ("train", "validation")
+
+
+def whole_response(response: str) -> str | None:
+    """The response itself, unless it is blank."""
+    return response if response.strip() else None
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a question is put, and how an answer is read.
+
+    Attributes:
+        template: the prompt, byte for byte, with ``{question}`` where the question belongs.
+        stop: strings that end a response; the string itself stays part of it.
+        read: the answer that a response gives; None: it has not the form that the prompt asks for.
+    """
+
+    template: str
+    stop: tuple[str, ...] = ()
+    read: Callable[[str], str | None] = whole_response
+
+    def __post_init__(self) -> None:
+        if PLACEHOLDER not in self.template:
+            raise UserError(
+                f"the template {self.template!r} does not contain {PLACEHOLDER}. Put it where the question belongs."
+            )
+
+    def prompt(self, question: str) -> str:
+        """The template with ``{question}`` replaced. Other braces, in either text, stay as they are; nothing is appended."""
+        return self.template.replace(PLACEHOLDER, question)
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """What :meth:`Task.score` returns.
+
+    Attributes:
+        rewards: of each response ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1.
+        out_of_time: for each response whether its answer could not be verified in time, and so counts as wrong.
+    """
+
+    rewards: list[dict[str, float]]
+    out_of_time: list[bool]
+
+    @property
+    def timed_out(self) -> int:
+        """How many answers ran out of time."""
+        return sum(self.out_of_time)
+
+
+ScoreFn = Callable[[Sequence[Problem], Sequence[str]], ScoredBatch]
+"""Rewards many responses at once, given the problem of each: :meth:`Task.score`, bound to a format."""
+
+
+class Task:
+    """Problems with answers that can be verified. Subclass it for a task of your own.
+
+    What follows ``use:`` in params.yaml goes to the constructor as keyword arguments, checked against their annotations. It is
+    called whenever params.yaml is read, so it only keeps its arguments; data is read by :meth:`problems`.
+    """
+
+    formats: ClassVar[Mapping[str, Format]] = {}
+    drop_overlap: bool = False  # training questions that are also validation questions are left out, not refused
+
+    def problems(self, split: Split) -> list[Problem]:
+        """The problems of a split, the same at each call; ids are unique across splits."""
+        raise NotImplementedError
+
+    def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
+        """How right each answer is, from 0 to 1; NaN: it could not be judged in time, and counts as 0.
+
+        All the answers of a batch come at once, so that a slow verifier can judge them side by side.
+        """
+        raise NotImplementedError
+
+    def measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """What else a validation measures of responses, by name."""
+        return {}
+
+    def documents(self, seed: int, **options: Any) -> Iterator[tuple[str, str]]:
+        """An endless stream of (prompt, response) to pretrain a small model on, without any validation question.
+
+        Args:
+            seed: of the model.
+            options: ``documents:`` of the model in params.yaml.
+        """
+        raise UserError(
+            f"{type(self).__name__} has no documents, so no model can be pretrained for it: give its model the source hub or "
+            "local, or define documents()."
+        )
+
+    def pieces(self, text: str) -> list[str]:
+        """``text`` cut into what the tokenizer of a small model is trained on."""
+        return [text]
+
+    def traces(self, format: str, **options: Any) -> list[tuple[Problem, str]]:
+        """Training problems with responses to fine-tune on, for sft_datasets with ``source: task``.
+
+        Args:
+            format: the one in which the problems are put.
+            options: what else the entry of ``sft_datasets:`` says.
+        """
+        raise UserError(
+            f"{type(self).__name__} has no traces of its own: use source jsonl or hub, or leave its entry in sft_datasets out."
+        )
+
+    @final
+    def score(self, format: str, problems: Sequence[Problem], responses: Sequence[str]) -> ScoredBatch:
+        """Read each response's answer and verify all answers at once: the only place where rewards are made.
+
+        The form is right where an answer can be read; ``answer_reward`` and ``reward`` are what :meth:`verify` gives it.
+
+        Raises:
+            UserError: no such format, or :meth:`verify` gives something else than a number from 0 to 1 for each answer.
+        """
+        read = find_format(self, format).read
+        answers = [read(response) for response in responses]
+        put = [(answer, problem) for answer, problem in zip(answers, problems, strict=True) if answer is not None]
+        scores = self.verify([answer for answer, _ in put], [problem for _, problem in put])
+        if len(scores) != len(put) or not all(math.isnan(score) or 0 <= score <= 1 for score in scores):
+            raise UserError(
+                f"{type(self).__name__}.verify: expected a number from 0 to 1, or NaN, for each of {len(put)} answers, but got "
+                f"{len(scores)} values: {scores[:8]!r}."
+            )
+        remaining = iter(scores)
+        found = [0.0 if answer is None else float(next(remaining)) for answer in answers]
+        out_of_time = [math.isnan(score) for score in found]
+        right = [0.0 if late else score for score, late in zip(found, out_of_time, strict=True)]
+        return ScoredBatch([rewards(answer is not None, r) for answer, r in zip(answers, right, strict=True)], out_of_time)
+
+
+def rewards(form: bool, right: float) -> dict[str, float]:
+    """The three rewards, by the handouts' keys."""
+    return {"format_reward": float(form), "answer_reward": float(right), "reward": float(right)}
+
+
+def find_format(task: Task, name: str) -> Format:
+    """A task's format by its name.
+
+    Raises:
+        UserError: it has none of that name.
+    """
+    if name not in task.formats:
+        raise UserError(f"prompt {name}: no such format (known of {type(task).__name__}: {', '.join(task.formats) or 'none'}).")
+    return task.formats[name]
+
+
+TASKS = {
+    "arithmetic": "grpo.tasks.arithmetic:Arithmetic",
+    "math": "grpo.tasks.math:Math",
+    "gsm8k": "grpo.tasks.gsm8k:Gsm8k",
+    "keyword": "grpo.tasks.keyword:Keyword",
+}
+
+
+def make_task(settings: Mapping[str, Any], where: str = "task") -> Task:
+    """The task that an entry of ``tasks:`` stands for.
+
+    Args:
+        settings: ``use``, a name in :data:`TASKS` or an import path, and the constructor's keyword arguments.
+        where: the entry's place in params.yaml, such as ``tasks.main``.
+
+    Raises:
+        UserError: no such task, or arguments that its constructor does not take.
+    """
+    name = settings.get("use")
+    if not isinstance(name, str) or (name not in TASKS and not is_import_path(name)):
+        raise UserError(f"{where}.use: expected one of {', '.join(TASKS)}, or an import path MODULE:NAME, but it is {name!r}.")
+    kind = import_object(TASKS.get(name, name))
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
+        raise UserError(f"{where}.use: {name} is no subclass of grpo.tasks.Task. Derive it from that.")
+    task: Task = call_with(kind, {key: value for key, value in settings.items() if key != "use"}, where)
+    return task

@@ -9,11 +9,12 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from study_parts import values_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, read_examples, write_records
 from grpo.study import paths
-from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.schema import Study, load_study
 from grpo.study.sections import ArithmeticTask, GeneratedTraces, HubTraces, JsonlTraces
 from grpo.tasks.arithmetic import load
 from grpo.tasks.formats import format_prompt, load_prompt
@@ -244,7 +245,7 @@ def test_generated_traces_make_the_whole_stage(study: Study) -> None:
 
 
 def test_generated_traces_are_for_the_arithmetic_task_only(tmp_path: Path) -> None:
-    values = read_yaml(ROOT / "studies" / "gsm8k.yaml")
+    values = values_of("gsm8k")
     values["sft_dataset"] = {"source": "generated", "examples": 10, "wrong_share": 0.4, "seed": 0}
     (tmp_path / "study.yaml").write_text(json.dumps(values))
     with pytest.raises(UserError, match=r"sft_dataset\.source: .* not for gsm8k: use source .*jsonl or hub"):

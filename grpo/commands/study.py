@@ -132,8 +132,8 @@ def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
     of = f"{', '.join(files[:-1])} and {files[-1]}" if files[1:] else files[0]
     head = (
         f"# The study {path.stem}, composed by `grpo study use` from {of}.",
-        "# Edit it as you like, then `make repro`; `grpo study check` says what you changed, `grpo study save NAME` keeps that as",
-        "# a study. To change the study itself, edit its file and `grpo study use` it again.",
+        "# Edit it as you like, then `make repro`; `grpo study check` says what you changed, `grpo study save NAME` keeps that",
+        "# as a study. To change the study itself, edit its file and `grpo study use` it again.",
         f"# As composed: {_digest(values)} (tells an edit of this file from one of the study's)",
         *(("#", *opening) if opening else ()),
     )
@@ -147,11 +147,11 @@ def save(name: str) -> list[str]:
         UserError: the name is taken or can be no study's, or params.yaml is not valid, or lacks something that it had.
     """
     load_study()
+    if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", name):
+        raise UserError(f"{name}: a study's name may hold letters, digits, '_' and '-' only.")
     written, notes, _ = read_annotated(PARAMS_FILE)
     own = _own_file(written)
     target = own.with_name(f"{name}.yaml")
-    if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", name):
-        raise UserError(f"{name}: a study's name may hold letters, digits, '_' and '-' only.")
     if target.exists():
         raise UserError(f"{target}: is there already. Choose another name.")
     try:

@@ -11,6 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.representer import RoundTripRepresenter
+from ruamel.yaml.scalarfloat import ScalarFloat
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from ruamel.yaml.tokens import CommentToken
 
@@ -101,9 +102,14 @@ def _entry(key: str, value: Any) -> list[str]:
 
 
 class _Representer(RoundTripRepresenter):  # type: ignore[misc]
-    """Writes null as a word."""
+    """Writes null as a word, and numbers as they were written (3e-4), but for those that this would change."""
+
+    def as_written(self, number: ScalarFloat) -> Any:
+        node = self.represent_scalar_float(number)
+        return node if float(node.value) == number else self.represent_float(float(number))  # it rounds the seventeenth digit
 
 
+_Representer.add_representer(ScalarFloat, _Representer.as_written)
 _Representer.add_representer(type(None), lambda representer, _: representer.represent_scalar("tag:yaml.org,2002:null", "null"))
 
 

@@ -20,8 +20,8 @@ WHICH = ("use", "source", "name")  # a mapping in which one of these differs is 
 COMPUTED = ("study", "folder", "select_in")  # what composing sets, whatever a study file says
 _SELECT_IN = Note(
     above=(
-        "# The experiments with arms, by which DVC makes the stages select@EXPERIMENT: `grpo study use` lists them. To leave one",
-        "# out by hand, give it `arms: {}` below and take its name from this list.",
+        "# The experiments with arms, by which DVC makes the stages select@EXPERIMENT: `grpo study use` lists them. To leave",
+        "# one out by hand, give it `arms: {}` below and take its name from this list.",
     ),
     blank=True,
 )

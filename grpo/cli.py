@@ -115,34 +115,59 @@ def mlflow_import(
         print(line)
 
 
+VERBOSE = Annotated[bool, typer.Option("--verbose", help="Name every value and result, not only how many.")]
+
+
 @study_app.command("list")
 def study_list() -> None:
-    """The studies at hand; the active one is marked."""
-    from grpo.study.switch import list_studies
+    """The studies at hand and what each extends; the active one is marked."""
+    from grpo.commands.study import list_studies
 
     for line in list_studies():
         print(line)
 
 
 @study_app.command("check")
-def study_check() -> None:
-    """Validate params.yaml and show each run's effective configuration as far as it is known."""
-    from grpo.study.schema import load_study
-    from grpo.study.switch import describe
+def study_check(
+    name: Annotated[str | None, typer.Argument(help="A name in studies/ or a path to a study file; else params.yaml.")] = None,
+    verbose: VERBOSE = False,
+) -> None:
+    """Validate a study, show each run's effective configuration as far as it is known, and say what was changed in it."""
+    from grpo.commands.study import check
 
-    print(describe(load_study()))
+    print(check(name, verbose))
 
 
 @study_app.command("use")
 def study_use(
     name: Annotated[str, typer.Argument(help="A name in studies/, or a path to a study file.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Drop what was changed in params.yaml by hand.")] = False,
+    verbose: VERBOSE = False,
 ) -> None:
-    """Make a study the active one: validate it, say what changes, and write params.yaml."""
-    from grpo.study.switch import use
+    """Make a study the active one: compose and validate it, say what changes, and write params.yaml."""
+    from grpo.commands.study import use
 
-    for line in use(name, dry_run):
+    for line in use(name, dry_run, force, verbose):
         print(line)
+
+
+@study_app.command("save")
+def study_save(name: Annotated[str, typer.Argument(help="Of the new study: studies/NAME.yaml.")]) -> None:
+    """Make a study of what was changed in params.yaml by hand: an overlay on the active one."""
+    from grpo.commands.study import save
+
+    for line in save(name):
+        print(line)
+
+
+@study_app.command("show")
+def study_show(name: Annotated[str, typer.Argument(help="A name in studies/, or a path to a study file.")]) -> None:
+    """Print a study as `grpo study use` would write it into params.yaml."""
+    from grpo.commands.study import composed_text
+    from grpo.study.compose import study_path
+
+    print(composed_text(study_path(name))[0], end="")
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from scoring_parts import score_each
 from state_parts import saved_every
 from training_parts import by, context
 

@@ -1,10 +1,13 @@
-"""The default study's experiments, by the names that the tests use for them."""
+"""The studies in studies/ for tests that need one whole, and the default study's experiments by name."""
 
 from __future__ import annotations
 
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+from grpo.commands.study import composed_text
+from grpo.study.compose import compose
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import load_study
 from grpo.study.sections import Experiment, Method
@@ -17,7 +20,9 @@ COLOCATE = "grpo_colocate"
 ASYNCHRONOUS = "grpo_async_offpolicy"
 KEYWORD = "grpo_keyword_inclusion"
 
-_STUDY = load_study(Path(__file__).parents[1] / "studies/mini.yaml")
+ROOT = Path(__file__).parents[1]
+STUDIES = sorted(path for path in (ROOT / "studies").glob("*.yaml") if path.stem != "base")  # which is no study by itself
+_STUDY = load_study(ROOT / "studies/mini.yaml")
 EXPERIMENTS = {name: experiment.title for name, experiment in _STUDY.experiments.items()}
 # Whose winners' values an experiment's runs start from, and the sweep of which arms take theirs by rank.
 BUILDS_ON = {
@@ -45,3 +50,16 @@ def method_of(experiment: str) -> Method:
 def needed_selections(experiment: str) -> list[str]:
     """The experiments whose selection its runs know of, first to last."""
     return _STUDY.needed_selections(experiment)
+
+
+def values_of(name: str) -> dict[str, Any]:
+    """The values of a study, which the caller may change."""
+    return compose(ROOT / f"studies/{name}.yaml")
+
+
+def activate(name: str, folder: Path) -> Path:
+    """Write ``folder``'s params.yaml as `grpo study use NAME` does; its path."""
+    with chdir(ROOT):
+        text = composed_text(Path(f"studies/{name}.yaml"))[0]
+    (folder / "params.yaml").write_text(text)
+    return folder / "params.yaml"

@@ -27,7 +27,6 @@ import ray
 import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner, problems
 from pydantic import ValidationError
-from scoring_parts import score_each
 from state_parts import never_saved, saved_every
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training_parts import context

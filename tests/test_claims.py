@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
-from study_parts import EXPERIMENTS
+from study_parts import EXPERIMENTS, STUDIES
 
 from grpo.common.errors import UserError
 from grpo.results import claims
@@ -914,7 +914,7 @@ def test_the_learning_rates_stand_in_rising_order(name: str) -> None:
     assert rates == sorted(rates) and len(rates) >= 3
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_arms_stand_in_the_order_that_claims_go_by(path: Path) -> None:
     """More SFT comes later, and the base model first; where the study has the experiment."""
     study = load_study(path)

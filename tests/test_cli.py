@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+from study_parts import STUDIES, activate
 
 from grpo.cli import main
 from grpo.pretraining.base_model import make_base_model
@@ -39,7 +40,7 @@ def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project folder with the smoke study."""
     shutil.copytree(ROOT / "studies", tmp_path / "studies")
-    shutil.copyfile(ROOT / "studies" / "smoke.yaml", tmp_path / "params.yaml")
+    activate("smoke", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     return tmp_path
@@ -172,34 +173,9 @@ def test_a_response_longer_than_the_context_is_refused(project, smoke_data, monk
     assert [path for root in (paths.RUNS, paths.CHECKPOINTS) for path in root.glob("*/*")] == [], "no result and no draft"
 
 
-def test_study_use_validates_before_it_writes(project, monkeypatch, capsys):
-    before = (project / "params.yaml").read_text()
-    bad = project / "bad.yaml"
-    bad.write_text(before.replace("group_size: 4", "group_size: 3"))
-    code, _, error = run(monkeypatch, capsys, "study", "use", str(bad))
-    assert code == 2 and "bad.yaml" in error
-    assert (project / "params.yaml").read_text() == before
-
-
-def test_study_use_says_what_changes(project, monkeypatch, capsys):
-    steps = load_study(project / "studies/mini.yaml").grpo.n_grpo_steps
-    code, output, _ = run(monkeypatch, capsys, "study", "use", "mini", "--dry-run")
-    assert code == 0 and f"grpo.n_grpo_steps: 3 -> {steps}" in output
-    assert load_study().study == "smoke", "a dry run changes nothing"
-    stale = paths.RUNS / "grpo_learning_rate" / "9e-9-0"
-    stale.mkdir(parents=True)
-    code, output, _ = run(monkeypatch, capsys, "study", "use", "mini")
-    assert code == 0 and load_study().study == "mini"
-    assert "9e-9-0" in output and not stale.exists()
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_is_valid_and_named_after_its_file(path):
     assert load_study(path).study == path.stem
-
-
-def test_the_active_study_is_mini():
-    assert (ROOT / "params.yaml").read_text() == (ROOT / "studies" / "mini.yaml").read_text()
 
 
 def test_real_studies_keep_the_handouts_defaults():
@@ -316,23 +292,10 @@ def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(
     assert (project / "data/checkpoints/grpo_keyword_inclusion/grpo-0/last/model.safetensors").exists()
 
 
-def test_a_study_with_fewer_experiments_takes_away_the_results_of_the_others(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ("grpo_async_offpolicy", "grpo_colocate")
-    files = [Path(root) / f"{name}.json" for root in ("reports/select", "reports/candidates") for name in names]
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("{}")
-    code, out, _ = run(monkeypatch, capsys, "study", "use", "gsm8k")
-    assert code == 0 and "reports/select/grpo_async_offpolicy.json" in out
-    assert [file.exists() for file in files] == [False, True] * 2
-
-
 def test_training_what_is_left_out_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copyfile(ROOT / "studies" / "gsm8k.yaml", project / "params.yaml")
+    activate("gsm8k", project)
     for command in (["train", "grpo_async_offpolicy", "lag_0"], ["select", "grpo_async_offpolicy"]):
         code, _, told = run(monkeypatch, capsys, *command)
         assert code == 2

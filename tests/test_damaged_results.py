@@ -13,7 +13,6 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_text, write_text
 from grpo.common.records import read_examples, read_problems
 from grpo.evaluation.compare import read_scores
-from grpo.evaluation.keyword_dataset import read_keyword_problems
 from grpo.reporting import kissing_number, pieces, writeup
 from grpo.reporting.timing import read_timing
 from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_selection

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from study_parts import activate
 
 from grpo.commands import doctor
 from grpo.study.schema import Study, load_study
@@ -59,7 +59,7 @@ def test_vllm_must_be_a_release_that_was_tested(installed: str, good: bool, monk
 def test_the_command_ends_with_2_where_something_is_missing(
     study: str, code: int, grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copy(ROOT / "studies" / f"{study}.yaml", tmp_path / "params.yaml")
+    activate(study, tmp_path)
     monkeypatch.chdir(tmp_path)
     found, said, told = grpo("doctor")
     assert found == code, told

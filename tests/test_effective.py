@@ -20,23 +20,26 @@ from study_parts import (
     RANKED_BY,
     SFT,
     SFT_INITIALIZATION,
+    STUDIES,
+    activate,
     method_of,
     needed_selections,
+    values_of,
 )
 
+from grpo.commands.study import describe
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.sections import Experiment
 from grpo.study.stages import stage_of, unlike_dvc
-from grpo.study.switch import describe
 from grpo.training.run import _packages, run_identity
 
 ROOT = Path(__file__).parents[1]
 BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
 LONG = load_study(ROOT / "studies" / "mini.yaml").experiments[FOCUSED].arms["best_1"]["n_grpo_steps"]
-STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
 
 
 def winner(experiment: str, arm: str, **overrides: Any) -> dict[str, Any]:
@@ -258,10 +261,10 @@ def test_a_winner_that_does_not_fit_those_before_is_named(mini_study: Study) -> 
 
 def edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> Study:
     """The mini study after ``edit``."""
-    values = read_yaml(ROOT / "studies" / "mini.yaml")
+    values = values_of("mini")
     edit(values)
-    (tmp_path / "study.yaml").write_text(json.dumps(values))
-    return load_study(tmp_path / "study.yaml")
+    (tmp_path / "params.yaml").write_text(json.dumps(values))
+    return load_study(tmp_path / "params.yaml")
 
 
 def refused(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> str:
@@ -294,11 +297,11 @@ def test_off_policy_rank_is_a_whole_number_up_to_best_few(tmp_path: Path, experi
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_ranks_up_to_best_few_are_taken(tmp_path: Path, rank: int) -> None:
-    values = read_yaml(ROOT / "studies" / "mini.yaml")
+    values = values_of("mini")
     values["selection"]["best_few"] = 3
     values["experiments"][FOCUSED]["arms"]["extra"] = {"off_policy_rank": rank}
-    (tmp_path / "study.yaml").write_text(json.dumps(values))
-    assert load_study(tmp_path / "study.yaml").experiments[FOCUSED].arms["extra"] == {"off_policy_rank": rank}
+    (tmp_path / "params.yaml").write_text(json.dumps(values))
+    assert load_study(tmp_path / "params.yaml").experiments[FOCUSED].arms["extra"] == {"off_policy_rank": rank}
 
 
 @pytest.mark.parametrize(
@@ -530,8 +533,7 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    shutil.copy(path, tmp_path / "params.yaml")
-    study = load_study(path)
+    study = load_study(activate(path.stem, tmp_path))
     with Repo.init(no_scm=True) as repo:
         names = {stage.addressing for stage in repo.index.stages}
     found = {name.partition("@")[0]: 0 for name in names} | dict.fromkeys(EXPERIMENTS, 0)
@@ -598,7 +600,7 @@ def test_dvc_trains_grpo_from_sft_checkpoints_after_them(stages: dict[str, Any],
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_all_studies_hold_the_same_experiments(path: Path) -> None:
-    assert list(read_yaml(path)["experiments"]) == list(EXPERIMENTS)
+    assert list(values_of(path.stem)["experiments"]) == list(EXPERIMENTS)
 
 
 def test_an_arm_and_no_experiments_name_says_that_a_run_is_asynchronous(mini_study: Study) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 from scoring_parts import evaluate_by
+from study_parts import activate
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout, write_records
@@ -232,7 +232,7 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> Pa
     """A project folder with a study, an untrained model and 3,000 problems, which is several chunks."""
     from grpo.models.checkpoint import save_checkpoint
 
-    shutil.copy(Path(__file__).parent.parent / "studies" / "mini.yaml", tmp_path / "params.yaml")
+    activate("mini", tmp_path)
     save_checkpoint(tmp_path / "data/model/main", model, tokenizer)
     many = [Problem(f"p{i}", f"Mia has {i} apples. How many?", str(i), level=1) for i in range(3000)]
     write_records(tmp_path / "data/dataset/main/validation.jsonl", many)

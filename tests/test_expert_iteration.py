@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from scoring_parts import score_each
 from state_parts import never_saved
 from training_parts import context
 

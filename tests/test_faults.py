@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from study_parts import activate
 
 from grpo import cli
 from grpo.common.errors import UserError, explain_os_error
@@ -50,8 +51,8 @@ def smoke_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("smoke") / "project"
     (folder / "studies").mkdir(parents=True)
-    text = (ROOT / "studies/smoke.yaml").read_text()
-    (folder / "params.yaml").write_text(re.sub(r"(?m)^( +steps:) \d+$", r"\1 2", text))
+    params = activate("smoke", folder)
+    params.write_text(re.sub(r"(?m)^( +steps:) \d+$", r"\1 2", params.read_text()))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder.parent}/mlflow.db")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from study_parts import activate
 
 ROOT = Path(__file__).parents[1]
 # Each takes longer than the rest of a stage's imports together, and the mini model needs none of them.
@@ -34,8 +35,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder with the smoke study, made short."""
     folder = tmp_path_factory.mktemp("smoke") / "project"
     folder.mkdir()
-    text = (ROOT / "studies/smoke.yaml").read_text()
-    (folder / "params.yaml").write_text(re.sub(r"(?m)^( +(?:steps|n_grpo_steps):) \d+$", r"\1 2", text))
+    params = activate("smoke", folder)
+    params.write_text(re.sub(r"(?m)^( +(?:steps|n_grpo_steps):) \d+$", r"\1 2", params.read_text()))
     return folder
 
 

@@ -45,7 +45,6 @@ WITHOUT_A_SAY = {
     "grpo.results.statistics",
     "grpo.study.experiments",
     "grpo.common.files",
-    "grpo.common.imports",
     "grpo.study.training_inputs",
     "grpo.common.memory",
     "grpo.tracking.mlflow_study",

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 from ruamel.yaml import YAML
+from study_parts import activate
 
 REPOSITORY = Path(__file__).parent.parent
 OFF_POLICY = {
@@ -39,7 +40,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small study, its data and its models, and no runs."""
     folder = tmp_path_factory.mktemp("project")
     yaml = YAML()
-    study = yaml.load(REPOSITORY / "studies" / "smoke.yaml")
+    study = yaml.load(activate("smoke", folder))
     study["save_state_every"] = 2
     study["grpo"] |= {"n_grpo_steps": 12, "learning_rate": 1e-3}
     study["sft"] |= {"n_sft_steps": 12, "evaluate_every": 3}

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from scoring_parts import score_each
 from state_parts import never_saved
 from torch import Tensor
 from training_parts import context, scored

@@ -9,7 +9,7 @@ import shutil
 import pytest
 from pipeline_parts import ROOT, digests, lock, sh
 from ruamel.yaml import YAML
-from study_parts import EXPERIMENTS, needed_selections
+from study_parts import EXPERIMENTS, activate, needed_selections
 
 from grpo.study.schema import load_study
 
@@ -259,8 +259,8 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
 def test_real_studies_list_their_stages(study, tmp_path):
     from dvc.repo import Repo
 
-    for name, source in (("dvc.yaml", ROOT / "dvc.yaml"), ("params.yaml", ROOT / f"studies/{study}.yaml")):
-        shutil.copy(source, tmp_path / name)
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    activate(study, tmp_path)
     with Repo.init(str(tmp_path), no_scm=True) as repo:
         commands = {stage.cmd for stage in repo.index.stages}
     values = load_study(tmp_path / "params.yaml")

@@ -17,7 +17,7 @@ from grpo.evaluation.evaluate import score_by_prompt, score_rollouts, summarize
 from grpo.grader import pool
 from grpo.grader.pool import GraderPool, Verdict, grade_batch, is_equal
 from grpo.study.methods import GrpoConfig
-from grpo.tasks.rewards import REWARD_FNS, score_batch, score_each
+from grpo.tasks.rewards import REWARD_FNS
 from grpo.training.context import RunContext
 from grpo.training.step import score
 

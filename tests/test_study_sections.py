@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, method_of
+from study_parts import (
+    ASYNCHRONOUS,
+    EXPERIMENTS,
+    EXPERT_ITERATION,
+    KEYWORD,
+    SFT,
+    SFT_INITIALIZATION,
+    STUDIES,
+    method_of,
+    values_of,
+)
 
 from grpo.common.errors import UserError
 from grpo.study.effective import effective_run
@@ -21,10 +31,10 @@ Edit = Callable[[dict[str, Any]], None]
 
 def edited(tmp_path: Path, edit: Edit) -> Study:
     """The mini study after ``edit``."""
-    values = read_yaml(ROOT / "studies" / "mini.yaml")
+    values = values_of("mini")
     edit(values)
-    (tmp_path / "study.yaml").write_text(json.dumps(values))
-    return load_study(tmp_path / "study.yaml")
+    (tmp_path / "params.yaml").write_text(json.dumps(values))
+    return load_study(tmp_path / "params.yaml")
 
 
 def refused(tmp_path: Path, edit: Edit) -> str:
@@ -297,7 +307,7 @@ def counting(last_k: int, **sections: dict[str, Any]) -> Edit:
     return edit
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_runs_of_every_study_have_the_evaluations_that_they_count_by(path: Path) -> None:
     study = load_study(path)
     for experiment, content in study.experiments.items():
@@ -321,7 +331,7 @@ def test_runs_of_every_study_have_the_evaluations_that_they_count_by(path: Path)
 )
 def test_a_run_with_fewer_evaluations_than_it_counts_by_is_refused(tmp_path: Path, edit: Edit, told: str) -> None:
     message = refused(tmp_path, edit)
-    assert "study.yaml: experiments." in message and told in message
+    assert "params.yaml: experiments." in message and told in message
     assert len(message.splitlines()) == 1
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import torch
-from scoring_parts import evaluate_by, score_all_by, score_each
 from state_parts import never_saved
 from study_parts import entry
 from training_parts import by, context

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from ruamel.yaml import YAML
-from study_parts import ASYNCHRONOUS, needed_selections
+from study_parts import ASYNCHRONOUS, activate, needed_selections
 from training_parts import scored
 
 from grpo.common.errors import UserError
@@ -198,7 +198,7 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the mini study's data and model; its runs have 14 steps."""
     folder = tmp_path_factory.mktemp("mini")
     yaml = YAML()
-    params = yaml.load(ROOT / "studies/mini.yaml")
+    params = yaml.load(activate("mini", folder))
     params["evaluation"] |= {"zero_shot_prompts": ["question_only"], "every": STEPS // 2, "problems": 512}
     params["grpo"] |= {"n_grpo_steps": STEPS, "sampling_min_tokens": 0}  # a minimum narrows down what is drawn from
     yaml.dump(params, folder / "params.yaml")

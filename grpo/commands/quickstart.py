@@ -12,10 +12,13 @@ from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 
+from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
+from grpo.common.files import write_text
 from grpo.common.lock import only_one
 from grpo.study import paths
-from grpo.study.schema import MAIN, PARAMS_FILE, STUDIES_FOLDER, Study, load_study
+from grpo.study.compose import STUDIES_FOLDER
+from grpo.study.schema import MAIN, PARAMS_FILE, Study, load_study
 from grpo.tracking.mlflow_client import tracking_uri, without_password
 
 STUDY = STUDIES_FOLDER / "quickstart.yaml"
@@ -40,7 +43,7 @@ def quickstart() -> None:
         if again:
             print(f"{FOLDER}/ is from an earlier time: it is emptied, and all is made anew. Equal settings give equal results.")
         _empty()
-        shutil.copyfile(STUDY, FOLDER / PARAMS_FILE)
+        write_text(FOLDER / PARAMS_FILE, composed_text(STUDY)[0])
         with chdir(FOLDER):
             _run_stages(study, lambda text: print(f"\n[{_clock(began)}] {text}", flush=True))
             rewards, tracked = _rewards(study), without_password(tracking_uri())
@@ -59,8 +62,8 @@ def _require_one_experiment(study: Study) -> None:
     """Stages of other experiments are not run here."""
     if study.made != [EXPERIMENT] or study.evaluation.best_of_n.prompts or study.kissing_number is not None:
         raise UserError(
-            f"{STUDY}: quickstart makes {EXPERIMENT} alone: give other experiments `arms: {{}}` and best_of_n `prompts: []`, "
-            "and set kissing_number to null. To make more, copy the file, `grpo study use` the copy, and `make repro`."
+            f"{STUDY}: quickstart makes {EXPERIMENT} alone: give experiments `only: [{EXPERIMENT}]`, best_of_n `prompts: []`, "
+            "and kissing_number null. To make more, copy the file, `grpo study use` the copy, and `make repro`."
         )
 
 

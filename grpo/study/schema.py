@@ -13,7 +13,9 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from grpo.common.errors import UserError
+from grpo.common.files import parse_yaml
 from grpo.common.imports import search_in
+from grpo.study.compose import STUDIES_FOLDER, compose
 from grpo.study.methods import (
     OFF_POLICY_RANK,
     ExpertIterationConfig,
@@ -41,9 +43,8 @@ from grpo.tasks.sft_dataset import SftDataset
 from grpo.tasks.task import Split, Task, make_task
 
 PARAMS_FILE = Path("params.yaml")
-STUDIES_FOLDER = Path("studies")
 MAIN = "main"  # the task that is evaluated zero-shot, and that experiments have unless they say otherwise
-TOKENS_ON_CPU = 4096  # of a packed row, as in studies/mini.yaml
+TOKENS_ON_CPU = 4096  # of a packed row, as in studies/base.yaml
 MORE_EVALUATIONS = {
     "grpo": "raise n_grpo_steps, lower evaluation.every",
     "sft": "raise n_sft_steps, lower evaluate_every",
@@ -373,30 +374,28 @@ def read_yaml(path: Path) -> Any:
     Raises:
         UserError: the file is missing or is not YAML in UTF-8; the message names file, line and remedy.
     """
-    from ruamel.yaml import YAML, YAMLError
-
     if not path.exists():
         raise UserError(f"{path}: no such file. Run this in the project's folder, or choose a study: `grpo study use mini`.")
-    try:
-        return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: not UTF-8 text ({error.reason}). Mend that line.") from error
-    except (YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error}). Mend that line.") from error
+    return parse_yaml(path)
 
 
 def load_study(path: Path = PARAMS_FILE) -> Study:
-    """Read and validate a study.
+    """Read and validate a study: params.yaml as it stands, a study file with what it extends.
 
     Raises:
         UserError: one line for each wrong key, with its path in the file and what was expected.
     """
-    values = read_yaml(path)
+    return validated(read_yaml(path) if path.name == PARAMS_FILE.name else compose(path), path)
+
+
+def validated(values: Any, path: Path) -> Study:
+    """The study that ``values`` make; ``path``, for messages, is where they come from.
+
+    Raises:
+        UserError: as :func:`load_study`.
+    """
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a mapping of sections at the top. Compare with {STUDIES_FOLDER}/mini.yaml.")
+        raise UserError(f"{path}: expected a mapping of sections at the top. Compare with {STUDIES_FOLDER}/base.yaml.")
     folder = values.get("folder", Study.model_fields["folder"].default)
     if isinstance(folder, str):
         search_in(Path(folder))

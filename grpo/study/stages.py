@@ -52,6 +52,8 @@ def deps_of(study: Study, experiment: str) -> list[str]:
 
 def unlike_dvc(study: Study) -> list[str]:
     """What of the study's experiments dvc.yaml says otherwise, each with what to do; empty where the two agree."""
+    if not DVC_FILE.exists():
+        return []
     stages: dict[str, Any] = read_yaml(DVC_FILE)["stages"]
     found = []
     for name in study.made:

@@ -1,0 +1,277 @@
+"""The commands `grpo study ...`: which studies there are, what one makes, switching to another, keeping edits as a study."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo.common.errors import UserError
+from grpo.common.files import parse_yaml, write_text
+from grpo.study import paths
+from grpo.study.annotated import Note, Notes, read_annotated, to_text
+from grpo.study.compose import (
+    COMPUTED,
+    STUDIES_FOLDER,
+    Change,
+    annotated,
+    changes,
+    compose,
+    files_of,
+    overlay_of,
+    study_path,
+)
+from grpo.study.effective import effective_run
+from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
+from grpo.study.schema import PARAMS_FILE, Study, load_study, read_yaml, validated
+from grpo.study.stages import unlike_dvc
+
+_AS_COMPOSED = re.compile(r"^# As composed: ([0-9a-f]{16})\b", re.M)
+
+
+def list_studies() -> list[str]:
+    """One line for each study in studies/, with what it extends; the active one is marked.
+
+    A file without a description of its own that extends nothing is no study but what others have in common.
+    """
+    active = _own_file(read_yaml(PARAMS_FILE)) if PARAMS_FILE.exists() else None
+    lines = []
+    for path in sorted(STUDIES_FOLDER.glob("*.yaml")):
+        if description := compose(path).get("description"):
+            extends = ", ".join(file.stem for file in files_of(path)[1:])
+            lines.append(f"{'*' if path == active else ' '} {path.stem:<12} {description}{f' [{extends}]' if extends else ''}")
+    return lines
+
+
+def check(name: str | None, verbose: bool) -> str:
+    """Validate a study (params.yaml, if none is named) and say which runs it makes and what differs in it.
+
+    Args:
+        verbose: name every value that differs from what a study file extends, not only their number.
+    """
+    if name is None:
+        study, active = load_study(), read_yaml(PARAMS_FILE)
+        own = _own_file(active)
+        told = _edits_told(active) if own.exists() else [f"what was changed by hand cannot be told, as {own} is not there"]
+        told = told or [f"{PARAMS_FILE} is as composed from {own}"]
+        return "\n".join([describe(study), "", *told, *unlike_dvc(study)])
+    path = study_path(name)
+    lines = [describe(load_study(path))]
+    if extended := files_of(path)[1:2]:
+        lines += ["", f"differs from {extended[0]}, which it extends, in:"]
+        lines += _summary(compose(extended[0]), compose(path), verbose) or ["  nothing"]
+    return "\n".join(lines)
+
+
+def describe(study: Study) -> str:
+    """The study's runs with what each changes; a winner that is not known yet is named by its experiment."""
+    tasks = ", ".join(f"{name} ({task['use']})" for name, task in study.tasks.items())
+    lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, tasks {tasks}, engine {study.engine.name}"]
+    for name in study.made:
+        before = [_pinned_or(study, b, "winner") for b in study.needed_selections(name)]
+        lines.append(name + (f", builds on {', '.join(before)}" if before else ""))
+        for arm, overrides in study.experiments[name].arms.items():
+            config = effective_run(study, name, arm, study.seeds[0], []).config
+            steps = f"{config.n_steps} steps"
+            if OFF_POLICY_RANK in overrides:
+                steps += f", updates as in {study.experiments[name].builds_on}'s off-policy arm of that rank"
+            elif isinstance(config, GrpoConfig):
+                steps += f", {config.updates_per_rollout_batch} update(s) per rollout batch"
+            lines.append(f"  {arm}: {overrides}, {steps}")
+    lines += [f"left out: {', '.join(study.left_out)}"] if study.left_out else []
+    return "\n".join(lines)
+
+
+def _pinned_or(study: Study, experiment: str, otherwise: str) -> str:
+    pinned = study.selection.pinned.get(experiment)
+    return f"{experiment} ({f'pinned: {pinned}' if pinned else otherwise})"
+
+
+def use(name: str, dry_run: bool, force: bool, verbose: bool) -> list[str]:
+    """Make a study the active one.
+
+    Args:
+        name: a name in studies/, or the path of a study file.
+        dry_run: only say what would change.
+        force: also where that drops what was changed in params.yaml by hand.
+        verbose: name every value that changes and every result that is removed, not only how many.
+
+    Returns:
+        lines that say what changes: values of params.yaml, and results of runs that the new study does not have.
+
+    Raises:
+        UserError: no such study, or it is not valid, or params.yaml was changed by hand; it is then left as it was.
+    """
+    path = study_path(name)
+    text, values = composed_text(path)
+    study = validated(values, path)
+    if not force:
+        _require_no_edits(values, name)
+    lines = [f"{PARAMS_FILE} {'would become' if dry_run else 'is now'} the study {study.study}: {study.description}"]
+    lines += _summary(_active_values(), values, verbose) or ["  no value changes"]
+    if stale := _results_of_other_runs(study):
+        verb = "would remove" if dry_run else "removed"
+        lines.append(f"{verb} results of runs that this study does not have (DVC's cache keeps them):")
+        counts = Counter(str(folder.parents[-3]) for folder in stale)  # data/runs of data/runs/EXPERIMENT/ARM-SEED
+        lines += [f"  {folder}" for folder in stale] if verbose else [f"  {n} in {root}" for root, n in counts.items()]
+    lines += unlike_dvc(study)
+    lines.append("`dvc repro` runs it, `dvc status` says which stages are stale.")
+    if not dry_run:
+        write_text(PARAMS_FILE, text)
+        for folder in stale:
+            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    return lines
+
+
+def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
+    """What `grpo study use` writes for a study file, with the comments of all that it is composed of; and the values in it."""
+    values, (written, notes, opening) = compose(path), annotated(path)
+    files = [str(file) for file in files_of(path)]
+    of = f"{', '.join(files[:-1])} and {files[-1]}" if files[1:] else files[0]
+    head = (
+        f"# The study {path.stem}, composed by `grpo study use` from {of}.",
+        "# Edit it as you like, then `make repro`; `grpo study check` says what you changed, `grpo study save NAME` keeps that",
+        "# as a study. To change the study itself, edit its file and `grpo study use` it again.",
+        f"# As composed: {_digest(values)} (tells an edit of this file from one of the study's)",
+        *(("#", *opening) if opening else ()),
+    )
+    return to_text(written, {**notes, ("study",): Note(blank=True)}, head), values
+
+
+def save(name: str) -> list[str]:
+    """Write params.yaml as the study studies/NAME.yaml, which extends the active one and says what was changed by hand.
+
+    Raises:
+        UserError: the name is taken or can be no study's, or params.yaml is not valid, or lacks something that it had.
+    """
+    load_study()
+    if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", name):
+        raise UserError(f"{name}: a study's name may hold letters, digits, '_' and '-' only.")
+    written, notes, _ = read_annotated(PARAMS_FILE)
+    own = _own_file(written)
+    target = own.with_name(f"{name}.yaml")
+    if target.exists():
+        raise UserError(f"{target}: is there already. Choose another name.")
+    try:
+        overlay = overlay_of(*({k: v for k, v in each.items() if k not in COMPUTED} for each in (compose(own), written)))
+    except ValueError as gone:
+        raise UserError(
+            f"{PARAMS_FILE}: {gone}: is in {own}, but no longer here, and a study that extends another cannot take a key away. "
+            f"Put it back, or keep the whole: cp {PARAMS_FILE} {target}"
+        ) from None
+    if not overlay:
+        raise UserError(f"{PARAMS_FILE}: says what {own} says. There is nothing to save.")
+    write_text(target, to_text({"extends": own.stem, **overlay}, _without_comments(notes)))
+    named = name if own.parent == STUDIES_FOLDER else target
+    return [f"{target}: extends {own.stem}, with what was changed by hand. `grpo study use {named}` makes it the active study."]
+
+
+def _without_comments(notes: Notes) -> Notes:
+    """Only which mappings stand on one line, as the comments are in what is extended already."""
+    return {key: Note(flow=note.flow) for key, note in notes.items()}
+
+
+# ------------------------------------------------------------------------------------------------------- edits by hand
+
+
+def _require_no_edits(values: Mapping[str, Any], name: str) -> None:
+    """Raise UserError where writing ``values``, those of study ``name``, to params.yaml would lose what was changed there."""
+    if not PARAMS_FILE.exists():
+        return
+    drop = f"`grpo study use {name} --force` drops it"
+    try:
+        active = read_yaml(PARAMS_FILE)
+        if not isinstance(active, dict):
+            raise UserError(f"{PARAMS_FILE}: expected a mapping of sections at the top.")
+        if _as_it_was_composed(active) or not _apart_from_names(changes(values, active)):
+            return
+        edits = _edits_told(active)
+    except UserError as error:
+        raise UserError(f"{error} {drop}, whatever it holds.") from None
+    if edits:
+        keep = f"Nothing was written. `grpo study save NAME` keeps it as a study; {drop}."
+        raise UserError("\n".join([f"{PARAMS_FILE}: {edits[0]}", *edits[1:], keep]))
+
+
+def _edits_told(active: Mapping[str, Any]) -> list[str]:
+    """How params.yaml differs from the study file that it was composed from; nothing, if it does not.
+
+    Raises:
+        UserError: there is no such file, or it cannot be composed.
+    """
+    own = _own_file(active)
+    if not own.exists():
+        raise UserError(f"{PARAMS_FILE}: what was changed in it cannot be told, as its study's file {own} is not there.")
+    edits = [change for change in changes(compose(own), active) if change[0].partition(".")[0] not in COMPUTED]
+    composed = f"since it was composed from {own}"
+    by = f"that file was changed {composed}" if _as_it_was_composed(active) else f"changed by hand {composed}"
+    return [f"{by}:", *(_told(change) for change in edits)] if edits else []
+
+
+def _as_it_was_composed(active: Mapping[str, Any]) -> bool:
+    """Whether params.yaml holds just what `grpo study use` wrote into it, though the study's file may have changed since."""
+    noted = _AS_COMPOSED.search(PARAMS_FILE.read_text(encoding="utf-8"))
+    return noted is not None and noted[1] == _digest(active)
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    """SHA-256 (first 16 hex digits) of a study's values in their order."""
+    return hashlib.sha256(json.dumps(values, default=str).encode()).hexdigest()[:16]
+
+
+def _own_file(active: Mapping[str, Any]) -> Path:
+    """The study file that params.yaml was composed of, as far as its values tell."""
+    return Path(str(active.get("folder", STUDIES_FOLDER))) / f"{active.get('study')}.yaml"
+
+
+def _active_values() -> dict[str, Any]:
+    """What params.yaml holds; nothing, where it is missing or no mapping that can be read."""
+    try:
+        values = parse_yaml(PARAMS_FILE) if PARAMS_FILE.exists() else {}
+    except UserError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+# ------------------------------------------------------------------------------------------------------------- summary
+
+
+def _apart_from_names(found: list[Change]) -> list[Change]:
+    """The changes that matter to results, and not those that follow from the study's name or other changes."""
+    return [change for change in found if change[0].partition(".")[0] not in ("description", *COMPUTED)]
+
+
+def _summary(old: Mapping[str, Any], new: Mapping[str, Any], verbose: bool) -> list[str]:
+    """Each change of a value; or in which sections there are how many, and what becomes of which experiments."""
+    found = changes(old, new)
+    if verbose:
+        return [_told(change) for change in found]
+    keys = [key.split(".") for key, _, _ in _apart_from_names(found)]
+    sections = Counter(key[0] for key in keys if key[0] != "experiments")
+    lines = ["  values: " + ", ".join(f"{section} {n}" for section, n in sections.items())] if sections else []
+    before, after = ({name: e.get("arms") for name, e in (s.get("experiments") or {}).items()} for s in (old, new))
+    kinds: dict[str, list[str]] = {"added": [], "left out": [], "with other arms or settings": []}
+    for name in dict.fromkeys(key[1] for key in keys if key[0] == "experiments" and key[1:]):
+        had, has = bool(before.get(name)), bool(after.get(name))
+        if had or has:
+            kinds["added" if not had else "left out" if not has else "with other arms or settings"].append(name)
+    return lines + [f"  experiments {kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
+
+
+def _told(change: Change) -> str:
+    key, old, new = change
+    return f"  {key}: {old} -> {new}"
+
+
+def _results_of_other_runs(study: Study) -> list[Path]:
+    """Results in the workspace of runs that ``study`` does not name; they would stand in the way of its own."""
+    own = {f"{name}/{arm}-{seed}" for name, e in study.experiments.items() for arm in e.arms for seed in study.seeds}
+    found = [path for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING) for path in sorted(root.glob("*/*"))]
+    runs = [path for path in found if f"{path.parent.name}/{path.stem if path.suffix == '.json' else path.name}" not in own]
+    winners = [root / f"{name}.json" for root in (paths.SELECT, paths.CANDIDATES) for name in study.left_out]
+    return [*runs, *(path for path in winners if path.exists())]

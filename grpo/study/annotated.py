@@ -1,0 +1,150 @@
+"""YAML as people edit it: values with the comments that stand beside them, and back to text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.representer import RoundTripRepresenter
+from ruamel.yaml.scalarfloat import ScalarFloat
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+from ruamel.yaml.tokens import CommentToken
+
+from grpo.common.files import parse_yaml
+
+
+@dataclass(frozen=True)
+class Note:
+    """How a key is written."""
+
+    above: tuple[str, ...] = ()  # lines of comment, each with its #
+    beside: str = ""  # the comment at the end of its line
+    blank: bool = False  # an empty line stands before it
+    flow: bool = False  # its mapping stands on one line, as in {a: 1}
+
+    def over(self, base: Note | None) -> Note:
+        """This note on a key that ``base`` is on already: with its comments, where this one has none."""
+        if base is None:
+            return self
+        return Note(self.above or base.above, self.beside or base.beside, base.blank, base.flow)
+
+
+Notes = Mapping[tuple[str, ...], Note]  # by the path of the key
+
+
+def read_annotated(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], Note], tuple[str, ...]]:
+    """The values of a YAML file that holds a mapping; the notes of its keys; the comment that opens the file.
+
+    Raises:
+        UserError: the file is not YAML in UTF-8.
+    """
+    root = parse_yaml(path, "rt")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    opening = 0
+    while opening < len(lines) and lines[opening].startswith("#"):
+        opening += 1
+    beside = {token.start_mark.line: token.value.partition("\n")[0].strip() for token in _comments(root)}
+    notes: dict[tuple[str, ...], Note] = {}
+
+    def annotate(node: CommentedMap, above: tuple[str, ...]) -> None:
+        for key, value in node.items():
+            if key not in node.lc.data:  # merged in by `<<`
+                continue
+            line = first = node.lc.key(key)[0]
+            while first > opening and (not (text := lines[first - 1].strip()) or text.startswith("#")):
+                first -= 1
+            before = [text.strip() for text in lines[first:line]]
+            flow = isinstance(value, CommentedMap) and bool(value.fa.flow_style())
+            comment = tuple(text for text in before if text)
+            alone = not node.fa.flow_style()  # else the comment is that of the whole line
+            notes[*above, key] = Note(comment, beside.get(line, ""), "" in before, flow) if alone else Note(flow=flow)
+            if isinstance(value, CommentedMap):
+                annotate(value, (*above, key))
+
+    annotate(root, ())
+    return _plain(root), notes, tuple(lines[:opening])
+
+
+def to_text(values: Mapping[str, Any], notes: Notes, opening: tuple[str, ...] = ()) -> str:
+    """The text of a YAML file, which holds ``values``: mappings over many lines, lists on one."""
+    return "\n".join([*opening, *_lines(values, notes, ())]) + "\n"
+
+
+def _lines(values: Mapping[str, Any], notes: Notes, path: tuple[str, ...]) -> Iterator[str]:
+    indent = "  " * len(path)
+    for key, value in values.items():
+        note = notes.get((*path, key), Note())
+        if note.blank:
+            yield ""
+        yield from (indent + line for line in note.above)
+        nested = isinstance(value, Mapping) and bool(value) and not note.flow
+        first, *rest = _entry(key, {} if nested else value)
+        first = first.removesuffix(" {}") if nested else first
+        yield from (indent + line for line in (f"{first} {note.beside}".rstrip(), *rest))
+        if nested:
+            yield from _lines(value, notes, (*path, key))
+
+
+def _entry(key: str, value: Any) -> list[str]:
+    """The lines of one key; all but long lists and texts stand on one."""
+    out = io.StringIO()
+    yaml = YAML()
+    yaml.Representer = _Representer
+    yaml.width = 120 if isinstance(value, list) else 1_000_000
+    yaml.dump({key: _flow(value) if isinstance(value, Mapping | list) else value}, out)
+    lines = out.getvalue().rstrip("\n").split("\n")
+    return [line.rstrip() for line in lines] if isinstance(value, list) else lines
+
+
+class _Representer(RoundTripRepresenter):  # type: ignore[misc]
+    """Writes null as a word, and numbers as they were written (3e-4), but for those that this would change."""
+
+    def as_written(self, number: ScalarFloat) -> Any:
+        node = self.represent_scalar_float(number)
+        return node if float(node.value) == number else self.represent_float(float(number))  # it rounds the seventeenth digit
+
+
+_Representer.add_representer(ScalarFloat, _Representer.as_written)
+_Representer.add_representer(type(None), lambda representer, _: representer.represent_scalar("tag:yaml.org,2002:null", "null"))
+
+
+def _flow(value: Any) -> Any:
+    """A value whose mappings and lists are written on one line.
+
+    A text with a colon (cuda:0) is quoted: ruamel.yaml writes it plainly and reads that back, but libyaml, which is faster,
+    takes it for a mapping there.
+    """
+    if isinstance(value, Mapping):
+        mapping = CommentedMap((key, _flow(item)) for key, item in value.items())
+        mapping.fa.set_flow_style()
+        return mapping
+    if isinstance(value, list):
+        items = CommentedSeq(map(_flow, value))
+        items.fa.set_flow_style()
+        return items
+    return DoubleQuotedScalarString(value) if isinstance(value, str) and ":" in value else value
+
+
+def _plain(value: Any) -> Any:
+    """What a round trip reads, without its comments; numbers and texts still know how they are written."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _comments(node: Any) -> Iterator[CommentToken]:
+    """All comments below a node that ruamel.yaml read."""
+    if isinstance(node, CommentToken):
+        yield node
+    elif isinstance(node, CommentedMap | CommentedSeq):
+        items = node.values() if isinstance(node, CommentedMap) else node
+        for part in (node.ca.comment, *node.ca.items.values(), node.ca.end, *items):
+            yield from _comments(part)
+    elif isinstance(node, list | tuple):
+        for part in node:
+            yield from _comments(part)

@@ -1,0 +1,294 @@
+"""A study composed of its file and of those that it extends, and the overlay that says what differs between two.
+
+The rules are pure functions over plain mappings; which sections and values a study may have, :mod:`grpo.study.schema` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo.common.errors import UserError
+from grpo.common.files import parse_yaml
+from grpo.study.annotated import Note, Notes, read_annotated
+
+STUDIES_FOLDER = Path("studies")
+WHICH = ("use", "source", "name")  # a mapping in which one of these differs is of another kind: other keys belong to it
+WHOLE = ("arms", "documents", "sft_datasets")  # mappings that are replaced whole: an overlay that names arms means these arms
+BY_TASK = ("tasks", "models")  # of their entries, one for a task each, `null` takes one away
+COMPUTED = ("study", "folder", "select_in")  # what composing sets, whatever a study file says
+_SELECT_IN = Note(
+    above=(
+        "# The experiments with arms, by which DVC makes the stages select@EXPERIMENT: `grpo study use` lists them. To leave",
+        "# one out by hand, give it `arms: {}` below and take its name from this list.",
+    ),
+    blank=True,
+)
+
+Change = tuple[str, Any, Any]  # a key (a.b.c), its value before and after; ABSENT where there is none
+ABSENT = "absent"
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+
+def lay_over(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with what ``overlay`` says; neither is changed.
+
+    Mappings merge key by key. Anything else replaces what was there, as ``null`` does, and as a mapping does that is of
+    another kind (:data:`WHICH`), or is one of those in :data:`WHOLE`.
+    """
+    merged = dict(base)
+    for key, value in overlay.items():
+        merged[key] = lay_over(base[key], value) if key in base and _merges(key, base[key], value) else value
+    return merged
+
+
+def difference(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
+    """The smallest overlay that laid over ``base`` gives ``target``.
+
+    Raises:
+        ValueError: ``target`` lacks a key that ``base`` has, which no overlay can take away; the message is the key's path.
+    """
+    for key in base:
+        if key not in target:
+            raise ValueError(key)
+    overlay: dict[str, Any] = {}
+    for key, value in target.items():
+        if key in base and _same(base[key], value):
+            continue
+        overlay[key] = value
+        if key in base and _merges(key, base[key], value):
+            try:
+                overlay[key] = difference(base[key], value)
+            except ValueError as gone:
+                raise ValueError(f"{key}.{gone}") from None
+    return overlay
+
+
+def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The experiments, those with ``arms: {}`` that are left out.
+
+    Args:
+        experiments: after merging.
+        keep: ``only``, ``without`` or both of the overlay, each a list of names.
+        own: the experiments that the overlay itself names.
+
+    Raises:
+        ValueError: a name is not known, an experiment to keep has no arms, or one that is left out is given some.
+    """
+    for word, names in keep.items():
+        if not isinstance(names, list):
+            raise ValueError(f"{word}: expected a list of experiments, but it is {names!r}")
+        if unknown := [name for name in names if name not in experiments]:
+            raise ValueError(f"{word}: no such experiment as {', '.join(map(str, unknown))} (known: {', '.join(experiments)})")
+    only, without = keep.get("only", list(experiments)), keep.get("without", [])
+    left_out = [name for name in experiments if name not in only or name in without]
+    for name in left_out:
+        if _arms(own.get(name)):
+            raise ValueError(f"{name}: has arms here, but `only` or `without` leaves it out: take one of the two away")
+    if "only" in keep:
+        for name in only:
+            if not _arms(experiments[name]):
+                raise ValueError(f"only: {name} has no arms in what this extends: give it some")
+    return {
+        name: {**value, "arms": {}} if name in left_out and isinstance(value, Mapping) else value
+        for name, value in experiments.items()
+    }
+
+
+def overlay_of(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
+    """The overlay of :func:`difference`, where experiments are left out by ``only`` or ``without``, whichever is shorter."""
+    overlay = difference(base, target)
+    changed = overlay.get("experiments", {})
+    left_out = [name for name, value in changed.items() if value.get("arms") == {} and name in base.get("experiments", {})]
+    if left_out:
+        kept = [name for name, value in target["experiments"].items() if _arms(value)]
+        lists = {"only": kept} if len(kept) < len(left_out) else {"without": left_out}
+        for name in left_out:
+            changed[name] = {key: value for key, value in changed[name].items() if key != "arms"}
+        overlay["experiments"] = lists | {name: value for name, value in changed.items() if value}
+    return overlay
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Every value that differs, in the order of ``new``, then what only ``old`` has. Arms may also differ in their order."""
+    before, after = _flat(old), _flat(new)
+    found = [(key, before.get(key, ABSENT), after.get(key, ABSENT)) for key in {**after, **before}]
+    differing = [change for change in found if not _same(change[1], change[2])]
+    for name, value in (new.get("experiments") or {}).items():
+        arms = list(_arms(value)), list(_arms((old.get("experiments") or {}).get(name)))
+        if arms[0] != arms[1] and set(arms[0]) == set(arms[1]):
+            differing.append((f"experiments.{name}.arms", f"in the order {', '.join(arms[1])}", ", ".join(arms[0])))
+    return differing
+
+
+def _merges(key: str, old: Any, new: Any) -> bool:
+    """Whether ``new`` is merged into ``old`` key by key."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or key in WHOLE:
+        return False
+    return all(which not in new or (which in old and _same(old[which], new[which])) for which in WHICH)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal and of one type, mappings whatever the order of their keys (but for ``arms``)."""
+    return _canonical(one) == _canonical(other)
+
+
+def _canonical(value: Any, key: str = "") -> str:
+    if isinstance(value, Mapping):
+        items = [f"{json.dumps(k, default=str)}: {_canonical(v, str(k))}" for k, v in value.items()]
+        return f"{{{', '.join(items if key == 'arms' else sorted(items))}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_canonical, value))}]"
+    return json.dumps(value, default=str)
+
+
+def _arms(experiment: Any) -> Mapping[str, Any]:
+    arms = experiment.get("arms") if isinstance(experiment, Mapping) else None
+    return arms if isinstance(arms, Mapping) else {}
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as ``a.b.c`` keys."""
+    if not isinstance(value, Mapping) or (not value and prefix):
+        return {prefix: value}
+    return {k: v for key, item in value.items() for k, v in _flat(item, f"{prefix}.{key}" if prefix else str(key)).items()}
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def study_path(name: str) -> Path:
+    """The file of a study that is named by its file in studies/ or by its path.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else STUDIES_FOLDER / f"{name}.yaml"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in STUDIES_FOLDER.glob("*.yaml")))
+        raise UserError(f"{path}: no such study. Choose one of {known}, or give the path of a study file.")
+    return path
+
+
+def files_of(path: Path) -> list[Path]:
+    """A study file and those that it extends, one after the other.
+
+    Raises:
+        UserError: a file is missing or is no YAML, or they extend one another in a circle.
+    """
+    files = [path]
+    while (extends := _extends(files[-1])) is not None:
+        known = [file.resolve() for file in files]
+        files.append(extends)
+        if extends.resolve() in known:
+            raise UserError(f"{path}: extends itself ({' extends '.join(map(str, files))}). Let one of them extend another.")
+    return files
+
+
+def compose(path: Path) -> dict[str, Any]:
+    """A study file laid over what it extends, not validated yet; of :data:`COMPUTED` it gets what follows from it.
+
+    Raises:
+        UserError: as :func:`files_of`, or ``only`` or ``without`` name experiments that cannot be kept or left out.
+    """
+    values: dict[str, Any] = {}
+    files = files_of(path)
+    for file in reversed(files):
+        values = _extended(values, file)
+    own = _mapping(path)
+    composed: dict[str, Any] = {"study": path.stem}
+    if "description" in own:
+        composed["description"] = own["description"]
+    elif len(files) > 1:  # that of what it extends would be wrong
+        sections = ", ".join(key for key in own if key not in ("extends", *COMPUTED))
+        composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
+    folder = Path(os.path.relpath(path.parent))
+    composed["folder"] = (STUDIES_FOLDER if folder == Path() or ".." in folder.parts else folder).as_posix()
+    for key, value in values.items():
+        if key == "experiments" and isinstance(value, Mapping):
+            composed["select_in"] = [name for name, experiment in value.items() if _arms(experiment)]
+        if key in BY_TASK and isinstance(value, Mapping):
+            value = {task: entry for task, entry in value.items() if entry is not None}
+        if key not in COMPUTED:
+            composed.setdefault(key, value)
+    return composed
+
+
+def _extended(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """``values`` with a study file laid over them, and the experiments left out that it leaves out."""
+    overlay = _mapping(file)
+    overlay.pop("extends", None)
+    experiments = overlay.get("experiments")
+    if not isinstance(experiments, dict):
+        return lay_over(values, overlay)
+    keep = {word: experiments.pop(word) for word in ("only", "without") if word in experiments}
+    merged = lay_over(values, overlay)
+    try:
+        return merged | {"experiments": choose(merged["experiments"], keep, experiments)}
+    except ValueError as error:
+        raise UserError(f"{file}: experiments.{error}.") from None
+
+
+def annotated(path: Path) -> tuple[dict[str, Any], Notes, tuple[str, ...]]:
+    """What :func:`compose` gives, numbers as they are written, with comments, and the comment that opens the file.
+
+    A comment of an overlay takes the place of the one that the key has in what it extends.
+    """
+    values: dict[str, Any] = {}
+    notes: Notes = {}
+    opening: tuple[str, ...] = ()
+    for file in reversed(files_of(path)):
+        overlay, own, opening = read_annotated(file)
+        replaced = set(_replaced(values, overlay))
+        kept = {key: note for key, note in notes.items() if not any(key[: n + 1] in replaced for n in range(len(key)))}
+        notes = kept | {key: note.over(kept.get(key)) for key, note in own.items()}
+        values = lay_over(values, overlay)
+    written = _as_written(compose(path), values)
+    return written, {**notes, ("select_in",): _SELECT_IN}, opening
+
+
+def _replaced(base: Mapping[str, Any], overlay: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of the mappings in ``base`` that ``overlay`` replaces whole."""
+    for key, value in overlay.items():
+        if key in base and _merges(key, base[key], value):
+            yield from _replaced(base[key], value, (*path, key))
+        elif isinstance(base.get(key), Mapping):
+            yield (*path, key)
+
+
+def _as_written(values: Any, written: Any) -> Any:
+    """``values`` with scalars as objects that know how they were written (3e-4, not 0.0003), where ``written`` has them."""
+    if isinstance(values, Mapping):
+        known = written if isinstance(written, Mapping) else {}
+        keys = {key: key for key in known}
+        return {keys.get(key, key): _as_written(value, known.get(key)) for key, value in values.items()}
+    return written if written is not None and _same(values, written) else values
+
+
+def _extends(path: Path) -> Path | None:
+    """The file that a study file extends: beside it, in studies/, or by its path from there."""
+    name = _mapping(path).get("extends")
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise UserError(f"{path}: extends: expected the name or the path of a study, but it is {name!r}.")
+    is_path = name.endswith((".yaml", ".yml"))
+    places = [path.parent / name] if is_path else [path.parent / f"{name}.yaml", STUDIES_FOLDER / f"{name}.yaml"]
+    for place in places:
+        if place.exists():
+            return place
+    raise UserError(f"{path}: extends: no such study as {name} (looked for {' and '.join(dict.fromkeys(map(str, places)))}).")
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise UserError(f"{path}: no such file. Run this in the project's folder, or choose a study: `grpo study list`.")
+    values = parse_yaml(path)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a mapping of sections at the top. Compare with {STUDIES_FOLDER}/base.yaml.")
+    return values

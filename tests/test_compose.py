@@ -1,0 +1,476 @@
+"""Studies as overlays: what is composed of which files, and that `grpo study use` never overwrites an edit by hand unasked."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpo.study.experiments import EXPERIMENTS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+from study_parts import ROOT, STUDIES, activate, values_of
+
+from grpo.common.files import parse_yaml
+from grpo.study import paths
+from grpo.study.annotated import read_annotated, to_text
+from grpo.study.compose import annotated, changes, compose, difference, files_of, lay_over, overlay_of
+from grpo.study.schema import load_study
+
+Run = Callable[..., tuple[int, str, str]]
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+
+@pytest.mark.parametrize(
+    ("base", "overlay", "composed"),
+    [
+        ({"grpo": {"a": 1, "b": 2}}, {"grpo": {"b": 3, "c": 4}}, {"grpo": {"a": 1, "b": 3, "c": 4}}),
+        ({"seeds": [0, 1, 2], "threads": 1}, {"seeds": [5]}, {"seeds": [5], "threads": 1}),
+        ({"divergence": {"patience": 2}}, {"divergence": None}, {"divergence": None}),
+        ({"divergence": None}, {"divergence": {"patience": 2}}, {"divergence": {"patience": 2}}),
+        (
+            {"engine": {"name": "a", "device": "cpu"}},
+            {"engine": {"device": "cuda"}},
+            {"engine": {"name": "a", "device": "cuda"}},
+        ),
+        ({"engine": {"name": "a", "x": 1}}, {"engine": {"name": "a", "y": 2}}, {"engine": {"name": "a", "x": 1, "y": 2}}),
+        ({"engine": {"name": "a", "x": 1}}, {"engine": {"name": "b"}}, {"engine": {"name": "b"}}),
+        ({"model": {"source": "pretrain", "steps": 9}}, {"model": {"source": "hub"}}, {"model": {"source": "hub"}}),
+        (
+            {"tasks": {"main": {"use": "arithmetic", "levels": 4}, "keyword": {"use": "keyword", "seed": 0}}},
+            {"tasks": {"main": {"use": "countdown:Countdown", "largest": 50}}},
+            {"tasks": {"main": {"use": "countdown:Countdown", "largest": 50}, "keyword": {"use": "keyword", "seed": 0}}},
+        ),
+        ({"task": {"levels": 4}}, {"task": {"use": "math"}}, {"task": {"use": "math"}}),  # the arguments were another's
+        (
+            {"experiments": {"x": {"last_k": 2, "arms": {"a": {"lr": 1}, "b": {}}}}},
+            {"experiments": {"x": {"arms": {"a": {"steps": 3}}}}},
+            {"experiments": {"x": {"last_k": 2, "arms": {"a": {"steps": 3}}}}},
+        ),
+    ],
+)
+def test_an_overlay_is_laid_over_what_it_extends(
+    base: dict[str, Any], overlay: dict[str, Any], composed: dict[str, Any]
+) -> None:
+    before = copy.deepcopy((base, overlay))
+    assert lay_over(base, overlay) == composed
+    assert (base, overlay) == before
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats(-2, 2)
+    | st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=4)
+)
+keys = st.sampled_from(["a", "b", "use", "source", "name", "arms", "3e-5"])
+values = st.recursive(
+    scalars | st.lists(scalars, max_size=2), lambda inner: st.dictionaries(keys, inner, max_size=4), max_leaves=12
+)
+mappings = st.dictionaries(keys, values, max_size=5)
+reproducibly = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def exact(value: Any) -> str:
+    """Tells 1, 1.0 and True apart, and the order of arms, but not that of other keys."""
+    if isinstance(value, dict):
+        items = [(key, exact(item)) for key, item in value.items()]
+        return str(sorted(items))
+    return json.dumps(value)
+
+
+@reproducibly
+@given(mappings, mappings)
+def test_the_overlay_of_the_differences_gives_the_target_back(base: dict[str, Any], target: dict[str, Any]) -> None:
+    try:
+        overlay = difference(base, target)
+    except ValueError as gone:  # a key cannot be taken away
+        old, new = base, target
+        *above, last = str(gone).split(".")
+        for key in above:
+            old, new = old[key], new[key]
+        assert last in old and last not in new
+        return
+    assert exact(lay_over(base, overlay)) == exact(target)
+    assert difference(target, target) == {}
+
+
+@reproducibly
+@given(mappings, mappings)
+def test_an_overlay_says_only_what_differs(base: dict[str, Any], overlay: dict[str, Any]) -> None:
+    target = lay_over(base, overlay)
+    smallest = difference(base, target)
+    assert exact(lay_over(base, smallest)) == exact(target)
+    assert len(json.dumps(smallest)) <= len(json.dumps(overlay))
+    assert bool(smallest) == (exact(base) != exact(target)) or "arms" in json.dumps(overlay)  # whose order counts
+
+
+@reproducibly
+@given(mappings)
+def test_what_is_written_is_what_is_read(tmp_path_factory: pytest.TempPathFactory, mapping: dict[str, Any]) -> None:
+    """By both of ruamel.yaml's parsers, of which DVC uses one; and so is what is written anew from that."""
+    path = tmp_path_factory.mktemp("text") / "x.yaml"
+    path.write_text(to_text({"first": "a: b", **mapping}, {}))
+    assert exact(parse_yaml(path)) == exact({"first": "a: b", **mapping})
+    again, notes, opening = read_annotated(path)
+    assert exact(again) == exact(parse_yaml(path))
+    path.write_text(to_text(again, notes, opening))
+    assert exact(parse_yaml(path)) == exact(again)
+
+
+@pytest.mark.parametrize(
+    "value", ["cuda:0", "countdown:Countdown", "a: b", "x #y", "3e-5", "null", "it's", "{", "yes", "two\nlines", "für"]
+)
+def test_texts_with_a_meaning_in_yaml_stay_texts_on_one_line(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(to_text({"a": value, "b": [value], "c": {"d": {value: value}}}, {}))
+    assert parse_yaml(path) == {"a": value, "b": [value], "c": {"d": {value: value}}}
+
+
+def test_differences_are_told_by_key_and_arms_by_their_order() -> None:
+    old = {"grpo": {"a": 1, "b": True}, "experiments": {"x": {"arms": {"p": {}, "q": {}}}}}
+    new = {"grpo": {"a": 1, "b": 1, "c": None}, "experiments": {"x": {"arms": {"q": {}, "p": {}}}}}
+    assert changes(old, new) == [
+        ("grpo.b", True, 1),
+        ("grpo.c", "absent", None),
+        ("experiments.x.arms", "in the order p, q", "q, p"),
+    ]
+    assert changes(old, old) == []
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder with the project's studies, smoke the active one, and nothing else."""
+    for path in (ROOT / "studies").glob("*.yaml"):
+        (tmp_path / "studies").mkdir(exist_ok=True)
+        (tmp_path / "studies" / path.name).write_text(path.read_text())
+    monkeypatch.chdir(tmp_path)
+    activate("smoke", tmp_path)
+    return tmp_path
+
+
+def write(path: str, text: str) -> Path:
+    file = Path(path)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_a_chain_is_laid_one_over_the_other(project: Path) -> None:
+    write("studies/middle.yaml", "extends: mini\ndescription: The middle.\ngrpo: {n_grpo_steps: 40, learning_rate: 1e-4}\n")
+    path = write("studies/top.yaml", "extends: middle\ngrpo: {learning_rate: 2e-4}\nthreads: 2\n")
+    assert files_of(path) == [Path(f"studies/{name}.yaml") for name in ("top", "middle", "mini", "base")]
+    study, mini = compose(path), values_of("mini")
+    assert (study["grpo"]["n_grpo_steps"], study["grpo"]["learning_rate"], study["threads"]) == (40, 2e-4, 2)
+    assert study["study"] == "top" and study["description"] == "As middle, but for: grpo, threads."
+    assert study["model"] == mini["model"] and study["experiments"] == mini["experiments"]
+    assert list(study)[3:] == list(mini)[3:], "sections stand in the order of base.yaml"
+
+
+def test_a_study_in_a_folder_of_its_own_extends_one_in_studies(project: Path) -> None:
+    path = write("mine/fast.yaml", "extends: mini\nseeds: [3]\n")
+    write("mine/faster.yaml", "extends: fast\nseeds: [4]\n")
+    write("elsewhere/by_path.yaml", "extends: ../mine/fast.yaml\n")
+    assert compose(path)["folder"] == "mine" and load_study(path).folder == "mine"
+    assert compose(Path("mine/faster.yaml"))["seeds"] == [4]
+    assert compose(Path("elsewhere/by_path.yaml"))["seeds"] == [3]
+    assert compose(Path("studies/mini.yaml"))["folder"] == "studies"
+    assert compose(path.absolute()) == compose(path)
+
+
+KEPT = ["grpo_learning_rate", "grpo_baselines"]
+
+
+@pytest.mark.parametrize("word", ["only", "without"])
+def test_experiments_are_left_out(project: Path, word: str) -> None:
+    names = KEPT if word == "only" else [name for name in EXPERIMENTS if name not in KEPT]
+    study = load_study(write("studies/few.yaml", f"extends: mini\nexperiments: {{{word}: {json.dumps(names)}}}\n"))
+    assert study.made == KEPT == study.select_in
+    assert study.experiments["grpo_learning_rate"] == load_study(Path("studies/mini.yaml")).experiments["grpo_learning_rate"]
+    assert list(study.experiments) == list(EXPERIMENTS), "DVC needs each, with arms or `arms: {}`"
+    again = overlay_of(compose(Path("studies/mini.yaml")), compose(Path("studies/few.yaml")))
+    assert again["experiments"] == {"only": KEPT}
+
+
+def test_experiments_are_left_out_of_what_is_extended_and_arms_bring_one_back(project: Path) -> None:
+    write("studies/few.yaml", "extends: mini\nexperiments: {only: [grpo_learning_rate, sft_experiment]}\n")
+    path = write("studies/more.yaml", "extends: few\nexperiments: {grpo_baselines: {arms: {no_baseline: {}}}}\n")
+    assert load_study(path).made == ["sft_experiment", *KEPT]
+    assert load_study(write("studies/less.yaml", "extends: more\nexperiments: {without: [sft_experiment]}\n")).made == KEPT
+
+
+def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
+    """Which experiments there may be is the schema's to say."""
+    values = compose(write("studies/more.yaml", "extends: mini\nexperiments: {grpo_own: {arms: {a: {}}}}\n"))
+    assert list(values["experiments"]) == [*EXPERIMENTS, "grpo_own"] and values["select_in"] == [*EXPERIMENTS, "grpo_own"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: nosuch\n", "studies/bad.yaml: extends: no such study as nosuch (looked for studies/nosuch.yaml)."),
+        ("extends: ../x.yaml\n", "studies/bad.yaml: extends: no such study as ../x.yaml (looked for studies/../x.yaml)."),
+        ("extends: [mini]\n", "studies/bad.yaml: extends: expected the name or the path of a study, but it is ['mini']."),
+        ("extends: bad\n", "studies/bad.yaml: extends itself (studies/bad.yaml extends studies/bad.yaml)."),
+        ("extends: other\n", "extends itself (studies/bad.yaml extends studies/other.yaml extends studies/bad.yaml)."),
+        ("- mini\n", "studies/bad.yaml: expected a mapping of sections at the top. Compare with studies/base.yaml."),
+        ("extends: mini\ngrpo: [\n", "studies/bad.yaml:3: not valid YAML"),
+        (
+            "extends: mini\nexperiments: {only: [grpo_x]}\n",
+            "studies/bad.yaml: experiments.only: no such experiment as grpo_x (k",
+        ),
+        (
+            "extends: mini\nexperiments: {without: all}\n",
+            "experiments.without: expected a list of experiments, but it is 'all'.",
+        ),
+        (
+            "extends: mini\nexperiments: {only: [sft_experiment], leaderboard: {arms: {a: {}}}}\n",
+            "experiments.leaderboard: has arms here, but `only` or `without` leaves it out: take one of the two away.",
+        ),
+        (
+            "extends: quickstart\nexperiments: {only: [leaderboard]}\n",
+            "experiments.only: leaderboard has no arms in what this extends: give it some.",
+        ),
+        ("extends: mini\nexperiments: {without: [grpo_baselines]}\n", "experiments.grpo_baselines.arms: left out, but grpo_"),
+        ("extends: mini\ngrpo: {group_size: 3}\n", "studies/bad.yaml: grpo:"),
+        ("extends: mini\ngrpo: {n_steps: 3}\n", "studies/bad.yaml: grpo.n_steps: unknown key."),
+        ("extends: mini\nexperiments: 3\n", "studies/bad.yaml: experiments:"),
+        ("extends: mini\nexperiments: {leaderboard: 3, without: []}\n", "studies/bad.yaml: experiments.leaderboard:"),
+        ("extends: mini\ntask: {name: math}\n", "studies/bad.yaml: task.source: missing."),
+    ],
+)
+def test_a_wrong_study_is_told_in_one_message_and_changes_nothing(project: Path, grpo: Run, text: str, message: str) -> None:
+    write("studies/other.yaml", "extends: bad\n")
+    write("studies/bad.yaml", text)
+    before = Path("params.yaml").read_bytes()
+    for command in (("use", "bad"), ("check", "bad"), ("use", "bad", "--force")):
+        code, out, error = grpo("study", *command)
+        assert code == 2 and out == "" and message in error and error.count("error:") == 1, error
+    assert Path("params.yaml").read_bytes() == before
+    assert sorted(path.name for path in project.iterdir()) == ["params.yaml", "studies"], "nothing half written"
+
+
+def test_a_copy_of_params_yaml_is_a_study(project: Path) -> None:
+    """Its name, folder and list of experiments follow from where it lies and what it holds."""
+    text = Path("params.yaml").read_text()
+    without = text.replace("    arms:\n      best: {measure_kl: true}", "    arms: {}")
+    assert without != text
+    study = load_study(write("mine/copy.yaml", without))
+    assert (study.study, study.folder) == ("copy", "mine")
+    assert study.select_in == [name for name in EXPERIMENTS if name != "grpo_kl_divergence"]
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_each_study_is_written_as_it_is_composed(path: Path, tmp_path: Path) -> None:
+    """Through text and back, by DVC's parser too; every comment of the overlay is there, and those of the base."""
+    written = activate(path.stem, tmp_path)
+    composed = values_of(path.stem)
+    values = parse_yaml(written)
+    assert exact({**values, "folder": ""}) == exact({**composed, "folder": ""}) and list(values) == list(composed)
+    assert YAML(typ="safe", pure=True).load(written.read_text()) == values
+    for name, experiment in composed["experiments"].items():
+        assert list(values["experiments"][name]["arms"]) == list(experiment["arms"])
+    comments = [line.partition("# ")[2] for line in path.read_text().splitlines() if "# " in line and "without: [" not in line]
+    assert [comment for comment in comments if comment not in written.read_text()] == []
+    assert "# The hyperparameters of every GRPO run" in written.read_text()
+    assert max(len(line) for line in written.read_text().splitlines() if "{" not in line) < 150
+
+
+def test_numbers_and_comments_stand_as_they_were_written(project: Path) -> None:
+    write(
+        "studies/own.yaml",
+        "# Why this study.\nextends: mini\n\nselection: {last_k: 1}\ngrpo:\n  # fast\n  learning_rate: 5e-4 # found by hand\n"
+        "divergence: null\n",
+    )
+    text = to_text(*annotated(Path("studies/own.yaml")))
+    assert text.startswith("# Why this study.\nstudy: own\n")
+    assert "  # fast\n  learning_rate: 5e-4 # found by hand\n  advantage_eps: 1e-6\n" in text
+    assert "\nselection:\n  last_k: 1 # a run counts by" in text, "the base's comment and form, where the overlay has none"
+    assert "\ndivergence: null\n" in text and "evaluations in a row" not in text, "comments go with what they are on"
+
+
+def test_the_committed_params_yaml_is_that_of_mini(tmp_path: Path) -> None:
+    assert (ROOT / "params.yaml").read_text() == activate("mini", tmp_path).read_text()
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def edit(old: str, new: str) -> None:
+    """Replace text in params.yaml that is there."""
+    text = Path("params.yaml").read_text()
+    assert old in text
+    Path("params.yaml").write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_use_makes_every_study_the_active_one(project: Path, grpo: Run, path: Path) -> None:
+    code, out, error = grpo("study", "use", path.stem)
+    assert code == 0, error
+    assert load_study() == load_study(Path(f"studies/{path.stem}.yaml")) and load_study().study == path.stem
+    assert out.startswith(f"params.yaml is now the study {path.stem}: ") and len(out.splitlines()) < 8
+    assert grpo("study", "use", "smoke")[0] == 0, "what was composed is no edit by hand"
+
+
+def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Run) -> None:
+    for name in ("grpo_async_offpolicy", "grpo_colocate"):
+        write_result(paths.SELECT / f"{name}.json")
+    for arm in ("3e-4-0", "9e-9-0"):
+        write_result(paths.RUNS / "grpo_learning_rate" / arm / "metrics.json")
+    before = Path("params.yaml").read_bytes()
+    _, out, _ = grpo("study", "use", "gsm8k", "--dry-run")
+    assert re.search(r"values: seeds 1, threads 1, task \d+, model \d+, ", out)
+    assert "\n  experiments left out: grpo_async_offpolicy\n" in out
+    assert "would remove results" in out and "  2 in data/runs\n" in out and "  1 in reports/select\n" in out
+    assert "grpo.n_grpo_steps" not in out
+    _, out, _ = grpo("study", "use", "gsm8k", "--dry-run", "--verbose")
+    assert "  grpo.n_grpo_steps: 3 -> 200\n" in out and "  reports/select/grpo_async_offpolicy.json\n" in out
+    assert Path("params.yaml").read_bytes() == before and len(list(paths.RUNS.glob("*/*"))) == 2, "a dry run changes nothing"
+    _, out, _ = grpo("study", "use", "mini", "--verbose")
+    assert "  data/runs/grpo_learning_rate/9e-9-0\n" in out
+    assert [path.name for path in paths.RUNS.glob("*/*")] == ["3e-4-0"], "which both studies have"
+    grpo("study", "use", "gsm8k")
+    assert [path.stem for path in paths.SELECT.glob("*")] == ["grpo_colocate"]
+
+
+def write_result(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("  n_grpo_steps: 3\n", "  n_grpo_steps: 5\n", "  grpo.n_grpo_steps: 3 -> 5\n"),
+        ("description: The mini", "description: My mini", "description: "),
+        ('"3e-4": {learning_rate: 3e-4}, ', "", "  experiments.grpo_learning_rate.arms.3e-4.learning_rate: 0.0003 -> absent\n"),
+        ("  levels: 2\n", "  levels: 2\n  levels: 3\n", "params.yaml:"),  # no longer valid YAML
+        ("study: smoke", "study: mine", "its study's file studies/mine.yaml is not there"),
+    ],
+)
+def test_use_does_not_overwrite_an_edit_by_hand_unasked(project: Path, grpo: Run, old: str, new: str, told: str) -> None:
+    edit(old, new)
+    before = Path("params.yaml").read_bytes()
+    for more in ((), ("--dry-run",)):
+        code, out, error = grpo("study", "use", "mini", *more)
+        assert code == 2 and out == "" and told in error and "`grpo study use mini --force` drops it" in error, error
+        assert Path("params.yaml").read_bytes() == before
+    assert grpo("study", "use", "mini", "--force")[0] == 0 and load_study().study == "mini"
+
+
+def test_an_edit_by_dvc_exp_counts_as_one_by_hand(project: Path, grpo: Run) -> None:
+    """`dvc exp run -S` and `dvc exp apply` write params.yaml through a round trip of ruamel.yaml."""
+    yaml = YAML()
+    params = yaml.load(Path("params.yaml"))
+    yaml.dump(params, Path("params.yaml"))
+    assert grpo("study", "use", "mini")[0] == 0, "nothing was changed"
+    params["grpo"]["learning_rate"] = 1.0
+    yaml.dump(params, Path("params.yaml"))
+    code, _, error = grpo("study", "use", "mini")
+    assert code == 2 and "  grpo.learning_rate: 0.0003 -> 1.0\n" in error
+
+
+def test_a_study_whose_file_was_edited_can_be_used_again(project: Path, grpo: Run) -> None:
+    write("studies/own.yaml", "extends: smoke\nseeds: [1]\n")
+    assert grpo("study", "use", "own")[0] == 0
+    write("studies/own.yaml", "extends: smoke\nseeds: [2]\n")
+    told = "that file was changed since it was composed from studies/own.yaml:\n  seeds: [2] -> [1]\n"
+    assert grpo("study", "check")[1].endswith(told)
+    code, _, error = grpo("study", "use", "own")
+    assert code == 0 and load_study().seeds == [2], error
+    Path("studies/own.yaml").unlink()
+    assert grpo("study", "use", "mini")[0] == 0, "nor is it an edit by hand that the file has gone"
+
+
+def test_check_says_what_was_changed_by_hand(project: Path, grpo: Run) -> None:
+    assert grpo("study", "check")[1].endswith("\nparams.yaml is as composed from studies/smoke.yaml\n")
+    edit("  levels: 2\n", "  levels: 3\n")
+    code, out, _ = grpo("study", "check")
+    assert code == 0 and out.endswith("changed by hand since it was composed from studies/smoke.yaml:\n  task.levels: 2 -> 3\n")
+    assert "grpo_learning_rate\n  3e-4: " in out, "and the runs"
+
+
+def test_check_says_what_differs_from_what_a_study_extends(project: Path, grpo: Run) -> None:
+    write(
+        "mine/own.yaml",
+        "extends: mini\nseeds: [5]\nexperiments:\n  without: [leaderboard]\n  grpo_kl_divergence: {last_k: 1}\n",
+    )
+    code, out, error = grpo("study", "check", "mine/own.yaml")
+    assert code == 0, error
+    assert out.endswith(
+        "differs from studies/mini.yaml, which it extends, in:\n  values: seeds 1\n  experiments left out: leaderboard\n"
+        "  experiments with other arms or settings: grpo_kl_divergence\n"
+    )
+    assert "  seeds: [0, 1] -> [5]\n" in grpo("study", "check", "mine/own.yaml", "--verbose")[1]
+    assert load_study().study == "smoke"
+
+
+def test_save_keeps_edits_as_a_study_that_says_only_them(project: Path, grpo: Run) -> None:
+    edit("  n_grpo_steps: 3\n", "  n_grpo_steps: 5\n")
+    edit("{examples_32: {examples: 32}, ", "{")
+    edited = load_study()
+    code, out, error = grpo("study", "save", "longer")
+    assert code == 0 and "studies/longer.yaml: extends smoke" in out, error
+    assert parse_yaml(Path("studies/longer.yaml")) == {
+        "extends": "smoke",
+        "grpo": {"n_grpo_steps": 5},
+        "experiments": {"sft_experiment": {"arms": {"all": {"keep_steps": [2]}, "filtered": {"filtered": True}}}},
+    }
+    code, out, error = grpo("study", "use", "longer")
+    assert code == 0 and "no value changes" in out, error
+    named = {"study": "longer", "description": "As smoke, but for: grpo, experiments."}
+    assert load_study() == edited.model_copy(update=named)
+
+
+def test_save_refuses_what_would_lose_something(project: Path, grpo: Run) -> None:
+    code, _, error = grpo("study", "save", "same")
+    assert code == 2 and "says what studies/smoke.yaml says. There is nothing to save." in error
+    edit("seeds: [0]", "seeds: [7]")
+    for name, message in (("mini", "studies/mini.yaml: is there already."), ("../x", "may hold letters, digits")):
+        code, _, error = grpo("study", "save", name)
+        assert code == 2 and message in error
+    edit("    last_k: 1 # its steps are few and each is a round of its own\n", "")
+    edit("  n_ei_steps: 2\n", "  n_ei_steps: 4\n")
+    code, _, error = grpo("study", "save", "less")
+    assert code == 2 and "experiments.expert_iteration_experiment.last_k: is in studies/smoke.yaml, but no longer here" in error
+    assert not Path("studies/less.yaml").exists()
+
+
+def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo: Run) -> None:
+    write("studies/own.yaml", "extends: smoke\nseeds: [1]\n")
+    lines = grpo("study", "list")[1].splitlines()
+    assert [line.split()[0] for line in lines if line[0] == " "] == [
+        "gsm8k", "math-24gb", "math-h100", "mini", "own", "quickstart",
+    ]  # fmt: skip
+    assert [line.split()[1] for line in lines if line[0] == "*"] == ["smoke"]
+    assert "  own          As smoke, but for: seeds. [smoke, mini, base]" in lines
+
+
+def test_show_prints_what_use_writes(project: Path, grpo: Run) -> None:
+    shown = grpo("study", "show", "math-24gb")[1]
+    grpo("study", "use", "math-24gb")
+    assert Path("params.yaml").read_text() == shown
+
+
+def test_a_full_disk_leaves_the_old_study(project: Path, grpo: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Path("params.yaml").read_bytes()
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, os.strerror(28), str(self))
+
+    monkeypatch.setattr(Path, "replace", full)
+    code, _, error = grpo("study", "use", "mini")
+    assert code == 2 and "no space left" in error
+    assert Path("params.yaml").read_bytes() == before
+    assert sorted(path.name for path in project.iterdir()) == ["params.yaml", "studies"]

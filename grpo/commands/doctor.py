@@ -297,6 +297,6 @@ def _hub(study: Study) -> Finding:
         for kind, repo in wanted:
             HfApi().repo_info(repo, repo_type=kind, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # whatever the network, the proxy or the Hub raises
-        remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download on another machine and use local files (docs/studies.md)."
+        remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and use local files (docs/studies.md)."
         return Finding("Hugging Face Hub", False, f"{repo} cannot be reached ({type(error).__name__})", remedy)
     return Finding("Hugging Face Hub", True, f"{', '.join(repo for _, repo in wanted)} can be reached")

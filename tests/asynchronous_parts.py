@@ -8,25 +8,25 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from state_parts import saved_every
+from training_parts import by, context
 
-from grpo.common.records import Completion, Problem
-from grpo.learner.learner import Batch, Learner
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
-from grpo.tasks.rewards import score_each
 from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.start import start_actors
+from grpo.training.context import RunContext
 
 CONFIG = GrpoConfig(
     n_grpo_steps=8,
@@ -101,10 +101,10 @@ class RecordingLearner(Learner):
         super().__init__(*arguments, **named)
         self.trained: list[tuple[int, tuple[int, ...]]] = []
 
-    def update(self, batch: Batch) -> dict[str, float]:
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         nap(self.naps)
-        self.trained += [(r.completion.policy_version, r.completion.token_ids) for r in batch.rollouts]
-        return super().update(batch)
+        self.trained += [(r.completion.policy_version, r.completion.token_ids) for r in rollouts]
+        return super().update(rollouts)
 
     def state(self) -> dict[str, Any]:
         return super().state() | {"trained": list(self.trained)}
@@ -167,10 +167,10 @@ class FixedTimeLearner:
     def __init__(self, seconds: float):
         self.seconds, self.model = seconds, torch.nn.Linear(4, 4)
 
-    def drift(self, rollouts: Any, old: Any) -> dict[str, float]:
+    def drift(self, rollouts: Any) -> dict[str, float]:
         return {}
 
-    def update(self, batch: Batch) -> dict[str, float]:
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         time.sleep(self.seconds)
         return {"loss": 0.0, "skipped_update": 0.0}
 
@@ -218,7 +218,8 @@ def actors(
     config: GrpoConfig, generator: Callable[[], Any], learner: Callable[[], Any], notes: Path
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
     one = {"num_cpus": 1.0}
-    with start_actors(config, 0, problems(), partial(score_each, Reward(notes)), generator, learner, one, one) as both:
+    ctx = RunContext(config=config, seed=0, data=problems(), score=by(Reward(notes)))
+    with start_actors(ctx, generator, learner, one, one) as both:
         yield both
 
 
@@ -245,7 +246,7 @@ def run(
         if meanwhile is not None:
             meanwhile(pipeline, remote)
         saved = saved_every(save_every, folder, {"learner": remote})
-        train_grpo_asynchronously(config, 0, pipeline, remote, lambda step, updates: False, log, saved)
+        train_grpo_asynchronously(context(config, log, saved, data=problems(), engine=pipeline, learner=remote))
         state, _ = remote.worker.call("state")
         restarts = {worker.name: worker.restarts for worker in (pipeline.generator, pipeline.scorer, remote.worker)}
     log.close()

@@ -17,11 +17,11 @@ from typing import Any
 
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import ToBeResumed
-from grpo.evaluation import evaluate
+from grpo.common.records import Rollout
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
 from grpo.tasks.rewards import ScoredBatch, score_each
-from grpo.training import run, session, state  # noqa: F401 - before the fork
+from grpo.training import run, start, state  # noqa: F401 - before the fork
 from grpo.training.grpo import train_grpo  # noqa: F401
 
 sent = signal.SIGKILL  # to this process in the middle of an act
@@ -105,7 +105,7 @@ def arm(act: str, nth: int, signum: int) -> None:
         case "evaluation":
             after(Validation, "_sample", nth)
         case "checkpoint":
-            before(session, "save_checkpoint", nth, half_a_checkpoint)
+            before(start, "save_checkpoint", nth, half_a_checkpoint)
         case "metrics":
             before(_CsvWriter, "write", nth, half_a_row)
         case "state":
@@ -120,9 +120,9 @@ def toy_reward(response: str, ground_truth: str) -> dict[str, float]:
     return {"reward": right, "format_reward": 1.0, "answer_reward": right}
 
 
-def toy_scores(prompt: str, responses: list[str], ground_truths: list[str]) -> ScoredBatch:
+def toy_scores(rollouts: list[Rollout]) -> ScoredBatch:
     """:func:`toy_reward` for many."""
-    return score_each(toy_reward, responses, ground_truths)
+    return score_each(toy_reward, [r.completion.text for r in rollouts], [r.problem.ground_truth for r in rollouts])
 
 
 def train(folder: str, experiment: str, name: str) -> int:
@@ -130,11 +130,7 @@ def train(folder: str, experiment: str, name: str) -> int:
     os.chdir(folder)
     fix_cpu_kernels()
     share_cpu_fairly()
-    session.score_batch = evaluate.score_batch = toy_scores
-    if experiment == "grpo_async_offpolicy":
-        from grpo.training.asynchronous import start  # Ray is imported for this only
-
-        start.score_batch = toy_scores
+    start.score_of = lambda run: toy_scores
     study = load_study()
     try:
         run.train_run(study, effective_run(study, experiment, name, 0, []))

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from gradient_parts import flat, last_gradients
+from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.distributed import World, join_world
-from grpo.learner.learner import Batch, Learner
+from grpo.learner.distributed import World, init_world
+from grpo.learner.learner import Learner
 from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
 from grpo.study.methods import GrpoConfig
 
@@ -52,7 +53,7 @@ def make_rollouts() -> list[Rollout]:
 
 
 def compute(world: World | None = None) -> dict[str, Any]:
-    """In the process that leads: what the learner's methods give, with the work shared out in ``world``."""
+    """On rank 0: what the learner's methods give, with the work sharded over ``world``."""
     world = world or World()
     rollouts = make_rollouts()
     generator = torch.Generator().manual_seed(1)
@@ -66,16 +67,16 @@ def compute(world: World | None = None) -> dict[str, Any]:
             if world.rank == 0:
                 old = [lp - 0.3 for lp in learner.log_probs(rollouts)]
                 case = f"{loss}, {normalization}, {budget}"
-                found["metrics"][case] = learner.update(Batch(rollouts, rewards, advantages, old))
+                found["metrics"][case] = learner.update(scored(rollouts, rewards, advantages, old))
                 found["gradients"][case] = flat(gradients)
                 found["metrics"][f"sft {case}"] = learner.sft_update(*ids_of(rollouts), normalize_constant=7.0)
                 found["gradients"][f"sft {case}"] = flat(gradients)
                 found["log_probs"] = learner.log_probs(rollouts)
                 found["entropies"] = learner.token_entropies(rollouts)
-                found["drift"] = learner.drift(rollouts, None)
-                learner.dismiss()
+                found["drift"] = learner.drift(rollouts)
+                learner.shut_down_workers()
             else:
-                learner.follow()
+                learner.serve()
             found["rows_of_leader"] = sum(1 for _ in learner._microbatches(model, *ids_of(rollouts)))
             found["weights"] = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return found
@@ -103,6 +104,6 @@ def ids_of(rollouts: list[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[i
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    this_world = join_world("cpu")
+    this_world = init_world("cpu")
     torch.save(compute(this_world), Path(sys.argv[1]) / f"{this_world.rank}.pt")
-    this_world.leave()
+    this_world.destroy()

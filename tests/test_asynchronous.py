@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,21 +29,21 @@ from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learne
 from pydantic import ValidationError
 from state_parts import never_saved, saved_every
 from torch._subclasses.fake_tensor import FakeTensorMode
+from training_parts import context
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.learner import Batch
 from grpo.models.checkpoint import save_checkpoint
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous
-from grpo.tasks.rewards import score_each
 from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
-from grpo.training.asynchronous.remote import Delivery, RemoteLearner
+from grpo.training.asynchronous.remote import RemoteLearner, ScoredRollouts
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
-from grpo.training.asynchronous.worker import Worker
+from grpo.training.asynchronous.worker import ActorWorker
+from grpo.training.context import RunContext
 from grpo.training.grpo import train_grpo
 from grpo.training.step import lag_metrics, train_on
 
@@ -115,18 +114,8 @@ def synchronously(config: Any, model: Any, tokenizer: Any, target: Path) -> tupl
     log = RunLog(target, parts.NoMlflow())  # type: ignore[arg-type]
     learner = parts.RecordingLearner(model, config, tokenizer.pad_token_id)
     engine = TransformersEngine(model, tokenizer)
-    train_grpo(
-        config,
-        0,
-        problems(),
-        tokenizer,
-        engine,
-        learner,
-        partial(score_each, parts.Reward(target)),
-        lambda step, updates: False,
-        log,
-        never_saved(target),
-    )
+    given = {"data": problems(), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    train_grpo(context(config, log, never_saved(target), **given, reward=parts.Reward(target)))
     log.close()
     return log, learner.state()
 
@@ -159,16 +148,18 @@ def rows(target: Path) -> list[dict[str, float]]:
 # --------------------------------------------------------------------------------------------------------------- the buffer
 
 
-def scored(step: int, n_groups: int = 3, version: int | None = None) -> Batch:
+def scored(step: int, n_groups: int = 3, version: int | None = None) -> list[Rollout]:
     """A batch of groups of two; everything in it tells its step."""
     version = step - 1 if version is None else version
     completions = [Completion((step, i), "", (-float(step), -0.5), "stop", version) for i in range(2 * n_groups)]
-    rollouts = [Rollout(Problem(f"{step}/{i // 2}", "", ""), (7,), c, {}) for i, c in enumerate(completions)]
-    return Batch(rollouts, torch.arange(2 * n_groups) + 100.0 * step, torch.arange(2 * n_groups) - 100.0 * step)
+    return [
+        Rollout(Problem(f"{step}/{i // 2}", "", ""), (7,), c, {"reward": i + 100.0 * step}, advantage=i - 100.0 * step)
+        for i, c in enumerate(completions)
+    ]
 
 
-def ids(batch: Batch) -> list[str]:
-    return [rollout.problem.id for rollout in batch.rollouts[::2]]
+def ids(rollouts: list[Rollout]) -> list[str]:
+    return [rollout.problem.id for rollout in rollouts[::2]]
 
 
 def test_a_buffer_of_one_batch_gives_that_batch_in_its_order() -> None:
@@ -177,8 +168,7 @@ def test_a_buffer_of_one_batch_gives_that_batch_in_its_order() -> None:
         batch = scored(step)
         buffer.add(batch)
         drawn = buffer.draw(step, step - 1)
-        assert drawn.rollouts == batch.rollouts
-        assert torch.equal(drawn.raw_rewards, batch.raw_rewards) and torch.equal(drawn.advantages, batch.advantages)
+        assert drawn == batch
     assert buffer.metrics() == {
         "replay/groups": 3, "replay/left": 12, "replay/uses_mean": 1.0, "replay/uses_max": 1, "replay/never_drawn": 0.0
     }  # fmt: skip
@@ -189,10 +179,10 @@ def test_groups_stay_whole_and_keep_rewards_advantages_and_log_probs() -> None:
     for step in range(1, 9):
         buffer.add(scored(step))
         drawn = buffer.draw(step, step)
-        for i, rollout in enumerate(drawn.rollouts):
+        for i, rollout in enumerate(drawn):
             of, position = rollout.completion.token_ids
             assert rollout.completion.log_probs[0] == -of
-            assert drawn.raw_rewards[i] == 100 * of + position and drawn.advantages[i] == position - 100 * of
+            assert rollout.rewards["reward"] == 100 * of + position and rollout.advantage == position - 100 * of
             assert position % 2 == i % 2  # the two of a group side by side
         assert len(set(ids(drawn))) == 3  # without replacement
         assert {int(name.split("/")[0]) for name in ids(drawn)} <= {step - 2, step - 1, step}  # the last three batches
@@ -221,7 +211,7 @@ def test_groups_that_are_too_old_leave_before_the_draw() -> None:
     for step in range(1, 12):
         buffer.add(scored(step))  # sampled by version step - 1
         drawn = buffer.draw(step, version=step - 1)
-        assert max(step - 1 - r.completion.policy_version for r in drawn.rollouts) <= 2
+        assert max(step - 1 - r.completion.policy_version for r in drawn) <= 2
         assert len(buffer.groups) == 3 * min(step, 3)
 
 
@@ -245,9 +235,8 @@ def test_lag_is_counted_by_token() -> None:
         Rollout(Problem("", "", ""), (1,), Completion((5,) * n, "", (0.0,) * n, "stop", version), {})
         for n, version in ((3, 4), (1, 2), (0, 5))
     ]
-    batch = Batch(rollouts, torch.zeros(3), torch.zeros(3))
     # Trained by version 5: three tokens of lag 1, one of lag 3.
-    assert lag_metrics(batch, 5) == {"lag_mean": pytest.approx(6 / 4), "lag_min": 0, "lag_max": 3}
+    assert lag_metrics(rollouts, 5) == {"lag_mean": pytest.approx(6 / 4), "lag_min": 0, "lag_max": 3}
 
 
 class Remembering:
@@ -259,11 +248,11 @@ class Remembering:
     def log_probs(self, rollouts: list[Rollout]) -> list[torch.Tensor]:
         return [torch.full((len(r.completion.token_ids),), -9.0) for r in rollouts]
 
-    def drift(self, rollouts: Any, old: Any) -> dict[str, float]:
+    def drift(self, rollouts: Any) -> dict[str, float]:
         return {}
 
-    def update(self, batch: Batch) -> dict[str, float]:
-        self.old.append(batch.old_log_probs)
+    def update(self, rollouts: list[Rollout]) -> dict[str, float]:
+        self.old.append([rollout.old_log_probs for rollout in rollouts])
         return {}
 
 
@@ -279,11 +268,11 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
         }
     )
     fresh, stale = Remembering(), Remembering()
-    train_on(config, fresh, scored(4), version=3)  # type: ignore[arg-type]
-    train_on(config, stale, scored(4), version=4)  # type: ignore[arg-type]
+    train_on(RunContext(config=config, seed=0, learner=fresh), scored(4), version=3)  # type: ignore[arg-type]
+    train_on(RunContext(config=config, seed=0, learner=stale), scored(4), version=4)  # type: ignore[arg-type]
     assert len(fresh.old) == len(stale.old) == epochs * 6 // train_batch_size
     if len(fresh.old) == 1:
-        assert fresh.old == [None]  # the current policy's own: ratios are exactly 1
+        assert fresh.old == [[None] * 6]  # the current policy's own: ratios are exactly 1
     else:
         assert all(old.eq(-9.0).all() for update in fresh.old for old in update)
     assert all(equal(update, [torch.tensor([-4.0, -0.5])] * train_batch_size) for update in stale.old)
@@ -314,7 +303,7 @@ def test_what_the_learners_actor_gives_away_is_on_the_cpu() -> None:
             state=lambda: {"model": {"w": tensor()}, "optimizer": optimizer},
             model=SimpleNamespace(state_dict=lambda: {"w": tensor()}),
         )
-        actor = LearnerActor(lambda: (learner, len), CONFIG)  # type: ignore[arg-type, return-value]
+        actor = LearnerActor(lambda: (learner, len), RunContext(config=CONFIG, seed=0))  # type: ignore[arg-type, return-value]
         actor.start()
         state, weights = actor.state()[0], actor.weights()[0]
     model, moments = state["model"], state["optimizer"]["adamw"]["state"][0]
@@ -347,14 +336,14 @@ class Versions:
         self.groups, self.version, self.trained, self.peak_mb = groups, 0, [], 0.0
         self.model = None
 
-    def order(self, step: int) -> Future[Delivery]:
-        return arrived(Delivery(scored(step, self.groups, self.version), {}, {}))
+    def order(self, step: int) -> Future[ScoredRollouts]:
+        return arrived(ScoredRollouts(scored(step, self.groups, self.version), {}, {}))
 
     def synchronize(self, model: Any, policy_version: int) -> None:
         self.version = policy_version
 
-    def train(self, batch: Batch, version: int) -> list[dict[str, float]]:
-        self.trained.append((version, [(r.problem.id, r.completion.policy_version) for r in batch.rollouts]))
+    def train(self, rollouts: list[Rollout], version: int) -> list[dict[str, float]]:
+        self.trained.append((version, [(r.problem.id, r.completion.policy_version) for r in rollouts]))
         return [{"loss": 0.0}]
 
     def state(self) -> list[Any]:
@@ -371,7 +360,8 @@ def loop(folder: Path, config: Any, saves_at: int, ends_at: int) -> Versions:
     log = RunLog(folder, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))  # type: ignore[arg-type]
     with saved_every(saves_at, folder, {"both": both, "log": log}) as saved:
         saved.restore()
-        train_grpo_asynchronously(config, 0, both, both, lambda step, updates: step == ends_at, log, saved)  # type: ignore[arg-type]
+        ends = {"validation": lambda step, updates: step == ends_at}
+        train_grpo_asynchronously(context(config, log, saved, data=problems(), engine=both, learner=both, **ends))
     log.close()
     return both
 
@@ -399,10 +389,10 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
 def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folder: Path, tmp_path: Path) -> None:
     """One actor on real Ray; it counts what it was trained on."""
     make = partial(make_learner, folder, tmp_path, 0.0, CONFIG)
-    batches = [replace(scored(step), old_log_probs=None) for step in range(1, 6)]
+    batches = [scored(step) for step in range(1, 6)]
     config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
     ray.init(logging_level=logging.ERROR)
-    worker = Worker("learner", LearnerActor, (make, config), {"num_cpus": 1.0}, 60.0)
+    worker = ActorWorker("learner", LearnerActor, (make, RunContext(config=config, seed=0)), {"num_cpus": 1.0}, 60.0)
     try:
         learner = RemoteLearner(worker)
         for step, batch in enumerate(batches):
@@ -416,7 +406,7 @@ def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folde
         worker.close()
         ray.shutdown()
     assert worker.restarts == 2 and [method for method, _ in worker.recovery] == ["restore"]  # what came before is forgotten
-    assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch.rollouts]
+    assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch]
 
 
 @shared_cluster
@@ -508,12 +498,12 @@ def test_a_dead_learner_and_a_dead_generator_go_on_where_they_were(folder: Path,
     def kill_later(pipeline: Any, remote: Any) -> None:
         train = remote.train
 
-        def killing(batch: Batch, version: int) -> Any:
+        def killing(rollouts: list[Rollout], version: int) -> Any:
             if version in (2, 4):  # after the state was kept at step 3, and before it was ever kept
                 parts.Process(tmp_path / "killed", "learner").kill()
             if version == 6:
                 parts.Process(tmp_path / "killed", "generator").kill()
-            return train(batch, version)
+            return train(rollouts, version)
 
         remote.train = killing
 
@@ -568,9 +558,9 @@ def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.
     def never() -> Any:
         raise AssertionError
 
-    one = {"num_cpus": 1.0, "num_gpus": 1.0}
+    one, ctx = {"num_cpus": 1.0, "num_gpus": 1.0}, RunContext(config=asynchronous(), seed=0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match="2 GPUs"), start_actors(asynchronous(), 0, [], never, never, never, one, one):
+    with pytest.raises(UserError, match="2 GPUs"), start_actors(ctx, never, never, one, one):
         pass
 
 
@@ -578,8 +568,8 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
     with socket.socket() as free:  # a port on which nobody listens
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
-        one = {"num_cpus": 1.0}
-        with pytest.raises(UserError, match="RAY_ADDRESS"), start_actors(asynchronous(), 0, [], len, len, len, one, one):
+        one, ctx = {"num_cpus": 1.0}, RunContext(config=asynchronous(), seed=0)
+        with pytest.raises(UserError, match="RAY_ADDRESS"), start_actors(ctx, len, len, one, one):
             pass
 
 

@@ -74,7 +74,7 @@ def edit(project: Path, old: str, new: str) -> None:
         ("  rollout_batch_size: 16", "  rollout_batch_size: 18", "rollout_batch_size (18)", "divisible by group_size"),
         ("  group_size: 4", "  group_size: 1", "group_size 1", "use at least 2"),
         ("  train_batch_size: 16", "  train_batch_size: 2", "train_batch_size (2)", "at least group_size"),
-        ("loss_type: reinforce_with_baseline\n", "loss_type: ppo\n", "grpo.loss_type", "'grpo_clip'"),
+        ("loss_type: reinforce_with_baseline\n", "loss_type: ppo\n", "grpo.loss_type", "grpo_clip, "),
         ("sampling_min_tokens: 4", "sampling_min_tokens: 99", "sampling_min_tokens (99)", "must not exceed"),
         (
             "no_baseline: {loss_type: no_baseline}",

@@ -9,15 +9,15 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from state_parts import saved_every
+from state_parts import never_saved, saved_every
 from study_parts import entry
+from training_parts import context
 
 from grpo.common.errors import ToBeResumed
 from grpo.common.records import Problem
@@ -28,11 +28,10 @@ from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.study.sections import Divergence
-from grpo.tasks.rewards import score_each
 from grpo.tracking.run_log import RunLog
-from grpo.training.divergence import divergence
 from grpo.training.grpo import train_grpo
-from grpo.training.validation import Validation
+from grpo.training.monitor import Monitor
+from grpo.training.stopping import divergence
 
 # -------------------------------------------------------------------------------------------------------------- rules
 
@@ -212,7 +211,7 @@ def not_a_number(text: str, truth: str) -> dict[str, float]:
 class Ended:
     """A run that has ended: its metrics, its files' content, its validation and what makes a new one."""
 
-    def __init__(self, folder: Path, validate: Validation, new: Callable[[], Validation], model: Any, best: list[Any]):
+    def __init__(self, folder: Path, validate: Monitor, new: Callable[[], Monitor], model: Any, best: list[Any]):
         self.metrics, self.model, self.best = validate.final_metrics(), model, best
         self.validate, self.new = validate, new
         validate.write(folder)
@@ -240,7 +239,6 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
     def run_it(
         reward: Any, rules: Divergence | None, measured: Any = contains_a_t, stop_after: int | None = None, **changes: Any
     ) -> Ended:
-        monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", lambda prompt, *pairs: score_each(measured, *pairs))
         changed = {
             "seeds": [0],
             "grpo": CONFIG.model_copy(update=changes),
@@ -260,19 +258,19 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
             policy = copy.deepcopy(model)
             log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
             engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, run.config, tokenizer.pad_token_id)
+            parts = {"data": problems, "engine": engine, "learner": learner, "tokenizer": tokenizer}
 
-            def new() -> Validation:
-                return Validation(study, run, problems, engine, learner, tokenizer, log, keep)
+            def new() -> Monitor:
+                ctx = context(run.config, log, never_saved(tmp_path), **parts, reward=measured)
+                return Monitor(ctx, study, run.name, problems, keep)
 
             validate = new()
-            parts = {"learner": learner, "log": log, "validation": validate}
-            saved = saved_every(10**9, tmp_path, parts)
+            saved = saved_every(10**9, tmp_path, {"learner": learner, "log": log, "monitor": validate})
             saved.told_to_stop = lambda: bool(log.times) and log.times[-1]["step"] == stop_after
             saved.restore()
             if saved.step:
                 engine.synchronize(policy, saved.step)
-            score = partial(score_each, reward)
-            train_grpo(run.config, 0, problems, tokenizer, engine, learner, score, validate, log, saved)
+            train_grpo(context(run.config, log, saved, **parts, reward=reward, validation=validate))
             ended = Ended(tmp_path, validate, new, policy, best)
             log.close()
             return ended
@@ -442,8 +440,8 @@ def test_all_that_validation_gathers_survives_a_resume(train: Any) -> None:
     run = train(never_in_the_last_steps, RULES, n_grpo_steps=7, wall_clock_limit_s=1e6)
     new = run.new()
     gathered = {name for name, value in vars(run.validate).items() if value != vars(new)[name]}
-    gathered -= {"bar", "_latest", "_generations"}  # what is shown, and the newest evaluation, which is made before it is used
-    assert gathered >= {"samples", "outcomes"} and run.metrics["skipped_updates"] == 3
+    gathered -= {"bar", "ctx", "validation"}  # what is shown, and what the run works with
+    assert gathered == {"samples", "outcomes", "updates", "stopping"} and run.metrics["skipped_updates"] == 3
     new.restore(run.validate.state())
     assert {name: vars(new)[name] for name in gathered} == {name: vars(run.validate)[name] for name in gathered}
 

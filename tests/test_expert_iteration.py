@@ -7,20 +7,19 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from state_parts import never_saved
+from training_parts import context
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import ExpertIterationConfig
-from grpo.tasks.rewards import score_each
 from grpo.tracking.run_log import RunLog
 from grpo.training.expert_iteration import expert_metrics, fine_tune, train_by_expert_iteration
 
@@ -117,8 +116,8 @@ def iterate(
     """Run the loop; the history."""
     folder.mkdir(parents=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    score = partial(score_each, reward)
-    train_by_expert_iteration(config, seed, problems(), tokenizer, engine, learner, score, validate, log, never_saved(folder))
+    parts = {"data": problems(), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    train_by_expert_iteration(context(config, log, never_saved(folder), **parts, seed=seed, reward=reward, validation=validate))
     log.close()
     return read_csv(folder / "history.csv")
 

@@ -73,7 +73,7 @@ def test_dvc_yaml_names_the_same_code() -> None:
 
 
 def test_every_module_that_a_run_loads_is_accounted_for() -> None:
-    loaded = "grpo.training.session, grpo.training.run, grpo.training.asynchronous.start, grpo.training.asynchronous.loop"
+    loaded = "grpo.training.start, grpo.training.run, grpo.training.asynchronous.start, grpo.training.asynchronous.loop"
     program = f"import sys, {loaded}; print(*[m for m in sys.modules if m.startswith('grpo')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     files = {name: f"{name.replace('.', '/')}.py" for name in done.stdout.split()}

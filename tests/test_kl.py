@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ import pytest
 import torch
 from state_parts import never_saved
 from torch import Tensor
+from training_parts import context, scored
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.kl import estimate_kl
 from grpo.learner.learner import Learner
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
-from grpo.tasks.rewards import score_each
 from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
 
@@ -142,7 +141,7 @@ def some_rollouts(n: int = 4) -> list[Rollout]:
 def test_drift_is_that_of_the_current_weights_from_the_first_ones(model: Any) -> None:
     start, rollouts = copy.deepcopy(model), some_rollouts()
     learner = Learner(model, config(sampling_temperature=0.8), 0)
-    assert learner.drift(rollouts, None) == {f"kl/{name}": 0.0 for name in NAMES}
+    assert learner.drift(rollouts) == {f"kl/{name}": 0.0 for name in NAMES}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.05)
@@ -157,15 +156,16 @@ def test_drift_is_that_of_the_current_weights_from_the_first_ones(model: Any) ->
     sampled, low_variance = -sum(x.sum().item() for x in r), sum((x.exp() - x - 1).sum().item() for x in r)
     assert low_variance > 0.01
     expected = [sampled / tokens, low_variance / tokens, sampled / 4, low_variance / 4]
-    found = learner.drift(rollouts, None)
+    found = learner.drift(rollouts)
     assert found == pytest.approx({f"kl/{name}": value for name, value in zip(NAMES, expected, strict=True)}, rel=1e-3)
-    assert learner.drift(rollouts, learner.log_probs(rollouts)) == found  # where they are known they need not be computed
+    known = scored(rollouts, torch.zeros(4), torch.zeros(4), learner.log_probs(rollouts))
+    assert learner.drift(known) == found  # where they are known they need not be computed
 
 
 def test_without_measure_kl_there_is_no_second_model(model: Any) -> None:
     learner = Learner(model, config(measure_kl=False), 0)
     assert learner.reference is None
-    assert learner.drift(some_rollouts(), None) == {}
+    assert learner.drift(some_rollouts()) == {}
 
 
 # ------------------------------------------------------------------------------------------------------ in the real loop
@@ -189,8 +189,8 @@ def train(model: Any, tokenizer: Any, folder: Path, settings: GrpoConfig) -> tup
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, settings, tokenizer.pad_token_id)
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(20)]
-    score = partial(score_each, contains_a_t)
-    train_grpo(settings, 0, problems, tokenizer, engine, learner, score, lambda step, updates: False, log, never_saved(folder))
+    parts = {"data": problems, "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    train_grpo(context(settings, log, never_saved(folder), **parts, reward=contains_a_t))
     log.close()
     with (folder / "history.csv").open(newline="") as file:
         return learner, [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]

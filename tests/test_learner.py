@@ -15,9 +15,10 @@ from gradient_parts import last_gradients
 from state_parts import saved_every
 from torch import Tensor
 from torch.testing import assert_close
+from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.learner import Batch, Learner
+from grpo.learner.learner import Learner
 from grpo.study.methods import GrpoConfig
 
 PROBLEM = Problem("p", "?", "1")
@@ -71,7 +72,7 @@ def one_update(model: Any, settings: GrpoConfig) -> tuple[dict[str, float], dict
     """Metrics, gradients and weights of one off-policy update of a copy of ``model``."""
     learner = Learner(copy.deepcopy(model), settings, pad_token_id=0)
     batch, found = rollouts(), last_gradients(learner)
-    metrics = learner.update(Batch(batch, REWARDS, ADVANTAGES, off_policy(learner, batch)))
+    metrics = learner.update(scored(batch, REWARDS, ADVANTAGES, off_policy(learner, batch)))
     return metrics, found, weights(learner.model)
 
 
@@ -158,7 +159,7 @@ def test_before_any_update_every_ratio_is_exactly_one(model: Any, loss_type: str
     batch = rollouts()
     for old in (learner.log_probs(batch), None):
         fresh = Learner(copy.deepcopy(model), learner.config, 0)
-        metrics = fresh.update(Batch(batch, REWARDS, ADVANTAGES, old))
+        metrics = fresh.update(scored(batch, REWARDS, ADVANTAGES, old))
         assert metrics["ratio_min"] == metrics["ratio_max"] == 1.0
         assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-12)
         assert metrics["clip_fraction"] == 0.0
@@ -168,10 +169,10 @@ def test_a_second_epoch_has_ratios_away_from_one(model: Any) -> None:
     learner = Learner(model, config(loss_type="grpo_clip", learning_rate=1e-2), 0)
     batch = rollouts()
     old = learner.log_probs(batch)
-    learner.update(Batch(batch, REWARDS, ADVANTAGES, old))
+    learner.update(scored(batch, REWARDS, ADVANTAGES, old))
     moved = [new - before for new, before in zip(learner.log_probs(batch), old, strict=True)]
     ratios = torch.cat(moved).exp()
-    metrics = learner.update(Batch(batch, REWARDS, ADVANTAGES, old))
+    metrics = learner.update(scored(batch, REWARDS, ADVANTAGES, old))
     assert metrics["ratio_min"] < 0.95 and metrics["ratio_max"] > 1.05
     assert metrics["ratio_min"] == pytest.approx(ratios.min().item(), rel=1e-4)
     assert metrics["ratio_max"] == pytest.approx(ratios.max().item(), rel=1e-4)
@@ -189,10 +190,10 @@ def test_a_second_epoch_has_ratios_away_from_one(model: Any) -> None:
 def test_a_batch_without_signal_leaves_the_weights_as_they_are(model: Any, loss_type: str) -> None:
     before = weights(model)
     learner = Learner(model, config(loss_type=loss_type), 0)
-    metrics = learner.update(Batch(rollouts(), torch.ones(8), torch.zeros(8)))
+    metrics = learner.update(scored(rollouts(), torch.ones(8), torch.zeros(8)))
     assert metrics["gradient_norm"] == 0.0
     assert all(torch.equal(p, before[name]) for name, p in weights(model).items())
-    learner.update(Batch(rollouts(), REWARDS, ADVANTAGES))
+    learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
     assert not any(torch.equal(p, before[name]) for name, p in weights(model).items())
 
 
@@ -206,11 +207,11 @@ def test_a_rollout_without_tokens_counts_as_a_response_and_nothing_else(model: A
 
     alone = Learner(copy.deepcopy(model), config(rollout_batch_size=2, train_batch_size=2, **settings), 0)
     of_alone = last_gradients(alone)
-    expected = alone.update(Batch(full, torch.ones(2), torch.tensor([1.0, -2.0])))
+    expected = alone.update(scored(full, torch.ones(2), torch.tensor([1.0, -2.0])))
     learner = Learner(model, config(rollout_batch_size=4, train_batch_size=4, gradient_accumulation_steps=steps, **settings), 0)
     found = last_gradients(learner)
     # With 4 steps each empty response is a microbatch by itself, with 2 they share one, with 1 they stand among the others.
-    metrics = learner.update(Batch(full + empty, torch.ones(4), torch.tensor([1.0, -2.0, 3.0, 4.0])))
+    metrics = learner.update(scored(full + empty, torch.ones(4), torch.tensor([1.0, -2.0, 3.0, 4.0])))
 
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["loss"] == pytest.approx(expected["loss"] / 2, rel=1e-5)
@@ -223,7 +224,7 @@ def test_a_rollout_without_tokens_counts_as_a_response_and_nothing_else(model: A
 def one_update_with(model: Any, settings: GrpoConfig, advantages: Tensor) -> tuple[dict[str, float], dict[str, Tensor]]:
     learner = Learner(copy.deepcopy(model), settings, 0)
     found = last_gradients(learner)
-    return learner.update(Batch(rollouts(), REWARDS, advantages)), found
+    return learner.update(scored(rollouts(), REWARDS, advantages)), found
 
 
 def test_the_gradient_is_clipped_and_its_norm_before_that_reported(model: Any) -> None:
@@ -248,8 +249,8 @@ def test_a_small_gradient_is_not_scaled_up(model: Any) -> None:
 def test_gradients_do_not_pile_up_over_updates(model: Any) -> None:
     """At a vanishing learning rate the same batch has the same gradient twice."""
     learner = Learner(model, config(learning_rate=1e-12), 0)
-    first = learner.update(Batch(rollouts(), REWARDS, ADVANTAGES))
-    second = learner.update(Batch(rollouts(), REWARDS, ADVANTAGES))
+    first = learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
+    second = learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
     assert second["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-4)
 
 
@@ -257,7 +258,7 @@ def test_the_optimizer_is_the_handouts(model: Any) -> None:
     before = weights(model)
     learner = Learner(model, config(learning_rate=2e-3), 0)
     found = last_gradients(learner)
-    metrics = learner.update(Batch(rollouts(), REWARDS, ADVANTAGES))
+    metrics = learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
     assert metrics["learning_rate"] == 2e-3
     expected = {name: value.clone().requires_grad_() for name, value in before.items()}
     for name, gradient in found.items():
@@ -288,7 +289,7 @@ def test_a_learner_that_is_restored_goes_on_bit_for_bit(model: Any, dtype: torch
 
     def update(learner: Learner, seed: int) -> dict[str, float]:
         generator = torch.Generator().manual_seed(seed)
-        return learner.update(Batch(rollouts(), REWARDS, torch.randn(8, generator=generator)))
+        return learner.update(scored(rollouts(), REWARDS, torch.randn(8, generator=generator)))
 
     fresh = copy.deepcopy(model.to(dtype))
     undisturbed = Learner(model, config(), 0)
@@ -321,17 +322,17 @@ def test_an_update_without_a_finite_gradient_is_skipped(model: Any, loss_type: s
     twin = Learner(copy.deepcopy(model), settings, 0)
     learner = Learner(model, settings, 0)
     for each in (learner, twin):
-        assert each.update(Batch(rollouts(), REWARDS, ADVANTAGES))["skipped_update"] == 0.0
+        assert each.update(scored(rollouts(), REWARDS, ADVANTAGES))["skipped_update"] == 0.0
     before, state = weights(model), optimizer_state(learner)
     assert len(state) == 3 * len(before)  # step, mean and mean square of each tensor
 
-    metrics = learner.update(Batch(rollouts(), rewards, advantages))
+    metrics = learner.update(scored(rollouts(), rewards, advantages))
     assert metrics["skipped_update"] == 1.0
     assert not math.isfinite(metrics["gradient_norm"])
     assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
     assert all(torch.equal(a, b) for a, b in zip(optimizer_state(learner), state, strict=True))
 
-    after, expected = (each.update(Batch(rollouts(), REWARDS, ADVANTAGES)) for each in (learner, twin))
+    after, expected = (each.update(scored(rollouts(), REWARDS, ADVANTAGES)) for each in (learner, twin))
     assert after == expected
     assert after["skipped_update"] == 0.0
     assert all(torch.equal(value, weights(twin.model)[name]) for name, value in weights(model).items())
@@ -339,7 +340,7 @@ def test_an_update_without_a_finite_gradient_is_skipped(model: Any, loss_type: s
 
 
 def test_an_update_without_signal_is_no_skipped_one(model: Any) -> None:
-    assert Learner(model, config(), 0).update(Batch(rollouts(), REWARDS, torch.zeros(8)))["skipped_update"] == 0.0
+    assert Learner(model, config(), 0).update(scored(rollouts(), REWARDS, torch.zeros(8)))["skipped_update"] == 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------------- metrics
@@ -357,7 +358,7 @@ def response_entropies(model: Any, batch: list[Rollout]) -> list[list[float]]:
 def test_entropy_is_the_mean_over_response_tokens_only(model: Any, steps: int) -> None:
     by_token = list(itertools.chain(*response_entropies(model, rollouts())))
     assert len(by_token) == sum(LENGTHS)
-    metrics = Learner(model, config(gradient_accumulation_steps=steps), 0).update(Batch(rollouts(), REWARDS, ADVANTAGES))
+    metrics = Learner(model, config(gradient_accumulation_steps=steps), 0).update(scored(rollouts(), REWARDS, ADVANTAGES))
     assert metrics["token_entropy"] == pytest.approx(sum(by_token) / len(by_token), rel=1e-5)
 
 
@@ -372,7 +373,7 @@ def test_clip_fraction_counts_response_tokens_only(model: Any, steps: int) -> No
     learner = Learner(model, config(loss_type="grpo_clip", gradient_accumulation_steps=steps), 0)
     shifts = [-1.0, 1.0, -1.0, 1.0, 0, 0, 0, 0]  # the third is bad with a risen ratio, the fourth good with a fallen one
     old = [lp + shift for lp, shift in zip(learner.log_probs(rollouts()), shifts, strict=True)]
-    metrics = learner.update(Batch(rollouts(), REWARDS, ADVANTAGES, old))
+    metrics = learner.update(scored(rollouts(), REWARDS, ADVANTAGES, old))
     assert metrics["clip_fraction"] == pytest.approx(6 / 43)
     assert metrics["ratio_max"] == pytest.approx(math.e, rel=1e-5)
     assert metrics["ratio_min"] == pytest.approx(1 / math.e, rel=1e-5)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from gradient_parts import flat, last_gradients
+from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.learner import Batch, Learner
+from grpo.learner.learner import Learner
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.study.methods import GrpoConfig
 
@@ -50,7 +51,7 @@ def gradient(
     learner = Learner(copy.deepcopy(model), config, 0, budget)
     rollouts = make_rollouts(shifts, learner.log_probs(make_rollouts(shifts)))
     found = last_gradients(learner)
-    metrics = learner.update(Batch(rollouts, torch.zeros(4), advantages))
+    metrics = learner.update(scored(rollouts, torch.zeros(4), advantages))
     return flat(found), metrics
 
 

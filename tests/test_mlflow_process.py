@@ -18,7 +18,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -335,20 +334,18 @@ def test_a_run_ends_in_mlflow_as_it_ended(
     run = a_run(mini_study, "grpo_baselines")
     states: list[Path] = []
 
-    def train(*arguments: Any) -> dict[str, Any]:
-        results, state = arguments[4], arguments[6]
-        states.append(state)
-        write_text(state / "step-1/state.pt", "")
+    identity = IDENTITY | {"software": {}, "config": run.config.model_dump(), "seed": 0}
+    with (
+        pytest.raises(type(error)) if error else nullcontext(),
+        run_module.recorded(mini_study, run, identity, None) as outputs,
+    ):
+        states.append(outputs.state)
+        write_text(outputs.state / "step-1/state.pt", "")
         for name, content in RESULTS.items():
-            write_text(results / name, content)
+            write_text(outputs.results / name, content)
         if error is not None:
             raise error
-        return {"total_s": 1.5}
-
-    monkeypatch.setitem(sys.modules, "grpo.training.session", SimpleNamespace(train=train))  # so that torch is not loaded
-    identity = IDENTITY | {"software": {}, "config": run.config.model_dump(), "seed": 0}
-    with pytest.raises(type(error)) if error else nullcontext():
-        run_module._train(mini_study, run, [], [], identity, None, check_weights=False)
+        outputs.timing["total_s"] = 1.5
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")

@@ -13,16 +13,22 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from grpo.common.errors import UserError
-from grpo.learner.advantages import compute_group_normalized_rewards, normalize_within_groups
-from grpo.learner.log_probs import compute_entropy, get_response_log_probs, pad_and_shift, tokenize_prompt_and_output
-from grpo.learner.losses import (
+from grpo.handouts import (
+    compute_entropy,
+    compute_group_normalized_rewards,
     compute_grpo_clip_loss,
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
+    get_response_log_probs,
     grpo_microbatch_train_step,
+    masked_mean,
     sft_microbatch_train_step,
+    tokenize_prompt_and_output,
 )
-from grpo.learner.masking import masked_mean, masked_normalize, token_weights
+from grpo.learner.advantages import normalize_within_groups
+from grpo.learner.losses import negative_log_likelihood
+from grpo.learner.masking import masked_normalize, response_weights
+from grpo.learner.padding import pad_and_shift
 
 LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"]
 
@@ -311,7 +317,7 @@ def test_a_missing_argument_is_named(loss_type: str, missing: str) -> None:
 
 
 def test_an_unknown_loss_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="ppo"):
+    with pytest.raises(UserError, match=r"'ppo' \(known: no_baseline, "):
         compute_policy_gradient_loss(POLICY, "ppo", REWARDS, ADVANTAGES, OLD, 0.2)
 
 
@@ -337,32 +343,31 @@ def test_clipped_tokens_have_no_gradient() -> None:
 
 # ------------------------------------------------------------------------------------------------------- token weights
 
-THREE_RESPONSES = tensor([1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0])
+LENGTHS = torch.tensor([4, 2, 0])  # the last response has no token
 
 
 @pytest.mark.parametrize(
-    ("normalization", "rows"),
+    ("normalization", "weights"),
     [
-        ("masked_mean", [[0.025] * 4, [0, 0.05, 0.05, 0], [0] * 4]),  # 1 / (4 * 10), 1 / (2 * 10)
-        ("masked_normalize", [[0.0125] * 4, [0, 0.0125, 0.0125, 0], [0] * 4]),  # 1 / (8 * 10)
-        ("microbatch_longest", [[0.025] * 4, [0, 0.025, 0.025, 0], [0] * 4]),  # 1 / (4 * 10)
+        ("masked_mean", [0.025, 0.05, 0.1]),  # 1 / (4 * 10), 1 / (2 * 10), and one that no token has
+        ("masked_normalize", [0.0125] * 3),  # 1 / (8 * 10)
+        ("microbatch_longest", [0.025] * 3),  # 1 / (4 * 10)
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
-def test_token_weights_by_hand(normalization: str, rows: list[list[float]], dtype: torch.dtype) -> None:
-    assert_close(token_weights(THREE_RESPONSES.to(dtype), normalization, 10, constant_normalizer=8), tensor(*rows))
+def test_response_weights_by_hand(normalization: str, weights: list[float]) -> None:
+    assert_close(response_weights(LENGTHS, normalization, 10, 3, constant_normalizer=8), torch.tensor(weights))
 
 
 @pytest.mark.parametrize("normalization", ["masked_mean", "masked_normalize", "microbatch_longest"])
-def test_responses_without_tokens_weigh_nothing(normalization: str) -> None:
-    assert_close(token_weights(torch.zeros(2, 3), normalization, 2, constant_normalizer=8), torch.zeros(2, 3))
+def test_responses_without_tokens_have_finite_weights(normalization: str) -> None:
+    assert response_weights(torch.zeros(2), normalization, 2, 2, constant_normalizer=8).isfinite().all()
 
 
-def test_token_weights_refuse_what_they_cannot_compute() -> None:
+def test_response_weights_refuse_what_they_cannot_compute() -> None:
     with pytest.raises(ValueError, match="constant_normalizer"):
-        token_weights(THREE_RESPONSES, "masked_normalize", 3)
+        response_weights(LENGTHS, "masked_normalize", 3, 3)
     with pytest.raises(ValueError, match="median"):
-        token_weights(THREE_RESPONSES, "median", 3)
+        response_weights(LENGTHS, "median", 3, 3)
 
 
 # ----------------------------------------------------------------------------------------------------- microbatch steps
@@ -459,21 +464,23 @@ def test_two_sft_microbatches_are_one_batch() -> None:
     assert_close(metadata["mean_nll"], -(values * mask).sum() / 9)
 
 
-def test_sft_weights_take_the_place_of_the_average() -> None:
+def test_sft_microbatches_of_any_size_make_one_loss() -> None:
     """Microbatches of one and of three responses make the loss of the four, each weighing a quarter."""
     values = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
     mask = tensor([1, 1, 0], [1, 1, 1], [0, 0, 1], [0, 1, 1])
     whole, parts = values.clone().requires_grad_(), values.clone().requires_grad_()
     loss, _ = sft_microbatch_train_step(whole, mask, 1, normalize_constant=3.0)
     quarters = [
-        sft_microbatch_train_step(parts[rows], mask[rows], 7, 3.0, weights=torch.full((n,), 0.25))  # 7 counts for nothing
+        negative_log_likelihood(parts[rows], mask[rows], torch.full((n,), 0.25), 3.0)
         for rows, n in ((slice(0, 1), 1), (slice(1, 4), 3))
     ]
-    assert_close(quarters[0][0] + quarters[1][0], loss)
+    assert_close(quarters[0] + quarters[1], loss)
+    (quarters[0] + quarters[1]).backward()
     assert_close(parts.grad, whole.grad)
     policy = STEP_POLICY.clone().requires_grad_()
-    loss, _ = sft_microbatch_train_step(policy, STEP_MASK, 1, weights=torch.tensor([2.0, 0.5]))
+    loss = negative_log_likelihood(policy, STEP_MASK, torch.tensor([2.0, 0.5]))
     assert_close(loss, torch.tensor(2.0 * 3 + 0.5 * 18))
+    loss.backward()
     assert_close(policy.grad, tensor([-2.0, -2.0, 0.0], [-0.5, -0.5, -0.5]))
 
 

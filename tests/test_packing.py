@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner import chunked
 from grpo.learner.chunked import chunked_log_probs
-from grpo.learner.learner import Batch, Learner
+from grpo.learner.learner import Learner
 from grpo.learner.packing import fill_rows, pack
 from grpo.study.methods import GrpoConfig
 
@@ -63,7 +64,7 @@ def gradient(
         current = Learner(model, config, 0, None).log_probs(rollouts)
         old = [row + 0.4 * torch.randn(len(row), generator=generator) for row in current]
     found = last_gradients(learner)
-    metrics = learner.update(Batch(rollouts, rewards, advantages, old))
+    metrics = learner.update(scored(rollouts, rewards, advantages, old))
     return flat(found), metrics
 
 
@@ -294,8 +295,8 @@ def test_an_update_never_holds_the_logits_of_all_tokens(
     rollouts = rollouts_of([[30, 40, 50, 60]] * 2, [70, 80], vocabulary)
     config = GrpoConfig(rollout_batch_size=8, train_batch_size=8, group_size=4, gradient_accumulation_steps=2)
     learner = Learner(copy.deepcopy(fresh_model), config, 0, budget)
-    learner.update(Batch(rollouts, torch.ones(8), torch.randn(8)))  # the moments are made at the first step
+    learner.update(scored(rollouts, torch.ones(8), torch.randn(8)))  # the moments are made at the first step
     with LargestTensor() as seen:
-        learner.update(Batch(rollouts, torch.ones(8), torch.randn(8)))
+        learner.update(scored(rollouts, torch.ones(8), torch.randn(8)))
         learner.log_probs(rollouts)
     assert seen.largest < (30 + 40 + 50 + 60) * vocabulary

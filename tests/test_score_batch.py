@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from grpo.common.errors import UserError
-from grpo.common.records import Completion, Problem
-from grpo.evaluation.evaluate import score_sampled, summarize
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.evaluation.evaluate import score_by_prompt, score_rollouts, summarize
 from grpo.grader import pool
 from grpo.grader.pool import GraderPool, Verdict, grade_batch, is_equal
 from grpo.study.methods import GrpoConfig
 from grpo.tasks.rewards import REWARD_FNS, score_batch, score_each
-from grpo.training.step import score_rollouts
+from grpo.training.context import RunContext
+from grpo.training.step import score
 
 RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_out=True)
 
@@ -169,13 +170,18 @@ def test_time_outs_are_counted_by_response(calls: Callable[[], list[str]]) -> No
 def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: Callable[[], list[str]]) -> None:
     answers = ["1", "endless", "2", "endless"]
     completions = [Completion((7,), rf"\boxed{{{answer}}}", (0.0,), "stop") for answer in answers]
-    sampled = [(Problem("p", "q", "1"), (5,), completion) for completion in completions]
     config = GrpoConfig(rollout_batch_size=4, train_batch_size=4, group_size=2, gradient_accumulation_steps=1)
-    batch, metrics = score_rollouts(config, sampled, partial(score_batch, "question_only"))
-    assert batch.raw_rewards.tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert [rollout.timed_out for rollout in batch.rollouts] == [False, True, False, True]
+    reward = partial(score_by_prompt, "question_only")
+    sampled = [Rollout(Problem("p", "q", "1"), (5,), completion) for completion in completions]
+    metrics = score(RunContext(config=config, seed=0, score=reward), sampled)
+    assert [rollout.rewards["reward"] for rollout in sampled] == [1.0, 0.0, 0.0, 0.0]
+    # Of the first group 1 and 0: half a reward from the mean, and a standard deviation of sqrt(1/2). The second has no signal.
+    assert [rollout.advantage for rollout in sampled] == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0, 0.0], abs=1e-5)
+    assert [rollout.timed_out for rollout in sampled] == [False, True, False, True]
     assert metrics["train/grader_timeouts"] == 2
-    assert summarize(score_sampled(partial(score_batch, "question_only"), sampled))["grader_timeouts"] == 2
+    again = [Rollout(Problem("p", "q", "1"), (5,), completion) for completion in completions]
+    score_rollouts(reward, again)
+    assert summarize(again)["grader_timeouts"] == 2
     assert sorted(calls()) == ["1", "2", "endless", "endless"]  # each once a batch: nothing is graded one by one
 
 

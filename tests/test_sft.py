@@ -15,6 +15,7 @@ import torch
 from state_parts import never_saved
 from study_parts import entry
 from torch import Tensor
+from training_parts import context
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Example, Problem, write_records
@@ -25,10 +26,11 @@ from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import SftConfig
 from grpo.study.schema import Study
+from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tracking.run_log import RunLog
+from grpo.training.monitor import Monitor
 from grpo.training.order import choose_examples, items_of_step
 from grpo.training.sft import train_sft
-from grpo.training.validation import Validation
 
 # ----------------------------------------------------------------------------------------------------- which examples
 
@@ -147,7 +149,8 @@ def fine_tuned(
     model = copy.deepcopy(model)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     learner = Learner(model, config, tokenizer.pad_token_id, max_tokens)
-    train_sft(config, seed, examples, tokenizer, learner, validate, log, never_saved(folder))  # type: ignore[arg-type]
+    parts = {"data": examples, "engine": None, "learner": learner, "tokenizer": tokenizer}
+    train_sft(context(config, log, never_saved(folder), **parts, seed=seed, validation=validate))
     log.close()
     return model, read_csv(folder / "history.csv"), log
 
@@ -302,8 +305,10 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
         kept[kind] = about, flat(policy).clone()
 
     log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
-    validate = Validation(study, run, problems, engine, learner, tokenizer, log, keep)
-    train_sft(config, 3, EXAMPLES, tokenizer, learner, validate, log, never_saved(tmp_path))
+    parts = {"data": EXAMPLES, "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    ctx = context(config, log, never_saved(tmp_path), **parts, seed=3, reward=r1_zero_reward_fn)
+    ctx.validation = monitor = Monitor(ctx, study, run.name, problems, keep)
+    train_sft(ctx)
     log.close()
 
     after = {
@@ -329,7 +334,7 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
     assert [(row["val/response_length_correct"], row["val/response_length_incorrect"]) for row in log.validations] == [
         (2.0, 2.0)
     ] * 4
-    assert validate.final_metrics()["steps"] == 5
+    assert monitor.final_metrics()["steps"] == 5
 
 
 # ------------------------------------------------------------------------------------------------------- a whole run

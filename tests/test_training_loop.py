@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +22,10 @@ import pytest
 import torch
 from state_parts import never_saved
 from study_parts import entry
+from training_parts import by, context
 
 from grpo.common.errors import UserError
-from grpo.common.records import Problem, write_records
+from grpo.common.records import Problem, Rollout, write_records
 from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
@@ -36,12 +36,13 @@ from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study, read_yaml
 from grpo.study.sections import LocalModel
-from grpo.tasks.rewards import ScoredBatch, score_each
+from grpo.tasks.rewards import ScoredBatch
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.run_log import RunLog
+from grpo.training.context import RunContext
 from grpo.training.grpo import train_grpo
+from grpo.training.monitor import Monitor
 from grpo.training.order import items_of_step
-from grpo.training.validation import Validation
 
 # --------------------------------------------------------------------------------------------------------- questions
 
@@ -88,7 +89,7 @@ def contains_a_t(text: str, _: str) -> dict[str, float]:
     return {"reward": found, "format_reward": 1.0, "answer_reward": found}
 
 
-SCORE = partial(score_each, contains_a_t)
+SCORE = by(contains_a_t)
 
 CONFIG = GrpoConfig(
     n_grpo_steps=20,
@@ -124,10 +125,8 @@ def train(
     model = copy.deepcopy(model)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     engine, learner = TransformersEngine(model, tokenizer), Learner(model, config, tokenizer.pad_token_id)
-    score = partial(score_each, reward)
-    train_grpo(
-        config, seed, problems(20), tokenizer, engine, learner, score, lambda step, updates: False, log, never_saved(folder)
-    )
+    parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    train_grpo(context(config, log, never_saved(folder), **parts, seed=seed, reward=reward))
     log.close()
     return model, log
 
@@ -268,7 +267,8 @@ def test_the_loop_ends_when_validation_says_so(model: Any, tokenizer: Any, tmp_p
         called.append((step, [update["gradient_norm"] for update in updates]))
         return step in {0, 3}  # what is said before the first step ends nothing
 
-    train_grpo(CONFIG, 0, problems(20), tokenizer, engine, learner, SCORE, validate, log, never_saved(tmp_path))
+    parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    train_grpo(context(CONFIG, log, never_saved(tmp_path), **parts, reward=contains_a_t, validation=validate))
     log.close()
     rows = read_csv(tmp_path / "history.csv")
     assert [row["step"] for row in rows] == [1, 2, 3]  # the last step is recorded too
@@ -329,8 +329,10 @@ def tracked(tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factor
         mlflow = MlflowRun("toy", "slow-0", {"seed": 0, "loss_type": "grpo_clip"}, {"stage": "toy@slow-0"})
         log = RunLog(folder, mlflow)
         engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
-        validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None)
-        train_grpo(run.config, run.seed, problems(20), tokenizer, engine, learner, SCORE, validate, log, never_saved(folder))
+        parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+        ctx = context(run.config, log, never_saved(folder), **parts, seed=run.seed, reward=contains_a_t)
+        ctx.validation = Monitor(ctx, tiny_study, run.name, problems(6), lambda kind, about: None)
+        train_grpo(ctx)
         log.close()
         (folder / "note.txt").write_text("kept")
         mlflow.artifact(folder / "note.txt")
@@ -421,7 +423,9 @@ def evaluated(study: Study, run: EffectiveRun, model: Any, tokenizer: Any, folde
     folder.mkdir()
     engine, learner = RemembersCalls(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    validate = Validation(study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None)
+    parts = {"data": [], "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    ctx = context(run.config, log, never_saved(folder), **parts, reward=contains_a_t)
+    validate = Monitor(ctx, study, run.name, problems(6), lambda kind, about: None)
     for step in (0, 2, 4):
         validate(step, [UPDATE] if step else [])
     log.close()
@@ -461,16 +465,18 @@ def test_every_evaluation_of_every_run_draws_alike(tiny_study: Study, model: Any
 def test_answers_that_ran_out_of_time_are_counted_in_history_and_validation(
     tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def every_third_is_late(responses: Sequence[str], truths: Sequence[Any]) -> ScoredBatch:
-        return ScoredBatch(SCORE(responses, truths).rewards, [i % 3 == 0 for i in range(len(responses))])
+    def every_third_is_late(rollouts: Sequence[Rollout]) -> ScoredBatch:
+        return ScoredBatch(SCORE(rollouts).rewards, [i % 3 == 0 for i in range(len(rollouts))])
 
-    monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", lambda prompt, *pairs: every_third_is_late(*pairs))
     log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
     run = tiny_run(tiny_study)
     engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
-    validate = Validation(tiny_study, run, problems(6), engine, learner, tokenizer, log, lambda kind, about: None)
     config = run.config.model_copy(update={"n_grpo_steps": 2})
-    train_grpo(config, 0, problems(20), tokenizer, engine, learner, every_third_is_late, validate, log, never_saved(tmp_path))
+    parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    ctx = context(config, log, never_saved(tmp_path), **parts)
+    ctx.score = every_third_is_late
+    ctx.validation = Monitor(ctx, tiny_study, run.name, problems(6), lambda kind, about: None)
+    train_grpo(ctx)
     log.close()
     history, validation = (read_csv(tmp_path / name) for name in ("history.csv", "validation.csv"))
     assert [row["train/grader_timeouts"] for row in history] == [22] * 4  # of 64, in each of two updates of two steps
@@ -523,16 +529,15 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     from grpo.training import grpo as loop
     from grpo.training import run as run_module
 
-    for module in ("grpo.training.session", "grpo.evaluation.evaluate"):
-        monkeypatch.setattr(f"{module}.score_batch", lambda prompt, *pairs: SCORE(*pairs))
+    monkeypatch.setattr("grpo.training.start.score_of", lambda run: SCORE)
     study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None})
     run = tiny_run(study)
-    sample = loop.sample_rollouts
+    sample = loop.sample
 
-    def killed_at_step_4(config: GrpoConfig, seed: int, step: int, *others: Any) -> Any:
+    def killed_at_step_4(ctx: RunContext[GrpoConfig], step: int, n_questions: int) -> Any:
         if step == 4:
             raise KeyboardInterrupt
-        return sample(config, seed, step, *others)
+        return sample(ctx, step, n_questions)
 
     def results() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (paths.RUNS / run.name).iterdir()}
@@ -541,7 +546,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     whole = results()
     shutil.rmtree(paths.RUNS)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "sample_rollouts", killed_at_step_4)
+        patch.setattr(loop, "sample", killed_at_step_4)
         with pytest.raises(KeyboardInterrupt):
             run_module.train_run(study, run)
     assert not (paths.RUNS / run.name).exists() and list((paths.RUN_STATE / run.name).glob("*/step-2"))
@@ -554,7 +559,7 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
 ) -> None:
     """Starting vLLM switches the stream that autograd's hooks are made on; and the engine gets the run's own settings."""
     from grpo.training import run as run_module
-    from grpo.training import session as session_module
+    from grpo.training import start as start_module
 
     models, hooked, configs = [], [], []
 
@@ -564,7 +569,7 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
         configs.append(config)
         return make_engine(study, folder, model, tokenizer, check_weights, config)
 
-    monkeypatch.setattr(session_module, "make_engine", noting)
+    monkeypatch.setattr(start_module, "make_engine", noting)
     arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}
     study = tiny_study.model_copy(
         update={
@@ -589,8 +594,6 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
     """Trains one run in a project folder; its evaluations come out with as many right answers as asked for."""
     from grpo.training import run as run_module
 
-    monkeypatch.setattr("grpo.training.session.score_batch", lambda prompt, *pairs: SCORE(*pairs))
-
     def run_it(
         experiment: str = "grpo_learning_rate",
         arm: str = "slow",
@@ -601,12 +604,14 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
     ) -> tuple[EffectiveRun, Path]:
         counts = iter(right)
 
-        def scored(_: str, texts: list[str], truths: list[str]) -> ScoredBatch:
+        def scored(rollouts: Sequence[Rollout]) -> ScoredBatch:
+            if len(rollouts) != 6:  # a batch to train on
+                return SCORE(rollouts)
             n = next(counts)
-            answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(texts))]
-            return ScoredBatch(answers, [False] * len(texts))
+            answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(rollouts))]
+            return ScoredBatch(answers, [False] * len(rollouts))
 
-        monkeypatch.setattr("grpo.evaluation.evaluate.score_batch", scored)
+        monkeypatch.setattr("grpo.training.start.score_of", lambda run: scored)
         arms = {
             "grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}}),
             "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),
@@ -672,13 +677,13 @@ SLOW_WON = [{"experiment": "grpo_learning_rate", "winner": "slow", "overrides": 
 
 def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, folder = session()
-    from grpo.training import session as session_module
+    from grpo.training import start as start_module
 
     def never(*_: Any) -> None:
         raise AssertionError("trained twice")
 
     with monkeypatch.context() as patch:
-        patch.setattr(session_module, "train", never)
+        patch.setattr(start_module, "started", never)
         twin, twin_folder = session("grpo_baselines", "same", SLOW_WON)
         with pytest.raises(AssertionError, match="trained twice"):
             session("grpo_baselines", "other", SLOW_WON)

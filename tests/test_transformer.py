@@ -17,11 +17,12 @@ from gradient_parts import last_gradients
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_parts import scored
 from transformers import AutoModelForCausalLM
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.learner import Batch, Learner
+from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
 from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
 from grpo.models.packed_attention import NO_MASK, Layout, Stretch
@@ -278,8 +279,8 @@ def updated(
     rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
     old = [row + 0.4 * torch.randn(len(row), generator=generator) for row in learner.log_probs(batch)]
     found = last_gradients(learner)
-    metrics = learner.update(Batch(batch, rewards, advantages, old))
-    return metrics | learner.drift(batch, None), found, learner
+    metrics = learner.update(scored(batch, rewards, advantages, old))
+    return metrics | learner.drift(batch), found, learner
 
 
 @pytest.mark.parametrize("budget", [None, 25, 10_000])

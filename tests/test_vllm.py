@@ -15,12 +15,13 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 from study_parts import ASYNCHRONOUS, needed_selections
+from training_parts import scored
 
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
 from grpo.common.records import Problem, Rollout
-from grpo.evaluation.evaluate import evaluate_vllm
-from grpo.learner.learner import Batch, Learner
+from grpo.handouts import evaluate_vllm
+from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.models.hugging_face import Qwen2Config, Qwen2ForCausalLM
 from grpo.rollout.engine import SamplingParams
@@ -136,10 +137,10 @@ def test_after_an_update_vllm_samples_with_the_new_weights(served: Any) -> None:
     params = SamplingParams(max_tokens=16)
     before = rollouts(served, params, n=4, seed=5)
     learner = make_learner(served.model)
-    assert learner.update(Batch(before, torch.rand(12), torch.randn(12)))["mismatch_mean"] < 1e-4
+    assert learner.update(scored(before, torch.rand(12), torch.randn(12)))["mismatch_mean"] < 1e-4
     with pytest.raises(RuntimeError, match="engine and policy hold different weights"):
         require_equal_weights(served.engine._llm, served.model)
-    stale = learner.update(Batch(rollouts(served, params, n=4, seed=5), torch.rand(12), torch.randn(12)))
+    stale = learner.update(scored(rollouts(served, params, n=4, seed=5), torch.rand(12), torch.randn(12)))
     assert stale["mismatch_mean"] > 1e-2  # the measure sees weights that were not put in
 
     served.engine.synchronize(served.model, policy_version=2)

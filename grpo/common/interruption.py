@@ -33,8 +33,8 @@ def stop_after_the_step() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def left_to_the_leader() -> Iterator[None]:
-    """Within the block signals to stop do nothing: another process decides, and ends this one."""
+def left_to_rank_0() -> Iterator[None]:
+    """Within the block signals to stop do nothing: rank 0 decides, and ends this process."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

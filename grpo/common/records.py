@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_jsonl
+
+if TYPE_CHECKING:  # who only reads problems needs no torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -51,20 +54,31 @@ class Completion:
     policy_version: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rollout:
-    """A completion with the problem it answers and the rewards it earned.
+    """One response on its way from the engine to the optimizer: made where it is sampled, and filled in on the way.
 
     Attributes:
-        rewards: ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1. Right is what has all of a reward.
+        rewards: ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1; empty until it is scored. Right is what
+            has all of a reward.
         timed_out: the grader ran out of time on its answer, which counts as wrong.
+        advantage: its reward, normalised within its group; a number that float32 holds.
+        old_log_probs: (response length,) log-probabilities of its tokens under the policy that sampled them; None where the
+            first update is still to come, so that the old policy is the current one.
     """
 
     problem: Problem
     prompt_ids: tuple[int, ...]
     completion: Completion
-    rewards: dict[str, float]
+    rewards: dict[str, float] = field(default_factory=dict)
     timed_out: bool = False
+    advantage: float = 0.0
+    old_log_probs: Tensor | None = field(default=None, compare=False, repr=False)
+
+
+def response_tokens(rollouts: Iterable[Rollout]) -> int:
+    """Response tokens of all rollouts together."""
+    return sum(len(rollout.completion.token_ids) for rollout in rollouts)
 
 
 @dataclass(frozen=True)

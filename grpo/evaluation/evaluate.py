@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,7 +19,10 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
 from grpo.study.sections import Evaluation
 from grpo.tasks.formats import format_prompt, load_prompt
-from grpo.tasks.rewards import RewardFn, ScoreFn, score_batch
+from grpo.tasks.rewards import ScoredBatch, score_batch
+
+Score = Callable[[Sequence[Rollout]], ScoredBatch]
+"""Rewards many rollouts at once."""
 
 SEQUENCES_PER_CHUNK = 1024  # how much work a kill can cost; part of the results, because each chunk has its own seed
 
@@ -56,6 +59,7 @@ def evaluate(
     seed: int,
     n: int = 1,
     state: Path | None = None,
+    score: Score | None = None,
 ) -> list[list[Rollout]]:
     """``n`` scored completions of each problem.
 
@@ -65,47 +69,48 @@ def evaluate(
     Args:
         state: folder in which finished chunks are kept and found, where the evaluation is long enough to be worth it. The
             caller removes it (:func:`shutil.rmtree`) once the results are written.
+        score: rewards the completions; None: by ``prompt``.
 
     Returns:
         one list of ``n`` rollouts for each problem, in the order of ``problems``.
     """
     size = max(1, SEQUENCES_PER_CHUNK // n)
-    prompt_ids = encode_prompts(tokenizer, problems, prompt)
     starts = range(0, len(problems), size)
     groups: list[list[Rollout]] = []
     for start in tqdm(starts, desc=f"evaluation ({prompt})", unit="chunk", disable=len(starts) < 2 or state is None):
         chunk = problems[start : start + size]
         kept = None if state is None else _read_chunk(state / f"{start}.json", chunk)
         if kept is None:
-            ids = prompt_ids[start : start + size]
-            completions = engine.generate(ids, params, n=n, seed=derive_seed(seed, "chunk", start))
-            kept = _score(prompt, chunk, ids, completions)
+            rollouts = sample_rollouts(engine, tokenizer, chunk, prompt, params, n, derive_seed(seed, "chunk", start))
+            score_rollouts(score or partial(score_by_prompt, prompt), rollouts)
+            if late := grader_timeouts(rollouts):
+                print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
+            kept = [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
             if state is not None:
                 _write_chunk(state / f"{start}.json", kept)
         groups += kept
     return groups
 
 
-def _score(
-    prompt: str, problems: Sequence[Problem], prompt_ids: Sequence[tuple[int, ...]], groups: Sequence[Sequence[Completion]]
-) -> list[list[Rollout]]:
-    sampled = [(p, ids, c) for p, ids, group in zip(problems, prompt_ids, groups, strict=True) for c in group]
-    rollouts = score_sampled(partial(score_batch, prompt), sampled)
-    if late := grader_timeouts(rollouts):
-        print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
-    each = iter(rollouts)
-    return [[next(each) for _ in group] for group in groups]
+def sample_rollouts(
+    engine: Engine, tokenizer: Any, problems: Sequence[Problem], prompt: str, params: SamplingParams, n: int, seed: int
+) -> list[Rollout]:
+    """``n`` rollouts of each problem, those of a group side by side, not yet scored; training too samples here."""
+    prompts = encode_prompts(tokenizer, problems, prompt)
+    groups = engine.generate(prompts, params, n=n, seed=seed)
+    return [Rollout(p, ids, c) for p, ids, group in zip(problems, prompts, groups, strict=True) for c in group]
 
 
-def score_sampled(score: ScoreFn, sampled: Sequence[tuple[Problem, tuple[int, ...], Completion]]) -> list[Rollout]:
-    """Reward completions, all at once; training and evaluation both do it here.
+def score_rollouts(score: Score, rollouts: Sequence[Rollout]) -> None:
+    """Write the rewards of rollouts into them, all at once; training and evaluation both do it here."""
+    scored = score(rollouts)
+    for rollout, rewards, timed_out in zip(rollouts, scored.rewards, scored.out_of_time, strict=True):
+        rollout.rewards, rollout.timed_out = rewards, timed_out
 
-    Args:
-        sampled: each completion with its question and its prompt's token ids.
-    """
-    scored = score([completion.text for _, _, completion in sampled], [question.ground_truth for question, _, _ in sampled])
-    each = zip(sampled, scored.rewards, scored.out_of_time, strict=True)
-    return [Rollout(question, ids, completion, rewards, late) for (question, ids, completion), rewards, late in each]
+
+def score_by_prompt(prompt: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
+    """The rewards that the prompt's own reward function gives; see :func:`grpo.tasks.rewards.score_batch`."""
+    return score_batch(prompt, [r.completion.text for r in rollouts], [r.problem.ground_truth for r in rollouts])
 
 
 def grader_timeouts(rollouts: Sequence[Rollout]) -> int:
@@ -219,33 +224,3 @@ def log_generations(
         "response_length_correct": mean([r["response_length"] for r in records if r["answer_reward"] == 1.0]),
         "response_length_incorrect": mean([r["response_length"] for r in records if r["answer_reward"] != 1.0]),
     }
-
-
-def evaluate_vllm(
-    vllm_model: Any,
-    reward_fn: RewardFn,
-    prompts: list[str],
-    eval_sampling_params: Any,
-    ground_truths: list[str],
-    output_path: Path | None = None,
-) -> list[dict[str, Any]]:
-    """Generate with a ``vllm.LLM``, score, and write the results to disk (handout, ``math_baseline``).
-
-    Args:
-        eval_sampling_params: a ``vllm.SamplingParams``.
-        ground_truths: one for each prompt.
-        output_path: JSONL file for the records, if given.
-
-    Returns:
-        for each prompt its response, ground truth and rewards.
-    """
-    outputs = vllm_model.generate(prompts, eval_sampling_params)
-    records = []
-    for prompt, output, ground_truth in zip(prompts, outputs, ground_truths, strict=True):
-        response = output.outputs[0].text
-        records.append(
-            {"prompt": prompt, "response": response, "ground_truth": ground_truth, **reward_fn(response, ground_truth)}
-        )
-    if output_path is not None:
-        write_text(output_path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-    return records

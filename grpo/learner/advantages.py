@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -35,29 +34,6 @@ def normalize_within_groups(raw_rewards: Tensor, group_size: int, advantage_eps:
     if normalize_by_std and group_size > 1:
         advantages = advantages / (groups.std(dim=1, keepdim=True) + advantage_eps)
     return torch.where(equal, 0.0, advantages).flatten()
-
-
-def compute_group_normalized_rewards(
-    reward_fn: Callable[..., dict[str, float]],
-    rollout_responses: Sequence[str],
-    repeated_ground_truths: Sequence[Any],
-    group_size: int,
-    advantage_eps: float,
-    normalize_by_std: bool,
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Score every response, then normalise the rewards within each group.
-
-    Args:
-        reward_fn: (response, ground truth) -> ``reward``, ``format_reward``, ``answer_reward``.
-        rollout_responses: n_groups * group_size responses, those of a group side by side.
-        repeated_ground_truths: for each response, its question's ground truth.
-
-    Returns:
-        what :func:`normalize_scores` returns; the metadata also hold ``scores``, the reward function's answers one by one.
-    """
-    scores = [reward_fn(r, t) for r, t in zip(rollout_responses, repeated_ground_truths, strict=True)]
-    advantages, raw_rewards, metadata = normalize_scores(scores, group_size, advantage_eps, normalize_by_std)
-    return advantages, raw_rewards, metadata | {"scores": scores}
 
 
 def normalize_scores(

@@ -1,7 +1,8 @@
 """The processes that compute one gradient together, as ``torchrun`` starts them; alone, a process is a world of one.
 
-The first process leads: it samples, scores and writes, and tells the others what to compute. Each takes its share of a batch's
-rows, and the gradients are summed. (Not DistributedDataParallel, which wants as many backward passes in each process.)
+Rank 0 samples, scores and writes, and broadcasts what is to be computed; the other ranks are its workers. Each rank computes a
+shard of a batch's rows, and the gradients are all-reduced. (Not DistributedDataParallel, which wants as many backward passes on
+each rank.)
 """
 
 from __future__ import annotations
@@ -25,41 +26,41 @@ PASS_ON_AFTER_S = 40  # torchrun kills its processes 30 s after it was told to s
 
 
 class World:
-    """This process among ``size``, of which 0 leads."""
+    """The process group: this process is ``rank`` of ``world_size``."""
 
-    def __init__(self, rank: int = 0, size: int = 1):
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, world_size: int = 1):
+        self.rank, self.world_size = rank, world_size
 
     @property
-    def share(self) -> slice:
-        """Every ``size``-th of a list, from this process's own on."""
-        return slice(self.rank, None, self.size)
+    def shard(self) -> slice:
+        """This rank's part of a list: every ``world_size``-th, from its own rank on."""
+        return slice(self.rank, None, self.world_size)
 
-    def from_leader(self, value: Any = None) -> Any:
-        """The leader's value, in all processes; those that follow wait for it."""
-        if self.size == 1:
+    def broadcast(self, value: Any = None) -> Any:
+        """Rank 0's value, in all processes."""
+        if self.world_size == 1:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
-    def everyones(self, value: Any) -> list[Any]:
-        """What each process has, in all of them; tensors must be on the CPU."""
-        if self.size == 1:
+    def all_gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in all processes; tensors must be on the CPU."""
+        if self.world_size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all processes."""
-        if self.size > 1:
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks."""
+        if self.world_size > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
-    def leave(self) -> None:
-        """End the connection."""
-        if self.size > 1:
+    def destroy(self) -> None:
+        """End the process group."""
+        if self.world_size > 1:
             dist.destroy_process_group()
 
 
@@ -68,8 +69,8 @@ def started_by_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def follows() -> bool:
-    """Whether this process is told what to do by another one."""
+def is_worker() -> bool:
+    """Whether this process computes what rank 0 asks for."""
     return started_by_torchrun() and os.environ["RANK"] != "0"
 
 
@@ -77,7 +78,7 @@ def start_processes(n: int) -> None:
     """Run this very command in ``n`` processes on this machine, and wait for them.
 
     Raises:
-        ToBeResumed: they were told to stop; the first one has saved the run's state.
+        ToBeResumed: they were told to stop; rank 0 has saved the run's state.
         SystemExit: one of them failed; it has said why.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
@@ -96,7 +97,7 @@ def start_processes(n: int) -> None:
         raise SystemExit(process.returncode)
 
 
-def join_world(device: str) -> World:
+def init_world(device: str) -> World:
     """Connect with the other processes of ``torchrun``, through gloo on CPU and NCCL on GPUs.
 
     Args:
@@ -106,6 +107,6 @@ def join_world(device: str) -> World:
         return World()
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # The others wait while the leader samples and evaluates, which may well take longer than the usual limit of minutes.
+    # The workers wait while rank 0 samples and evaluates, which may well take longer than the usual limit of minutes.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=timedelta(days=2))
     return World(dist.get_rank(), dist.get_world_size())

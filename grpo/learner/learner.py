@@ -1,26 +1,26 @@
 """The learner: turns a batch of scored rollouts into optimizer steps.
 
-A batch is computed in microbatches, packed or padded (:mod:`grpo.learner.microbatches`). Both give the same gradient, as each
-token's weight is worked out over the whole batch before it is cut; the padded path is the reference. Several processes may
-share the work (:mod:`grpo.learner.distributed`); the gradient is then still the same.
+A batch is a list of rollouts, computed in microbatches, packed or padded (:mod:`grpo.learner.microbatches`). Both give the same
+gradient, as each token's weight is worked out over the whole batch before it is cut; the padded path is the reference. Several
+processes may share the work (:mod:`grpo.learner.distributed`); the gradient is then still the same.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from grpo.common.errors import UserError
 from grpo.common.records import Rollout
 from grpo.learner.distributed import World
 from grpo.learner.kl import estimate_kl
-from grpo.learner.losses import grpo_microbatch_train_step, sft_microbatch_train_step
-from grpo.learner.masking import response_weights
+from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
+from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import Ids, Microbatch, packed_microbatches, padded_microbatches
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.learner.optimizer import Optimizer
@@ -36,32 +36,11 @@ _MEANS = (  # over a train batch's response tokens
     "importance_mean",
     "importance_capped",
 )
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Scored rollouts, those of a group side by side.
-
-    Attributes:
-        raw_rewards, advantages: (len(rollouts),).
-        old_log_probs: for each rollout the log-probabilities (response length,) of its tokens under the policy that
-            sampled them; None where the first update is still to come, so that the old policy is the current one.
-    """
-
-    rollouts: list[Rollout]
-    raw_rewards: Tensor
-    advantages: Tensor
-    old_log_probs: list[Tensor] | None = None
-
-    def slice(self, start: int, stop: int) -> Batch:
-        """The rollouts from ``start`` up to but without ``stop``."""
-        old = None if self.old_log_probs is None else self.old_log_probs[start:stop]
-        return Batch(self.rollouts[start:stop], self.raw_rewards[start:stop], self.advantages[start:stop], old)
-
-    @property
-    def tokens(self) -> int:
-        """Response tokens of all rollouts."""
-        return sum(len(rollout.completion.token_ids) for rollout in self.rollouts)
+# What is in history.csv anyway, whatever the loss.
+_COLUMNS = {
+    *("step", "update", "loss", "gradient_norm", "ratio_min", "ratio_max", "mismatch_max", "skipped_update", "learning_rate"),
+    *_MEANS,
+}
 
 
 class Learner:
@@ -75,8 +54,8 @@ class Learner:
             ``config.micro_train_batch_size`` responses.
         optimizer: see :class:`grpo.learner.optimizer.Optimizer`.
         offload_reference: keep the starting weights in the CPU's memory while they are not needed.
-        world: the processes that share the work; all have a learner of the same model and arguments, and all but the first
-            :meth:`follow`.
+        world: the processes that share the work; all have a learner of the same model and arguments, and all but rank 0
+            :meth:`serve`.
     """
 
     def __init__(
@@ -99,43 +78,46 @@ class Learner:
         self.reference_home = "cpu" if offload_reference else model.device
         if self.reference is not None:
             self.reference.to(self.reference_home)
+        if isinstance(config, GrpoConfig):
+            self.loss, self.own_metrics = bind_loss(config.loss_type, config.loss_options)
+            if taken := [name for name in self.own_metrics if name in _COLUMNS]:
+                raise UserError(f"loss_type: {config.loss_type} measures {', '.join(taken)}, as the learner does: rename it.")
         self.optimizer = Optimizer(model, config.learning_rate, optimizer)
         self.world = world or World()
 
     # ------------------------------------------------------------------------------------------- what the loops call
 
-    def log_probs(self, rollouts: list[Rollout]) -> list[Tensor]:
+    def log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
         """Log-probabilities (response length,) of each rollout's tokens under the current weights, without gradient."""
-        return [log_probs for log_probs, _ in self._together("_compute", *_ids(rollouts), False)]
+        return [log_probs for log_probs, _ in self._on_all_ranks("_compute", *token_ids(rollouts), False)]
 
-    def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
+    def token_entropies(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Mean entropy in nats over each rollout's response tokens, under the current weights; NaN where it has none."""
-        return [entropy.mean().item() for _, entropy in self._together("_compute", *_ids(rollouts), False)]
+        return [entropy.mean().item() for _, entropy in self._on_all_ranks("_compute", *token_ids(rollouts), False)]
 
-    def drift(self, rollouts: list[Rollout], policy_log_probs: list[Tensor] | None) -> dict[str, float]:
+    def drift(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """KL(policy || starting weights) by :func:`grpo.learner.kl.estimate_kl`; empty where it is not measured.
 
         Args:
-            rollouts: sampled by the policy as it is now.
-            policy_log_probs: its log-probabilities of them, where they are known.
+            rollouts: sampled by the policy as it is now; where they have ``old_log_probs``, these are its own.
         """
         if self.reference is None:
             return {}
-        reference = [log_probs for log_probs, _ in self._together("_compute", *_ids(rollouts), True)]
-        estimates = estimate_kl(policy_log_probs or self.log_probs(rollouts), reference)
+        reference = [log_probs for log_probs, _ in self._on_all_ranks("_compute", *token_ids(rollouts), True)]
+        estimates = estimate_kl(_old_log_probs(rollouts) or self.log_probs(rollouts), reference)
         return {f"kl/{name}": value for name, value in estimates.items()}
 
-    def update(self, batch: Batch) -> dict[str, float]:
-        """One optimizer step on one train batch; a step whose gradient is not finite is skipped.
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """One optimizer step on one train batch of scored rollouts; a step whose gradient is not finite is skipped.
 
         Returns:
             loss; gradient norm before clipping; and over the batch's response tokens mean entropy (nats), share of
             clipped tokens, and mean, smallest and largest ratio pi / pi_old; between the engine's and the learner's
             log-probabilities under the sampling weights mean and largest absolute difference, share of tokens above
             :data:`grpo.learner.mismatch.NOTICEABLE`, and the sampled KL; with ``importance_cap`` the mean weight and the
-            share of tokens at the cap; ``skipped_update`` (1 or 0).
+            share of tokens at the cap; ``skipped_update`` (1 or 0); means of what the loss measures itself.
         """
-        return self._together("_update", batch)  # type: ignore[no-any-return]
+        return self._on_all_ranks("_update", rollouts)  # type: ignore[no-any-return]
 
     def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
         """One optimizer step of supervised fine-tuning: negative log-likelihood, summed over each response's tokens and
@@ -148,7 +130,7 @@ class Learner:
         Returns:
             loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token.
         """
-        return self._together("_sft_update", prompts, responses, normalize_constant)  # type: ignore[no-any-return]
+        return self._on_all_ranks("_sft_update", prompts, responses, normalize_constant)  # type: ignore[no-any-return]
 
     def state(self) -> dict[str, Any]:
         """Everything that training changes: the weights, and the optimizer's state."""
@@ -156,7 +138,7 @@ class Learner:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a :meth:`state`."""
-        self._together("_restore", state)
+        self._on_all_ranks("_restore", state)
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -169,22 +151,22 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------- several processes
 
-    def _together(self, method: str, *arguments: Any) -> Any:
+    def _on_all_ranks(self, method: str, *arguments: Any) -> Any:
         """Call a method in all processes."""
-        self.world.from_leader((method, arguments))
+        self.world.broadcast((method, arguments))
         return getattr(self, method)(*arguments)
 
-    def follow(self) -> None:
-        """Do as the first process does, until it calls :meth:`dismiss`."""
-        while (call := self.world.from_leader()) is not None:
+    def serve(self) -> None:
+        """In a worker: make the calls that rank 0 makes, until it calls :meth:`shut_down_workers`."""
+        while (call := self.world.broadcast()) is not None:
             method, arguments = call
             getattr(self, method)(*arguments)
 
-    def dismiss(self) -> None:
-        """Let the processes that follow go."""
-        self.world.from_leader(None)
+    def shut_down_workers(self) -> None:
+        """In rank 0: end :meth:`serve` in all others."""
+        self.world.broadcast(None)
 
-    # ------------------------------------------------------------------------------------------- what all of them do
+    # ------------------------------------------------------------------------------------------- on all ranks
 
     def _compute(self, prompts: Ids, responses: Ids, of_reference: bool) -> list[tuple[Tensor, Tensor]]:
         """Log-probabilities and entropies (response length,) of each response's tokens, without gradient."""
@@ -199,13 +181,13 @@ class Learner:
                     mine[i] = row[keep].cpu(), entropy[keep].cpu()
         if of_reference:
             model.to(self.reference_home)
-        found = {i: pair for part in self.world.everyones(mine) for i, pair in part.items()}
+        found = {i: pair for part in self.world.all_gather(mine) for i, pair in part.items()}
         nothing = torch.empty(0), torch.empty(0)
         return [found.get(i, nothing) for i in range(len(responses))]
 
-    def _update(self, batch: Batch) -> dict[str, float]:
+    def _update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         config = self._grpo
-        prompts, responses = _ids(batch.rollouts)
+        prompts, responses = token_ids(rollouts)
         weights = response_weights(
             torch.tensor([len(ids) for ids in responses]),
             config.length_normalization,
@@ -213,62 +195,69 @@ class Learner:
             config.micro_train_batch_size,
             config.sampling_max_tokens,
         )
-        sums = dict.fromkeys(("loss", "tokens", *_MEANS), 0.0)
+        sums = dict.fromkeys(("loss", "tokens", *_MEANS, *self.own_metrics), 0.0)
         extremes = {"ratio_min": float("inf"), "ratio_max": float("-inf"), "mismatch_max": 0.0}
         for micro in self._microbatches(self.model, prompts, responses):
-            self._backward(batch, micro, weights[micro.members, None].to(micro.mask.device), sums, extremes)
+            self._backward(
+                [rollouts[i] for i in micro.members], micro, weights[micro.members, None].to(micro.mask.device), sums, extremes
+            )
         norm, taken = self._step(sums)
-        everyones = self.world.everyones(extremes)
-        narrowest = {name: (min if name == "ratio_min" else max)(each[name] for each in everyones) for name in extremes}
+        of_ranks = self.world.all_gather(extremes)
+        over_all = {name: (min if name == "ratio_min" else max)(each[name] for each in of_ranks) for name in extremes}
         without = () if config.importance_cap is not None else ("importance_mean", "importance_capped")
         return {
             "loss": sums["loss"],
             "gradient_norm": norm,
             **{name: sums[name] / max(1.0, sums["tokens"]) for name in _MEANS if name not in without},
-            **narrowest,
+            **over_all,
             "skipped_update": 0.0 if taken else 1.0,
             "learning_rate": self.optimizer.learning_rate,
+            **{name: sums[name] / max(1.0, sums["tokens"]) for name in self.own_metrics},
         }
 
     def _backward(
-        self, batch: Batch, micro: Microbatch, weights: Tensor, sums: dict[str, float], extremes: dict[str, float]
+        self, rollouts: list[Rollout], micro: Microbatch, weights: Tensor, sums: dict[str, float], extremes: dict[str, float]
     ) -> None:
         """Add a microbatch's gradient to the others', and its tokens to ``sums`` and ``extremes``.
 
         Args:
+            rollouts: the microbatch's members.
             weights: (members, 1) how much each token of a response counts.
         """
         config, mask = self._grpo, micro.mask
         # The learner's and the engine's log-probabilities under the weights that sampled the tokens.
-        old = _place(batch.old_log_probs, micro)
-        engine = _place([torch.tensor(r.completion.log_probs) for r in batch.rollouts], micro)
+        old = _place(_old_log_probs(rollouts), micro)
+        engine = _place([torch.tensor(rollout.completion.log_probs) for rollout in rollouts], micro)
         importance = torch.ones_like(old)
         if config.importance_cap is not None:
             importance = importance_weights(old, engine, config.importance_cap)
-        loss, metadata = grpo_microbatch_train_step(
+        inputs = LossInputs(
             micro.log_probs,
-            mask,
-            config.gradient_accumulation_steps,
-            config.loss_type,
-            raw_rewards=batch.raw_rewards[micro.members, None].to(mask.device),
-            advantages=batch.advantages[micro.members, None].to(mask.device),
-            old_log_probs=old,
+            old,
+            advantages=_column(rollout.advantage for rollout in rollouts).to(mask.device),
+            raw_rewards=_column(rollout.rewards["reward"] for rollout in rollouts).to(mask.device),
+            mask=mask,
             cliprange=config.cliprange,
-            weights=weights * importance,
         )
+        per_token, metrics = self.loss(inputs)
+        loss = masked_normalize(per_token * (mask * (weights * importance)), mask)
+        loss.backward()  # type: ignore[no-untyped-call]
+        ratio = inputs.ratio.detach()
         sums["loss"] += loss.item()
         sums["tokens"] += mask.sum().item()
         sums["token_entropy"] += micro.entropy[mask].sum().item()
-        sums["clip_fraction"] += metadata["clipped"][mask].sum().item()
-        sums["ratio_mean"] += metadata["ratio"][mask].sum().item()
+        if "clipped" in metrics:
+            sums["clip_fraction"] += metrics["clipped"][mask].sum().item()
+        sums["ratio_mean"] += ratio[mask].sum().item()
+        for name in self.own_metrics:
+            sums[name] += metrics[name][mask].sum().item()
         sums["importance_mean"] += importance[mask].sum().item()
         sums["importance_capped"] += (importance[mask] >= (config.importance_cap or math.inf)).sum().item()
         for name, value in mismatch_sums(old[mask], engine[mask]).items():
             sums[f"mismatch_{name}"] += value
         if mask.any():
-            ratio = metadata["ratio"][mask]
-            extremes["ratio_min"] = min(extremes["ratio_min"], ratio.min().item())
-            extremes["ratio_max"] = max(extremes["ratio_max"], ratio.max().item())
+            extremes["ratio_min"] = min(extremes["ratio_min"], ratio[mask].min().item())
+            extremes["ratio_max"] = max(extremes["ratio_max"], ratio[mask].max().item())
             extremes["mismatch_max"] = max(extremes["mismatch_max"], (old - engine)[mask].abs().max().item())
 
     def _sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float) -> dict[str, float]:
@@ -276,7 +265,8 @@ class Learner:
         for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
             mask = micro.mask
             weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
-            loss, _ = sft_microbatch_train_step(micro.log_probs, mask, 1, normalize_constant, weights)
+            loss = negative_log_likelihood(micro.log_probs, mask, weights, normalize_constant)
+            loss.backward()  # type: ignore[no-untyped-call]
             sums["loss"] += loss.item()
             sums["tokens"] += mask.sum().item()
             sums["token_entropy"] += micro.entropy[mask].sum().item()
@@ -293,28 +283,40 @@ class Learner:
         }
 
     def _step(self, sums: dict[str, float]) -> tuple[float, bool]:
-        """Add up gradients and sums over all processes, and take the step; see :meth:`Optimizer.step`."""
+        """All-reduce gradients and sums, and take the step; see :meth:`Optimizer.step`."""
         totals = torch.tensor(list(sums.values()), dtype=torch.float64)
-        self.world.add_up([*self.optimizer.gradients(), totals])
+        self.world.all_reduce([*self.optimizer.gradients(), totals])
         sums.update(zip(sums, totals.tolist(), strict=True))
         return self.optimizer.step(self.config.max_grad_norm, sums["loss"])
 
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
-        """This process's share of the batch."""
+        """This rank's shard of the batch."""
         temperature = self.config.sampling_temperature if temperature is None else temperature
         if self.max_tokens is not None:
-            return packed_microbatches(model, prompts, responses, self.max_tokens, temperature, self.world.share)
+            return packed_microbatches(model, prompts, responses, self.max_tokens, temperature, self.world.shard)
         size = self.config.micro_train_batch_size
-        return padded_microbatches(model, prompts, responses, size, self.pad_token_id, temperature, self.world.share)
+        return padded_microbatches(model, prompts, responses, size, self.pad_token_id, temperature, self.world.shard)
 
 
-def _ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+def token_ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The ids of their prompts and those of their responses."""
     return [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
 
 
+def _column(values: Iterable[float]) -> Tensor:
+    """(len(values), 1) in float32."""
+    return torch.tensor(list(values), dtype=torch.float32)[:, None]
+
+
+def _old_log_probs(rollouts: Sequence[Rollout]) -> list[Tensor] | None:
+    """Those of the policy that sampled them; None where it is still the current one, which is so for all or for none."""
+    found = [rollout.old_log_probs for rollout in rollouts if rollout.old_log_probs is not None]
+    return found or None
+
+
 def _place(log_probs: list[Tensor] | None, micro: Microbatch) -> Tensor:
-    """Log-probabilities of a batch in the layout of the current ones; those themselves where there are no others yet."""
+    """Log-probabilities of a microbatch in the layout of the current ones; those themselves where there are no others yet."""
     placed = micro.log_probs.detach().clone()
     if log_probs is not None:
-        placed[micro.mask] = torch.cat([log_probs[i] for i in micro.members]).to(placed.device)
+        placed[micro.mask] = torch.cat(log_probs).to(placed.device)
     return placed

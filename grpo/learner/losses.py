@@ -1,160 +1,131 @@
-"""Per-token losses and the microbatch steps that back-propagate them, by the handouts' names."""
+"""Losses of a policy gradient, token by token; a study adds its own by an import path."""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from grpo.learner.masking import masked_mean, masked_normalize, token_weights
+from grpo.common.errors import UserError
+from grpo.common.imports import import_object, is_import_path
+from grpo.learner.masking import masked_normalize
 
 
-def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
-    """REINFORCE: -A log pi(o_t) (Williams 1992).
+@dataclass(frozen=True)
+class LossInputs:
+    """What the loss of some responses is computed from.
 
-    Args:
-        raw_rewards_or_advantages: (batch, 1), one for each response.
-        policy_log_probs: (batch, length).
-
-    Returns:
-        (batch, length)
+    Attributes:
+        log_probs: (batch, length) of the response tokens under the policy that is trained, with gradient.
+        old_log_probs: (batch, length) under the policy that sampled them.
+        advantages, raw_rewards: (batch, 1), one for each response.
+        mask: (batch, length), true for response tokens. What a loss is elsewhere does not count, but must be finite.
+        cliprange: the configuration's.
     """
-    return -raw_rewards_or_advantages * policy_log_probs
+
+    log_probs: Tensor
+    old_log_probs: Tensor
+    advantages: Tensor
+    raw_rewards: Tensor
+    mask: Tensor
+    cliprange: float
+
+    @property
+    def ratio(self) -> Tensor:
+        """rho = pi / pi_old of each token, (batch, length)."""
+        return torch.exp(self.log_probs - self.old_log_probs)
 
 
-def compute_grpo_clip_loss(
-    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """-min(rho A, clip(rho, 1 - eps, 1 + eps) A) with rho = pi / pi_old (PPO, arXiv 1707.06347, Eq. 7).
+Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""(LossInputs, **loss_options) -> each token's loss, (batch, length), and what is measured beside it, each (batch, length) and
+averaged over response tokens into a column of history.csv; that of ``clipped`` is called ``clip_fraction``."""
 
-    Args:
-        advantages: (batch, 1).
-        policy_log_probs, old_log_probs: (batch, length).
-        cliprange: eps.
 
-    Returns:
-        per-token loss (batch, length); ``ratio`` and ``clipped`` (bool: the clipped term was the smaller one).
+def no_baseline(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """REINFORCE on raw rewards: -r log pi(o_t) (Williams 1992)."""
+    return -inputs.raw_rewards * inputs.log_probs, {}
+
+
+def reinforce_with_baseline(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """REINFORCE on advantages: -A log pi(o_t)."""
+    return -inputs.advantages * inputs.log_probs, {}
+
+
+def grpo_no_clip(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """-rho A."""
+    return -inputs.ratio * inputs.advantages, {}
+
+
+def grpo_clip(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """-min(rho A, clip(rho, 1 - eps, 1 + eps) A) with eps = cliprange (PPO, arXiv 1707.06347, Eq. 7).
+
+    ``clipped``: the clipped term was the smaller one.
     """
-    ratio = torch.exp(policy_log_probs - old_log_probs)
-    unclipped = ratio * advantages
-    clipped = torch.clamp(ratio, 1.0 - cliprange, 1.0 + cliprange) * advantages
-    metadata = {"ratio": ratio.detach(), "clipped": (clipped < unclipped).detach()}
-    return -torch.minimum(unclipped, clipped), metadata
+    ratio = inputs.ratio
+    unclipped = ratio * inputs.advantages
+    clipped = torch.clamp(ratio, 1.0 - inputs.cliprange, 1.0 + inputs.cliprange) * inputs.advantages
+    return -torch.minimum(unclipped, clipped), {"clipped": clipped < unclipped}
 
 
-def _require(value: Tensor | None, name: str, loss_type: str) -> Tensor:
-    if value is None:
-        raise ValueError(f"loss_type {loss_type} needs {name}")
-    return value
+LOSSES: dict[str, Loss] = {  # as LOSS_TYPES in grpo/study/methods.py, which must not import torch
+    "no_baseline": no_baseline,
+    "reinforce_with_baseline": reinforce_with_baseline,
+    "grpo_clip": grpo_clip,
+    "grpo_no_clip": grpo_no_clip,
+}
 
 
-def compute_policy_gradient_loss(
-    policy_log_probs: Tensor,
-    loss_type: str,
-    raw_rewards: Tensor | None = None,
-    advantages: Tensor | None = None,
-    old_log_probs: Tensor | None = None,
-    cliprange: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The per-token loss of one of the four types, and its metadata.
-
-    ``no_baseline`` takes raw_rewards, ``reinforce_with_baseline`` advantages, ``grpo_no_clip`` advantages and
-    old_log_probs (-rho A), ``grpo_clip`` all of these and cliprange.
-
-    Args:
-        policy_log_probs: (batch, length); the rewards are (batch, 1), old_log_probs (batch, length).
-
-    Returns:
-        (batch, length) and ``ratio``, ``clipped`` where old log-probabilities were given.
+def find_loss(loss_type: str) -> Loss:
+    """The loss of that name, or what an import path names.
 
     Raises:
-        ValueError: an unknown type, or an argument that the type needs is None.
+        UserError: there is none.
     """
-    if loss_type == "grpo_clip":
-        if cliprange is None:
-            raise ValueError("loss_type grpo_clip needs cliprange")
-        return compute_grpo_clip_loss(
-            _require(advantages, "advantages", loss_type),
-            policy_log_probs,
-            _require(old_log_probs, "old_log_probs", loss_type),
-            cliprange,
-        )
-    if loss_type == "grpo_no_clip":
-        ratio = torch.exp(policy_log_probs - _require(old_log_probs, "old_log_probs", loss_type))
-        return -ratio * _require(advantages, "advantages", loss_type), _ratio_metadata(ratio)
-    if loss_type == "no_baseline":
-        weight = _require(raw_rewards, "raw_rewards", loss_type)
-    elif loss_type == "reinforce_with_baseline":
-        weight = _require(advantages, "advantages", loss_type)
-    else:
-        raise ValueError(f"unknown loss_type {loss_type!r}")
-    metadata = {} if old_log_probs is None else _ratio_metadata(torch.exp(policy_log_probs - old_log_probs))
-    return compute_naive_policy_gradient_loss(weight, policy_log_probs), metadata
+    if is_import_path(loss_type):
+        loss: Loss = import_object(loss_type)
+        return loss
+    if loss_type not in LOSSES:
+        raise UserError(f"loss_type: no loss is named {loss_type!r} (known: {', '.join(LOSSES)}).")
+    return LOSSES[loss_type]
 
 
-def _ratio_metadata(ratio: Tensor) -> dict[str, Tensor]:
-    return {"ratio": ratio.detach(), "clipped": torch.zeros_like(ratio, dtype=torch.bool)}
+def bind_loss(loss_type: str, options: Mapping[str, float]) -> tuple[Loss, tuple[str, ...]]:
+    """A loss with its options, tried out on two short responses, and the names of what it measures beside ``clipped``.
 
-
-def grpo_microbatch_train_step(
-    policy_log_probs: Tensor,
-    response_mask: Tensor,
-    gradient_accumulation_steps: int,
-    loss_type: str,
-    raw_rewards: Tensor | None = None,
-    advantages: Tensor | None = None,
-    old_log_probs: Tensor | None = None,
-    cliprange: float | None = None,
-    length_normalization: str = "masked_mean",
-    constant_normalizer: float | None = None,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of one microbatch, already divided for accumulation, with its gradients added to the leaves.
-
-    Each response's token losses are reduced by ``length_normalization``, then averaged over the
-    ``gradient_accumulation_steps`` equal microbatches of an optimizer step. A response without tokens adds nothing.
-
-    Args:
-        policy_log_probs, response_mask, old_log_probs: (microbatch, length).
-        raw_rewards, advantages: (microbatch, 1).
-        weights: (microbatch, 1) or (microbatch, length) weight of each token, where they were worked out over the whole
-            optimizer batch beforehand (:func:`grpo.learner.masking.response_weights`); then the microbatch may be of any
-            size, and the number of accumulation steps and the normalisation do not matter.
-
-    Returns:
-        the scalar loss (detached) and the metadata of :func:`compute_policy_gradient_loss`.
+    Raises:
+        UserError: there is no such loss, it has no such options, or it does not give what :data:`Loss` says.
     """
-    per_token, metadata = compute_policy_gradient_loss(
-        policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
+    loss = find_loss(loss_type)
+    try:
+        inspect.signature(loss).bind(None, **options)
+    except TypeError as error:
+        raise UserError(f"loss_options: {loss_type}: {error}. Give it the options that it takes, and no others.") from None
+    bound = partial(loss, **options)
+    log_probs, of_response = torch.full((2, 3), -1.0, requires_grad=True), torch.tensor([[1.0], [-1.0]])
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    returned = bound(LossInputs(log_probs, log_probs.detach(), of_response, of_response, mask, cliprange=0.2))
+    match returned:
+        case (Tensor(shape=(2, 3), requires_grad=True), dict() as metrics) if all(
+            isinstance(value, Tensor) and value.shape == (2, 3) for value in metrics.values()
+        ):
+            return bound, tuple(name for name in metrics if name != "clipped")
+    raise UserError(
+        f"loss_type: {loss_type} must return each token's loss, a tensor of the shape of `log_probs` with a gradient, and a "
+        "dictionary of further tensors of this shape, which may be empty."
     )
-    if weights is None:
-        n_sequences = len(policy_log_probs) * gradient_accumulation_steps
-        by_token = token_weights(response_mask, length_normalization, n_sequences, constant_normalizer)
-    else:
-        by_token = response_mask * weights
-    loss = masked_normalize(per_token * by_token, response_mask)
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach(), metadata
 
 
-def sft_microbatch_train_step(
-    policy_log_probs: Tensor,
-    response_mask: Tensor,
-    gradient_accumulation_steps: int,
-    normalize_constant: float = 1.0,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Negative log-likelihood of one microbatch, summed over each response's tokens and averaged over responses.
+def negative_log_likelihood(log_probs: Tensor, mask: Tensor, weights: Tensor, normalize_constant: float = 1.0) -> Tensor:
+    """The loss of supervised fine-tuning: the weighted sum over responses of the sum over their tokens.
 
     Args:
-        policy_log_probs, response_mask: (microbatch, length).
-        gradient_accumulation_steps: equal microbatches of an optimizer step.
+        log_probs, mask: (batch, length).
+        weights: (batch,), of each response.
         normalize_constant: divides each response's sum.
-        weights: (microbatch,) weight of each response in place of that average, where microbatches differ in size.
-
-    Returns:
-        the scalar loss (detached) and ``mean_nll``, the mean over response tokens.
     """
-    per_response = masked_normalize(-policy_log_probs, response_mask, dim=-1, constant_normalizer=normalize_constant)
-    loss = per_response.mean() / gradient_accumulation_steps if weights is None else (per_response * weights).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach(), {"mean_nll": masked_mean(-policy_log_probs.detach(), response_mask)}
+    per_response = masked_normalize(-log_probs, mask, dim=-1, constant_normalizer=normalize_constant)
+    return (per_response * weights).sum()

@@ -1,4 +1,4 @@
-"""Sums and means over response tokens, and how much each token counts in a loss."""
+"""Sums over response tokens, and how much each token counts in a loss."""
 
 from __future__ import annotations
 
@@ -14,30 +14,6 @@ def masked_normalize(tensor: Tensor, mask: Tensor, dim: int | None = None, const
     """
     kept = torch.where(mask.bool(), tensor, torch.zeros_like(tensor))
     return (kept.sum() if dim is None else kept.sum(dim=dim)) / constant_normalizer
-
-
-def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of the elements with mask 1 along ``dim`` (all of them if None); NaN where a slice has none, as ``tensor.mean``."""
-    count = mask.sum() if dim is None else mask.sum(dim=dim)
-    return masked_normalize(tensor, mask, dim) / count.to(tensor.dtype)
-
-
-def token_weights(
-    response_mask: Tensor, length_normalization: str, n_sequences: int, constant_normalizer: float | None = None
-) -> Tensor:
-    """Weight of each token, such that a batch's loss is the weighted sum of its per-token losses.
-
-    Args:
-        response_mask: (microbatch, length), 1 for response tokens.
-        n_sequences: responses in the whole optimizer batch.
-        length_normalization, constant_normalizer: see :func:`response_weights`.
-
-    Returns:
-        (microbatch, length), float32.
-    """
-    mask = response_mask.float()
-    weights = response_weights(mask.sum(dim=1), length_normalization, n_sequences, len(mask), constant_normalizer)
-    return mask * weights[:, None]
 
 
 def response_weights(

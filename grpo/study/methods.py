@@ -5,9 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
+from grpo.common.errors import UserError
+from grpo.common.imports import is_import_path, source_of
+
+LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest"]
 PromptName = Literal["r1_zero", "question_only", "keyword"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -148,7 +162,9 @@ class GrpoConfig(SamplingConfig):
     rollout_batch_size: PositiveInt = 256
     epochs_per_rollout_batch: PositiveInt = 1
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
-    loss_type: LossType = "reinforce_with_baseline"
+    loss_type: str = "reinforce_with_baseline"  # one of LOSS_TYPES, or MODULE:NAME (grpo.learner.losses.Loss)
+    loss_options: dict[str, float] = Field(default_factory=dict)  # handed to the loss; an arm with another loss starts anew
+    reward: str | None = None  # MODULE:NAME (grpo.tasks.rewards.apply_reward); null: the task's own
     use_std_normalization: bool = True
     length_normalization: LengthNormalization = "masked_mean"
     cliprange: PositiveFloat = 0.2
@@ -156,6 +172,20 @@ class GrpoConfig(SamplingConfig):
     measure_kl: bool = False  # to the frozen starting weights, at every step; it never enters the loss
     start_from: str | None = None  # an SFT checkpoint of the same seed, sft_experiment/ARM/CHECKPOINT; null: the base model
     asynchronous: Asynchronous | None = None  # null: one process samples, scores and trains in turns
+
+    @field_validator("loss_type", "reward")
+    @classmethod
+    def _is_found(cls, name: str | None, info: ValidationInfo) -> str | None:
+        known = LOSS_TYPES if info.field_name == "loss_type" else ()
+        if name is None or name in known:
+            return name
+        if not is_import_path(name):
+            raise ValueError(f"{name!r} is unknown: expected {', '.join((*known, 'MODULE:NAME of your own'))}")
+        try:
+            source_of(name)
+        except UserError as error:
+            raise ValueError(str(error).removesuffix(".")) from None
+        return name
 
     @model_validator(mode="after")
     def _sanity_checks(self) -> GrpoConfig:
@@ -170,7 +200,8 @@ class GrpoConfig(SamplingConfig):
                 "measure_kl needs rollouts of the current policy, and asynchronous ones are of an older one: "
                 "leave out one of the two"
             )
-        if self.group_size == 1 and self.loss_type != "no_baseline":
+        # A loss of the user's own may well take raw rewards.
+        if self.group_size == 1 and self.loss_type in LOSS_TYPES and self.loss_type != "no_baseline":
             raise ValueError(
                 "group_size 1 leaves every advantage at zero, so nothing would be trained: "
                 "use at least 2, or loss_type no_baseline"
@@ -248,6 +279,14 @@ def evaluation_steps(config: RunConfig, every: int) -> list[int]:
 Config = TypeVar("Config", bound=TrainingConfig)
 
 
+def merged(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with ``overrides`` in their place; another loss does not inherit the options of the former one."""
+    kept = dict(values)
+    if overrides.get("loss_type", values.get("loss_type")) != values.get("loss_type"):
+        kept.pop("loss_options", None)
+    return kept | overrides
+
+
 def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Config:
     """``config`` with ``overrides`` applied and everything checked again.
 
@@ -259,7 +298,7 @@ def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Con
         ValueError: a key that the method does not have, or a value or combination it refuses.
     """
     try:
-        return type(config).model_validate({**config.model_dump(), **overrides})
+        return type(config).model_validate(merged(config.model_dump(), overrides))
     except ValidationError as error:
         lines = [explain(Path(), item).removeprefix(".: ") for item in error.errors()]
         raise ValueError(f"{path}: " + " ".join(lines).rstrip(".")) from error

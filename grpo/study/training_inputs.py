@@ -53,12 +53,13 @@ SHARED_CODE = (
     "grpo/tasks/rewards.py",
     "grpo/rollout",
     "grpo/tasks/formats.py",
-    "grpo/training/divergence.py",
-    "grpo/training/make.py",
+    "grpo/training/context.py",
+    "grpo/training/monitor.py",
     "grpo/training/order.py",
     "grpo/training/run.py",
-    "grpo/training/session.py",
+    "grpo/training/start.py",
     "grpo/training/step.py",
+    "grpo/training/stopping.py",
     "grpo/training/validation.py",
 )
 # And of each method.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from numbers import Rational, Real
 from typing import Any
 
 from grpo.common.errors import UserError
+from grpo.common.imports import import_object
+from grpo.common.records import Completion, Problem
 from grpo.grader.extract import last_boxed
 from grpo.grader.pool import grade_batch, is_equal
 
@@ -195,3 +198,67 @@ def _as_text(truth: object) -> str:
     if not isinstance(truth, Rational) and not math.isfinite(truth):
         raise UserError(f"ground_truth: {truth!r} is no number that an answer could state.")
     return str(truth).removesuffix(".0")
+
+
+# ------------------------------------------------------------------------------------------ rewards of the user's own
+
+REWARD_ARGUMENTS = (
+    *("prompts", "completions", "completion_ids", "question", "ground_truth", "level", "subject"),
+    *("format_reward", "answer_reward"),
+)
+
+
+def find_reward(path: str) -> Callable[..., Any]:
+    """The function that an import path names, which :func:`apply_reward` is to call.
+
+    Raises:
+        UserError: there is none, or it does not take what it is called with.
+    """
+    reward: Callable[..., Any] = import_object(path)
+    try:
+        inspect.signature(reward).bind(**dict.fromkeys(REWARD_ARGUMENTS))
+    except TypeError as error:
+        raise UserError(
+            f"reward: {path}: {error}. It is called with the keywords {', '.join(REWARD_ARGUMENTS)}: name those that it needs, "
+            "and end with `**columns` for the others."
+        ) from None
+    return reward
+
+
+def apply_reward(
+    path: str, prompts: Sequence[str], completions: Sequence[Completion], problems: Sequence[Problem], scored: ScoredBatch
+) -> ScoredBatch:
+    """Let a function of the user's own give the reward, in the signature of TRL's reward functions.
+
+    It is called once, with keywords, each a list with one element for each completion: ``prompts`` and ``completions`` (text),
+    ``completion_ids`` (token ids), of the problems ``question``, ``ground_truth``, ``level`` and ``subject``, and the task's
+    own ``format_reward`` and ``answer_reward``. It returns as many numbers, of any size.
+
+    Args:
+        path: MODULE:NAME.
+        scored: by the task. Its ``format_reward`` and ``answer_reward`` stay.
+
+    Returns:
+        ``scored`` with that ``reward``.
+
+    Raises:
+        UserError: see :func:`find_reward`; or it does not return one finite number for each completion.
+    """
+    returned = find_reward(path)(
+        prompts=list(prompts),
+        completions=[completion.text for completion in completions],
+        completion_ids=[list(completion.token_ids) for completion in completions],
+        **{name: [getattr(p, name) for p in problems] for name in ("question", "ground_truth", "level", "subject")},
+        **{name: [rewards[name] for rewards in scored.rewards] for name in ("format_reward", "answer_reward")},
+    )
+    if not hasattr(returned, "__len__"):
+        raise UserError(f"reward: {path} returned {returned!r}. Return a list with one number for each completion.")
+    if len(returned) != len(completions):
+        raise UserError(f"reward: {path} returned {len(returned)} rewards for {len(completions)} completions. Return as many.")
+    for i, value in enumerate(returned):
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise UserError(
+                f"reward: {path} returned {value!r} for completion {i} of {len(completions)}. Return finite numbers."
+            )
+    rewards = [own | {"reward": float(value)} for own, value in zip(scored.rewards, returned, strict=True)]
+    return ScoredBatch(rewards, scored.out_of_time)

@@ -5,67 +5,44 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Any
 
-from grpo.common.records import Problem, Rollout
-from grpo.evaluation.evaluate import encode_prompts, grader_timeouts, score_sampled
-from grpo.learner.learner import Learner
-from grpo.rollout.engine import Engine, derive_seed
+from grpo.common.records import Rollout, response_tokens
+from grpo.evaluation.evaluate import grader_timeouts, score_rollouts
+from grpo.learner.learner import Learner, token_ids
+from grpo.rollout.engine import derive_seed
 from grpo.study.methods import ExpertIterationConfig
-from grpo.tasks.rewards import ScoreFn
-from grpo.tracking.run_log import RunLog
-from grpo.training.order import items_of_step
-from grpo.training.state import SavedState
-from grpo.training.step import rollout_sampling
-from grpo.training.validation import Validation
+from grpo.training.context import RunContext, Updates
+from grpo.training.step import sample
 
 
-def train_by_expert_iteration(
-    config: ExpertIterationConfig,
-    seed: int,
-    problems: Sequence[Problem],
-    tokenizer: Any,
-    engine: Engine,
-    learner: Learner,
-    score: ScoreFn,
-    validate: Validation,
-    log: RunLog,
-    saved: SavedState,
-) -> None:
-    """Train ``learner.model`` for ``config.n_ei_steps`` steps, or until ``validate`` says that the run is over.
-
-    The arguments are those of :func:`grpo.training.grpo.train_grpo`.
-    """
-    sampling = rollout_sampling(config)
-    if saved.step == 0:
+def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig]) -> None:
+    """Train ``ctx.learner.model`` for ``n_ei_steps`` steps, or until ``ctx.validation`` says that the run is over."""
+    config, log = ctx.config, ctx.log
+    if ctx.saved.step == 0:
         with log.phase("evaluation"):
-            validate(0, [])
-    for step in range(saved.step + 1, config.n_ei_steps + 1):
+            ctx.validation(0, [])
+    for step in range(ctx.saved.step + 1, config.n_ei_steps + 1):
         with log.phase("rollout"):
-            questions = items_of_step(problems, seed, step, config.ei_batch_size)
-            prompts = encode_prompts(tokenizer, questions, config.prompt)
-            groups = engine.generate(prompts, sampling, n=config.group_size, seed=derive_seed(seed, "rollout", step))
+            rollouts = sample(ctx, step, config.ei_batch_size)
 
         with log.phase("scoring"):
-            sampled = [(q, p, c) for q, p, group in zip(questions, prompts, groups, strict=True) for c in group]
-            rollouts = score_sampled(score, sampled)
-            correct = [rollout for rollout in rollouts if rollout.rewards["reward"] == 1.0]
+            score_rollouts(ctx.score, rollouts)
+            correct = [rollout for rollout in rollouts if rollout.rewards["answer_reward"] == 1.0]
 
         with log.phase("training"):
-            updates = fine_tune(config, correct, learner, derive_seed(seed, "fine-tuning", step))
+            updates = fine_tune(config, correct, ctx.learner, derive_seed(ctx.seed, "fine-tuning", step))
 
         with log.phase("synchronization"):
-            engine.synchronize(learner.model, policy_version=step)
+            ctx.engine.synchronize(ctx.learner.model, policy_version=step)
 
         with log.phase("evaluation"):
-            over = validate(step, updates)
+            over = ctx.validation(step, updates)
 
-        tokens = sum(len(rollout.completion.token_ids) for rollout in rollouts)
-        log.step(step, updates or [NOTHING_TO_LEARN], expert_metrics(rollouts, correct), tokens)
+        log.step(step, updates or [NOTHING_TO_LEARN], expert_metrics(rollouts, correct), response_tokens(rollouts))
         if over:
             break
-        if saved.due(step):
-            saved.save(step)
+        if ctx.saved.due(step):
+            ctx.saved.save(step)
 
 
 # In the place of an update's metrics at a step whose rollouts were all wrong.
@@ -75,7 +52,7 @@ NOTHING_TO_LEARN = dict.fromkeys(("loss", "gradient_norm", "token_entropy", "mea
 }
 
 
-def fine_tune(config: ExpertIterationConfig, correct: Sequence[Rollout], learner: Learner, seed: int) -> list[dict[str, float]]:
+def fine_tune(config: ExpertIterationConfig, correct: Sequence[Rollout], learner: Learner, seed: int) -> Updates:
     """``config.epochs_per_ei_step`` times through the correct rollouts, in batches; a last batch may be smaller.
 
     The sampled token ids are trained on as they are.
@@ -88,9 +65,7 @@ def fine_tune(config: ExpertIterationConfig, correct: Sequence[Rollout], learner
         shuffled = random.Random(derive_seed(seed, epoch)).sample(correct, len(correct))
         for start in range(0, len(shuffled), config.train_batch_size):
             batch = shuffled[start : start + config.train_batch_size]
-            prompts = [rollout.prompt_ids for rollout in batch]
-            responses = [rollout.completion.token_ids for rollout in batch]
-            updates.append(learner.sft_update(prompts, responses, config.normalize_constant))
+            updates.append(learner.sft_update(*token_ids(batch), config.normalize_constant))
     return updates
 
 
@@ -99,12 +74,11 @@ def expert_metrics(rollouts: Sequence[Rollout], correct: Sequence[Rollout]) -> d
     many answers took the grader too long.
     """
     n = len(rollouts)
-    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     return {
         **{f"train/{key}": sum(r.rewards[key] for r in rollouts) / n for key in ("reward", "format_reward", "answer_reward")},
         "train/correct": len(correct),
         "train/solved": len({r.problem.id for r in correct}) / len({r.problem.id for r in rollouts}),
-        "train/response_length": sum(lengths) / n,
+        "train/response_length": response_tokens(rollouts) / n,
         "train/cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / n,
         "train/grader_timeouts": grader_timeouts(rollouts),
     }

@@ -2,63 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from grpo.common.records import Problem
-from grpo.learner.learner import Learner
-from grpo.rollout.engine import Engine
+from grpo.common.records import response_tokens
 from grpo.study.methods import GrpoConfig
-from grpo.tasks.rewards import ScoreFn
-from grpo.tracking.run_log import RunLog
-from grpo.training.state import SavedState
-from grpo.training.step import sample_rollouts, score_rollouts, train_on
+from grpo.training.context import RunContext
+from grpo.training.step import sample, score, train_on
 
 
-def train_grpo(
-    config: GrpoConfig,
-    seed: int,
-    problems: Sequence[Problem],
-    tokenizer: Any,
-    engine: Engine,
-    learner: Learner,
-    score: ScoreFn,
-    validate: Callable[[int, list[dict[str, float]]], bool],
-    log: RunLog,
-    saved: SavedState,
-) -> None:
-    """Train ``learner.model`` for ``config.n_grpo_steps`` steps, or until ``validate`` says that the run is over.
-
-    Args:
-        problems: the training set.
-        engine: samples with the policy's weights.
-        score: rewards the completions.
-        validate: called with the step and its updates' metrics, before the first step and after each; decides itself when to
-            evaluate, and returns True if the run is to end here.
-        log: receives one row for each optimizer step and the time of each phase.
-        saved: where the run was taken up, and where its state is saved.
-    """
-    if saved.step == 0:
+def train_grpo(ctx: RunContext[GrpoConfig]) -> None:
+    """Train ``ctx.learner.model`` for ``n_grpo_steps`` steps, or until ``ctx.validation`` says that the run is over."""
+    config, log = ctx.config, ctx.log
+    if ctx.saved.step == 0:
         with log.phase("evaluation"):
-            validate(0, [])
-    for step in range(saved.step + 1, config.n_grpo_steps + 1):
+            ctx.validation(0, [])
+    for step in range(ctx.saved.step + 1, config.n_grpo_steps + 1):
         with log.phase("rollout"):
-            sampled = sample_rollouts(config, seed, step, problems, tokenizer, engine)
+            rollouts = sample(ctx, step, config.n_prompts_per_rollout_batch)
 
         with log.phase("scoring"):
-            batch, metrics = score_rollouts(config, sampled, score)
+            metrics = score(ctx, rollouts)
 
         with log.phase("training"):
-            updates, drift = train_on(config, learner, batch, version=step - 1)
+            updates, drift = train_on(ctx, rollouts, version=step - 1)
 
         with log.phase("synchronization"):
-            engine.synchronize(learner.model, policy_version=step)
+            ctx.engine.synchronize(ctx.learner.model, policy_version=step)
 
         with log.phase("evaluation"):
-            over = validate(step, updates)
+            over = ctx.validation(step, updates)
 
-        log.step(step, updates, metrics | drift, tokens=batch.tokens)
+        log.step(step, updates, metrics | drift, response_tokens(rollouts))
         if over:
             break
-        if saved.due(step):
-            saved.save(step)
+        if ctx.saved.due(step):
+            ctx.saved.save(step)

@@ -1,4 +1,4 @@
-"""One run of an experiment: its identity, its results, and whether it has to be trained at all.
+"""One run of an experiment: its identity, whether an equal one can be taken over, its training, and its results.
 
 Imports torch only to train, as taking over an equal run's results does not need it.
 """
@@ -6,26 +6,91 @@ Imports torch only to train, as taking over an equal run's results does not need
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo.common.errors import ToBeResumed
 from grpo.common.files import files_digest, read_json, whole_folder, write_json
 from grpo.common.lock import only_one
-from grpo.common.records import Problem, read_examples, read_problems
-from grpo.evaluation.keyword_dataset import read_keyword_problems
+from grpo.common.records import Problem, Rollout, read_examples, read_problems
+from grpo.evaluation.evaluate import Score, score_by_prompt
+from grpo.evaluation.keyword_dataset import degenerate_shares, read_keyword_problems
 from grpo.models import require_checkpoint
 from grpo.results.selection import read_config
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest
 from grpo.study.environment import hardware, packages, software, warn_of_other_versions
-from grpo.study.methods import GrpoConfig, SftConfig
+from grpo.study.methods import GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
 from grpo.study.training_inputs import code_of_runs, shared_settings
+from grpo.tasks.formats import format_prompt, load_prompt
+from grpo.tasks.rewards import ScoredBatch, apply_reward
 from grpo.tracking.mlflow_client import MlflowRun, source_tags
 from grpo.tracking.mlflow_study import flat, study_params, study_tags
 from grpo.tracking.run_log import now
 from grpo.training.order import choose_examples
+
+if TYPE_CHECKING:
+    from grpo.training.context import Measures, RunContext
+
+
+class RunData(NamedTuple):
+    """What a run is trained on (problems, or chosen examples), and its validation problems."""
+
+    train: list[Any]
+    validation: list[Problem]
+
+
+@dataclass
+class Outputs:
+    """Where a run's results go.
+
+    Attributes:
+        results, checkpoints: folders, which get their names when they are whole.
+        state: where the run's state is saved and found: one folder for each identity and code, as another's state is not to be
+            gone on from.
+        timing: the wall-clock figures, to be filled in.
+    """
+
+    results: Path
+    checkpoints: Path
+    state: Path
+    mlflow: MlflowRun
+    timing: dict[str, Any] = field(default_factory=dict)
+
+
+def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
+    """Train one run, or take over the equal one that an experiment before it already trained, and write its results.
+
+    Args:
+        check_weights: see :func:`grpo.rollout.make.make_engine`.
+
+    Raises:
+        ToBeResumed: the process was told to stop; the run's state is saved.
+        UserError: among others, another process trains this very run.
+    """
+    require_checkpoint(run.model)
+    data, identity = read_data(run), run_identity(study, run)
+    twin = _finished_twin(study, run.experiment, identity)
+    if study.learner.processes > 1 and not twin and _done_by_others(study, run):
+        return
+    with (
+        only_one(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process"),
+        recorded(study, run, identity, twin) as outputs,
+    ):
+        if twin:
+            _take_over(run.name, twin, outputs)
+            return
+        from grpo.training.start import loop_of, started
+
+        started_at = now()
+        with started(study, run, data, outputs, check_weights) as ctx:
+            loop_of(run.config)(ctx)
+        outputs.timing |= {"started": started_at, "finished": now(), **_times(study, ctx)}
 
 
 def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
@@ -42,53 +107,63 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     }
 
 
+def is_asynchronous(config: RunConfig) -> bool:
+    """Whether generator, scorer and learner work apart."""
+    return isinstance(config, GrpoConfig) and config.asynchronous is not None
+
+
 def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:
     """The packages that decide the run's results."""
-    return packages(study, asynchronous=isinstance(run.config, GrpoConfig) and run.config.asynchronous is not None)
+    return packages(study, asynchronous=is_asynchronous(run.config))
 
 
-def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
-    """Train one run, or take over the equal one that an experiment before it already trained, and write its results.
+# ---------------------------------------------------------------------------------------------- what depends on the task
 
-    Args:
-        check_weights: see :func:`grpo.rollout.make.make_engine`.
 
-    Raises:
-        ToBeResumed: the process was told to stop; the run's state is saved.
-        UserError: among others, another process trains this very run.
+def read_data(run: EffectiveRun) -> RunData:
+    """Read what the run is trained and evaluated on."""
+    if run.task == "keyword":
+        return RunData(read_keyword_problems(run.train), read_keyword_problems(run.validation))
+    validation = read_problems(run.validation)
+    if isinstance(run.config, SftConfig):
+        return RunData(choose_examples(read_examples(run.train), run.config, run.seed), validation)
+    return RunData(read_problems(run.train), validation)
+
+
+def score_of(run: EffectiveRun) -> Score:
+    """What rewards the run's rollouts, in training and in validation: its task, and the study's own function if it names one."""
+    by_task = partial(score_by_prompt, run.config.prompt)
+    own = run.config.reward if isinstance(run.config, GrpoConfig) else None
+    return by_task if own is None else partial(_score_by_own_reward, own, by_task, load_prompt(run.config.prompt))
+
+
+def _score_by_own_reward(reward: str, by_task: Score, template: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
+    prompts = [format_prompt(template, rollout.problem.question) for rollout in rollouts]
+    completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
+    return apply_reward(reward, prompts, completions, problems, by_task(rollouts))
+
+
+def measures_of(run: EffectiveRun) -> Measures:
+    """What validation measures of the run's rollouts besides their rewards."""
+    return degenerate_shares if run.config.prompt == "keyword" else lambda rollouts: {}
+
+
+# ---------------------------------------------------------------------------------------------------- start and finish
+
+
+@contextmanager
+def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> Iterator[Outputs]:
+    """Where the results go that the block makes. When it ends they get their place, and MLflow and the timing file theirs; when
+    it fails, MLflow says so and nothing else is left.
     """
-    require_checkpoint(run.model)
-    data, validation_problems = _read_data(run)
-    identity = run_identity(study, run)
-    twin = _finished_twin(study, run.experiment, identity)
-    if study.learner.processes > 1 and not twin and _done_by_others(study, run):
-        return
-    with only_one(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process"):
-        _train(study, run, data, validation_problems, identity, twin, check_weights)
-
-
-def _train(
-    study: Study,
-    run: EffectiveRun,
-    data: list[Any],
-    validation_problems: list[Problem],
-    identity: dict[str, Any],
-    twin: str | None,
-    check_weights: bool,
-) -> None:
-    """:func:`train_run` where this process is the only one that works on the run."""
     warn_of_other_versions(_packages(study, run))
     state = _state_folder(run, identity)
     mlflow = _mlflow_run(study, run, identity, twin)
     try:
-        with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoint:
+        with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoints:
             _write_config(folder / "config.yaml", run, identity, twin)
-            if twin:
-                timing = _take_over(run.name, twin, folder, checkpoint)
-            else:
-                from grpo.training.session import train
-
-                timing = train(study, run, data, validation_problems, folder, checkpoint, state, mlflow, check_weights)
+            outputs = Outputs(folder, checkpoints, state, mlflow)
+            yield outputs
         # The other results of a run that was taken over are those of the run it equals, which MLflow has.
         for name in ("config.yaml", *(() if twin else ("metrics.json", "outcomes.jsonl", "rollouts.jsonl"))):
             mlflow.artifact(paths.RUNS / run.name / name)
@@ -97,39 +172,39 @@ def _train(
         mlflow.finish("KILLED" if isinstance(error, ToBeResumed) else "FAILED")
         raise
     run_id = mlflow.finish()
-    write_json(
-        paths.TIMING / f"{run.name}.json",
-        {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), "hardware": hardware(), **timing},
-    )
+    about = {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), "hardware": hardware()}
+    write_json(paths.TIMING / f"{run.name}.json", about | outputs.timing)
     # Last of all: whenever the process is killed, either the results are in place or the state is.
     shutil.rmtree(paths.RUN_STATE / run.name, ignore_errors=True)
 
 
+def _times(study: Study, ctx: RunContext[Any]) -> dict[str, Any]:
+    """The wall-clock figures of a run that has ended."""
+    return {
+        "total_s": ctx.log.elapsed_s,
+        "resumed_after": ctx.log.resumed_after,
+        "phases": ctx.log.phase_totals,
+        "restarts": ctx.restarts,
+        "threads": study.threads,
+        "device": study.learner.device,
+        "steps": ctx.log.times,
+    }
+
+
 def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
-    """Where the run's state is saved: one folder for each identity and code, as another's state is not to be gone on from."""
     return paths.RUN_STATE / run.name / digest([identity, code_of_runs()])
 
 
-def _read_data(run: EffectiveRun) -> tuple[list[Any], list[Problem]]:
-    """What the run is trained on (problems, or chosen examples), and its validation problems."""
-    if run.task == "keyword":
-        return read_keyword_problems(run.train), read_keyword_problems(run.validation)
-    validation = read_problems(run.validation)
-    if isinstance(run.config, SftConfig):
-        return choose_examples(read_examples(run.train), run.config, run.seed), validation
-    return read_problems(run.train), validation
-
-
 def _done_by_others(study: Study, run: EffectiveRun) -> bool:
-    """Where several processes train a run: start them all, or help the one that leads; False in the latter itself."""
-    from grpo.learner.distributed import follows, start_processes, started_by_torchrun
-    from grpo.training.session import follow
+    """Where several processes train a run: start them all, or work for rank 0; False in rank 0 itself."""
+    from grpo.learner.distributed import is_worker, start_processes, started_by_torchrun
+    from grpo.training.start import serve
 
     if not started_by_torchrun():
         start_processes(study.learner.processes)
         return True
-    if follows():
-        follow(study, run)
+    if is_worker():
+        serve(study, run)
         return True
     return False
 
@@ -199,12 +274,12 @@ def _finished_twin(study: Study, experiment: str, identity: dict[str, Any]) -> s
     return None
 
 
-def _take_over(run: str, twin: str, folder: Path, checkpoint: Path) -> dict[str, Any]:
+def _take_over(run: str, twin: str, outputs: Outputs) -> None:
     """Copy an equal run's results."""
     print(f"same configuration as {twin}: its results are taken over, nothing is trained twice")
     for source in (paths.RUNS / twin).iterdir():
         if source.name != "config.yaml":
-            shutil.copyfile(source, folder / source.name)
+            shutil.copyfile(source, outputs.results / source.name)
     # Its weights stay where they are and are not stored again.
-    write_json(checkpoint / "metadata.json", {"run": run, "same_as": twin})
-    return {"started": now(), "finished": now(), "total_s": 0.0, "phases": {}, "steps": []}
+    write_json(outputs.checkpoints / "metadata.json", {"run": run, "same_as": twin})
+    outputs.timing |= {"started": now(), "finished": now(), "total_s": 0.0, "phases": {}, "steps": []}

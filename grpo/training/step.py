@@ -1,24 +1,21 @@
-"""The parts of one GRPO step, which the synchronous and the asynchronous loop put together in their own ways."""
+"""The parts of one step, which the loops put together in their own ways."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import torch
 
-from grpo.common.records import Completion, Problem, Rollout
-from grpo.evaluation.evaluate import encode_prompts, grader_timeouts, score_sampled
+from grpo.common.records import Rollout, response_tokens
+from grpo.evaluation.evaluate import grader_timeouts, sample_rollouts, score_rollouts
 from grpo.learner.advantages import normalize_scores
-from grpo.learner.learner import Batch, Learner
-from grpo.rollout.engine import STOP_STRINGS, Engine, SamplingParams, derive_seed
+from grpo.rollout.engine import STOP_STRINGS, SamplingParams, derive_seed
 from grpo.study.methods import GrpoConfig, SamplingConfig
-from grpo.tasks.rewards import ScoreFn
+from grpo.training.context import RunContext, Updates
 from grpo.training.order import items_of_step
 
-# One question, its prompt's token ids, and one of its G completions; those of a group side by side.
-Sampled = list[tuple[Problem, tuple[int, ...], Completion]]
+Sampling = TypeVar("Sampling", bound=SamplingConfig)
 
 
 def rollout_sampling(config: SamplingConfig) -> SamplingParams:
@@ -32,49 +29,51 @@ def rollout_sampling(config: SamplingConfig) -> SamplingParams:
     )
 
 
-def sample_rollouts(
-    config: GrpoConfig, seed: int, step: int, problems: Sequence[Problem], tokenizer: Any, engine: Engine
-) -> Sampled:
-    """Ask the step's questions, G times each; the same arguments and weights give the same rollouts."""
-    questions = items_of_step(problems, seed, step, config.n_prompts_per_rollout_batch)
-    prompts = encode_prompts(tokenizer, questions, config.prompt)
-    groups = engine.generate(prompts, rollout_sampling(config), n=config.group_size, seed=derive_seed(seed, "rollout", step))
-    return [(q, p, c) for q, p, group in zip(questions, prompts, groups, strict=True) for c in group]
+def sample(ctx: RunContext[Sampling], step: int, n_questions: int) -> list[Rollout]:
+    """Ask the step's questions, G times each; the same seed, step and weights give the same rollouts."""
+    config = ctx.config
+    questions = items_of_step(ctx.data, ctx.seed, step, n_questions)
+    seed = derive_seed(ctx.seed, "rollout", step)
+    sampling = rollout_sampling(config)
+    return sample_rollouts(ctx.engine, ctx.tokenizer, questions, config.prompt, sampling, config.group_size, seed)
 
 
-def score_rollouts(config: GrpoConfig, sampled: Sampled, score: ScoreFn) -> tuple[Batch, dict[str, float]]:
-    """Reward each completion, and normalise the rewards within each group.
+def score(ctx: RunContext[GrpoConfig], rollouts: list[Rollout]) -> dict[str, float]:
+    """Write rewards into the rollouts, and advantages: the rewards, normalised within each group.
 
     Returns:
-        the rollout batch, and what is logged of it.
+        what is logged of them.
     """
-    rollouts = score_sampled(score, sampled)
-    advantages, raw_rewards, rewards = normalize_scores(
+    config = ctx.config
+    score_rollouts(ctx.score, rollouts)
+    advantages, _, means = normalize_scores(
         [rollout.rewards for rollout in rollouts], config.group_size, config.advantage_eps, config.use_std_normalization
     )
-    return Batch(rollouts, raw_rewards, advantages), rollout_metrics(rewards, rollouts)
+    for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
+        rollout.advantage = advantage
+    return rollout_metrics(means, rollouts)
 
 
-def rollout_metrics(rewards: dict[str, float], rollouts: list[Rollout]) -> dict[str, float]:
+def rollout_metrics(means: dict[str, float], rollouts: list[Rollout]) -> dict[str, float]:
     """What is logged of a rollout batch: train rewards, groups without signal, response lengths (tokens), and how many answers
     took the grader too long.
+
+    Args:
+        means: as :func:`grpo.learner.advantages.normalize_scores` gives them.
     """
-    lengths = [len(r.completion.token_ids) for r in rollouts]
     return {
-        "train/reward": rewards["reward"],
-        "train/format_reward": rewards["format_reward"],
-        "train/answer_reward": rewards["answer_reward"],
-        "train/zero_signal_fraction": rewards["zero_signal_fraction"],
-        "train/response_length": sum(lengths) / len(lengths),
-        "train/response_length_max": max(lengths),
+        "train/reward": means["reward"],
+        "train/format_reward": means["format_reward"],
+        "train/answer_reward": means["answer_reward"],
+        "train/zero_signal_fraction": means["zero_signal_fraction"],
+        "train/response_length": response_tokens(rollouts) / len(rollouts),
+        "train/response_length_max": max(len(r.completion.token_ids) for r in rollouts),
         "train/cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / len(rollouts),
         "train/grader_timeouts": grader_timeouts(rollouts),
     }
 
 
-def train_on(
-    config: GrpoConfig, learner: Learner, batch: Batch, version: int
-) -> tuple[list[dict[str, float]], dict[str, float]]:
+def train_on(ctx: RunContext[GrpoConfig], rollouts: list[Rollout], version: int) -> tuple[Updates, dict[str, float]]:
     """All optimizer steps on one rollout batch: each epoch goes through it in train batches.
 
     The ratio's denominator is the policy that sampled. Where that is the learner as it is now, its log-probabilities are
@@ -87,30 +86,33 @@ def train_on(
     Returns:
         the metrics of each update, and the drift from the starting weights where that is measured.
     """
-    stale = any(rollout.completion.policy_version != version for rollout in batch.rollouts)
-    if stale:
-        batch = replace(batch, old_log_probs=[torch.tensor(r.completion.log_probs) for r in batch.rollouts])
+    config, learner = ctx.config, ctx.learner
+    old_log_probs: Sequence[torch.Tensor | None] = [None] * len(rollouts)
+    if any(rollout.completion.policy_version != version for rollout in rollouts):
+        old_log_probs = [torch.tensor(rollout.completion.log_probs) for rollout in rollouts]
     elif config.updates_per_rollout_batch > 1:
-        batch = replace(batch, old_log_probs=learner.log_probs(batch.rollouts))
-    drift = learner.drift(batch.rollouts, batch.old_log_probs)
+        old_log_probs = learner.log_probs(rollouts)
+    for rollout, log_probs in zip(rollouts, old_log_probs, strict=True):
+        rollout.old_log_probs = log_probs
+    drift = learner.drift(rollouts)
     updates = [
-        learner.update(batch.slice(start, start + config.train_batch_size))
+        learner.update(rollouts[start : start + config.train_batch_size])
         for _ in range(config.epochs_per_rollout_batch)
         for start in range(0, config.rollout_batch_size, config.train_batch_size)
     ]
     return updates, drift
 
 
-def lag_metrics(batch: Batch, version: int) -> dict[str, float]:
+def lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
     """How many versions lie between the policy that sampled a token and the one that is trained on it.
 
     Args:
-        version: of the learner's policy before the updates on this batch.
+        version: of the learner's policy before the updates on these rollouts.
 
     Returns:
-        mean, smallest and largest lag over the batch's response tokens.
+        mean, smallest and largest lag over the response tokens.
     """
-    lags = [(version - r.completion.policy_version, len(r.completion.token_ids)) for r in batch.rollouts]
+    lags = [(version - r.completion.policy_version, len(r.completion.token_ids)) for r in rollouts]
     tokens = sum(n for _, n in lags)
     return {
         "lag_mean": sum(lag * n for lag, n in lags) / max(1, tokens),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ import ray
 import torch
 
 from grpo.common.memory import peak_mb, reset_peak
-from grpo.common.records import Completion, Problem
-from grpo.learner.learner import Batch, Learner
+from grpo.common.records import Completion, Rollout
+from grpo.learner.learner import Learner
 from grpo.rollout.engine import Engine, SamplingParams
 from grpo.study.methods import GrpoConfig
-from grpo.tasks.rewards import ScoreFn
+from grpo.training.context import RunContext, Updates
 from grpo.training.state import copy_to_cpu
-from grpo.training.step import Sampled, sample_rollouts, score_rollouts, train_on
+from grpo.training.step import sample, score, train_on
 
 
 @dataclass
@@ -77,17 +77,18 @@ class Generator:
         make: gives the engine, the model that it takes weights from (or a :class:`Weights`), and the tokenizer.
     """
 
-    def __init__(self, make: Callable[[], tuple[Engine, Any, Any]], config: GrpoConfig, seed: int, problems: Sequence[Problem]):
-        self.make, self.config, self.seed, self.problems = make, config, seed, problems
+    def __init__(self, make: Callable[[], tuple[Engine, Any, Any]], ctx: RunContext[GrpoConfig]):
+        self.make, self.ctx = make, ctx
         self.weights_s = 0.0
 
     @costed
     def start(self) -> None:
         """Start the engine."""
-        self.engine, self.model, self.tokenizer = self.make()
+        engine, self.model, tokenizer = self.make()
+        self.ctx = replace(self.ctx, engine=engine, tokenizer=tokenizer)
 
     @costed
-    def sample(self, step: int, version: int, weights: list[Any]) -> Sampled:
+    def sample(self, step: int, version: int, weights: list[Any]) -> list[Rollout]:
         """The rollouts of a step.
 
         Args:
@@ -95,7 +96,7 @@ class Generator:
             weights: a reference to its weights, in a list so that they are fetched only where they are needed.
         """
         self._take_over(version, weights)
-        return sample_rollouts(self.config, self.seed, step, self.problems, self.tokenizer, self.engine)
+        return sample(self.ctx, step, self.ctx.config.n_prompts_per_rollout_batch)
 
     @costed
     def generate(
@@ -103,30 +104,31 @@ class Generator:
     ) -> list[list[Completion]]:
         """As :meth:`grpo.rollout.engine.Engine.generate`, with a version's weights."""
         self._take_over(version, weights)
-        return self.engine.generate(prompts, params, n, seed)
+        return self.ctx.engine.generate(prompts, params, n, seed)
 
     def _take_over(self, version: int, weights: list[Any]) -> None:
         start = time.perf_counter()
-        if self.engine.policy_version != version:
+        if self.ctx.engine.policy_version != version:
             self.model.load_state_dict(ray.get(weights[0]))
-            self.engine.synchronize(self.model, version)
+            self.ctx.engine.synchronize(self.model, version)
         self.weights_s = time.perf_counter() - start
 
 
 class Scorer:
     """Scores rollouts."""
 
-    def __init__(self, score_fn: ScoreFn, config: GrpoConfig):
-        self.score_fn, self.config = score_fn, config
+    def __init__(self, ctx: RunContext[GrpoConfig]):
+        self.ctx = ctx
 
     @costed
     def start(self) -> None:
         """There is nothing to start."""
 
     @costed
-    def score(self, sampled: Sampled) -> tuple[Batch, dict[str, float]]:
-        """See :func:`grpo.training.step.score_rollouts`."""
-        return score_rollouts(self.config, sampled, self.score_fn)
+    def score(self, rollouts: list[Rollout]) -> tuple[list[Rollout], dict[str, float]]:
+        """See :func:`grpo.training.step.score`."""
+        metrics = score(self.ctx, rollouts)
+        return rollouts, metrics
 
 
 class LearnerActor:
@@ -136,42 +138,43 @@ class LearnerActor:
         make: gives the learner, and a function that saves its model as a checkpoint.
     """
 
-    def __init__(self, make: Callable[[], tuple[Learner, Callable[[Path], None]]], config: GrpoConfig):
-        self.make, self.config = make, config
+    def __init__(self, make: Callable[[], tuple[Learner, Callable[[Path], None]]], ctx: RunContext[GrpoConfig]):
+        self.make, self.ctx = make, ctx
 
     @costed
     def start(self) -> None:
         """Load the model."""
-        self.learner, self.save_model = self.make()
+        learner, save = self.make()
+        self.ctx = replace(self.ctx, learner=learner, save=save)
 
     @costed
-    def train(self, batch: Batch, version: int) -> list[dict[str, float]]:
+    def train(self, rollouts: list[Rollout], version: int) -> Updates:
         """See :func:`grpo.training.step.train_on`."""
-        updates, _ = train_on(self.config, self.learner, batch, version)
+        updates, _ = train_on(self.ctx, rollouts, version)
         return updates
 
     @costed
     def weights(self) -> dict[str, torch.Tensor]:
         """The policy's weights, in the CPU's memory."""
-        return {name: tensor.detach().cpu() for name, tensor in self.learner.model.state_dict().items()}
+        return {name: tensor.detach().cpu() for name, tensor in self.ctx.learner.model.state_dict().items()}
 
     @costed
     def state(self) -> dict[str, Any]:
         """See :meth:`grpo.learner.learner.Learner.state`; in the CPU's memory, as Ray would bring it back to a GPU."""
-        state: dict[str, Any] = copy_to_cpu(self.learner.state())
+        state: dict[str, Any] = copy_to_cpu(self.ctx.learner.state())
         return state
 
     @costed
     def restore(self, state: dict[str, Any]) -> None:
         """See :meth:`grpo.learner.learner.Learner.restore`."""
-        self.learner.restore(state)
+        self.ctx.learner.restore(state)
 
     @costed
-    def token_entropies(self, rollouts: list[Any]) -> list[float]:
+    def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
         """See :meth:`grpo.learner.learner.Learner.token_entropies`."""
-        return self.learner.token_entropies(rollouts)
+        return self.ctx.learner.token_entropies(rollouts)
 
     @costed
     def save(self, folder: Path) -> None:
         """Save the model as a checkpoint."""
-        self.save_model(folder)
+        self.ctx.save(folder)

@@ -13,23 +13,23 @@ import ray
 import torch
 
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.learner import Batch
 from grpo.rollout.engine import SamplingParams
 from grpo.training.asynchronous.replay import Group
-from grpo.training.asynchronous.worker import Worker
+from grpo.training.asynchronous.worker import ActorWorker
+from grpo.training.context import Updates
 
 
 @dataclass
-class Delivery:
+class ScoredRollouts:
     """A scored rollout batch, what is logged of it, and what it cost (names as in timing files)."""
 
-    batch: Batch
+    rollouts: list[Rollout]
     metrics: dict[str, float]
     times: dict[str, float]
 
 
 # The records that may stand in a saved state, which is read without running code from it.
-torch.serialization.add_safe_globals([Delivery, Group, Batch, Rollout, Completion, Problem])
+torch.serialization.add_safe_globals([ScoredRollouts, Group, Rollout, Completion, Problem])
 
 
 class RolloutPipeline:
@@ -42,7 +42,7 @@ class RolloutPipeline:
         initial: a reference to the starting weights.
     """
 
-    def __init__(self, generator: Worker, scorer: Worker, weights: Literal["scheduled", "newest"], initial: Any):
+    def __init__(self, generator: ActorWorker, scorer: ActorWorker, weights: Literal["scheduled", "newest"], initial: Any):
         self.generator, self.scorer, self._newest = generator, scorer, weights == "newest"
         self._current: tuple[int, Any] = (0, initial)
         self._generating = ThreadPoolExecutor(1, thread_name_prefix="generator")
@@ -62,7 +62,7 @@ class RolloutPipeline:
         """
         self._current = (policy_version, model)
 
-    def order(self, step: int) -> Future[Delivery]:
+    def order(self, step: int) -> Future[ScoredRollouts]:
         """Have the rollouts of a step sampled and scored, after all that was ordered before."""
         sampled = self._generating.submit(self._sample, step, self._current)
         return self._scoring.submit(self._score, sampled)
@@ -93,10 +93,10 @@ class RolloutPipeline:
         times = {"rollout_s": cost.seconds, "generator_synchronization_s": cost.weights_s, "generator_waiting_s": waited}
         return sampled, times | {"rollout_peak_mb": cost.peak_mb}
 
-    def _score(self, sampled: Future[tuple[Any, dict[str, float]]]) -> Delivery:
-        rollouts, times = sampled.result()
-        (batch, metrics), cost = self.scorer.call("score", rollouts)
-        return Delivery(batch, metrics, times | {"scoring_s": cost.seconds})
+    def _score(self, sampled: Future[tuple[Any, dict[str, float]]]) -> ScoredRollouts:
+        reference, times = sampled.result()
+        (rollouts, metrics), cost = self.scorer.call("score", reference)
+        return ScoredRollouts(rollouts, metrics, times | {"scoring_s": cost.seconds})
 
 
 class RemoteLearner:
@@ -104,15 +104,15 @@ class RemoteLearner:
     batches since then again, which gives the same weights.
     """
 
-    def __init__(self, worker: Worker):
+    def __init__(self, worker: ActorWorker):
         self.worker = worker
         self.peak_mb = 0.0
 
-    def train(self, batch: Batch, version: int) -> list[dict[str, float]]:
+    def train(self, rollouts: list[Rollout], version: int) -> Updates:
         """See :func:`grpo.training.step.train_on`."""
-        updates, cost = self.worker.call("train", batch, version)
+        updates, cost = self.worker.call("train", rollouts, version)
         self.peak_mb = cost.peak_mb
-        self.worker.recovery.append(("train", (batch, version)))
+        self.worker.recovery.append(("train", (rollouts, version)))
         return updates  # type: ignore[no-any-return]
 
     def state(self) -> Any:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from grpo.learner.learner import Batch
+from grpo.common.records import Rollout
 from grpo.rollout.engine import derive_seed
 
 
@@ -16,7 +13,7 @@ from grpo.rollout.engine import derive_seed
 class Group:
     """A group of scored rollouts, the version that sampled it, and how often it has been drawn."""
 
-    batch: Batch
+    rollouts: list[Rollout]
     version: int
     uses: int = 0
 
@@ -43,14 +40,14 @@ class ReplayBuffer:
         self.groups: list[Group] = []  # oldest first
         self.left: list[int] = []  # how often each group that has left was drawn
 
-    def add(self, batch: Batch) -> None:
+    def add(self, rollouts: list[Rollout]) -> None:
         """Take in a scored rollout batch; the oldest groups leave where there is no room."""
-        for start in range(0, len(batch.rollouts), self.group_size):
-            group = batch.slice(start, start + self.group_size)
-            self.groups.append(Group(group, group.rollouts[0].completion.policy_version))
+        for start in range(0, len(rollouts), self.group_size):
+            group = rollouts[start : start + self.group_size]
+            self.groups.append(Group(group, group[0].completion.policy_version))
         self._keep(self.groups[-self.capacity :])
 
-    def draw(self, step: int, version: int) -> Batch:
+    def draw(self, step: int, version: int) -> list[Rollout]:
         """The rollout batch of a step; groups that are too old for ``version`` leave first."""
         if self.max_age is not None:
             self._keep([group for group in self.groups if version - group.version <= self.max_age])
@@ -58,7 +55,7 @@ class ReplayBuffer:
         drawn = [self.groups[i] for i in sorted(chosen)]
         for group in drawn:
             group.uses += 1
-        return join([group.batch for group in drawn])
+        return [rollout for group in drawn for rollout in group.rollouts]
 
     def state(self) -> tuple[list[Group], list[int]]:
         """What it holds, and what is counted of those that have left."""
@@ -83,12 +80,3 @@ class ReplayBuffer:
         kept = set(map(id, groups))
         self.left += [group.uses for group in self.groups if id(group) not in kept]
         self.groups = groups
-
-
-def join(batches: Sequence[Batch]) -> Batch:
-    """Batches that were never trained on, one after the other."""
-    return Batch(
-        [rollout for batch in batches for rollout in batch.rollouts],
-        torch.cat([batch.raw_rewards for batch in batches]),
-        torch.cat([batch.advantages for batch in batches]),
-    )

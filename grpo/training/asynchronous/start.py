@@ -5,30 +5,29 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
 from grpo.common.cpu import fix_cpu_kernels, start_threads
 from grpo.common.errors import UserError
-from grpo.common.records import Problem
 from grpo.learner.learner import Learner
+from grpo.learner.make import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.engine import Engine
 from grpo.rollout.make import make_engine
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
-from grpo.tasks.rewards import ScoreFn, score_batch
 from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer, Weights
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
-from grpo.training.asynchronous.worker import Worker
-from grpo.training.make import make_learner
+from grpo.training.asynchronous.worker import ActorWorker
+from grpo.training.context import RunContext
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]
 MakeLearner = Callable[[], tuple[Learner, Callable[[Path], None]]]
@@ -36,34 +35,35 @@ MakeLearner = Callable[[], tuple[Learner, Callable[[Path], None]]]
 
 @contextmanager
 def start_actors(
-    config: GrpoConfig,
-    seed: int,
-    problems: Sequence[Problem],
-    score: ScoreFn,
+    ctx: RunContext[GrpoConfig],
     make_generator: MakeGenerator,
     make_learner: MakeLearner,
     generator_resources: dict[str, float],
     learner_resources: dict[str, float],
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
-    """Ray, and the three actors; however the block ends, no process is left behind."""
-    apart = config.asynchronous
-    assert apart is not None
+    """Ray, and the three actors; however the block ends, no process is left behind.
+
+    Args:
+        ctx: configuration, seed, problems and score, which each actor gets, and completes with what it makes itself.
+    """
+    settings = ctx.config.asynchronous
+    assert settings is not None
     scorer_resources = {"num_cpus": 1.0}
     needs = [generator_resources, scorer_resources, learner_resources]
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
-    limit = apart.stuck_after_s
+    limit = settings.stuck_after_s
     workers = [
-        Worker("generator", Generator, (make_generator, config, seed, problems), generator_resources, limit),
-        Worker("scorer", Scorer, (score, config), scorer_resources, limit),
-        Worker("learner", LearnerActor, (make_learner, config), learner_resources, limit),
+        ActorWorker("generator", Generator, (make_generator, ctx), generator_resources, limit),
+        ActorWorker("scorer", Scorer, (ctx,), scorer_resources, limit),
+        ActorWorker("learner", LearnerActor, (make_learner, ctx), learner_resources, limit),
     ]
     threads = ThreadPoolExecutor(len(workers))
     pipeline = None
     try:
-        list(threads.map(Worker.start, workers))  # they load their models at the same time
+        list(threads.map(ActorWorker.start, workers))  # they load their models at the same time
         generator, scorer, trainer = workers
         learner = RemoteLearner(trainer)
-        pipeline = RolloutPipeline(generator, scorer, apart.weights, learner.model)
+        pipeline = RolloutPipeline(generator, scorer, settings.weights, learner.model)
         yield pipeline, learner
     finally:
         for worker in workers:
@@ -74,31 +74,31 @@ def start_actors(
         ray.shutdown()
 
 
-def start_apart(study: Study, run: EffectiveRun, problems: Sequence[Problem], check_weights: bool = False) -> Any:
-    """The actors of a study's run; see :func:`start_actors`.
+@contextmanager
+def start_asynchronous(study: Study, run: EffectiveRun, ctx: RunContext[GrpoConfig], check_weights: bool) -> Iterator[None]:
+    """Give ``ctx`` tokenizer, engine and learner, the latter two in actors.
 
     Raises:
         UserError: ``learner.processes`` is above 1, or the cluster has too few GPUs or cores.
     """
-    config = run.config
-    assert isinstance(config, GrpoConfig)
     if study.learner.processes > 1:
         raise UserError(
             f"params.yaml: learner.processes ({study.learner.processes}): an asynchronous run has one process for its "
             "learner. Set it to 1."
         )
-    alone = _each_with_its_own_gpu(study)
+    of_actor = _each_with_its_own_gpu(study)
     folder, here = run.model.absolute(), Path.cwd()
-    return start_actors(
-        config,
-        run.seed,
-        problems,
-        partial(score_batch, config.prompt),
-        partial(_make_generator, alone, config, folder, here, check_weights),
-        partial(_make_learner, alone, run, folder, here),
-        {"num_cpus": study.threads, "num_gpus": int(alone.engine.device != "cpu")},
-        {"num_cpus": study.threads, "num_gpus": int(alone.learner.device != "cpu")},
-    )
+    with start_actors(
+        ctx,
+        partial(_make_generator, of_actor, ctx.config, folder, here, check_weights),
+        partial(_make_learner, of_actor, run, folder, here),
+        {"num_cpus": study.threads, "num_gpus": int(of_actor.engine.device != "cpu")},
+        {"num_cpus": study.threads, "num_gpus": int(of_actor.learner.device != "cpu")},
+    ) as (pipeline, learner):
+        ctx.tokenizer, ctx.save = load_tokenizer(run.model), learner.save
+        ctx.engine, ctx.learner = cast(Engine, pipeline), cast(Learner, learner)  # as far as loops and validation call them
+        yield
+        ctx.restarts |= {worker.name: worker.restarts for worker in (pipeline.generator, pipeline.scorer, learner.worker)}
 
 
 def _start_ray(needed: dict[str, float]) -> None:

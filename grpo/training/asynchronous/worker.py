@@ -21,7 +21,7 @@ class WorkerLost(Exception):
 
 
 @dataclass
-class Worker:
+class ActorWorker:
     """Calls an actor's methods, each of which returns its value and its :class:`grpo.training.asynchronous.actors.Cost`.
 
     One call runs at a time. When the actor dies during a call, or has not answered in time, a new one is started, brought to

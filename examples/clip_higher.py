@@ -1,0 +1,41 @@
+"""A loss of one's own: DAPO's asymmetric clip, "Clip-Higher" (Yu et al. 2025, arXiv 2503.14476, Section 3.1, Eq. 10).
+
+A token that was unlikely and turned out well may gain little under a symmetric clip: from 0.01 it may rise to 0.012, while
+one at 0.9 is hardly limited. DAPO lets the ratio rise further than it may fall, eps_low = 0.2 and eps_high = 0.28, so that
+unlikely tokens get their chance and entropy does not collapse. (DAPO's other parts are not a loss's: its average over all
+tokens of a batch is the nearest to `length_normalization: masked_normalize`.)
+
+To use it, put this file into the study's folder (`folder:` in params.yaml), and in the study:
+
+    grpo:
+      loss_type: "clip_higher:clip_higher"
+      cliprange: 0.2                    # eps_low
+      loss_options: {clip_high: 0.28}   # eps_high
+
+or in one arm, to compare it with PPO's clip:
+
+    experiments:
+      grpo_off_policy_clip_ablation:
+        arms:
+          grpo_clip: {off_policy_rank: 1, loss_type: grpo_clip}
+          clip_higher: {off_policy_rank: 1, loss_type: "clip_higher:clip_higher", loss_options: {clip_high: 0.28}}
+
+It matters off-policy only (several updates on a rollout batch, or rollouts of an older policy): on-policy every ratio is 1.
+history.csv tells by `clip_fraction` how many tokens were clipped, and by `clipped_above` how many at the upper bound.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grpo.learner.losses import LossInputs
+
+
+def clip_higher(inputs: LossInputs, clip_high: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """-min(rho A, clip(rho, 1 - cliprange, 1 + clip_high) A) of each token."""
+    ratio = inputs.ratio
+    unclipped = ratio * inputs.advantages
+    clipped = torch.clamp(ratio, 1.0 - inputs.cliprange, 1.0 + clip_high) * inputs.advantages
+    bound = clipped < unclipped
+    return -torch.minimum(unclipped, clipped), {"clipped": bound, "clipped_above": bound & (ratio > 1.0)}

@@ -1,0 +1,128 @@
+"""What happens between two steps: evaluations, samples, checkpoints, the progress bar, and whether the run is over."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from grpo.common.files import write_text
+from grpo.common.records import Problem
+from grpo.results.statistics import wilson_interval
+from grpo.study.methods import SftConfig, evaluation_steps
+from grpo.study.schema import Study
+from grpo.training.context import RunContext, Updates
+from grpo.training.stopping import Stopping
+from grpo.training.validation import Validated, Validation
+
+SAMPLES = 8  # validation rollouts kept at the first, the middle and the last evaluation
+REWARD = "val/answer_reward"
+
+
+class Monitor:
+    """Called before the first step (0) and after each; a run is evaluated before the first, every few, and after the last.
+
+    Args:
+        name: of the run, for the progress bar.
+        problems: the validation set.
+        keep: saves the weights, given the checkpoint's kind (``best``, or ``step-N`` where that is wanted) and metadata.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext[Any],
+        study: Study,
+        name: str,
+        problems: Sequence[Problem],
+        keep: Callable[[str, dict[str, Any]], None],
+    ):
+        self.ctx, self.rules, self.keep = ctx, study.divergence, keep
+        self.validation = Validation(ctx, study.evaluation, problems)
+        self.steps = evaluation_steps(ctx.config, study.evaluation.every)
+        self.sampled_steps = {self.steps[0], self.steps[len(self.steps) // 2]}
+        self.stopping = Stopping()
+        self.updates = 0
+        self.outcomes: list[dict[str, Any]] = []
+        self.samples: list[dict[str, Any]] = []
+        self.bar = tqdm(total=ctx.config.n_steps, desc=name, unit="step", mininterval=1.0)
+
+    def __call__(self, step: int, updates: Updates) -> bool:
+        """Evaluate, if ``step`` is one of the evaluation steps or the run ends here.
+
+        Args:
+            updates: metrics of the step's optimizer steps.
+
+        Returns:
+            whether the run is over: it was the last step, or it has diverged, or its time is up.
+        """
+        config = self.ctx.config
+        self.bar.update(step - self.bar.n)
+        self.updates += len(updates)
+        self.stopping.count(updates)
+        validated = self._evaluate(step, updates) if step in self.steps else None
+        over = self.stopping.must_end(step, config, self.rules, self.ctx.log) or step == config.n_steps
+        if over and validated is None:
+            validated = self._evaluate(step, updates)
+        if validated is not None and (step in self.sampled_steps or over):
+            shown = zip(validated.rollouts[:SAMPLES], validated.generations[:SAMPLES], strict=True)
+            self.samples += [{"step": step, "problem": rollout.problem.id, **record} for rollout, record in shown]
+        if isinstance(config, SftConfig) and step in config.keep_steps:
+            self.keep(f"step-{step}", {"step": step, "update": self.updates})
+        return over
+
+    def _evaluate(self, step: int, updates: Updates) -> Validated:
+        log = self.ctx.log
+        validated = self.validation(step)
+        reward = validated.metrics["answer_reward"]
+        best = max((row[REWARD] for row in log.validations[1:]), default=-1.0)
+        log.validation(step, self.updates, validated.metrics)
+        self.outcomes.append({"step": step, "answer_reward": [r.rewards["answer_reward"] for r in validated.rollouts]})
+        if step:
+            self.stopping.entropies.append(updates[-1]["token_entropy"] if updates else math.nan)
+            if reward > best:
+                self.keep("best", {"step": step, "update": self.updates, "answer_reward": reward})
+        self.bar.set_postfix_str(f"validation answer reward {reward:.3f}")
+        return validated
+
+    def final_metrics(self) -> dict[str, Any]:
+        """First, last and best validation, the last with its 95% Wilson interval, and how the run ended.
+
+        A run with a time limit is an entry of the leaderboard, whose rules ask for the whole validation set: ``full/…``.
+        """
+        validations, n = self.ctx.log.validations, len(self.validation.problems)
+        last = validations[-1]
+        best = max(validations, key=lambda row: row[REWARD])
+        low, high = wilson_interval(last[REWARD] * n, n)
+        return {
+            **{key: None if math.isnan(value) else value for key, value in last.items() if key.startswith("val/")},
+            "val/answer_reward_low": low,
+            "val/answer_reward_high": high,
+            "first/answer_reward": validations[0][REWARD],
+            "best/answer_reward": best[REWARD],
+            "best/step": best["step"],
+            "steps": last["step"],
+            "validation_problems": n,
+            "skipped_updates": self.stopping.skipped_in_all,
+            **self.stopping.ending(),
+            **(self.validation.on_all_problems() if self.ctx.config.wall_clock_limit_s is not None else {}),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What it has gathered so far; the evaluations themselves are in the log."""
+        gathered = {"updates": self.updates, "outcomes": self.outcomes, "samples": self.samples}
+        return {**gathered, "stopping": self.stopping.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state`."""
+        self.updates, self.outcomes, self.samples = state["updates"], state["outcomes"], state["samples"]
+        self.stopping.restore(state["stopping"])
+
+    def write(self, folder: Path) -> None:
+        """Write rollouts.jsonl (the samples) and outcomes.jsonl (each evaluation's reward of each problem)."""
+        for name, records in (("rollouts", self.samples), ("outcomes", self.outcomes)):
+            lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            write_text(folder / f"{name}.jsonl", lines)

@@ -1,0 +1,169 @@
+"""Starting a run: model, engine, learner, log and saved state are put together, and at its end its results are written."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from grpo.common.cpu import start_threads
+from grpo.common.errors import ToBeResumed
+from grpo.common.files import write_json
+from grpo.common.interruption import left_to_rank_0, stop_after_the_step
+from grpo.learner.distributed import World, init_world
+from grpo.learner.losses import bind_loss
+from grpo.learner.make import make_learner
+from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.rollout.make import make_engine
+from grpo.study import paths
+from grpo.study.effective import EffectiveRun
+from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
+from grpo.study.schema import Study
+from grpo.tasks.rewards import find_reward
+from grpo.tracking.run_log import RunLog
+from grpo.training.context import RunContext
+from grpo.training.expert_iteration import train_by_expert_iteration
+from grpo.training.grpo import train_grpo
+from grpo.training.monitor import Monitor
+from grpo.training.run import Outputs, RunData, is_asynchronous, measures_of, score_of
+from grpo.training.sft import train_sft
+from grpo.training.state import Part, RandomStates, SavedState
+
+
+def loop_of(config: RunConfig) -> Callable[[RunContext[Any]], None]:
+    """The method's training loop."""
+    match config:
+        case SftConfig():
+            return train_sft
+        case ExpertIterationConfig():
+            return train_by_expert_iteration
+    if is_asynchronous(config):
+        from grpo.training.asynchronous.loop import train_grpo_asynchronously  # Ray is imported for this only
+
+        return train_grpo_asynchronously
+    return train_grpo
+
+
+@contextmanager
+def started(
+    study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool = False
+) -> Iterator[RunContext[Any]]:
+    """What the run's loop works with, taken up from its saved state if there is one; the loop is the block.
+
+    When the block ends, history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl are written into
+    ``outputs.results``, and into ``outputs.checkpoints`` what the study keeps: ``last`` and ``best`` (by validation answer
+    reward), each in Hugging Face format with a metadata.json.
+
+    Args:
+        check_weights: see :func:`grpo.rollout.make.make_engine`.
+
+    Raises:
+        ToBeResumed: the process was told to stop; the run's state is saved.
+        UserError: among others, a loss or a reward of the study's own cannot be called.
+    """
+    began = time.perf_counter()
+    if isinstance(run.config, GrpoConfig):  # what cannot work is told before anything is loaded
+        bind_loss(run.config.loss_type, run.config.loss_options)
+        if run.config.reward is not None:
+            find_reward(run.config.reward)
+    if is_asynchronous(run.config):
+        from grpo.training.asynchronous.start import start_asynchronous as start
+    else:
+        start = start_here
+    ctx: RunContext[Any] = RunContext(config=run.config, seed=run.seed, data=data.train)
+    ctx.score, ctx.measures = score_of(run), measures_of(run)
+    with start(study, run, ctx, check_weights):
+        ctx.log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
+
+        def keep(kind: str, evaluation: dict[str, Any]) -> None:
+            keep_checkpoint(study, run, outputs.checkpoints, kind, evaluation, ctx.save)
+
+        ctx.validation = monitor = Monitor(ctx, study, run.name, data.validation, keep)
+        parts: dict[str, Part] = {"learner": ctx.learner, "log": ctx.log, "monitor": monitor, "random": RandomStates()}
+        every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
+        with (
+            stop_after_the_step() as told_to_stop,
+            monitor.bar,
+            SavedState(outputs.state, every, parts, outputs.checkpoints, told_to_stop) as ctx.saved,
+        ):
+            ctx.saved.restore()
+            if ctx.saved.step:
+                ctx.engine.synchronize(ctx.learner.model, ctx.saved.step)
+                print(f"{run.name}: resumed after step {ctx.saved.step} of {run.config.n_steps}", flush=True)
+            yield ctx
+        ctx.log.close()
+        monitor.write(outputs.results)
+        last = ctx.log.validations[-1]
+        keep("last", {"step": last["step"], "update": last["update"], "answer_reward": last["val/answer_reward"]})
+        examples = {"examples": len(data.train)} if isinstance(run.config, SftConfig) else {}
+        write_json(outputs.results / "metrics.json", monitor.final_metrics() | examples)
+
+
+@contextmanager
+def start_here(study: Study, run: EffectiveRun, ctx: RunContext[Any], check_weights: bool) -> Iterator[None]:
+    """Give ``ctx`` tokenizer, engine and learner, in this process."""
+    tokenizer, model, world = _load(study, run)
+    # Before the learner: vLLM switches the stream on which this process computes, and the learner's hooks on gradients must be
+    # made on the one that its backward passes will use.
+    engine = make_engine(study, run.model, model, tokenizer, check_weights, run.config)
+    learner = make_learner(study.learner, run.config, model, tokenizer, world)
+    ctx.tokenizer, ctx.engine, ctx.learner = tokenizer, engine, learner
+    ctx.save = lambda target: save_checkpoint(target, learner.model, tokenizer)
+    try:
+        yield
+    except ToBeResumed:
+        learner.shut_down_workers()
+        raise
+    learner.shut_down_workers()
+    world.destroy()
+
+
+def serve(study: Study, run: EffectiveRun) -> None:
+    """In a worker of several processes: compute what rank 0 asks for, until it has finished."""
+    with left_to_rank_0():
+        tokenizer, model, world = _load(study, run)
+        make_learner(study.learner, run.config, model, tokenizer, world).serve()
+        world.destroy()
+
+
+def _load(study: Study, run: EffectiveRun) -> tuple[Any, Any, World]:
+    """The tokenizer, the policy as it is before training, and the processes that share the learner's work."""
+    settings = study.learner
+    start_threads(max(1, study.threads // settings.processes))
+    world = init_world(settings.device)
+    return load_tokenizer(run.model), load_model(run.model, settings.dtype, settings.device), world
+
+
+def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:
+    """For each phase that computes on a GPU, which one; actors report what they need themselves."""
+    if is_asynchronous(run.config):
+        return {}
+    return dict.fromkeys(("rollout", "evaluation", "synchronization"), study.engine.device) | {"training": study.learner.device}
+
+
+def keep_checkpoint(
+    study: Study, run: EffectiveRun, folder: Path, kind: str, evaluation: dict[str, Any], save: Callable[[Path], None]
+) -> None:
+    """Save the policy below ``folder`` under the name of its kind, where the study keeps this kind, or a run ``step-N``."""
+    if kind in study.checkpoints or kind.startswith("step-"):
+        shutil.rmtree(folder / kind, ignore_errors=True)
+        save(folder / kind)
+        about = {"prompt": run.config.prompt, "started_from": _source(study, run)}
+        write_json(folder / kind / "metadata.json", {"run": run.name, "kind": kind, **evaluation, **about})
+
+
+def _source(study: Study, run: EffectiveRun) -> str:
+    """Where the starting weights came from, in a word or two."""
+    if run.model != paths.MODEL:
+        return str(run.model)
+    model = study.model
+    match model.source:
+        case "hub":
+            return f"{model.repo} at {model.revision}"
+        case "local":
+            return model.path
+        case _:
+            return f"pretrained by the study (seed {model.seed})"

@@ -1,0 +1,58 @@
+"""What tests of learner and loops give to them: scored rollouts, and a run's context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from grpo.common.records import Rollout
+from grpo.evaluation.evaluate import Score
+from grpo.tasks.rewards import ScoredBatch, score_each
+from grpo.tracking.run_log import RunLog
+from grpo.training.context import RunContext
+from grpo.training.state import SavedState
+
+
+def scored(
+    rollouts: Sequence[Rollout], rewards: Tensor, advantages: Tensor, old_log_probs: Sequence[Tensor] | None = None
+) -> list[Rollout]:
+    """The rollouts with made-up rewards and advantages, each (len(rollouts),)."""
+    old = old_log_probs or [None] * len(rollouts)
+    return [
+        replace(rollout, rewards={**rollout.rewards, "reward": reward}, advantage=advantage, old_log_probs=log_probs)
+        for rollout, reward, advantage, log_probs in zip(rollouts, rewards.tolist(), advantages.tolist(), old, strict=True)
+    ]
+
+
+def by(reward_fn: Callable[..., dict[str, float]]) -> Score:
+    """Rewards rollouts by a function of response and ground truth."""
+    return partial(score_texts, reward_fn)
+
+
+def score_texts(reward_fn: Callable[..., dict[str, float]], rollouts: Sequence[Rollout]) -> ScoredBatch:
+    return score_each(reward_fn, [r.completion.text for r in rollouts], [r.problem.ground_truth for r in rollouts])
+
+
+def context(
+    config: Any,
+    log: RunLog,
+    saved: SavedState,
+    *,
+    data: Sequence[Any],
+    engine: Any,
+    learner: Any,
+    tokenizer: Any = None,
+    seed: int = 0,
+    reward: Any = None,
+    validation: Callable[[int, list[dict[str, float]]], bool] = lambda step, updates: False,
+) -> RunContext[Any]:
+    """A run's; without a reward nothing can be scored."""
+    ctx: RunContext[Any] = RunContext(config=config, seed=seed, data=data, tokenizer=tokenizer, engine=engine, learner=learner)
+    ctx.log, ctx.saved, ctx.validation = log, saved, validation
+    if reward is not None:
+        ctx.score = by(reward)
+    return ctx

@@ -6,6 +6,8 @@ import itertools
 import re
 from pathlib import Path
 
+import pytest
+
 from grpo.study.schema import read_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -77,3 +79,24 @@ def test_the_chain_of_experiments_is_as_it_is_drawn() -> None:
     assert [pair for pair in drawn if experiments[pair[1]].get("builds_on") != pair[0]] == []
     described = re.findall(r"^\| `(\w+)@…` \|", (DOCS / "pipeline.md").read_text(), re.M)
     assert len(described) > 12 and set(described) < set(experiments)
+
+
+def test_the_reward_and_the_loss_of_the_docs_do_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from grpo.learner.losses import LossInputs, bind_loss
+    from grpo.tasks.rewards import find_reward
+
+    for name, code in re.findall(
+        r"^```python\n# studies/(\w+\.py)\n(.*?)^```$", (DOCS / "extending.md").read_text(), re.M | re.S
+    ):
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards = find_reward("short_answers:short")(completion_ids=[[1, 2, 3], [1]], answer_reward=[1.0, 0.0], prompts=["", ""])
+    assert rewards == pytest.approx([0.997, -0.001])
+    loss, measured = bind_loss("my_losses:clip_higher", {"clip_high": 0.28})
+    log_ratios, ones = torch.log(torch.tensor([[1.5, 1.25, 0.5]])), torch.ones(1, 1)
+    inputs = LossInputs(log_ratios, torch.zeros(1, 3), ones, ones, torch.ones(1, 3, dtype=torch.bool), cliprange=0.2)
+    per_token, metrics = loss(inputs)
+    assert per_token[0].tolist() == pytest.approx([-1.28, -1.25, -0.5])
+    assert metrics["clipped"].tolist() == [[True, False, False]] and measured == ()

@@ -108,7 +108,7 @@ def _gpus(study: Study) -> Finding:
     found = f"torch sees {seen}, the study's largest stage needs {needed}"
     if seen < needed:
         remedy = (
-            f"{study.study} uses {needed}: choose a study for fewer (README, The studies), leave out the experiments that want "
+            f"{study.study} uses {needed}: choose a study for fewer (docs/studies.md), leave out the experiments that want "
             "so many (`arms: {}`, and not in select_in), or check CUDA_VISIBLE_DEVICES."
         )
         return Finding("GPUs", False, found, remedy)
@@ -299,6 +299,6 @@ def _hub(study: Study) -> Finding:
         for kind, repo in wanted:
             HfApi().repo_info(repo, repo_type=kind, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # whatever the network, the proxy or the Hub raises
-        remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download on another machine and use local files (README)."
+        remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and use local files (docs/studies.md)."
         return Finding("Hugging Face Hub", False, f"{repo} cannot be reached ({type(error).__name__})", remedy)
     return Finding("Hugging Face Hub", True, f"{', '.join(repo for _, repo in wanted)} can be reached")

@@ -56,7 +56,7 @@ class VllmEngine:
         except ImportError as error:
             raise UserError(
                 f"params.yaml: engine.name: vllm cannot be imported ({error}). Install it with `pip install -e .[vllm]` "
-                "(README, On GPUs), or set engine.name to transformers."
+                "(docs/gpu.md), or set engine.name to transformers."
             ) from error
         self._policy, self._device, self._sleep, self._check = model, device, sleep, check_weights
         self.policy_version = 0

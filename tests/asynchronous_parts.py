@@ -22,6 +22,7 @@ from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
+from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
@@ -218,7 +219,7 @@ def actors(
     config: GrpoConfig, generator: Callable[[], Any], learner: Callable[[], Any], notes: Path
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
     one = {"num_cpus": 1.0}
-    ctx = RunContext(config=config, seed=0, data=problems(), score=by(Reward(notes)))
+    ctx = RunContext(config=config, seed=0, data=problems(), format=QUESTION_ONLY, score=by(Reward(notes)))
     with start_actors(ctx, generator, learner, one, one) as both:
         yield both
 

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from scoring_parts import score_each
+
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import ToBeResumed
 from grpo.common.records import Rollout
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
-from grpo.tasks.rewards import ScoredBatch, score_each
+from grpo.tasks.task import ScoredBatch
 from grpo.training import run, start, state  # noqa: F401 - before the fork
 from grpo.training.grpo import train_grpo  # noqa: F401
 
@@ -92,7 +94,7 @@ def arm(act: str, nth: int, signum: int) -> None:
     from grpo.learner.learner import Learner
     from grpo.learner.optimizer import Optimizer
     from grpo.rollout import transformers_engine
-    from grpo.tracking.mlflow_client import _CsvWriter
+    from grpo.tracking.run_log import _CsvWriter
     from grpo.training.validation import Validation
 
     match act:
@@ -122,7 +124,7 @@ def toy_reward(response: str, ground_truth: str) -> dict[str, float]:
 
 def toy_scores(rollouts: list[Rollout]) -> ScoredBatch:
     """:func:`toy_reward` for many."""
-    return score_each(toy_reward, [r.completion.text for r in rollouts], [r.problem.ground_truth for r in rollouts])
+    return score_each(toy_reward, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
 
 
 def train(folder: str, experiment: str, name: str) -> int:
@@ -130,7 +132,7 @@ def train(folder: str, experiment: str, name: str) -> int:
     os.chdir(folder)
     fix_cpu_kernels()
     share_cpu_fairly()
-    start.score_of = lambda run: toy_scores
+    start.score_of = lambda task, run: toy_scores
     study = load_study()
     try:
         run.train_run(study, effective_run(study, experiment, name, 0, []))

@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from grpo.common.records import Problem
-from grpo.evaluation import evaluate
+from grpo.common.records import Problem, Rollout
+from grpo.evaluation import checkpoint
 from grpo.tasks.task import ScoredBatch, ScoreFn, Task
-
-_SCORE_SAMPLED = evaluate.score_sampled
 
 
 def score_each(
@@ -28,4 +26,8 @@ def score_all_by(monkeypatch: pytest.MonkeyPatch, score: ScoreFn) -> None:
 
 def evaluate_by(monkeypatch: pytest.MonkeyPatch, score: ScoreFn) -> None:
     """Let evaluations score so, and training as before."""
-    monkeypatch.setattr(evaluate, "score_sampled", lambda _, sampled: _SCORE_SAMPLED(score, sampled))
+
+    def by(task: Task, format: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
+        return score([r.problem for r in rollouts], [r.completion.text for r in rollouts])
+
+    monkeypatch.setattr(checkpoint, "score_by_task", by)

@@ -36,6 +36,7 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.models.checkpoint import save_checkpoint
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous
+from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
@@ -114,7 +115,7 @@ def synchronously(config: Any, model: Any, tokenizer: Any, target: Path) -> tupl
     log = RunLog(target, parts.NoMlflow())  # type: ignore[arg-type]
     learner = parts.RecordingLearner(model, config, tokenizer.pad_token_id)
     engine = TransformersEngine(model, tokenizer)
-    given = {"data": problems(), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    given = {"data": problems(), "engine": engine, "learner": learner, "tokenizer": tokenizer, "format": QUESTION_ONLY}
     train_grpo(context(config, log, never_saved(target), **given, reward=parts.Reward(target)))
     log.close()
     return log, learner.state()

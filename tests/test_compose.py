@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grpo.study.experiments import EXPERIMENTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
-from study_parts import ROOT, STUDIES, activate, values_of
+from study_parts import EXPERIMENTS, ROOT, STUDIES, activate, values_of
 
 from grpo.common.files import parse_yaml
 from grpo.study import paths
@@ -174,7 +173,7 @@ def test_a_chain_is_laid_one_over_the_other(project: Path) -> None:
     study, mini = compose(path), values_of("mini")
     assert (study["grpo"]["n_grpo_steps"], study["grpo"]["learning_rate"], study["threads"]) == (40, 2e-4, 2)
     assert study["study"] == "top" and study["description"] == "As middle, but for: grpo, threads."
-    assert study["model"] == mini["model"] and study["experiments"] == mini["experiments"]
+    assert study["models"] == mini["models"] and study["experiments"] == mini["experiments"]
     assert list(study)[3:] == list(mini)[3:], "sections stand in the order of base.yaml"
 
 
@@ -247,7 +246,7 @@ def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
         ("extends: mini\ngrpo: {n_steps: 3}\n", "studies/bad.yaml: grpo.n_steps: unknown key."),
         ("extends: mini\nexperiments: 3\n", "studies/bad.yaml: experiments:"),
         ("extends: mini\nexperiments: {leaderboard: 3, without: []}\n", "studies/bad.yaml: experiments.leaderboard:"),
-        ("extends: mini\ntask: {name: math}\n", "studies/bad.yaml: task.source: missing."),
+        ("extends: mini\ntasks: {main: {use: math}}\n", "studies/bad.yaml: tasks.main: missing: source."),
     ],
 )
 def test_a_wrong_study_is_told_in_one_message_and_changes_nothing(project: Path, grpo: Run, text: str, message: str) -> None:
@@ -330,7 +329,7 @@ def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Run) 
         write_result(paths.RUNS / "grpo_learning_rate" / arm / "metrics.json")
     before = Path("params.yaml").read_bytes()
     _, out, _ = grpo("study", "use", "gsm8k", "--dry-run")
-    assert re.search(r"values: seeds 1, threads 1, task \d+, model \d+, ", out)
+    assert re.search(r"values: seeds 1, threads 1, tasks \d+, models \d+, ", out)
     assert "\n  experiments left out: grpo_async_offpolicy\n" in out
     assert "would remove results" in out and "  2 in data/runs\n" in out and "  1 in reports/select\n" in out
     assert "grpo.n_grpo_steps" not in out
@@ -397,7 +396,9 @@ def test_check_says_what_was_changed_by_hand(project: Path, grpo: Run) -> None:
     assert grpo("study", "check")[1].endswith("\nparams.yaml is as composed from studies/smoke.yaml\n")
     edit("  levels: 2\n", "  levels: 3\n")
     code, out, _ = grpo("study", "check")
-    assert code == 0 and out.endswith("changed by hand since it was composed from studies/smoke.yaml:\n  task.levels: 2 -> 3\n")
+    assert code == 0 and out.endswith(
+        "changed by hand since it was composed from studies/smoke.yaml:\n  tasks.main.levels: 2 -> 3\n"
+    )
     assert "grpo_learning_rate\n  3e-4: " in out, "and the runs"
 
 

@@ -356,7 +356,6 @@ def test_an_experiment_that_is_added_tells_what_its_stage_is(tmp_path: Path, mon
         text.replace("  kissing_number:\n", f"{stage_of(study, 'grpo_extra')}\n  kissing_number:\n", 1)
     )
     assert unlike_dvc(study) == []
-    (tmp_path / "study.yaml").rename(tmp_path / "params.yaml")
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     with Repo.init(no_scm=True) as repo:
         (run,) = [
@@ -569,7 +568,7 @@ def test_dvc_names_everything_that_a_run_depends_on(
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)
         assert f"data/training_inputs/{experiment}.json" in deps
         assert sum(dep.startswith("data/training_inputs") for dep in deps) == 1
-    assert set(stages["training_inputs"]["params"]) == expected | {"experiments"}
+    assert set(stages["training_inputs"]["params"]) == expected | {"experiments", "tasks"}
     assert stages["training_inputs"]["outs"] == ["data/training_inputs"]
     assert "${folder}" in stages["training_inputs"]["deps"]
 

@@ -26,7 +26,7 @@ from grpo.evaluation import evaluate as module
 from grpo.evaluation import zero_shot
 from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
 from grpo.evaluation.compare import compare_files
-from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations, summarize
+from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
 from grpo.reporting.baseline import zero_shot_table
 from grpo.reporting.figures import draw_zero_shot
 from grpo.results.statistics import wilson_interval
@@ -39,7 +39,7 @@ from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import ScoredBatch
 
 PARAMS = SamplingParams(max_tokens=8)
-SCORE = partial(Arithmetic(1, 1, levels=1, seed=0).score, "r1_zero")
+SCORE = partial(score_by_task, Arithmetic(1, 1, levels=1, seed=0), "r1_zero")
 
 
 @pytest.fixture
@@ -357,16 +357,15 @@ def test_all_that_decides_an_evaluation_names_its_kept_part(
 
 @pytest.mark.usefixtures("small_chunks")
 def test_a_kept_chunk_remembers_which_answers_ran_out_of_time(
-    model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path
 ) -> None:
-    def second_is_late(asked: Sequence[Problem], responses: Sequence[str]) -> ScoredBatch:
-        return ScoredBatch([_rewards(0.0) for _ in responses], [i == 1 for i in range(len(responses))])
+    def second_is_late(rollouts: Sequence[Rollout]) -> ScoredBatch:
+        return ScoredBatch([_rewards(0.0) for _ in rollouts], [i == 1 for i in range(len(rollouts))])
 
-    evaluate_by(monkeypatch, second_is_late)
     engine = CountingEngine(model, tokenizer)
-    first = evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
+    first = evaluate(engine, tokenizer, problems, R1_ZERO, second_is_late, PARAMS, seed=3, n=2, state=tmp_path)
     assert [[r.timed_out for r in group] for group in first[:3]] == [[False, True], [False, False], [False, False]]
-    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == first
+    assert evaluate(engine, tokenizer, problems, R1_ZERO, second_is_late, PARAMS, seed=3, n=2, state=tmp_path) == first
     assert engine.calls == 4
     assert summarize([r for group in first for r in group])["grader_timeouts"] == 4  # one a chunk
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ruamel.yaml import YAML
+from study_parts import values_of
 from test_training_loop import NoMlflow, problems
 from torch.testing import assert_close
 
@@ -51,16 +51,15 @@ def train(grpo: Any, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: py
     with torch.no_grad():  # a random model hardly ever ends a response; now one token in four does
         hidden = model.model(torch.arange(1, 201)[None]).last_hidden_state[0].mean(0)
         model.get_output_embeddings().weight[tokenizer.eos_token_id] += 4.0 * hidden / hidden.square().sum()
-    save_checkpoint(paths.MODEL, model, tokenizer)
-    write_records(paths.TRAIN, problems(20))
-    write_records(paths.VALIDATION, problems(6))
+    save_checkpoint(paths.model("main"), model, tokenizer)
+    write_records(paths.train("main"), problems(20))
+    write_records(paths.validation("main"), problems(6))
 
     def train_arm(arm: str, **values: Any) -> tuple[int, str]:
-        yaml = YAML()
-        study = yaml.load(ROOT / "studies/smoke.yaml")
+        study = values_of("smoke")
         study["evaluation"] |= {"every": 2, "problems": 6, "max_tokens": 12}
         study["experiments"]["grpo_learning_rate"]["arms"] = {arm: ARM | values}
-        yaml.dump(study, tmp_path / "params.yaml")
+        (tmp_path / "params.yaml").write_text(json.dumps(study))
         code, _, error = grpo("train", "grpo_learning_rate", arm, "--seed", "0")
         return code, error
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_parts import values_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import read_problems
-from grpo.study.schema import load_study, read_yaml
+from grpo.study.schema import load_study
 from grpo.tasks.task import Task, make_task
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +67,7 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    values = read_yaml(ROOT / "studies/smoke.yaml")
+    values = values_of("smoke")
     values["tasks"]["main"] = {"use": "countdown:Countdown", "train_size": 64, "validation_size": 16}
     values["models"]["main"] |= {"documents": {"wrong_share": 0.2}, "steps": 30}
     del values["sft_datasets"]["main"]
@@ -107,7 +108,7 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
 def test_a_mistake_in_an_entry_is_told_in_one_message(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
         make_task(settings, "tasks.main")
-    values = read_yaml(ROOT / "studies/mini.yaml")
+    values = values_of("mini")
     values["tasks"]["main"] = settings
     (tmp_path / "study.yaml").write_text(json.dumps(values))
     with pytest.raises(UserError, match=told.removeprefix("^")) as error:

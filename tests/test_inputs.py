@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,15 +19,16 @@ from grpo.study.training_inputs import (
     EVALUATION_CODE,
     METHOD_CODE,
     SHARED_CODE,
-    TASK_CODE,
     code_digests,
     meaning,
     write_training_inputs,
 )
+from grpo.tasks.keyword import Keyword
+from grpo.tasks.task import Format
 
 ROOT = Path(__file__).parents[1]
 
-OWN_CODE = (*METHOD_CODE.values(), *TASK_CODE.values(), ASYNCHRONOUS_CODE)
+OWN_CODE = (*METHOD_CODE.values(), ASYNCHRONOUS_CODE)
 ALL_CODE = (*SHARED_CODE, *(name for own in OWN_CODE for name in own))
 
 # Loaded by a run, but without a say in its results: texts, files, tracking, and what only reads or checks params.yaml, whose
@@ -43,13 +45,14 @@ WITHOUT_A_SAY = {
     "grpo.common.errors",
     "grpo.evaluation",
     "grpo.results.statistics",
-    "grpo.study.experiments",
     "grpo.common.files",
     "grpo.study.training_inputs",
     "grpo.common.memory",
     "grpo.tracking.mlflow_study",
     "grpo.models",
     "grpo.study.paths",
+    "grpo.study.annotated",
+    "grpo.study.compose",
     "grpo.common.records",
     "grpo.study.sections",
     "grpo.results.selection",
@@ -60,7 +63,6 @@ WITHOUT_A_SAY = {
     "grpo.common.interruption",
     "grpo.common.lock",
     "grpo.training.state",
-    "grpo.common.imports",
     # Of tasks what data/training_inputs/tasks/TASK.json stands for, and the stages before runs.
     "grpo.tasks.downloaded",
     "grpo.tasks.graded",
@@ -72,9 +74,9 @@ WITHOUT_A_SAY = {
 def test_dvc_yaml_names_the_same_code() -> None:
     deps = read_yaml(ROOT / "dvc.yaml")["stages"]["training_inputs"]["deps"]
     pinned = {CONSTRAINTS, VLLM_ON_CPU, PROJECT}
-    assert sorted(deps) == sorted(
-        {"${folder}", *ALL_CODE, "grpo/study/training_inputs.py", "grpo/study/environment.py", *pinned}
-    )
+    code = {name for name in ALL_CODE if not name.startswith("grpo/tasks/")}
+    own = {"grpo/study/training_inputs.py", "grpo/study/environment.py"}
+    assert sorted(deps) == sorted({"${folder}", *code, "grpo/tasks", *own, *pinned})
 
 
 def test_every_module_that_a_run_loads_is_accounted_for() -> None:
@@ -208,16 +210,64 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
         return {name for name, content in after.items() if before[name] != content}
 
     before = written()
+    assert set(before) == {"main", "keyword", "own"} and written() == before
+    codes = {name: set(json.loads(content)["code"]) for name, content in before.items()}
+    assert codes == {
+        "main": {"arithmetic.py", "graded.py", "task.py"},
+        "keyword": {"keyword.py", "task.py"},
+        "own": {"own.py", "arithmetic.py", "graded.py", "task.py"},
+    }
+    (tmp_path / "own.py").write_text(OWN_TASK.replace("1.0", "0.5"))
+    assert changed(written()) == {"own"}
+    (tmp_path / "own.py").write_text(OWN_TASK.replace("# Easy.", ""))
+    assert changed(written()) == set()
+    assert changed(written(study.model_copy(update={"tasks": study.tasks | {"own": {"use": "own:Own", "size": 4}}}))) == {"own"}
+    monkeypatch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.")})
+    assert changed(written()) == {"keyword"}
+
+
+def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grpo").mkdir()
+    for path in (ROOT / "grpo").iterdir():
+        (tmp_path / "grpo" / path.name).symlink_to(path)
+    (tmp_path / "grpo/learner").unlink()
+    shutil.copytree(ROOT / "grpo/learner", tmp_path / "grpo/learner")
+
+    def written(study: Study = mini_study) -> dict[str, str]:
+        write_training_inputs(study)
+        return {path.stem: path.read_text() for path in Path("data/training_inputs").glob("*.json")}
+
+    def changed(after: dict[str, str]) -> set[str]:
+        return {name for name, content in after.items() if before[name] != content}
+
+    before = written()
     assert set(before) == {*EXPERIMENTS, "software"}
-    for file in ("tasks/keyword.py", "evaluation/keyword_dataset.py", "tasks/prompts/keyword.prompt"):
-        with (tmp_path / "grpo" / file).open("a") as opened:
-            opened.write("\nADDED = 1\n")
-        after = written()
-        assert {kind for kind in before if before[kind] != after[kind]} == {KEYWORD}, file
-        before = after
+    for name in EXPERIMENTS:
+        task = json.loads(Path(f"data/training_inputs/tasks/{mini_study.experiments[name].task}.json").read_text())
+        assert json.loads(before[name])["task"] == task
+    reseeded = mini_study.tasks | {"keyword": mini_study.tasks["keyword"] | {"seed": 1}}
+    assert changed(written(mini_study.model_copy(update={"tasks": reseeded}))) == {KEYWORD}
+    with monkeypatch.context() as patch:
+        patch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.")})
+        assert changed(written()) == {KEYWORD}
     with (tmp_path / "grpo/learner/learner.py").open("a") as opened:
         opened.write("\nADDED = 1\n")
-    assert {kind for kind, content in written().items() if before[kind] != content} == before.keys() - {"software"}
+    assert changed(written()) == before.keys() - {"software"}
+
+
+OWN_TASK = """
+from grpo.tasks.arithmetic import Arithmetic
+
+class Own(Arithmetic):
+    def __init__(self, size: int):
+        super().__init__(size, size, 1, 0)
+
+    def verify(self, answers, problems):
+        return [1.0 for _ in answers]  # Easy.
+"""
 
 
 # ------------------------------------------------------------------------------------------------- what counts of a file
@@ -272,8 +322,8 @@ def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkey
     (tmp_path / "grpo").symlink_to(ROOT / "grpo")
     first = written(mini_study)
     shared = {"engine", "learner", "divergence", "evaluation", "threads", "checkpoints", "gpu_memory_utilization"}
-    code = {"grpo/learner/learner.py", "grpo/tasks/prompts/r1_zero.prompt", "grpo/grader/grader.py"}
-    own = {"grpo_baselines": "grpo/training/grpo.py", KEYWORD: "grpo/tasks/keyword.py", SFT: "grpo/training/sft.py"}
+    code = {"grpo/learner/learner.py", "grpo/tasks/formats.py", "grpo/grader/grader.py"}
+    own = {"grpo_baselines": "grpo/training/grpo.py", KEYWORD: "grpo/training/grpo.py", SFT: "grpo/training/sft.py"}
     own[EXPERT_ITERATION] = "grpo/training/expert_iteration.py"
     own[ASYNCHRONOUS] = "grpo/training/asynchronous/loop.py"
     for kind, loop in own.items():

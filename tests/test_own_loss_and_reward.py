@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from test_learner import ADVANTAGES, REWARDS, config, off_policy, rollouts
+from training_parts import scored
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem
-from grpo.learner.learner import Batch, Learner
+from grpo.learner.learner import Learner
 from grpo.learner.losses import LOSSES, bind_loss, find_loss
 from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides, merged
-from grpo.tasks.rewards import ScoredBatch, apply_reward
+from grpo.tasks.rewards import apply_reward
+from grpo.tasks.task import ScoredBatch
 
 MODULE = """
 import torch
@@ -79,7 +81,7 @@ def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int
         learner = Learner(copy.deepcopy(model), config(loss_type=loss_type, loss_options=options), 0, budget)
         old = off_policy(learner, rollouts())
         now = torch.cat(learner.log_probs(rollouts()))
-        found[loss_type] = learner.update(Batch(rollouts(), REWARDS, ADVANTAGES, old))
+        found[loss_type] = learner.update(scored(rollouts(), REWARDS, ADVANTAGES, old))
     plain, own = found["grpo_no_clip"], found["of_my_own:scaled"]
     assert own["loss"] == pytest.approx(2 * plain["loss"], rel=1e-5)
     assert own["gradient_norm"] == pytest.approx(2 * plain["gradient_norm"], rel=1e-5)

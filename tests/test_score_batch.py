@@ -13,13 +13,15 @@ import pytest
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.evaluation.evaluate import score_by_prompt, score_rollouts, summarize
+from grpo.evaluation.evaluate import score_by_task, score_rollouts, summarize
 from grpo.grader import pool
 from grpo.grader.pool import GraderPool, Verdict, grade_batch, is_equal
 from grpo.study.methods import GrpoConfig
-from grpo.tasks.rewards import REWARD_FNS
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
+from grpo.tasks.task import Format, ScoredBatch, Task
+from grpo.training import step
 from grpo.training.context import RunContext
-from grpo.training.step import score
 
 RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_out=True)
 
@@ -182,9 +184,9 @@ def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: C
     answers = ["1", "endless", "2", "endless"]
     completions = [Completion((7,), rf"\boxed{{{answer}}}", (0.0,), "stop") for answer in answers]
     config = GrpoConfig(rollout_batch_size=4, train_batch_size=4, group_size=2, gradient_accumulation_steps=1)
-    reward = partial(score_by_prompt, "question_only")
+    reward = partial(score_by_task, GradedTask(), "question_only")
     sampled = [Rollout(Problem("p", "q", "1"), (5,), completion) for completion in completions]
-    metrics = score(RunContext(config=config, seed=0, score=reward), sampled)
+    metrics = step.score(RunContext(config=config, seed=0, score=reward), sampled)
     assert [rollout.rewards["reward"] for rollout in sampled] == [1.0, 0.0, 0.0, 0.0]
     # Of the first group 1 and 0: half a reward from the mean, and a standard deviation of sqrt(1/2). The second has no signal.
     assert [rollout.advantage for rollout in sampled] == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0, 0.0], abs=1e-5)

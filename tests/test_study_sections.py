@@ -149,13 +149,13 @@ def test_steps_after_the_last_cannot_be_kept(tmp_path: Path, steps: list[int], l
 @pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != KEYWORD])
 def test_the_keyword_prompt_is_for_its_experiment_only(tmp_path: Path, experiment: str) -> None:
     message = refused(tmp_path, new_arm(experiment, prompt="keyword"))
-    assert f"experiments.{experiment}.arms.extra: prompt: keyword is no prompt of the task main" in message
+    assert f"experiments.{experiment}.arms.extra: prompt: 'keyword' is no format of the task main" in message
 
 
 @pytest.mark.parametrize("overrides", [{}, {"prompt": "r1_zero"}])
 def test_the_keyword_experiment_needs_its_prompt(tmp_path: Path, overrides: dict[str, Any]) -> None:
     message = refused(tmp_path, new_arm(KEYWORD, **overrides))
-    assert f"experiments.{KEYWORD}.arms.extra: prompt: r1_zero is no prompt of the task keyword" in message
+    assert f"experiments.{KEYWORD}.arms.extra: prompt: 'r1_zero' is no format of the task keyword" in message
 
 
 # --------------------------------------------------------------------------------------------------- methods and last_k
@@ -275,9 +275,10 @@ def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: P
 
 def test_runs_on_the_cpu_reserve_no_gpu(tmp_path: Path) -> None:
     message = refused(tmp_path, lambda values: values["resources"]["train_on_cpu"].update(gpus=1))
-    assert "resources.train_on_cpu.gpus: these runs compute on the CPU: set it to 0" in message
-    assert "resources: needs exactly small, model, evaluate, train, asynchronous, colocate and train_on_cpu" in refused(
-        tmp_path, lambda values: values["resources"].pop("train_on_cpu")
+    assert "resources.train_on_cpu.gpus: the runs of grpo_keyword_inclusion compute on the CPU: set it to 0" in message
+    assert (
+        "resources: no 'train_on_cpu' under resources (known: small, model, evaluate, train, asynchronous, colocate)"
+        in refused(tmp_path, lambda values: values["resources"].pop("train_on_cpu"))
     )
     assert read_yaml(ROOT / "dvc.yaml")["stages"][KEYWORD]["meta"]["resources"] == "train_on_cpu"
 

@@ -26,7 +26,7 @@ from training_parts import by, context
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout, write_records
-from grpo.learner.advantages import compute_group_normalized_rewards
+from grpo.handouts import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
@@ -37,7 +37,7 @@ from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study, read_yaml
 from grpo.study.sections import LocalModel
-from grpo.tasks.rewards import ScoredBatch
+from grpo.tasks.task import ScoredBatch
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.run_log import RunLog
 from grpo.training.context import RunContext
@@ -548,7 +548,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     from grpo.training import grpo as loop
     from grpo.training import run as run_module
 
-    monkeypatch.setattr("grpo.training.start.score_of", lambda run: SCORE)
+    monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: SCORE)
     study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None})
     run = tiny_run(study)
     sample = loop.sample
@@ -630,7 +630,7 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
             answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(rollouts))]
             return ScoredBatch(answers, [False] * len(rollouts))
 
-        monkeypatch.setattr("grpo.training.start.score_of", lambda run: scored)
+        monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: scored)
         arms = {
             "grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}}),
             "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),

@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from scoring_parts import score_each
 from torch import Tensor
 
 from grpo.common.records import Rollout
 from grpo.evaluation.evaluate import Score
-from grpo.tasks.rewards import ScoredBatch, score_each
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.task import Format, ScoredBatch
 from grpo.tracking.run_log import RunLog
 from grpo.training.context import RunContext
 from grpo.training.state import SavedState
@@ -34,7 +36,7 @@ def by(reward_fn: Callable[..., dict[str, float]]) -> Score:
 
 
 def score_texts(reward_fn: Callable[..., dict[str, float]], rollouts: Sequence[Rollout]) -> ScoredBatch:
-    return score_each(reward_fn, [r.completion.text for r in rollouts], [r.problem.ground_truth for r in rollouts])
+    return score_each(reward_fn, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
 
 
 def context(
@@ -46,12 +48,15 @@ def context(
     engine: Any,
     learner: Any,
     tokenizer: Any = None,
+    format: Format | None = None,
     seed: int = 0,
     reward: Any = None,
     validation: Callable[[int, list[dict[str, float]]], bool] = lambda step, updates: False,
 ) -> RunContext[Any]:
-    """A run's; without a reward nothing can be scored."""
-    ctx: RunContext[Any] = RunContext(config=config, seed=seed, data=data, tokenizer=tokenizer, engine=engine, learner=learner)
+    """A run's; without a reward nothing can be scored. The format is by default the handouts' that the configuration names."""
+    format = format or GradedTask.formats[config.prompt]
+    ctx: RunContext[Any] = RunContext(config=config, seed=seed, data=data, format=format, tokenizer=tokenizer)
+    ctx.engine, ctx.learner = engine, learner
     ctx.log, ctx.saved, ctx.validation = log, saved, validation
     if reward is not None:
         ctx.score = by(reward)

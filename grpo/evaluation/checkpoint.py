@@ -14,7 +14,7 @@ from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, write_text
 from grpo.common.records import Problem, Rollout, read_problems
-from grpo.evaluation.evaluate import OTHER, category, count_categories, evaluate, evaluation_sampling, summarize
+from grpo.evaluation.evaluate import OTHER, category, count_categories, evaluate, evaluation_sampling, score_by_task, summarize
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.statistics import wilson_interval
@@ -58,7 +58,7 @@ class CheckpointEvaluator:
         state = paths.EVALUATION_STATE / self._identity(problems, prompt, n)
         self._states.append(state)
         settings, format = self.study.evaluation, find_format(self.task, prompt)
-        sampling, score = evaluation_sampling(settings, format), partial(self.task.score, prompt)
+        sampling, score = evaluation_sampling(settings, format), partial(score_by_task, self.task, prompt)
         return evaluate(self.engine, self.tokenizer, problems, format, score, sampling, settings.seed, n=n, state=state)
 
     def forget_chunks(self) -> None:

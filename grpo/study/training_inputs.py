@@ -52,6 +52,7 @@ SHARED_CODE = (
     "grpo/grader",
     "grpo/rollout",
     "grpo/tasks/formats.py",
+    "grpo/tasks/rewards.py",
     "grpo/tasks/task.py",
     "grpo/training/context.py",
     "grpo/training/monitor.py",
@@ -123,7 +124,8 @@ def code_of_modules(files: Iterable[Path]) -> dict[str, str]:
             nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
             names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
             names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-            waiting += [path for name in names if (path := file.with_name(f"{name}.py")).exists()]
+            beside = [file.with_name(f"{name}.py") for name in names if name not in sys.stdlib_module_names]
+            waiting += [path for path in beside if path.exists()]
     return dict(sorted(found.items()))
 
 

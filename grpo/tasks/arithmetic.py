@@ -149,7 +149,8 @@ class Arithmetic(GradedTask):
         rng = random.Random(f"traces {seed}")
         stream = word_problems(self.seed, self.levels, validation=False)
         traces = []
-        for problem, solved in zip(self.problems("train")[:examples], stream, strict=False):
+        for problem in self.problems("train")[:examples]:
+            solved = next(stream)
             told = derail(solved, rng) if rng.random() < wrong_share else solved
             traces.append((problem, worked_response(format, told.steps, str(told.answer))))
         return traces

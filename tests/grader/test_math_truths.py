@@ -12,9 +12,8 @@ import pytest
 
 from grpo.common.records import Problem
 from grpo.grader.pool import grade_batch
-from grpo.study.sections import DownloadedTask, LocalFiles
-from grpo.tasks import math
 from grpo.tasks.graded import GradedTask
+from grpo.tasks.task import make_task
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"
 
@@ -32,8 +31,8 @@ SAME = {
 
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
-    files = LocalFiles(train=str(MATH / "train.jsonl"), validation=str(MATH / "validation.jsonl"))
-    return math.load(DownloadedTask(name="math", source=files))[1]
+    files = {split: str(MATH / f"{split}.jsonl") for split in ("train", "validation")}
+    return make_task({"use": "math", "source": files}).problems("validation")
 
 
 @pytest.fixture(scope="module")

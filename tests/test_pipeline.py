@@ -83,7 +83,7 @@ LEARNERS = {
 def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way):
     """The first step's rollouts are those of the default learner, and so is its gradient as far as the precision goes."""
     changes, tolerance = LEARNERS[way]
-    for name in ("dataset@main", "model@main"):
+    for name in ("dataset", "model"):
         shutil.copytree(finished / "data" / name, tmp_path / "data" / name)
     yaml = YAML()
     params = yaml.load(finished / "params.yaml")

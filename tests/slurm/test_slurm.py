@@ -133,7 +133,7 @@ def undisturbed(study: Path, folder: Path) -> dict[str, str]:
     """The digests of the same runs, trained without a break."""
     fresh_clone(folder)
     shutil.copy(study / "params.yaml", folder / "params.yaml")
-    for name in ("dataset@main", "model@main"):
+    for name in ("dataset", "model"):
         shutil.copytree(study / "data" / name, folder / "data" / name)
     start = time.perf_counter()
     for arm in RUNS.values():

@@ -23,7 +23,7 @@ from grpo.discovery import mutation
 from grpo.discovery.constructions import CORES, build, frame_blocks, independent_set, keep, meet_in_more_than, orbit_of
 from grpo.discovery.log import LOG, Attempt, Proposal, read_log
 from grpo.discovery.search import Budget, seed_of
-from grpo.discovery.verifier import Verdict, verify_program, verify_text
+from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.reporting.figures import write_search_curve
 from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section
 from grpo.study import paths
@@ -139,7 +139,7 @@ def test_an_orbit_is_whole_or_sampled() -> None:
 def attempts_of(*scores: int) -> list[Attempt]:
     recipe = {"core": "orbit", "parameters": {"vector": [1] * 11, "seed": 0}, "completion": None}
     return [
-        Attempt(i, i, "", 0.0, 0.0, Proposal("", recipe=recipe | {"mark": i}), Verdict(s, 11, 1.0, float(s), ""))
+        Attempt(i, i, "", 0.0, 0.0, Proposal("", recipe=recipe | {"mark": i}), Verification(s, 11, 1.0, float(s), ""))
         for i, s in enumerate(scores)
     ]
 

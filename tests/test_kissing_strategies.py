@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grpo.discovery.log import Attempt, Proposal
 from grpo.discovery.strategies import LONGEST_PROGRAM, PATIENCE, POPULATION, REFUSED, ROUND, STRATEGIES, extract_program
-from grpo.discovery.verifier import Verdict
+from grpo.discovery.verifier import Verification
 
 FAR_OFF = "Minimum squared distance 36 < maximum squared norm 40: points 3 and 17 of {{ 2 }} & <b>\n  second line"
 
@@ -22,7 +22,7 @@ def attempt(index: int, points: int = 0, program: str | None = "", message: str 
     if program == "":
         program = f"points = []  # number {index}\n"
     proposal = Proposal(program, problem="" if program else message, messages=[], answer="an answer" if answered else None)
-    verdict = Verdict(points, 11 if points else None, float(points > 0), float(points), "" if points else message)
+    verdict = Verification(points, 11 if points else None, float(points > 0), float(points), "" if points else message)
     return Attempt(index, index, "2026-01-01T00:00:00+00:00", 1.0, 1.0, proposal, verdict)
 
 

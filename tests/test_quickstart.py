@@ -146,7 +146,7 @@ def test_ctrl_c_leaves_no_report(moment: str, tmp_path: Path) -> None:
 def test_the_study_makes_one_experiment_of_two_arms() -> None:
     study = load_study(ROOT / STUDY)
     assert study.made == [EXPERIMENT] and len(study.experiments[EXPERIMENT].arms) == 2 and len(study.seeds) == 1
-    quickstart._require_one_experiment(study)
+    assert quickstart._only_experiment(study) == "grpo_learning_rate"
 
 
 @pytest.mark.parametrize("section", ["experiments", "best_of_n", "kissing_number"])
@@ -162,7 +162,7 @@ def test_a_study_of_more_is_refused(section: str, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     STUDY.parent.mkdir()
     yaml.dump(params, STUDY)
-    with pytest.raises(UserError, match=r"studies/quickstart\.yaml: quickstart makes grpo_learning_rate alone"):
+    with pytest.raises(UserError, match=r"studies/quickstart\.yaml: quickstart makes one experiment alone"):
         quickstart.quickstart()
     assert not FOLDER.exists()
 

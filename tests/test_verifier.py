@@ -14,7 +14,7 @@ import pytest
 
 from grpo.common.errors import UserError
 from grpo.discovery.sandbox import Limits
-from grpo.discovery.verifier import Verdict, check_points, verify_program, verify_text
+from grpo.discovery.verifier import Verification, check_points, verify_program, verify_text
 
 QUICK = Limits(seconds=20, cpu_seconds=2, memory_mb=500, output_mb=1)
 Points = list[list[int]]
@@ -41,7 +41,7 @@ def naive(points: Points) -> tuple[int, int]:
     return min(distances), max(sum(a * a for a in x) for x in points)
 
 
-def rejected(points: object, message: str, **more: Any) -> Verdict:
+def rejected(points: object, message: str, **more: Any) -> Verification:
     verdict = check_points(points, **more)
     assert (verdict.validity, verdict.combined_score) == (0.0, 0.0)
     assert message in verdict.message
@@ -55,14 +55,14 @@ def rejected(points: object, message: str, **more: Any) -> Verdict:
 @pytest.mark.parametrize(("points", "count"), [(axes(11), 22), (roots(11), 220)], ids=["axes", "D11"])
 def test_sets_known_to_be_valid_are_so_at_any_scale(points: Points, count: int, scale: int) -> None:
     scaled = [[scale * entry for entry in point] for point in points]
-    assert check_points(scaled) == Verdict(count, 11, 1.0, float(count), "")
+    assert check_points(scaled) == Verification(count, 11, 1.0, float(count), "")
 
 
 def test_other_dimensions() -> None:
     assert check_points([[1, 0], [0, 1], [-1, 0], [0, -1]], dimension=2).combined_score == 4
     assert check_points(roots(4) + axes(4), dimension=4).validity == 0  # norms 2 and 4
     half = [[*signs] for signs in itertools.product((1, -1), repeat=4)]
-    assert check_points(half + axes(4), dimension=4) == Verdict(24, 4, 1.0, 24.0, "")  # the 24-cell
+    assert check_points(half + axes(4), dimension=4) == Verification(24, 4, 1.0, 24.0, "")  # the 24-cell
     assert check_points([[5]], dimension=1).combined_score == 1
     many = [[number] for number in range(1, 901)]
     assert rejected(many, "Minimum squared distance 1 < maximum squared norm 810000: points 0 [1] and 1 [2]", dimension=1)
@@ -210,7 +210,7 @@ AXES = "[[s * 2 * (i == j) for j in range(11)] for i in range(11) for s in (1, -
     ],
 )
 def test_programs_with_22_points(program: str) -> None:
-    assert verify_text(program, QUICK) == Verdict(22, 11, 1.0, 22.0, "")
+    assert verify_text(program, QUICK) == Verification(22, 11, 1.0, 22.0, "")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.discovery import mutation
 from grpo.discovery.log import BEST_PROGRAM, LOG, NO_LANGUAGE_MODEL, Attempt, Log, Settings, open_log
 from grpo.discovery.search import Budget, Propose, search
-from grpo.discovery.verifier import Verdict, verify_program, verify_text
+from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tracking.mlflow_client import MlflowRun
@@ -84,7 +84,7 @@ def proposer(strategy: str, seed: int, base_url: str | None = None, model: str |
     return propose_with(endpoint, strategy), Settings("language model", strategy, seed, endpoint.model, endpoint.base_url)
 
 
-def summarise(log: Log, ended_by: str, committed: Verdict) -> dict[str, Any]:
+def summarise(log: Log, ended_by: str, committed: Verification) -> dict[str, Any]:
     """What a search came to, without times: the same for the same settings on the same machine."""
     attempts, best = log.attempts, log.best
     searched = int(best.score) if best else 0

@@ -24,7 +24,6 @@ from grpo.tracking.mlflow_client import tracking_uri, without_password
 STUDY = STUDIES_FOLDER / "quickstart.yaml"
 FOLDER = Path("quickstart")
 OURS = ".made_by_grpo_quickstart"  # only a folder that has it is ever emptied; locked by the process that works in the folder
-EXPERIMENT = "grpo_learning_rate"
 
 
 def quickstart() -> None:
@@ -36,7 +35,7 @@ def quickstart() -> None:
     """
     began = time.perf_counter()
     study = load_study(STUDY)
-    _require_one_experiment(study)
+    experiment = _only_experiment(study)
     again = _is_there()
     with only_one(FOLDER / OURS, f"{FOLDER}: another `grpo quickstart`"):
         print(f"{study.description}\nEverything goes into {FOLDER}/, and nothing else is touched. Ctrl-C ends it.", flush=True)
@@ -45,26 +44,27 @@ def quickstart() -> None:
         _empty()
         write_text(FOLDER / PARAMS_FILE, composed_text(STUDY)[0])
         with chdir(FOLDER):
-            _run_stages(study, lambda text: print(f"\n[{_clock(began)}] {text}", flush=True))
-            rewards, tracked = _rewards(study), without_password(tracking_uri())
+            _run_stages(study, experiment, lambda text: print(f"\n[{_clock(began)}] {text}", flush=True))
+            rewards, tracked = _rewards(study, experiment), without_password(tracking_uri())
     print(f"\n[{_clock(began)}] Done.\n\n{rewards}\n")
     for what, where in (
         ("the report", str(FOLDER / paths.WRITEUP)),
-        ("its figure", str(FOLDER / paths.FIGURES / f"{EXPERIMENT}.png")),
-        ("the runs", f"{FOLDER / paths.RUNS / EXPERIMENT}/"),
+        ("its figure", str(FOLDER / paths.FIGURES / f"{experiment}.png")),
+        ("the runs", f"{FOLDER / paths.RUNS / experiment}/"),
         ("in MLflow", _open_ui(tracked)),
     ):
         print(f"{what:<12}{where}")
     print("\nNext, for the whole study with all its experiments (minutes), type:  make repro")
 
 
-def _require_one_experiment(study: Study) -> None:
-    """Stages of other experiments are not run here."""
-    if study.made != [EXPERIMENT] or study.evaluation.best_of_n.prompts or study.kissing_number is not None:
+def _only_experiment(study: Study) -> str:
+    """The study's one experiment; UserError where it has more to make."""
+    if len(study.made) != 1 or study.evaluation.best_of_n.prompts or study.kissing_number is not None:
         raise UserError(
-            f"{STUDY}: quickstart makes {EXPERIMENT} alone: give experiments `only: [{EXPERIMENT}]`, best_of_n `prompts: []`, "
+            f"{STUDY}: quickstart makes one experiment alone: give experiments `only: [EXPERIMENT]`, best_of_n `prompts: []`, "
             "and kissing_number null. To make more, copy the file, `grpo study use` the copy, and `make repro`."
         )
+    return study.made[0]
 
 
 def _is_there() -> bool:
@@ -83,7 +83,7 @@ def _empty() -> None:
             path.unlink()
 
 
-def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
+def _run_stages(study: Study, experiment: str, announce: Callable[[str], None]) -> None:
     """The study's stages in the working folder, the write-up last, so that there is a report only where all of it is done."""
     from grpo.commands import stages  # what `dvc repro` calls
 
@@ -93,13 +93,13 @@ def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
     stages.model(MAIN)
     announce("The base model before GRPO, under each prompt")
     stages.math_baseline()
-    for arm in study.experiments[EXPERIMENT].arms:
+    for arm in study.experiments[experiment].arms:
         for seed in study.seeds:
             announce(f"GRPO: arm {arm}, seed {seed}")
-            stages.train(EXPERIMENT, arm, seed)
-            print(_course(arm, seed))
+            stages.train(experiment, arm, seed)
+            print(_course(experiment, arm, seed))
     announce("The report")
-    stages.select(EXPERIMENT)
+    stages.select(experiment)
     stages.claims()
     stages.tables()
     from grpo.reporting.figures import draw_figures
@@ -110,23 +110,23 @@ def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
     write_writeup(study, by_dvc=False)
 
 
-def _course(arm: str, seed: int) -> str:
+def _course(experiment: str, arm: str, seed: int) -> str:
     """How a run's answer reward went."""
     from grpo.results.runs import REWARD, read_run
 
-    run = read_run(EXPERIMENT, arm, seed)
+    run = read_run(experiment, arm, seed)
     course = ", ".join(f"{reward:.2f} (step {step:.0f})" for step, reward in run.validation[["step", REWARD]].to_numpy())
     ended = run.metrics["diverged_step"]
     return f"validation answer reward: {course}" + ("" if ended is None else f"; diverged at step {ended}")
 
 
-def _rewards(study: Study) -> str:
+def _rewards(study: Study, experiment: str) -> str:
     """Each arm's answer reward before and after, with 95% intervals."""
     from grpo.results.runs import by_arm, first_scores, read_runs, read_selection
     from grpo.results.statistics import format_interval, two_level_mean
 
-    after, last_k = read_selection(EXPERIMENT)["candidates"], study.last_k(EXPERIMENT)
-    before = {arm: two_level_mean(first_scores(runs)) for arm, runs in by_arm(read_runs(study, EXPERIMENT)).items()}
+    after, last_k = read_selection(experiment)["candidates"], study.last_k(experiment)
+    before = {arm: two_level_mean(first_scores(runs)) for arm, runs in by_arm(read_runs(study, experiment)).items()}
     rows = [("arm", "reward before GRPO", f"after it (mean of the last {last_k} evaluations)")]
     rows += [(arm["arm"], format_interval(before[arm["arm"]]), format_interval(arm)) for arm in after]
     return "\n".join(f"{arm:<12}{first:<26}{last}" for arm, first, last in rows)

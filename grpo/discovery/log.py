@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo.common.errors import UserError
 from grpo.common.files import damaged, read_json, write_json
-from grpo.discovery.verifier import Verdict
+from grpo.discovery.verifier import Verification
 
 LOG = "conversation_log.json"
 BEST_PROGRAM = "program.py"
@@ -52,7 +52,7 @@ class Attempt:
     propose_s: float
     verify_s: float
     proposal: Proposal
-    verdict: Verdict
+    verdict: Verification
 
     @property
     def score(self) -> float:
@@ -147,4 +147,4 @@ def read_log(path: Path, made_by: str = "") -> tuple[Settings, list[Attempt]]:
 def _attempt(entry: dict[str, Any]) -> Attempt:
     proposal = entry["proposal"]
     tuples = {name: tuple(proposal[name]) for name in ("parents", "errors")}
-    return Attempt(**{**entry, "proposal": Proposal(**{**proposal, **tuples}), "verdict": Verdict(**entry["verdict"])})
+    return Attempt(**{**entry, "proposal": Proposal(**{**proposal, **tuples}), "verdict": Verification(**entry["verdict"])})

@@ -13,10 +13,10 @@ from tqdm import tqdm
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.discovery.log import BEST_PROGRAM, Attempt, Log, Proposal
-from grpo.discovery.verifier import Verdict
+from grpo.discovery.verifier import Verification
 
 Propose = Callable[[Sequence[Attempt], int], Proposal]  # the attempts so far and a seed
-Verify = Callable[[str], Verdict]  # a program's text
+Verify = Callable[[str], Verification]  # a program's text
 
 SILENCE = 5  # attempts in a row without any answer of the endpoint, after which the search stops
 
@@ -84,7 +84,7 @@ def _attempt(propose: Propose, verify: Verify, log: Log) -> Attempt:
     proposal = propose(log.attempts, seed)
     proposed = time.perf_counter()
     program = proposal.program
-    verdict = Verdict(0, None, 0.0, 0.0, proposal.problem) if program is None else verify(program)
+    verdict = Verification(0, None, 0.0, 0.0, proposal.problem) if program is None else verify(program)
     end = time.perf_counter()
     return Attempt(index, seed, started_at, round(proposed - start, 3), round(end - proposed, 3), proposal, verdict)
 

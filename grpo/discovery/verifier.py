@@ -32,7 +32,7 @@ Objects = NDArray[np.object_]  # of Python's integers
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """What the verifier says of a set of points.
 
     Attributes:
@@ -50,7 +50,7 @@ class Verdict:
     message: str
 
 
-def verify_program(program: Path, limits: Limits = Limits()) -> Verdict:  # noqa: B008 - it is frozen
+def verify_program(program: Path, limits: Limits = Limits()) -> Verification:  # noqa: B008 - it is frozen
     """Run a program in the sandbox and check the points that it gives; whatever it does, the answer is a verdict.
 
     Raises:
@@ -65,12 +65,12 @@ def verify_program(program: Path, limits: Limits = Limits()) -> Verdict:  # noqa
     return _verify(source, limits, program.name)
 
 
-def verify_text(text: str, limits: Limits = Limits()) -> Verdict:  # noqa: B008 - it is frozen
+def verify_text(text: str, limits: Limits = Limits()) -> Verification:  # noqa: B008 - it is frozen
     """As :func:`verify_program`, of the text of a program."""
     return _verify(text.encode("utf-8", "surrogatepass"), limits, "program.py")
 
 
-def _verify(source: bytes, limits: Limits, name: str) -> Verdict:
+def _verify(source: bytes, limits: Limits, name: str) -> Verification:
     if len(source) > MAX_PROGRAM_MB * 1e6:
         return _invalid(f"The program is larger than {MAX_PROGRAM_MB:g} MB")
     outcome = run_program(source, limits, name)
@@ -80,7 +80,7 @@ def _verify(source: bytes, limits: Limits, name: str) -> Verdict:
     return _invalid(outcome.failure + (f". The end of what it printed: {printed}" if printed else ""))
 
 
-def check_points(points: object, dimension: int = 11) -> Verdict:
+def check_points(points: object, dimension: int = 11) -> Verification:
     """Check exactly whether points prove a lower bound on the kissing number.
 
     Args:
@@ -100,11 +100,11 @@ def check_points(points: object, dimension: int = 11) -> Verdict:
     problem = _problem_of_form(points, dimension) or _problem_of_vectors(points) or _problem_of_distances(points)
     if problem:
         return _invalid(problem, len(points), common)
-    return Verdict(len(points), dimension, 1.0, float(len(points)), "")
+    return Verification(len(points), dimension, 1.0, float(len(points)), "")
 
 
-def _invalid(message: str, num_points: int = 0, dimension: int | None = None) -> Verdict:
-    return Verdict(num_points, dimension, 0.0, 0.0, message)
+def _invalid(message: str, num_points: int = 0, dimension: int | None = None) -> Verification:
+    return Verification(num_points, dimension, 0.0, 0.0, message)
 
 
 # -------------------------------------------------------------------------------------------------------------- the form

@@ -8,10 +8,12 @@ from grpo.learner.distributed import World
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers
 from grpo.study.methods import RunConfig
-from grpo.study.sections import Learner as Settings
+from grpo.study.sections import LearnerSettings
 
 
-def make_learner(settings: Settings, config: RunConfig, model: Any, tokenizer: Any, world: World | None = None) -> Learner:
+def make_learner(
+    settings: LearnerSettings, config: RunConfig, model: Any, tokenizer: Any, world: World | None = None
+) -> Learner:
     """A learner of ``model``.
 
     Args:

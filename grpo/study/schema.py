@@ -29,11 +29,11 @@ from grpo.study.methods import (
 )
 from grpo.study.sections import (
     Divergence,
-    Engine,
+    EngineSettings,
     Evaluation,
     Experiment,
     KissingNumber,
-    Learner,
+    LearnerSettings,
     Method,
     Model,
     Resources,
@@ -65,8 +65,8 @@ class Study(Section):
     sft_datasets: dict[str, SftDataset]  # for tasks that are fine-tuned for
     kissing_number: KissingNumber | None  # null: no search is made, and the report says nothing of it
     gpu_memory_gib: PositiveFloat | None = None  # of each GPU that the study is meant for; `grpo doctor` counts with it
-    engine: Engine
-    learner: Learner
+    engine: EngineSettings
+    learner: LearnerSettings
     grpo: GrpoConfig
     sft: SftConfig
     expert_iteration: ExpertIterationConfig
@@ -135,9 +135,9 @@ class Study(Section):
             return self
         engine, learner = self.engine, self.learner
         if engine.device != "cpu":
-            engine = Engine(name="transformers", max_batch_size=engine.max_batch_size)
+            engine = EngineSettings(name="transformers", max_batch_size=engine.max_batch_size)
         if learner.device != "cpu":
-            learner = Learner(max_tokens_per_microbatch=TOKENS_ON_CPU)
+            learner = LearnerSettings(max_tokens_per_microbatch=TOKENS_ON_CPU)
         return self.model_copy(update={"engine": engine, "learner": learner})
 
     def needed_problems(self, name: str) -> dict[Split, dict[str, int]]:

@@ -68,7 +68,7 @@ Model = Annotated[PretrainedHere | HubModel | LocalModel, Field(discriminator="s
 # ------------------------------------------------------------------------------------------------- engine, learner, run
 
 
-class Engine(Section):
+class EngineSettings(Section):
     """Where completions are sampled."""
 
     name: Literal["transformers", "vllm"]
@@ -78,7 +78,7 @@ class Engine(Section):
     sleep_level: Literal[0, 2] = 0  # 2: vLLM gives its memory back while a learner on the same GPU trains
 
 
-class Learner(Section):
+class LearnerSettings(Section):
     """Where gradients are computed, how a batch is cut, and what is done for speed and memory. All give the same gradient.
 
     With a budget of tokens, responses to a prompt share one copy of it in packed rows without padding; with null,
@@ -95,7 +95,7 @@ class Learner(Section):
     processes: PositiveInt = 1  # share the work, as torchrun starts them: one GPU each, or cores of the CPU
 
     @model_validator(mode="after")
-    def _one_gpu_each(self) -> Learner:
+    def _one_gpu_each(self) -> LearnerSettings:
         if self.processes > 1 and self.device not in {"cpu", "cuda"}:
             raise ValueError(f"device {self.device!r} names one GPU for {self.processes} processes: use device cuda")
         return self

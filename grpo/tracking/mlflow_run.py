@@ -21,7 +21,7 @@ HTTP_SETTINGS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TI
 Message = dict[str, Any]
 
 
-class MlflowRun:
+class MlflowWriter:
     """One MLflow run. Each method does what the message of its name asks for, and raises what MLflow raises."""
 
     def __init__(self) -> None:
@@ -116,11 +116,11 @@ class MlflowRun:
 
 
 METHODS: Mapping[str, Callable[..., None]] = {
-    "start": MlflowRun.start,
-    "log": MlflowRun.log,
-    "tag": MlflowRun.tag,
-    "artifact": MlflowRun.artifact,
-    "finish": MlflowRun.finish,
+    "start": MlflowWriter.start,
+    "log": MlflowWriter.log,
+    "tag": MlflowWriter.tag,
+    "artifact": MlflowWriter.artifact,
+    "finish": MlflowWriter.finish,
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from grpo.common.errors import UserError
 from grpo.tracking.mlflow_client import without_password
-from grpo.tracking.mlflow_run import METHODS, METRICS_PER_CALL, Message, MlflowRun, fail_soon
+from grpo.tracking.mlflow_run import METHODS, METRICS_PER_CALL, Message, MlflowWriter, fail_soon
 
 
 class Unsent:
@@ -127,7 +127,7 @@ def deliver(
     from mlflow.exceptions import MlflowException
 
     began = time.monotonic()
-    run, delivery = MlflowRun(), Delivery()
+    run, delivery = MlflowWriter(), Delivery()
     run.obey({**start, "uri": uri, "again": True})
     assert run.run_id is not None
     delivery.run_id = run.run_id

@@ -1,0 +1,304 @@
+"""Mistakes a user can make: one message that names the key or file and the remedy, exit code 2, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from study_parts import STUDIES, activate
+
+from grpo.cli import main
+from grpo.pretraining.base_model import make_base_model
+from grpo.study import paths
+from grpo.study.effective import digest
+from grpo.study.schema import load_study
+from grpo.tasks.build import build_dataset
+from grpo.training.run import _finished_twin
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smoke study's dataset and base model, made once."""
+    folder = tmp_path_factory.mktemp("smoke")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        study = load_study(ROOT / "studies" / "smoke.yaml")
+        build_dataset(study.task("main"), paths.DATASETS / "main", {})
+        small = {"main": study.models["main"].model_copy(update={"steps": 2})}
+        make_base_model(study.model_copy(update={"models": study.models | small}), "main")
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder with the smoke study."""
+    shutil.copytree(ROOT / "studies", tmp_path / "studies")
+    activate("smoke", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of ``grpo ARGS``."""
+    monkeypatch.setattr(sys, "argv", ["grpo", *args])
+    code = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def edit(project: Path, old: str, new: str) -> None:
+    """Replace text in params.yaml that must be there once at least."""
+    text = (project / "params.yaml").read_text()
+    assert old in text
+    (project / "params.yaml").write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named", "remedy"),
+    [
+        ("  n_grpo_steps: 3", "  n_grpo_stepz: 3", "grpo.n_grpo_stepz", "unknown key"),
+        ("learning_rate: 3e-4\n", "learning_rate: fast\n", "grpo.learning_rate", "'fast'"),
+        ("learning_rate: 3e-4\n", "learning_rate: -1.0\n", "grpo.learning_rate", "greater than 0"),
+        ("    train_size: 256\n", "", "tasks.main: missing: train_size", "Arithmetic takes train_size, validation_size"),
+        ("  train_batch_size: 16", "  train_batch_size: 15", "train_batch_size (15)", "divisible by"),
+        ("  rollout_batch_size: 16", "  rollout_batch_size: 18", "rollout_batch_size (18)", "divisible by group_size"),
+        ("  group_size: 4", "  group_size: 1", "group_size 1", "use at least 2"),
+        ("  train_batch_size: 16", "  train_batch_size: 2", "train_batch_size (2)", "at least group_size"),
+        ("loss_type: reinforce_with_baseline\n", "loss_type: ppo\n", "grpo.loss_type", "grpo_clip, "),
+        ("sampling_min_tokens: 4", "sampling_min_tokens: 99", "sampling_min_tokens (99)", "must not exceed"),
+        (
+            "no_baseline: {loss_type: no_baseline}",
+            "no_baseline: {loss: no_baseline}",
+            "grpo_baselines.arms.no_baseline",
+            "unknown key",
+        ),
+        ("hidden_size: 32", "hidden_size: 30", "hidden_size 30", "multiple of"),
+        ("pinned: {}", 'pinned: {grpo_learning_rate: "7e-7"}', "selection.pinned.grpo_learning_rate", "known: 3e-4, 1e-3"),
+        ("seeds: [0]", "seeds: [0, 0]", "seeds", "twice"),
+        (
+            "train_size: 256",
+            "train_size: 2",
+            "params.yaml: grpo.rollout_batch_size / grpo.group_size: 4 problems",
+            "larger source",
+        ),
+        ("study: smoke", "study: [", "params.yaml:", "Mend that line"),
+        ("learner:\n  device: cpu", "learner:\n  processes: 2\n  device: cuda:0", "2 processes", "use device cuda"),
+        ("  max_batch_size: 128\n\nlearner:", "\nlearner:\n  processes: 0", "learner.processes", "greater than 0"),
+    ],
+)
+def test_wrong_params_are_told_with_key_and_remedy(project, monkeypatch, capsys, old, new, named, remedy):
+    edit(project, old, new)
+    code, _, error = run(monkeypatch, capsys, "dataset", "main")
+    assert code == 2
+    assert error.startswith("error: params.yaml")
+    assert named in error and remedy in error
+    assert "Traceback" not in error
+    assert not (project / "data").exists() and not (project / "reports").exists()
+
+
+def test_several_processes_cannot_hold_one_vllm(project, monkeypatch, capsys):
+    edit(project, "name: transformers", "name: vllm")
+    edit(project, "learner:\n", "learner:\n  processes: 2\n")
+    code, _, error = run(monkeypatch, capsys, "dataset", "main")
+    assert code == 2 and "learner.processes: 2 processes" in error and "engine.name to transformers" in error
+
+
+def test_every_wrong_key_is_told_at_once(project, monkeypatch, capsys):
+    edit(project, "study: smoke", "study: 3")
+    edit(project, "    hidden_size: 32", "    hidden_size: wide")
+    code, _, error = run(monkeypatch, capsys, "dataset", "main")
+    assert code == 2
+    assert "params.yaml: study:" in error and "params.yaml: models.main.hidden_size:" in error
+
+
+def test_missing_params_file(project, monkeypatch, capsys):
+    (project / "params.yaml").unlink()
+    code, _, error = run(monkeypatch, capsys, "dataset", "main")
+    assert code == 2 and "params.yaml: no such file" in error and "grpo study use mini" in error
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("train", "grpo_learning_rates", "3e-4"), "grpo_learning_rates: no such experiment"),
+        (("train", "grpo_learning_rate", "5e-4"), "no arm '5e-4' (known: 3e-4, 1e-3)"),
+        (("train", "grpo_learning_rate", "3e-4", "--seed", "7"), "seeds: 7 is not among [0]"),
+        (("train", "grpo_baselines", "no_baseline"), "dvc repro select@grpo_learning_rate"),
+        (("select", "grpo_learning_rate"), "dvc repro grpo_learning_rate@3e-4-0"),
+        (("writeup",), "Run `dvc repro"),
+        (("dataset", "words"), "tasks: no task 'words' (known: main, keyword)"),
+        (("model", "words"), "tasks: no task 'words' (known: main, keyword)"),
+        (("sft_dataset", "words"), "sft_datasets: no entry for 'words' (there are: main, keyword)"),
+        (("study", "use", "nosuch"), "studies/nosuch.yaml: no such study"),
+    ],
+)
+def test_missing_pieces_are_named(project, monkeypatch, capsys, args, message):
+    code, _, error = run(monkeypatch, capsys, *args)
+    assert code == 2
+    assert message in error and "Traceback" not in error
+
+
+def test_train_without_a_model_leaves_nothing(project, monkeypatch, capsys):
+    assert run(monkeypatch, capsys, "dataset", "main")[0] == 0
+    code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
+    assert code == 2 and "data/model/main: holds no model" in error and "dvc repro model@main" in error
+    assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
+
+
+def test_an_empty_dataset_is_named(project, smoke_data, monkeypatch, capsys):
+    shutil.copytree(smoke_data / "data", project / "data")
+    paths.train("main").write_text("")
+    code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
+    assert code == 2 and "train.jsonl: holds no problems" in error
+    assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
+
+
+def test_a_response_longer_than_the_context_is_refused(project, smoke_data, monkeypatch, capsys):
+    shutil.copytree(smoke_data / "data", project / "data")
+    edit(project, "sampling_max_tokens: 32", "sampling_max_tokens: 400")
+    code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
+    assert code == 2 and "grpo.sampling_max_tokens" in error and "context of 256 tokens" in error
+    assert [path for root in (paths.RUNS, paths.CHECKPOINTS) for path in root.glob("*/*")] == [], "no result and no draft"
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_is_valid_and_named_after_its_file(path):
+    assert load_study(path).study == path.stem
+
+
+def test_real_studies_keep_the_handouts_defaults():
+    config = load_study(ROOT / "studies" / "math-h100.yaml").grpo
+    expected = {
+        "n_grpo_steps": 200,
+        "learning_rate": 1e-5,
+        "advantage_eps": 1e-6,
+        "rollout_batch_size": 256,
+        "group_size": 8,
+        "sampling_temperature": 1.0,
+        "sampling_min_tokens": 4,
+        "sampling_max_tokens": 1024,
+        "epochs_per_rollout_batch": 1,
+        "train_batch_size": 256,
+        "gradient_accumulation_steps": 128,
+        "gpu_memory_utilization": 0.85,
+        "loss_type": "reinforce_with_baseline",
+        "use_std_normalization": True,
+    }
+    assert {key: getattr(config, key) for key in expected} == expected
+    assert {key: type(config).model_fields[key].default for key in expected} == expected, "and these are the defaults"
+
+
+def test_help_answers_without_torch():
+    import subprocess
+
+    code = """
+import sys
+from grpo.cli import main
+sys.argv = ["grpo", "--help"]
+try:
+    main()
+except SystemExit:
+    assert "torch" not in sys.modules
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "math_baseline" in result.stdout
+
+
+def finished(name: str, identity: dict[str, object], same_as: str | None = None) -> None:
+    """The folders of a run with this identity."""
+    (paths.RUNS / name).mkdir(parents=True, exist_ok=True)
+    (paths.CHECKPOINTS / name).mkdir(parents=True, exist_ok=True)
+    text = f"identity: {digest(identity)}\nsame_as: {same_as or 'null'}\noverrides: {{}}\nbefore: []\n"
+    (paths.RUNS / name / "config.yaml").write_text(text)
+
+
+def test_only_runs_that_the_study_names_are_taken_over(project):
+    study = load_study()
+    identity = {"seed": 0, "config": "the same"}
+    leftover, named = "grpo_learning_rate/5e-5-0", "grpo_learning_rate/1e-3-0"
+    finished(leftover, identity)
+    finished(named, {"another": 1})
+    assert _finished_twin(study, "grpo_baselines", identity) is None
+    finished(named, identity)
+    assert _finished_twin(study, "grpo_baselines", identity) == named
+    assert _finished_twin(study, "grpo_baselines", identity | {"config": "other"}) is None
+    assert _finished_twin(study, "grpo_baselines", identity | {"seed": 1}) is None
+    shutil.rmtree(paths.CHECKPOINTS / named)
+    assert _finished_twin(study, "grpo_baselines", identity) is None, "its weights are missing"
+
+
+def test_only_runs_of_experiments_that_a_run_waits_for_are_taken_over(project):
+    study = load_study()
+    identity = {"seed": 0}
+    finished("grpo_length_normalization/masked_mean-0", identity)
+    for experiment in ("grpo_learning_rate", "grpo_baselines", "grpo_length_normalization"):
+        assert _finished_twin(study, experiment, identity) is None
+    for experiment in ("grpo_group_standard_deviation", "grpo_kl_divergence"):
+        assert _finished_twin(study, experiment, identity) == "grpo_length_normalization/masked_mean-0"
+
+
+def test_of_runs_that_were_taken_over_the_trained_one_is_named(project):
+    study = load_study()
+    identity = {"seed": 0}
+    trained = "grpo_off_policy_sweep_broad/epochs_4-batch_16-0"
+    finished("grpo_off_policy_sweep_focused/best_1-0", identity, same_as=trained)
+    assert _finished_twin(study, "grpo_off_policy_clip_ablation", identity) == trained
+
+
+def test_select_writes_the_winner_apart_from_its_numbers(project, monkeypatch, capsys):
+    folder = paths.RUNS / "leaderboard" / "best-0"
+    folder.mkdir(parents=True)
+    lines = [json.dumps({"step": step, "answer_reward": answers}) for step, answers in ((0, [0, 0, 0, 0]), (2, [1, 1, 1, 0]))]
+    (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "config.yaml").write_text("identity: abc\noverrides: {}\nbefore: []\nupdates_per_rollout_batch: 1\n")
+    (folder / "metrics.json").write_text('{"diverged_step": null, "diverged_reason": ""}')
+    code, output, _ = run(monkeypatch, capsys, "select", "leaderboard")
+    assert code == 0 and output.startswith("leaderboard: best, 0.750 (")
+    winner = json.loads((paths.SELECT / "leaderboard.json").read_text())
+    assert winner == {"experiment": "leaderboard", "winner": "best", "overrides": {}, "before": []}
+    candidates = json.loads((paths.CANDIDATES / "leaderboard.json").read_text())
+    assert winner.items() <= candidates.items() and candidates["value"] == 0.75
+
+
+def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Engine and learner are for a GPU, which is not here; the keyword task's tiny model has no use for one."""
+    yaml = YAML()
+    params = yaml.load(project / "params.yaml")
+    params["engine"] |= {"name": "vllm", "device": "cuda:0", "dtype": "bfloat16", "sleep_level": 2}
+    params["learner"] |= {"device": "cuda:0", "dtype": "bfloat16", "max_tokens_per_microbatch": None}
+    params["models"]["keyword"] |= {"steps": 2}
+    params["experiments"]["grpo_keyword_inclusion"]["arms"]["grpo"]["n_grpo_steps"] = 1
+    yaml.dump(params, project / "params.yaml")
+    for command in (["model", "keyword"], ["dataset", "keyword"], ["train", "grpo_keyword_inclusion", "grpo"]):
+        code, _, told = run(monkeypatch, capsys, *command)
+        assert code == 0, told
+    config = yaml.load(project / "data/runs/grpo_keyword_inclusion/grpo-0/config.yaml")
+    assert config["engine"]["name"] == "transformers" and config["learner"]["device"] == "cpu"
+    assert (project / "data/checkpoints/grpo_keyword_inclusion/grpo-0/last/model.safetensors").exists()
+
+
+def test_training_what_is_left_out_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    activate("gsm8k", project)
+    for command in (["train", "grpo_async_offpolicy", "lag_0"], ["select", "grpo_async_offpolicy"]):
+        code, _, told = run(monkeypatch, capsys, *command)
+        assert code == 2
+        assert told == (
+            "error: experiments.grpo_async_offpolicy.arms: left out of this study. Give it arms, and add it to select_in.\n"
+        )

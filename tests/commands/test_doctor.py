@@ -1,0 +1,148 @@
+"""What `grpo doctor` says about this machine, which has no GPU, and about others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from study_parts import activate
+
+from grpo.commands import doctor
+from grpo.study.schema import Study, load_study
+
+ROOT = Path(__file__).parents[2]
+
+
+def by_name(study: Study) -> dict[str, doctor.Finding]:
+    return {finding.name: finding for finding in doctor.examine(study)}
+
+
+def real(name: str = "math-h100") -> Study:
+    return load_study(ROOT / "studies" / f"{name}.yaml")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "HUB_TIMEOUT_S", 0.2)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+
+
+def test_the_default_study_lacks_nothing(mini_study: Study) -> None:
+    findings = by_name(mini_study)
+    assert [name for name, finding in findings.items() if not finding.good] == []
+    assert findings["Hugging Face Hub"].found == "not needed"
+
+
+def test_a_study_of_a_real_model_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * 2**30))
+    findings = by_name(real())
+    missing = {name for name, finding in findings.items() if not finding.good}
+    assert {"torch", "driver", "GPUs", "disk", "Hugging Face Hub"} <= missing
+    assert all(findings[name].remedy for name in missing)
+    assert findings["GPUs"].found == "torch sees 1, the study's largest stage needs 2"
+
+
+@pytest.mark.parametrize(("installed", "good"), [("0.32.1", True), ("0.31.0", False), ("0.33.0", False)])
+def test_vllm_must_be_a_release_that_was_tested(installed: str, good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: installed)
+    assert by_name(real())["vLLM"].good is good
+
+
+@pytest.mark.parametrize(("study", "code"), [("mini", 0), ("math-h100", 2)])
+def test_the_command_ends_with_2_where_something_is_missing(
+    study: str, code: int, grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    activate(study, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found, said, told = grpo("doctor")
+    assert found == code, told
+    assert ("MISSING" in said) == bool(code)
+
+
+def without(study: Study, *left_out: str) -> Study:
+    kept = {name: e.model_copy(update={"arms": {}}) if name in left_out else e for name, e in study.experiments.items()}
+    return study.model_copy(update={"experiments": kept})
+
+
+def test_gpus_are_those_of_the_largest_stage() -> None:
+    assert {name: doctor.gpus_needed(real(name)) for name in ("math-h100", "math-24gb", "gsm8k", "mini")} == {
+        "math-h100": 2,
+        "math-24gb": 1,
+        "gsm8k": 1,
+        "mini": 0,
+    }
+    study = real("gsm8k")
+    greedy = study.resources | {kind: study.resources["train"].model_copy(update={"gpus": 3}) for kind in ("colocate",)}
+    assert doctor.gpus_needed(study.model_copy(update={"resources": greedy})) == 3
+    assert doctor.gpus_needed(without(study.model_copy(update={"resources": greedy}), "grpo_colocate")) == 1
+
+
+def test_a_gpu_that_is_there_and_cannot_be_used_is_told_in_torchs_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML counts devices whatever the driver's age; only a tensor shows. (This torch is built without CUDA, and says so.)"""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    finding = by_name(real("gsm8k"))["GPUs"]
+    assert finding.good is False and "cuda:0 cannot be used: Torch not compiled with CUDA enabled" in finding.found
+    assert "Install a CUDA build of torch" in finding.remedy
+
+    def too_old(*_: object, device: str) -> None:  # as torch 2.13 for CUDA 13 on a driver of CUDA 12.2 has it
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).\nPlease update your GPU driver")
+
+    monkeypatch.setattr(torch, "ones", too_old)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    finding = by_name(real("gsm8k"))["GPUs"]
+    assert finding.good is False
+    assert finding.found.endswith("cuda:0 cannot be used: The NVIDIA driver on your system is too old (found version 12020).")
+    assert "built for CUDA 13.0, which needs NVIDIA's driver R580 or newer: update the driver" in finding.remedy
+
+
+def test_what_does_not_fit_the_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = real("math-24gb")
+    finding = by_name(study)["GPU memory"]
+    assert finding.good and "moments" in finding.found and "21.27" in finding.found
+    finding = by_name(study.model_copy(update={"gpu_memory_gib": 16.0}))["GPU memory"]
+    assert finding.good is False and "rollouts: 18.1 GiB on cuda:0 of 16; lower grpo.gpu_memory_utilization" in finding.remedy
+    unknown = study.models["main"].model_copy(update={"repo": "someone/model"})
+    finding = by_name(study.model_copy(update={"models": study.models | {"main": unknown}}))["GPU memory"]
+    assert finding.good is None and "the shape of the model" in finding.found
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=16 * 2**30))
+    finding = by_name(study)["GPU memory"]
+    assert finding.good is False and "a GPU here has 16.0 GiB, and the study is for 22.5" in finding.remedy
+
+
+def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """162 runs of 1.544B parameters in bfloat16: 2 checkpoints each, 2 steps of one arm kept more; 21.6 GB a saved state."""
+    import torch
+
+    study, n = real(), 1_543_714_304
+    weights = 2 * n / 2**30
+    for gpus, at_once in ((0, 1), (2, 1), (8, 4)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        needed = 3 * weights + 2 * weights * (162 * 2 + 3 * 2) + 3 * at_once * 14 * n / 2**30
+        found = by_name(study)["disk"].found
+        assert f"the study may need {needed:.0f}: " in found and f"of {at_once} run(s) in progress (3 of 20.1 each)" in found
+
+
+def test_what_is_ahead_is_counted_and_estimated_by_what_it_names() -> None:
+    found = by_name(real("math-24gb"))["ahead"].found
+    assert found.startswith("144 runs (48 arms, 3 seed(s)) in 15 experiments; left out: grpo_async_offpolicy\n")
+    assert by_name(real())["ahead"].found.startswith("162 runs (54 arms, 3 seed(s)) in 16 experiments\n")
+    only = without(real("math-24gb"), *(n for n in real().experiments if n not in ("grpo_baselines", "leaderboard")))
+    found = by_name(only)["ahead"].found
+    # 2 arms x 3 seeds x 200 steps x 30 s, and 3 runs of 1,000 steps that end after four hours: 10 + 12 hours.
+    assert "estimated from 30 s a GRPO step" in found and ": 22 GPU-hours for 4,200 steps" in found
+    assert "at most 432 GPU-hours, if each run took all the time" in found  # 9 runs of 48 hours
+
+
+def test_the_default_study_has_no_hours_of_gpus(mini_study: Study) -> None:
+    assert by_name(mini_study)["ahead"].found == "96 runs (48 arms, 2 seed(s)) in 16 experiments"

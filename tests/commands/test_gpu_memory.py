@@ -1,0 +1,149 @@
+"""The arithmetic of GPU memory: against models that are built, tensors that are kept, and numbers worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.commands import gpu_memory
+from grpo.commands.gpu_memory import SHAPES, Shape
+from grpo.study.schema import Study, load_study
+
+ROOT = Path(__file__).parents[2]
+MATH = SHAPES["Qwen/Qwen2.5-Math-1.5B"]
+REAL = {"math-h100": 79.6, "math-24gb": 22.5, "gsm8k": 22.5}  # and the GiB of the card that each names
+
+
+def real(name: str) -> Study:
+    return load_study(ROOT / "studies" / f"{name}.yaml")
+
+
+def changed(study: Study, **sections: dict[str, Any]) -> Study:
+    return study.model_copy(update={name: getattr(study, name).model_copy(update=values) for name, values in sections.items()})
+
+
+def totals(study: Study, card: float) -> dict[str, float]:
+    shape = gpu_memory.shape_of(study)
+    assert shape is not None
+    return {phase.name: phase.total for phase in gpu_memory.phases(study, shape, card)}
+
+
+def config_of(shape: Shape, kind: str) -> Any:
+    from transformers import Qwen2Config, Qwen3Config
+
+    values = {
+        name: getattr(shape, name) for name in Shape.__dataclass_fields__ if name not in {"attention_bias", "query_key_norm"}
+    }
+    return {"qwen2": Qwen2Config, "qwen3": Qwen3Config}[kind](**values)
+
+
+@pytest.mark.parametrize(
+    ("repo", "kind", "parameters"),
+    [("Qwen/Qwen2.5-Math-1.5B", "qwen2", 1_543_714_304), ("Qwen/Qwen3-0.6B", "qwen3", 596_049_920)],
+)
+def test_a_shape_has_the_parameters_that_the_model_has(repo: str, kind: str, parameters: int, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(SHAPES[repo], kind)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) == SHAPES[repo].parameters == parameters
+    config.save_pretrained(tmp_path)
+    assert gpu_memory.read_shape(tmp_path / "config.json") == SHAPES[repo]
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"model_type": "llama", "num_attention_heads": 4}'])
+def test_a_shape_that_cannot_be_read_is_none(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    assert gpu_memory.read_shape(tmp_path / "config.json") is None
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", 2), ("float32", 4)])
+def test_activations_are_what_autograd_keeps(kind: str, dtype: str, precision: int) -> None:
+    """Bytes that a layer keeps of a token: of five layers more than of two, by three; parameters are not counted."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokens, kept = 300, {}
+    for recomputed in (False, True):
+        for layers in (2, 5):
+            shape = Shape(layers, 64, 192, 4, 2, 32, 64, 512, True, query_key_norm=kind == "qwen3")
+            model = AutoModelForCausalLM.from_config(config_of(shape, kind), dtype=getattr(torch, dtype)).train()
+            if recomputed:
+                model.gradient_checkpointing_enable()
+            own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+            saved: list[torch.Tensor] = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
+                model.model(torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+            storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}
+            kept[recomputed, layers] = sum(size for at, size in storages.items() if at not in own)
+    of_a_layer, of_its_input = ((kept[way, 5] - kept[way, 2]) / 3 / tokens for way in (False, True))
+    assert of_its_input == precision * 64
+    assert shape.layer_bytes(precision) == pytest.approx(of_a_layer, rel=0.02)  # statistics of norms and softmax are left out
+
+
+def test_qwen_math_by_hand() -> None:
+    """1.544 billion parameters: 2.88 GiB in bfloat16, 5.75 in float32, 11.5 of moments, 2.92 with 8 bits; 28 KB a token."""
+    h100, small = ({p.name: p.parts for p in gpu_memory.phases(real(name), MATH, 80)} for name in ("math-h100", "math-24gb"))
+    backward = h100["backward pass"]
+    held = {name: round(backward[name], 2) for name in ("weights", "float32 copy", "moments", "gradients")}
+    assert held == {"weights": 2.88, "float32 copy": 5.75, "moments": 11.5, "gradients": 5.75}
+    assert sum(held.values()) == pytest.approx(25.9, abs=0.05)
+    assert small["backward pass"]["moments"] == pytest.approx(2.92, abs=0.005)
+    assert sum(small["rollouts"][name] for name in held if name != "gradients") == pytest.approx(11.55, abs=0.01)
+    assert "gradients" not in small["rollouts"]
+    assert MATH.kv_bytes(2) == 28 * 1024
+    # 1,024 tokens x 151,936 logits x 10 bytes, and two sequences of 1,224 tokens through 28 layers, one of them recomputed.
+    assert backward["logits"] == pytest.approx(1.449, abs=0.001)
+    layer = 16 * 1536 + 4 * (1536 + 256) + 8 * 8960
+    assert backward["activations"] == pytest.approx(2 * 1224 * (28 * 2 * 1536 + layer) / 2**30)
+    assert gpu_memory.saved_state_bytes(real("math-h100"), MATH) == pytest.approx(21.6e9, rel=0.001)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_real_studies_fit_the_card_that_they_name(name: str) -> None:
+    study = real(name)
+    shape = gpu_memory.shape_of(study)
+    assert shape is not None and study.gpu_memory_gib == REAL[name]
+    assert gpu_memory.problems(study, shape, REAL[name]) == []
+    assert f"{max(totals(study, REAL[name]).values()):.2f}" in gpu_memory.table(study, shape, REAL[name])
+    # Were gradients kept during rollouts, the smaller cards would not do for Qwen2.5-Math-1.5B.
+    rollouts = totals(study, REAL[name])["rollouts"] + 4 * shape.parameters / 2**30
+    assert (rollouts > REAL[name]) == (name == "math-24gb")
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "changes", "told"),
+    [
+        ("math-24gb", 22.5, {"learner": {"optimizer": "adamw"}}, ("backward pass: ", "set learner.optimizer to adamw_8bit")),
+        ("math-24gb", 22.5, {"learner": {"offload_reference": False}}, ("rollouts: 23.3 GiB", "set learner.offload_reference")),
+        ("math-24gb", 22.5, {"engine": {"sleep_level": 0}}, ("backward pass: 29.1 GiB", "set engine.sleep_level to 2")),
+        ("math-24gb", 22.5, {"grpo": {"gpu_memory_utilization": 0.6}}, ("rollouts: 26.0 GiB", "lower grpo.gpu_memory_util")),
+        ("math-24gb", 22.5, {"learner": {"gradient_checkpointing": False}}, ("of 22.5; set learner.gradient_checkpointing",)),
+        ("math-h100", 79.6, {"learner": {"max_tokens_per_microbatch": 2**19}}, ("lower learner.max_tokens_per_microbatch",)),
+        ("gsm8k", 22.5, {"grpo": {"gpu_memory_utilization": 0.2}}, ("wants 4.4 for one sequence of the model's 40960 tokens",)),
+    ],
+)
+def test_what_does_not_fit_is_told_with_the_remedy(name: str, card: float, changes: Any, told: tuple[str, ...]) -> None:
+    study = changed(real(name), **changes)
+    shape = gpu_memory.shape_of(study)
+    assert shape is not None
+    found = gpu_memory.problems(study, shape, card)
+    assert all(any(text in problem for problem in found) for text in told), found
+
+
+def test_an_engine_on_a_gpu_of_its_own_takes_nothing_of_the_learners() -> None:
+    study = real("math-h100")
+    devices = {phase.name: (phase.device, "the engine" in phase.parts) for phase in gpu_memory.phases(study, MATH, 80)}
+    assert devices["rollouts"] == ("cuda:0", True) and devices["backward pass"] == ("cuda:1", False)
+    together = changed(study, learner={"device": "cuda:0"}, engine={"sleep_level": 2})
+    assert totals(together, 80)["rollouts"] == pytest.approx(totals(study, 80)["rollouts"] + 20.1 + 2.88, abs=0.05)
+
+
+def test_a_study_on_the_cpu_has_no_phases(mini_study: Study) -> None:
+    assert gpu_memory.phases(mini_study, MATH, 80) == []

@@ -1,0 +1,411 @@
+"""The constructions, the search without a language model, the stage and its section of the write-up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from grpo.commands.kissing_number import COMMITTED, run_kissing_number, score_rows
+from grpo.common.errors import UserError
+from grpo.discovery import mutation
+from grpo.discovery.constructions import CORES, build, frame_blocks, independent_set, keep, meet_in_more_than, orbit_of
+from grpo.discovery.log import LOG, Attempt, Proposal, read_log
+from grpo.discovery.search import Budget, seed_of
+from grpo.discovery.verifier import Verification, verify_program, verify_text
+from grpo.reporting.figures import write_search_curve
+from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section
+from grpo.study import paths
+from grpo.study.schema import Study
+from grpo.study.sections import KissingNumber
+
+ROOT = Path(__file__).parents[2]
+PAIRS = [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+def is_kissing(points: list[list[int]]) -> bool:
+    """The definition, with Python's integers."""
+    longest = max(sum(x * x for x in point) for point in points)
+    nearest = min(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) for a, b in itertools.combinations(points, 2))
+    return all(map(any, points)) and nearest >= longest
+
+
+def points_of(core: str, completion: dict[str, Any] | None = None, **parameters: Any) -> list[list[int]]:
+    return build({"core": core, "parameters": parameters, "completion": completion})
+
+
+# ------------------------------------------------------------------------------------------------------- constructions
+
+
+def test_the_committed_program_gives_600_points() -> None:
+    points = runpy.run_path(str(COMMITTED))["run_code"]()
+    assert len({tuple(point) for point in points}) == 600 and {len(point) for point in points} == {11}
+    assert is_kissing(points)
+    verdict = verify_program(COMMITTED)
+    assert (verdict.num_points, verdict.combined_score, verdict.message) == (600, 600.0, "")
+
+
+def test_one_more_turn_or_none_breaks_it() -> None:
+    """The frames must differ, and not by much: what the program's docstring says."""
+    text = COMMITTED.read_text()
+    for turn in ("0.0", "0.001", "0.1"):
+        assert verify_text(text.replace("TURN = 0.01", f"TURN = {turn}")).message.startswith("Minimum squared distance")
+    assert not verify_text(text.replace("SHRINK = 1e-5", "SHRINK = 0.0")).validity
+
+
+@pytest.mark.parametrize(
+    ("core", "parameters", "count"),
+    [
+        ("orbit", {"vector": [1, 1] + [0] * 9, "seed": 0}, 220),  # the roots of D11: 11 x 10 / 2 x 4
+        ("orbit", {"vector": [2] + [0] * 10, "seed": 3}, 22),
+        ("code", {"length": 11, "axes": 11, "steps": 1000, "seed": 0}, 582),  # 22 + 35 x 16 (Best 1980)
+        ("code", {"length": 10, "axes": 10, "steps": 1000, "seed": 0}, 500),  # 20 + 30 x 16
+        ("code", {"length": 8, "axes": 8, "steps": 1000, "seed": 0}, 240),  # 16 + 14 x 16, as many as E8 has
+        ("frames", {"shrink": 1e-5, "turn": 0.01, "slack": 0.5, "rays": "cube", "seed": 0}, 600),
+        ("frames", {"shrink": 1e-5, "turn": 0.01, "slack": 0.5, "rays": "none", "seed": 0}, 592),
+    ],
+)
+def test_known_numbers(core: str, parameters: dict[str, Any], count: int) -> None:
+    points = points_of(core, **parameters)
+    assert len(points) == count and is_kissing(points)
+
+
+@pytest.mark.parametrize("shrink", [0.0, 1e-5])
+def test_twelve_rays_need_irrational_frames(shrink: float) -> None:
+    """With coordinates rounded to integers, the cuboctahedron of the 604 loses points."""
+    points = points_of("frames", shrink=shrink, turn=0.0 if shrink == 0 else 0.01, slack=0.5, rays="cuboctahedron", seed=0)
+    assert len(points) < 600 and is_kissing(points)
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 20))])
+def test_every_recipe_gives_a_valid_set(seed: int) -> None:
+    rng = Random(seed)
+    recipe = mutation.fresh(list(CORES)[seed % len(CORES)], rng)
+    for _ in range(3):
+        points = build(recipe)
+        assert verify_text(f"points = {points}").message == ""
+        recipe = mutation.mutate(recipe, rng)
+
+
+def test_a_completion_adds_what_fits() -> None:
+    """Without axes the axis vectors fit beside the blocks, and both ways of choosing find all of them."""
+    for method in ("greedy", "clique"):
+        completion = {"vector": [2.0] + [0.0] * 10, "method": method, "seed": 1}
+        assert len(points_of("code", completion, length=11, axes=0, steps=1000, seed=0)) == 582
+
+
+def test_keep_takes_candidates_in_their_order() -> None:
+    import numpy as np
+
+    line = np.zeros((3, 11), np.int64)
+    line[:, 0] = 4, 5, -4  # the second is too long, the third 8 away from the first
+    assert keep(np.empty((0, 11), np.int64), line, 16)[:, 0].tolist() == [4, -4]
+
+
+def test_an_independent_set_has_no_conflicts() -> None:
+    import numpy as np
+
+    ring = np.zeros((9, 9), bool)
+    for i in range(9):
+        ring[i, (i + 1) % 9] = ring[(i + 1) % 9, i] = True
+    chosen = independent_set(ring, steps=200, seed=0)
+    assert len(chosen) == 4 and not ring[np.ix_(chosen, chosen)].any()  # floor(9 / 2)
+
+
+def test_frame_blocks_are_30_that_meet_in_at_most_two() -> None:
+    blocks = frame_blocks(PAIRS, seed=0)
+    assert len(blocks) == 30 and not meet_in_more_than(2, blocks).any()
+
+
+def test_an_orbit_is_whole_or_sampled() -> None:
+    assert len(orbit_of([1, 1, 0], seed=0)) == 12  # 3 places, 4 signs
+    assert len(orbit_of([3, 2, 1, 1, 1, 1, 0, 0, 0, 0, 0], seed=0)) == 6000
+
+
+# --------------------------------------------------------------------------------------------------------------- search
+
+
+def attempts_of(*scores: int) -> list[Attempt]:
+    recipe = {"core": "orbit", "parameters": {"vector": [1] * 11, "seed": 0}, "completion": None}
+    return [
+        Attempt(i, i, "", 0.0, 0.0, Proposal("", recipe=recipe | {"mark": i}), Verification(s, 11, 1.0, float(s), ""))
+        for i, s in enumerate(scores)
+    ]
+
+
+def test_proposals_depend_on_log_and_seed_alone() -> None:
+    log = attempts_of(*range(10))
+    assert mutation.propose(log, 5) == mutation.propose(log, 5) != mutation.propose(log, 6)
+
+
+def test_a_mutation_builds_on_the_best_and_changes_it() -> None:
+    parents = [mutation.propose(attempts_of(*range(10, 20), 5), seed).parents for seed in range(40)]
+    assert set(parents) == {(9,), ()}  # of one construction, the best; or drawn anew
+    assert parents.count((9,)) > 25
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_mutation_changes_one_or_two_values(core: str) -> None:
+    """A layer's shape follows length and height; nothing else changes with anything."""
+    recipe = mutation.fresh(core, Random(1))
+    for seed in range(100):
+        child = mutation.mutate(recipe, Random(seed))
+        before, after = ({**each["parameters"], "completion": each["completion"]} for each in (recipe, child))
+        changed = {name for name in before if before[name] != after[name]}
+        assert len(changed - {"layer", "axes"} if changed & {"length", "height"} else changed) <= 2
+
+
+def test_a_proposed_program_stands_alone(tmp_path: Path) -> None:
+    """It runs without this package."""
+    proposal = mutation.propose([], seed_of(0, 0))
+    assert proposal.program is not None and "import grpo" not in proposal.program and "from grpo" not in proposal.program
+    (tmp_path / "program.py").write_text(proposal.program + "\nprint(len(run_code()))\n")
+    command = [sys.executable, "-I", "program.py"]
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert int(out) == len(build(proposal.recipe or {})) == verify_text(proposal.program).num_points
+
+
+@pytest.mark.slow
+def test_the_default_search_reaches_582(tmp_path: Path) -> None:
+    """`grpo kissing search` as a newcomer types it: a minute, without a language model."""
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo", "kissing", "search", "--out", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    settings, attempts = read_log(tmp_path / LOG)
+    best = max(attempts, key=lambda attempt: attempt.score)
+    assert best.score >= 582 and f"{best.score:.0f} points" in done.stdout and settings.model is None
+    assert "No language model was used" in (tmp_path / LOG).read_text()
+    assert verify_program(tmp_path / "program.py").combined_score == best.score
+    print(f"{len(attempts)} attempts: {best.score:.0f} points")
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_path: Path) -> None:
+    roots = [[6 if k in (i, j) else 0 for k in range(11)] for i, j in ((0, 1), (1, 2))]
+    program = tmp_path / "program.py"
+    program.write_text(f"points = {roots}")
+    code, said, _ = grpo("kissing", "verify", str(program))
+    assert code == 0
+    assert json.loads(said) == {
+        "num_points": 2, "dimension": 11, "validity": 1.0, "combined_score": 2.0, "message": ""
+    }  # fmt: skip
+    program.write_text(f"points = {[*roots, [7, 6, 0, 6, 0, 0, 0, 0, 0, 0, 0]]}")
+    code, said, _ = grpo("kissing", "verify", str(program))
+    assert code == 1 and json.loads(said)["combined_score"] == 0.0
+    assert json.loads(said)["message"].startswith("Minimum squared distance 37 < maximum squared norm 121: points 0 ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (("verify", "nowhere.py"), {}, r"nowhere\.py: cannot be read .* Name a file with a Python program"),
+        (("search", "--strategy", "hope", "--model", "m", "--base-url", "http://localhost:1/v1"), {}, "hope: no such strategy"),
+        (("search", "--strategy", "refine"), {}, "OPENAI_BASE_URL"),
+        (("search", "--strategy", "refine"), {"OPENAI_BASE_URL": "http://localhost:1/v1"}, "OPENAI_MODEL"),
+    ],
+)
+def test_mistakes_are_told_in_one_message(
+    grpo: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    message: str,
+) -> None:
+    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    out = ("--out", str(tmp_path)) if arguments[0] == "search" else ()
+    code, _, told = grpo("kissing", *arguments, *out)
+    assert code == 2 and re.search(message, told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_goes_on_with_a_larger_budget(grpo: Any, tmp_path: Path) -> None:
+    search = ("kissing", "search", "--out", str(tmp_path))
+    assert grpo(*search, "--seed", "1", "--calls", "2")[0] == 0
+    first = read_log(tmp_path / LOG)[1]
+    code, said, _ = grpo(*search, "--seed", "1", "--calls", "4")
+    assert code == 0 and "4 of 4 calls" in said
+    attempts = read_log(tmp_path / LOG)[1]
+    assert attempts[:2] == first and len(attempts) == 4
+    code, _, told = grpo(*search, "--seed", "2", "--calls", "4")
+    assert code == 2 and "belongs to a search with another seed" in told
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+
+
+@pytest.fixture
+def study(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grpo.commands.kissing_number.MlflowRun", NoMlflow)
+    return mini_study.model_copy(update={"kissing_number": SEARCH})
+
+
+@pytest.fixture(scope="module")
+def made(mini_study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder in which the stage has run, and what it returned."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("grpo.commands.kissing_number.MlflowRun", NoMlflow)
+        return folder, run_kissing_number(mini_study.model_copy(update={"kissing_number": SEARCH}))
+
+
+@pytest.fixture
+def report(made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the stage returned; its files are below the working folder."""
+    monkeypatch.chdir(made[0])
+    return dict(made[1])
+
+
+SEARCH = KissingNumber(calls=6, seed=1)
+
+
+class NoMlflow:
+    """Instead of a database in every test; the pipeline's tests write the real one."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def log(self, *_: object, **__: object) -> None: ...
+
+    def artifact(self, path: Path) -> None:
+        assert path.exists()
+
+    def finish(self) -> None: ...
+
+
+def test_the_stage_writes_program_log_and_scores(report: dict[str, Any]) -> None:
+    result = report
+    settings, attempts = read_log(paths.CONVERSATION_LOG)
+    assert (len(attempts), settings.strategy, settings.seed) == (6, "mutation", 1)
+    assert result["best"] == 600 and result["best_from"] == "committed program"
+    assert (paths.KISSING_NUMBER / "program.py").read_text() == COMMITTED.read_text()
+    assert result["best_of_search"] == max(attempt.score for attempt in attempts) > 0
+    assert result == read_report() == json.loads(paths.KISSING_NUMBER_REPORT.read_text())
+    assert read_scores().to_dict("records") == score_rows(attempts)
+    assert not paths.KISSING_NUMBER_STATE.exists()
+    for attempt in attempts:
+        assert attempt.proposal.program and attempt.started_at and attempt.verify_s > 0
+
+
+def test_a_study_without_a_search_gets_outputs_that_are_empty(study: Study) -> None:
+    """DVC wants them to be there; the report does not read them."""
+    study = study.model_copy(update={"kissing_number": None})
+    assert run_kissing_number(study) == json.loads(paths.KISSING_NUMBER_REPORT.read_text()) == {}
+    assert list(paths.KISSING_NUMBER.iterdir()) == list(paths.CONVERSATION_LOG.parent.iterdir()) == []
+    write_search_curve(study)
+    assert Path("reports/search.csv").read_text() == "attempt,best\n"
+
+
+def test_the_same_seed_gives_the_same_results(study: Study, made: tuple[Path, Any], tmp_path: Path) -> None:
+    run_kissing_number(study)
+    written = [paths.KISSING_NUMBER_REPORT, *sorted(paths.KISSING_NUMBER.iterdir())]
+    assert [path.read_bytes() for path in written] == [(made[0] / path).read_bytes() for path in written]
+
+
+def test_a_killed_stage_goes_on(study: Study, made: tuple[Path, Any]) -> None:
+    """SIGKILL after some attempts: the rest follow, with the same programs as without it."""
+    whole = made[1]
+    program = (
+        "from grpo.study.schema import load_study; from grpo.commands.kissing_number import run_kissing_number\n"
+        "from grpo.study.sections import KissingNumber; from pathlib import Path\n"
+        f"study = load_study(Path({str(ROOT / 'params.yaml')!r}))\n"
+        "run_kissing_number(study.model_copy(update={'kissing_number': KissingNumber(calls=6, seed=1)}))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (logs := list(paths.KISSING_NUMBER_STATE.glob(f"*/{LOG}"))) or len(read_log(logs[0])[1]) < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = read_log(logs[0])[1]
+    assert 2 <= len(before) < 6
+    result = run_kissing_number(study)
+    assert read_log(paths.CONVERSATION_LOG)[1][: len(before)] == before  # times too: they were not made again
+    assert result == whole
+
+
+def test_a_search_needs_a_limit() -> None:
+    with pytest.raises(ValueError, match="needs a limit: calls, tokens or seconds"):
+        KissingNumber()
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [
+        (Budget(calls=3), "3 of 3 calls"),
+        (Budget(tokens=0), "0 of 0 tokens"),
+        (Budget(seconds=1.0), ""),
+        (Budget(calls=4, seconds=1.0), ""),
+    ],
+)
+def test_budgets(budget: Budget, reason: str) -> None:
+    assert budget.used_up(attempts_of(1, 2, 3)) == reason
+
+
+# --------------------------------------------------------------------------------------------------------------- report
+
+
+def test_the_known_bounds_carry_their_sources() -> None:
+    bounds = known_bounds()
+    assert [bound["points"] for bound in bounds["lower"]] == [566, 582, 592, 593, 594, 600, 604]
+    assert [bound["points"] for bound in bounds["upper"]] == [868]
+    for bound in (*bounds["lower"], *bounds["upper"]):
+        assert bound["who"] and bound["year"] > 1970 and len(bound["source"]) > 20
+
+
+def test_the_section_says_how_and_what_was_known(report: dict[str, Any]) -> None:
+    text = section(report)
+    assert "No language model was used" in text
+    assert f"The search found **{report['best_of_search']}** points" in text
+    for bound in (*known_bounds()["lower"], *known_bounds()["upper"]):
+        assert bound["source"] in text and f"| {bound['year']} | {bound['points']} |" in text
+    for entry in report["course"]:
+        assert f"| {entry['attempt']} | {entry['score']} | {entry['kind']} |" in text
+    assert "as many as the most known to us in integers (600)" in text and "4 fewer than the best known\nbound, 604" in text
+    assert "No attempt gave an invalid set" in text
+
+
+def test_the_section_of_a_language_model_names_it_and_its_failures(report: dict[str, Any]) -> None:
+    report |= {
+        "note": "", "model": "some-model", "strategy": "refine", "calls": 9, "failed_calls": 2, "tokens": 1234,
+        "failures": {"Minimum squared distance N < maximum squared norm N": 3, "no code block": 1},
+    }  # fmt: skip
+    text = section(report)
+    assert "The language model some-model wrote the programs, by the strategy\nrefine;" in text
+    assert "9 requests, 2 of which failed, and 1234 tokens" in text
+    assert "- 3: Minimum squared distance N < maximum squared norm N" in text and "- 1: no code block" in text
+    assert "No language model" not in text
+
+
+def test_the_figure_shows_every_attempt(report: dict[str, Any]) -> None:
+    axis = draw_search(report, read_scores()).axes[0]
+    drawn = sorted(tuple(point) for collection in axis.collections for point in collection.get_offsets().tolist())
+    assert drawn == sorted((row["attempt"], row["score"]) for row in read_scores().to_dict("records"))
+
+
+def test_what_is_not_there_is_told(study: Study) -> None:
+    with pytest.raises(UserError, match="`dvc repro kissing_number`"):
+        read_report()

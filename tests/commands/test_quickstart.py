@@ -1,0 +1,193 @@
+"""`grpo quickstart`, as a newcomer types it: the real command in a fresh folder, with a study small enough for a test."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_parts import digests, sh
+from ruamel.yaml import YAML
+from study_parts import EXPERIMENTS, values_of
+
+from grpo.commands import quickstart
+from grpo.commands.quickstart import FOLDER, OURS, STUDY
+from grpo.common.errors import UserError
+from grpo.study.schema import load_study
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENT = "grpo_learning_rate"
+
+
+def project(folder: Path, pretraining: int = 20, steps: int = 4) -> Path:
+    """A folder with studies/quickstart.yaml, cut down to seconds."""
+    yaml = YAML()
+    params = values_of("quickstart")
+    params["threads"] = 1
+    params["tasks"]["main"] |= {"train_size": 64, "validation_size": 24, "levels": 1}
+    params["models"]["main"] |= {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 512, "steps": pretraining}
+    params["grpo"] |= {"n_grpo_steps": steps, "rollout_batch_size": 16, "train_batch_size": 16, "group_size": 4}
+    params["grpo"]["sampling_max_tokens"] = params["evaluation"]["max_tokens"] = 16
+    params["evaluation"] |= {"every": 2, "problems": 16, "zero_shot_problems": 24}
+    params["selection"]["last_k"], params["divergence"] = 1, None
+    (folder / STUDY).parent.mkdir(parents=True)
+    yaml.dump(params, folder / STUDY)
+    return folder
+
+
+def rows(text: str, first: str) -> list[dict[str, str]]:
+    """The rows of the Markdown table whose head's first cell is ``first``."""
+    lines = iter(text.splitlines())
+    head = next([cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith(f"| {first} |"))
+    next(lines)
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append(dict(zip(head, (cell.strip(" *") for cell in line.strip("|").split("|")), strict=True)))
+    return found
+
+
+@pytest.mark.slow  # twice some 15 s, most of which are imports
+def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    done = sh(folder, "grpo", "quickstart")
+    made = folder / FOLDER
+    text = (made / "reports/writeup.md").read_text()
+    metrics = {
+        arm: json.loads((made / f"data/runs/{EXPERIMENT}/{arm}-0/metrics.json").read_text())
+        for arm in load_study(folder / STUDY).experiments[EXPERIMENT].arms
+    }
+
+    assert sorted(path.name for path in folder.iterdir()) == ["quickstart", "studies"]
+    assert done.stdout.splitlines()[-1].endswith("type:  make repro")
+    shown = {line.split()[0]: line.split() for line in done.stdout.partition("reward before GRPO")[2].splitlines() if line}
+    reported = {row["arm"]: row for row in rows(text, "arm")}
+    assert list(reported) == list(metrics)
+    for arm, values in metrics.items():
+        last, first = f"{values['val/answer_reward']:.3f}", f"{values['first/answer_reward']:.3f}"
+        (answer,) = (value for key, value in reported[arm].items() if key.startswith("answer reward"))
+        assert (answer.split()[0], reported[arm]["at start"]) == (last, first)
+        assert (shown[arm][1], shown[arm][5]) == (first, last)
+    for path in re.findall(r"^(?:the report|its figure|the runs)\s+(\S+)$", done.stdout, flags=re.MULTILINE):
+        assert (folder / path).exists()
+    assert "mlflow ui --backend-store-uri sqlite:///quickstart/mlflow.db" in done.stdout
+    _every_section_has_something(text, made)
+
+    (made / "notes.txt").write_text("removed")
+    before = digests(made)
+    again = sh(folder, "grpo", "quickstart")
+    assert "is from an earlier time: it is emptied" in again.stdout and "is from an earlier time" not in done.stdout
+    assert not (made / "notes.txt").exists() and digests(made) == before
+    runs = sh(made, sys.executable, "-c", RUNS_IN_MLFLOW).stdout.split()
+    text = (made / "reports/writeup.md").read_text()
+    assert len(runs) == 2 and all(f"`{run}`" in text for run in runs), "those of the second time, and only they"
+
+
+RUNS_IN_MLFLOW = f"""
+import mlflow
+mlflow.set_tracking_uri("sqlite:///mlflow.db")
+print(*mlflow.search_runs(experiment_names=["{EXPERIMENT}"], filter_string="status = 'FINISHED'").run_id)
+"""
+
+
+def _every_section_has_something(text: str, folder: Path) -> None:
+    """No empty section, table or figure, no link that leads nowhere, and nothing about what was not made."""
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert f"figures/{EXPERIMENT}.png" in links and "figures/math_baseline.png" in links
+    assert all((folder / "reports" / link).is_file() for link in links)
+    lines = [line for line in text.splitlines() if line]
+    for line, following in zip(lines, [*lines[1:], "# end"], strict=True):
+        if line.startswith("#"):
+            depth = len(line) - len(line.lstrip("#"))
+            assert not re.match(f"#{{1,{depth}}} ", following), f"{line}: an empty section"
+        if re.fullmatch(r"[|-]+", line):
+            assert following.startswith("| "), "a table without rows"
+    assert "\n\n\n\n" not in text
+    told = [line for line in lines if not line.startswith("**Left out** of this study")]
+    others = [name for name in EXPERIMENTS if name != EXPERIMENT] + ["kissing", "best_of_n", "Best@N", "keyword", "dvc", "DVC"]
+    assert [name for name in others if name in "\n".join(told)] == []
+    for path in (folder / "reports").rglob("*.csv"):
+        assert len(list(csv.reader(path.open()))) > 1, path
+    assert {path.name for path in (folder / "reports/tables").iterdir()} <= {
+        "zero_shot.md", "zero_shot_by_level.md", "zero_shot_by_subject.md", "claims.md", f"{EXPERIMENT}.md",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["pretraining", "training"])
+def test_ctrl_c_leaves_no_report(moment: str, tmp_path: Path) -> None:
+    folder = project(tmp_path, *((20, 2000) if moment == "training" else (20000, 4)))
+    command = [sys.executable, "-m", "grpo", "quickstart"]
+    env = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    begun = {"pretraining": ".model.draft", "training": "history.csv"}[moment]
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder, env=env, **pipes) as process:
+        while not list((folder / FOLDER).rglob(begun)):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "ended before it was done; `grpo quickstart` starts afresh" in error and "Traceback" not in error
+    assert not list(folder.rglob("writeup.md*"))
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_the_study_makes_one_experiment_of_two_arms() -> None:
+    study = load_study(ROOT / STUDY)
+    assert study.made == [EXPERIMENT] and len(study.experiments[EXPERIMENT].arms) == 2 and len(study.seeds) == 1
+    assert quickstart._only_experiment(study) == "grpo_learning_rate"
+
+
+@pytest.mark.parametrize("section", ["experiments", "best_of_n", "kissing_number"])
+def test_a_study_of_more_is_refused(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = YAML()
+    params = values_of("quickstart")
+    if section == "experiments":
+        params["experiments"]["grpo_baselines"]["arms"] = {"no_baseline": {"loss_type": "no_baseline"}}
+    elif section == "best_of_n":
+        params["evaluation"]["best_of_n"]["prompts"] = ["r1_zero"]
+    else:
+        params["kissing_number"] = {"calls": 1}
+    monkeypatch.chdir(tmp_path)
+    STUDY.parent.mkdir()
+    yaml.dump(params, STUDY)
+    with pytest.raises(UserError, match=r"studies/quickstart\.yaml: quickstart makes one experiment alone"):
+        quickstart.quickstart()
+    assert not FOLDER.exists()
+
+
+@pytest.mark.parametrize("there", ["a folder with files", "a file", "a link"])
+def test_what_quickstart_did_not_make_it_does_not_touch(there: str, tmp_path: Path) -> None:
+    folder = project(tmp_path / "project")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data.txt").write_text("mine")
+    if there == "a folder with files":
+        precious = precious.rename(folder / FOLDER)
+    elif there == "a file":
+        (folder / FOLDER).write_text("mine")
+    else:
+        (precious / OURS).touch()
+        (folder / FOLDER).symlink_to(precious)
+    refused = sh(folder, "grpo", "quickstart", check=False)
+    assert refused.returncode == 2 and refused.stdout == ""
+    assert refused.stderr.startswith("error: quickstart: is there, and was not made by `grpo quickstart`.")
+    assert ((folder / FOLDER) if there == "a file" else precious / "data.txt").read_text() == "mine"
+
+
+def test_without_its_study_it_says_where_to_run_it(tmp_path: Path) -> None:
+    refused = sh(tmp_path, "grpo", "quickstart", check=False)
+    assert refused.returncode == 2 and not (tmp_path / FOLDER).exists()
+    assert "studies/quickstart.yaml: no such file. Run this in the project's folder" in refused.stderr

@@ -1,0 +1,496 @@
+"""Searches with a language model: a fake endpoint that speaks HTTP, real programs, the real verifier."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import (
+    BAD,
+    BETTER,
+    BROKEN,
+    BUSY,
+    CROSS,
+    CROSS_AND_CUBE,
+    GARBAGE,
+    GOOD,
+    HANG_UP,
+    KEY,
+    MODEL,
+    NO_CHOICES,
+    NO_ENTRY,
+    NOT_JSON,
+    SLOW,
+    TOO_CLOSE,
+    UNFINISHED,
+    Behaviour,
+    FakeEndpoint,
+    program,
+    refusing,
+    saying,
+)
+
+from grpo.common.errors import UserError
+from grpo.discovery import language_model
+from grpo.discovery.language_model import NO_KEY, Endpoint, endpoint_from_environment, propose_with
+from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, Log, Settings, open_log
+from grpo.discovery.search import SILENCE, Budget, search, seed_of
+from grpo.discovery.strategies import REFUSED, STRATEGIES
+from grpo.discovery.verifier import verify_text
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits, and no proxy on the way to this machine."""
+    monkeypatch.setattr(language_model, "FIRST_WAIT", 0.01)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("OPENAI_BASE_URL", "OPENAI_MODEL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def open_search(server: FakeEndpoint, folder: Path, strategy: str = "refine", seed: int = 0) -> Log:
+    return open_log(folder / LOG, Settings("language model", strategy, seed, MODEL, server.url))
+
+
+def run(server: FakeEndpoint, folder: Path, budget: Budget, strategy: str = "refine", **endpoint: Any) -> list[Attempt]:
+    """The attempts of a search, as its log has them."""
+    propose = propose_with(Endpoint(server.url, MODEL, **{"key": KEY, **endpoint}), strategy)
+    search(propose, verify_text, budget, open_search(server, folder, strategy))
+    assert KEY not in (folder / LOG).read_text()
+    return open_search(server, folder, strategy).attempts
+
+
+def scores(attempts: list[Attempt]) -> list[float]:
+    return [attempt.score for attempt in attempts]
+
+
+# -------------------------------------------------------------------------------------------------------------- strategies
+
+SCRIPT = [BAD, GARBAGE, GOOD, UNFINISHED, BETTER, GOOD, program("x = 1\n"), BAD]
+SCORES = [0, 0, 22, 0, 38, 22, 0, 0]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
+    with FakeEndpoint(SCRIPT) as server:
+        attempts = run(server, tmp_path, Budget(calls=8), strategy, temperature=0.7, max_tokens=1234)
+    assert scores(attempts) == SCORES
+    assert (tmp_path / BEST_PROGRAM).read_text() == CROSS_AND_CUBE
+    assert server.paths == ["/v1/chat/completions"] * 8
+    assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
+    for index, (attempt, request) in enumerate(zip(attempts, server.requests, strict=True)):
+        assert request["messages"] == attempt.proposal.messages
+        assert request["seed"] == attempt.seed == seed_of(0, index)
+        assert (request["model"], request["temperature"], request["max_tokens"]) == (MODEL, 0.7, 1234)
+        assert attempt.proposal.calls == 1 and attempt.proposal.tokens == 100 and attempt.proposal.errors == ()
+        assert attempt.propose_s > 0 and (attempt.verify_s > 0) == (attempt.proposal.program is not None)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", attempt.started_at)
+        assert all(parent < index for parent in attempt.proposal.parents)
+    assert attempts[0].verdict.message.startswith("Minimum squared distance 1 < maximum squared norm 4")
+    assert attempts[1].proposal.answer == "I would rather talk about the weather."
+    assert attempts[1].verdict.message == "the answer holds no code block"
+    assert attempts[3].verdict.message.startswith("the answer was cut by the length limit (1234 tokens")
+    assert "no closing fence" in attempts[3].verdict.message
+
+
+def test_refine_feeds_back_word_for_word(tmp_path: Path) -> None:
+    with FakeEndpoint(SCRIPT) as server:
+        attempts = run(server, tmp_path, Budget(calls=8))
+    prompts = server.prompts()
+    assert TOO_CLOSE in prompts[1] and attempts[0].verdict.message in prompts[1]
+    assert "held no program that could be run: the answer holds no code block" in prompts[2] and TOO_CLOSE in prompts[2]
+    assert CROSS in prompts[3] and "valid set of 22 vectors" in prompts[3]
+    assert attempts[3].verdict.message in prompts[4] and CROSS in prompts[4]
+    assert CROSS_AND_CUBE in prompts[5] and "valid set of 38 vectors" in prompts[5]
+    assert attempts[6].verdict.message in prompts[7] and "x = 1" in prompts[7]
+    assert [attempt.proposal.parents for attempt in attempts] == [(), (0,), (0,), (2,), (2,), (4,), (5,), (6,)]
+
+
+def test_rounds_of_best_of_n(tmp_path: Path) -> None:
+    with FakeEndpoint(SCRIPT) as server:
+        run(server, tmp_path, Budget(calls=9), "best_of_n")
+    prompts = server.prompts()
+    assert len(set(prompts[:4])) == len(set(prompts[4:8])) == 1
+    assert CROSS in prompts[4] and "valid set of 22 vectors" in prompts[4]
+    assert CROSS_AND_CUBE in prompts[8] and "valid set of 38 vectors" in prompts[8]
+
+
+def test_hybrid_shows_a_population(tmp_path: Path) -> None:
+    with FakeEndpoint(SCRIPT) as server:
+        attempts = run(server, tmp_path, Budget(calls=8), "hybrid")
+    last = server.prompts()[7]
+    assert CROSS in last and CROSS_AND_CUBE in last and attempts[6].verdict.message in last
+    assert last.count("valid set of 22 vectors") == 1, "attempts 2 and 5 are the same program"
+    assert sorted(attempts[7].proposal.parents) == [2, 4]
+
+
+def test_simple_asks_the_same_every_time(tmp_path: Path) -> None:
+    with FakeEndpoint(SCRIPT) as server:
+        run(server, tmp_path, Budget(calls=3), "simple")
+    assert len(set(server.prompts())) == 1 and len({request["seed"] for request in server.requests}) == 3
+
+
+def test_unknown_strategy() -> None:
+    with pytest.raises(UserError, match=r"nonesuch: no such strategy\. Name one of simple, refine, best_of_n, hybrid"):
+        propose_with(Endpoint("http://127.0.0.1:1/v1", MODEL), "nonesuch")
+
+
+# ----------------------------------------------------------------------------------------------------------------- budgets
+
+
+def test_budgets(tmp_path: Path) -> None:
+    with FakeEndpoint([GOOD]) as server:
+        assert len(run(server, tmp_path / "calls", Budget(calls=3))) == 3
+        assert len(run(server, tmp_path / "tokens", Budget(tokens=350))) == 4
+    with FakeEndpoint([replace(GOOD, after_s=0.2)]) as server:
+        start = time.perf_counter()
+        attempts = run(server, tmp_path / "seconds", Budget(seconds=0.5))
+    assert 1 <= len(attempts) <= 3 and 0.5 <= time.perf_counter() - start < 30
+
+
+def test_failed_requests_count_as_calls(tmp_path: Path) -> None:
+    with FakeEndpoint([BROKEN, GOOD]) as server:
+        attempts = run(server, tmp_path, Budget(calls=3))
+    assert [attempt.proposal.calls for attempt in attempts] == [2, 1] and len(server.requests) == 3
+
+
+def test_tokens_are_estimated_where_the_endpoint_does_not_count(tmp_path: Path) -> None:
+    answer = f"```python\n{CROSS}```"
+    with FakeEndpoint([saying(answer, tokens=None)]) as server:
+        proposal = run(server, tmp_path, Budget(calls=1))[0].proposal
+    characters = len(server.prompts()[0]) + len(answer)
+    assert characters / 4 <= proposal.tokens < characters / 4 + 1
+
+
+# ------------------------------------------------------------------------------------------------------ failing endpoints
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (BUSY, "HTTP 429: too many requests"),
+        (BROKEN, "HTTP 500: out of memory"),
+        (refusing(503, "loading the model"), "HTTP 503: loading the model"),
+        (refusing(408, "slow"), "HTTP 408: slow"),
+        (refusing(409, "locked"), "HTTP 409: locked"),
+        (Behaviour("<h1>Bad\nGateway</h1>", 502), "HTTP 502: <h1>Bad Gateway</h1>"),
+        (HANG_UP, "no connection: "),
+        (SLOW, "no answer within 1 seconds"),
+        (NOT_JSON, "a malformed answer (not JSON: <html>welcome to the proxy</html>)"),
+        (replace(NOT_JSON, headers={"Content-Type": "application/json"}), "a malformed answer (not JSON: <html>"),
+        (NO_CHOICES, 'a malformed answer (without a choice: {"choices": []})'),
+        (Behaviour("[]"), "a malformed answer (without a choice: [])"),
+        (Behaviour('{"choices": [{"message": {"content": 5}}]}'), "a malformed answer (its content is no text"),
+        (Behaviour('{"choices": [{"message": null}]}'), "a malformed answer (without a choice"),
+        (Behaviour(""), "a malformed answer (not JSON: )"),
+    ],
+)
+def test_what_may_pass_is_tried_again(tmp_path: Path, failure: Behaviour, line: str) -> None:
+    with FakeEndpoint([failure, GOOD]) as server:
+        attempts = run(server, tmp_path, Budget(calls=2), timeout=1 if failure is SLOW else 60)
+    assert scores(attempts) == [22]
+    (error,) = attempts[0].proposal.errors
+    assert error.startswith(line) and "\n" not in error
+    assert attempts[0].proposal.calls == 2 and server.requests[0] == server.requests[1]
+
+
+def test_retry_after_is_honoured_within_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeEndpoint([BUSY, GOOD]) as server:
+        assert 0.5 <= run(server, tmp_path / "short", Budget(calls=2))[0].propose_s < 30
+    assert language_model.LONGEST_WAIT == 60
+    monkeypatch.setattr(language_model, "LONGEST_WAIT", 0.2)
+    for name, value in enumerate(("3600", "soon", "-1", "Wed, 21 Oct 2099 07:28:00 GMT")):
+        with FakeEndpoint([replace(BUSY, headers={"Retry-After": value}), GOOD]) as server:
+            assert run(server, tmp_path / str(name), Budget(calls=2))[0].propose_s < 30
+
+
+def test_waits_get_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_model, "FIRST_WAIT", 0.05)
+    with FakeEndpoint([BROKEN, BROKEN, BROKEN, GOOD]) as server:
+        (attempt,) = run(server, tmp_path, Budget(calls=4))
+    assert 0.05 + 0.1 + 0.2 <= attempt.propose_s < 30 and len(attempt.proposal.errors) == 3
+
+
+def test_an_attempt_in_vain_scores_nothing_and_the_search_goes_on(tmp_path: Path) -> None:
+    with FakeEndpoint([GOOD, BROKEN, HANG_UP, BROKEN, BETTER]) as server:
+        attempts = run(server, tmp_path, Budget(calls=5), tries=3)
+    assert scores(attempts) == [22, 0, 38]
+    proposal = attempts[1].proposal
+    assert (proposal.program, proposal.answer, proposal.tokens, proposal.calls) == (None, None, 0, 3)
+    assert len(proposal.errors) == 3
+    assert attempts[1].verdict.message == proposal.problem == "the endpoint did not answer: HTTP 500: out of memory"
+    prompts = server.prompts()
+    assert prompts[4] == prompts[1] and CROSS in prompts[4], "what never came is not fed back"
+
+
+def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path) -> None:
+    with FakeEndpoint(lambda request: BROKEN if len(server.requests) <= SILENCE else GOOD) as server:
+        with pytest.raises(UserError, match=rf"has not answered {SILENCE} times in a row \(HTTP 500: out of memory\)"):
+            run(server, tmp_path, Budget(calls=100), tries=1)
+        assert scores(run(server, tmp_path, Budget(calls=SILENCE + 2), tries=1)) == [0] * SILENCE + [22] * 2
+
+
+def test_no_server_at_all(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+        propose = propose_with(Endpoint(url, MODEL, KEY, tries=2), "simple")
+        proposal = propose([], 1)
+    assert proposal.problem.startswith("the endpoint did not answer: no connection: ") and proposal.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (NO_ENTRY, r"refuses access \(HTTP 401: Incorrect API key provided: \*\*\*\.\)\. Set OPENAI_API_KEY to another key"),
+        (refusing(403, "country"), r"refuses access \(HTTP 403: country\)"),
+        (refusing(404, "The model `a-model` does not exist."), r"has no model a-model.*OPENAI_MODEL.*/models.*OPENAI_BASE_URL"),
+        (Behaviour('{"detail":"Not Found"}', 404), r"has no model a-model, or is no address.*\(HTTP 404: Not Found\)"),
+        (refusing(400, "a-model is not a valid model ID"), "has no model a-model"),
+        (refusing(400, "model 'a-model' not found"), "has no model a-model"),
+        (refusing(402, "Insufficient Balance"), "nothing is left to pay for the answer"),
+        (refusing(429, "You exceeded your quota", code="insufficient_quota"), "nothing is left to pay for the answer"),
+    ],
+)
+def test_mistakes_of_the_user_are_told_at_once(tmp_path: Path, failure: Behaviour, told: str) -> None:
+    with FakeEndpoint([GOOD, failure]) as server:
+        with pytest.raises(UserError, match=told) as caught:
+            run(server, tmp_path, Budget(calls=9))
+        assert len(server.requests) == 2
+        assert str(caught.value).startswith(server.url) and KEY not in str(caught.value)
+        assert scores(open_search(server, tmp_path).attempts) == [22], "what was done before is kept"
+
+
+def test_a_missing_key_is_named() -> None:
+    with FakeEndpoint([NO_ENTRY]) as server, pytest.raises(UserError, match="Set OPENAI_API_KEY to a key"):
+        propose_with(Endpoint(server.url, MODEL), "simple")([], 1)
+
+
+def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp_path: Path) -> None:
+    too_long = refusing(400, "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens.")
+    with FakeEndpoint([GOOD, too_long, too_long, BETTER]) as server:
+        attempts = run(server, tmp_path, Budget(calls=4))
+    assert scores(attempts) == [22, 0, 38] and len(server.requests) == 4  # once more without a limit to the answer
+    assert attempts[1].proposal.problem.startswith(f"{REFUSED}: HTTP 400: This model's maximum context length is 4096 tokens.")
+    prompts = server.prompts()
+    assert CROSS in prompts[1] and prompts[2] == prompts[1] and prompts[3] == prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("complaint", "left_out", "instead"),
+    [
+        (refusing(400, "Unsupported parameter: 'seed'", param="seed"), "seed", None),
+        (Behaviour('{"detail":[{"type":"extra_forbidden","loc":["body","seed"]}]}', 422), "seed", None),
+        (
+            refusing(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."),
+            "max_tokens",
+            "max_completion_tokens",
+        ),
+        (  # as vLLM 0.32 says it
+            refusing(400, "max_tokens=16384 cannot be greater than max_model_len=4096. Please request fewer output tokens."),
+            "max_tokens",
+            None,
+        ),
+        (
+            refusing(
+                400,
+                "However, you requested 17000 tokens (616 in the messages, 16384 in the completion).",
+            ),
+            "max_tokens",
+            None,
+        ),
+    ],
+)
+def test_parameters_that_an_endpoint_does_not_know(
+    tmp_path: Path, complaint: Behaviour, left_out: str, instead: str | None
+) -> None:
+    with FakeEndpoint(lambda request: complaint if left_out in request else GOOD) as server:
+        attempts = run(server, tmp_path, Budget(calls=4), tries=1)
+    assert scores(attempts) == [22] * 3
+    assert [attempt.proposal.calls for attempt in attempts] == [2, 1, 1], "the endpoint need not be asked each time"
+    assert "asked again" in attempts[0].proposal.errors[0]
+    assert all(left_out not in request for request in server.requests[1:])
+    assert instead is None or server.requests[1][instead] == server.requests[0][left_out]
+
+
+# ------------------------------------------------------------------------------------------------------------ odd answers
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (saying(""), "the answer is empty"),
+        (saying(None), "the answer is empty"),
+        (saying(None, "length", reasoning_content="hm"), "the answer was cut by the length limit (16384 tokens"),
+        (saying("```python\npoints = [", "length"), "the answer was cut by the length limit (16384 tokens"),
+        (saying(None, refusal="I must not."), "the model refused to answer: the answer holds no code block"),
+        (saying("", "content_filter"), "the endpoint's content filter stopped the answer: the answer is empty"),
+        (saying("```python\ndef f(:\n```"), "the program does not parse: line 1: invalid syntax (`def f(:`)"),
+        (saying("<think>Let me see"), "the answer ends within its reasoning"),
+    ],
+)
+def test_answers_without_a_program(tmp_path: Path, answer: Behaviour, problem: str) -> None:
+    with FakeEndpoint([answer, GOOD]) as server:
+        attempts = run(server, tmp_path, Budget(calls=2))
+    assert scores(attempts) == [0, 22]
+    proposal = attempts[0].proposal
+    assert proposal.program is None and proposal.answer is not None and proposal.tokens == 100 and proposal.calls == 1
+    assert attempts[0].verdict.message == proposal.problem and proposal.problem.startswith(problem)
+    assert proposal.problem in server.prompts()[1]
+
+
+def test_a_whole_program_counts_although_the_answer_was_cut_after_it(tmp_path: Path) -> None:
+    with FakeEndpoint([saying(f"```python\n{CROSS}```\nThis gives", "length")]) as server:
+        assert scores(run(server, tmp_path, Budget(calls=1))) == [22]
+
+
+def test_characters_that_cannot_be_written(tmp_path: Path) -> None:
+    body = saying(f"A lone half: HALF\n```python\n# HALF\n{CROSS}```").body.replace("HALF", r"\ud800")
+    with FakeEndpoint([Behaviour(body)]) as server:
+        attempts = run(server, tmp_path, Budget(calls=2))
+    assert scores(attempts) == [22, 22] and "A lone half: ?" in (attempts[0].proposal.answer or "")
+
+
+def test_the_key_is_nowhere(tmp_path: Path) -> None:
+    """Not even where the endpoint sends it back."""
+    endpoint = Endpoint("http://127.0.0.1:1/v1", MODEL, KEY)
+    assert KEY not in repr(endpoint) and KEY not in str(endpoint)
+    echo = saying(f"Your key is {KEY}.\n```python\n# {KEY}\n{CROSS}```")
+    with FakeEndpoint([refusing(500, f"key {KEY} crashed"), Behaviour(f"key {KEY}"), echo]) as server:
+        (attempt,) = run(server, tmp_path, Budget(calls=3))
+    assert attempt.proposal.errors == ("HTTP 500: key *** crashed", "a malformed answer (not JSON: key ***)")
+    assert "Your key is ***." in (attempt.proposal.answer or "")
+    assert all(KEY not in file.read_text() for file in tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+ENVIRONMENT = {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1/", "OPENAI_MODEL": "m", "OPENAI_API_KEY": f" {KEY}\n"}
+
+
+def test_endpoint_from_environment() -> None:
+    assert endpoint_from_environment(ENVIRONMENT) == Endpoint("http://127.0.0.1:8000/v1", "m", KEY)
+    given = endpoint_from_environment(ENVIRONMENT, "https://example.org/v1", "n")
+    assert (given.base_url, given.model, given.key) == ("https://example.org/v1", "n", KEY)
+    assert endpoint_from_environment({}, "http://[::1]:8000/v1", "n").key == NO_KEY
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"OPENAI_BASE_URL": ""}, "no endpoint is given. Set OPENAI_BASE_URL"),
+        ({"OPENAI_MODEL": " "}, r"no model is given. Set OPENAI_MODEL .*http://127.0.0.1:8000/v1/models"),
+        ({"OPENAI_BASE_URL": "127.0.0.1:8000/v1"}, "127.0.0.1:8000/v1: no address of an endpoint. Set OPENAI_BASE_URL"),
+        ({"OPENAI_BASE_URL": "localhost"}, "no address of an endpoint"),
+        ({"OPENAI_BASE_URL": "ftp://example.org/v1"}, "no address of an endpoint"),
+        ({"OPENAI_BASE_URL": "http:///v1"}, "no address of an endpoint"),
+        ({"OPENAI_BASE_URL": "http://example.org:99999/v1"}, "no address of an endpoint"),
+        ({"OPENAI_BASE_URL": "http://[::1/v1"}, "no address of an endpoint"),
+        ({"OPENAI_BASE_URL": f"http://me:{KEY}@example.org/v1"}, "holds a user, a query or a fragment"),
+        ({"OPENAI_BASE_URL": f"http://example.org/v1?key={KEY}"}, "holds a user, a query or a fragment"),
+        ({"OPENAI_API_KEY": "sk-sécret"}, "OPENAI_API_KEY: holds characters that no key has"),
+        ({"OPENAI_API_KEY": "sk-secret\nsk-other"}, "OPENAI_API_KEY: holds characters that no key has"),
+    ],
+)
+def test_settings_that_cannot_work(changes: dict[str, str], told: str) -> None:
+    with pytest.raises(UserError, match=told) as caught:
+        endpoint_from_environment({**ENVIRONMENT, **changes})
+    assert KEY not in str(caught.value) and "cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["timeout", "max_tokens", "tries", "temperature"])
+def test_numbers_that_cannot_work(name: str) -> None:
+    with pytest.raises(UserError, match=f"the endpoint's {name} is -1"):
+        Endpoint("http://127.0.0.1:1/v1", "m", **{name: -1})
+
+
+# ------------------------------------------------------------------------------------------------------ kills and damage
+
+SEARCH = """
+import sys
+from pathlib import Path
+from grpo.discovery.language_model import Endpoint, propose_with
+from grpo.discovery.log import Settings, open_log
+from grpo.discovery.search import Budget, search
+from grpo.discovery.verifier import verify_text
+url, model, strategy, log = sys.argv[1:]
+settings = Settings("language model", strategy, 0, model, url)
+search(propose_with(Endpoint(url, model), strategy), verify_text, Budget(calls=8), open_log(Path(log), settings))
+"""
+KILLED_AT = 5  # the attempt whose answer never comes
+
+
+def without_times(attempts: list[Attempt]) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in asdict(attempt).items() if name not in ("started_at", "propose_s", "verify_s")}
+        for attempt in attempts
+    ]
+
+
+# Their prompts depend on the log.
+@pytest.mark.parametrize(
+    "strategy", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in ("refine", "best_of_n"))]
+)
+def test_a_killed_search_ends_as_an_undisturbed_one(tmp_path: Path, strategy: str) -> None:
+    index = {seed_of(0, number): number for number in range(8)}
+    hung: list[int] = []
+
+    def script(request: dict[str, Any]) -> Behaviour:
+        number = index[request["seed"]]
+        if number == KILLED_AT and not hung:
+            hung.append(number)
+            return SLOW
+        return SCRIPT[number]
+
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    with FakeEndpoint(script) as server:
+        command = [sys.executable, "-c", SEARCH, server.url, MODEL, strategy, str(killed / LOG)]
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=os.environ, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 60
+            while not hung:
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert len(open_search(server, killed, strategy).attempts) == KILLED_AT
+        resumed = run(server, killed, Budget(calls=8), strategy)
+        whole = run(server, undisturbed, Budget(calls=8), strategy)
+    assert scores(whole) == SCORES
+    assert without_times(resumed) == without_times(whole)
+    assert (killed / BEST_PROGRAM).read_text() == (undisturbed / BEST_PROGRAM).read_text()
+
+
+def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
+    with FakeEndpoint([GOOD]) as server:
+        run(server, tmp_path, Budget(calls=2))
+        log = tmp_path / LOG
+        whole = log.read_text()
+        without_seed = json.loads(whole)
+        del without_seed["attempts"][1]["seed"]
+        for text in (whole[: len(whole) // 2], "[]", "{}", json.dumps(without_seed)):
+            log.write_text(text)
+            with pytest.raises(UserError, match=rf"{LOG}.*damaged"):
+                run(server, tmp_path, Budget(calls=3))
+            assert log.read_text() == text, "the user may mend it"
+        assert len(server.requests) == 2
+
+
+def test_the_log_of_another_search_is_refused(tmp_path: Path) -> None:
+    with FakeEndpoint([GOOD]) as server:
+        run(server, tmp_path, Budget(calls=1))
+        with pytest.raises(UserError, match=r"belongs to a search with another strategy and seed\. Give another folder"):
+            open_search(server, tmp_path, "hybrid", seed=1)
+        with pytest.raises(UserError, match="another model"):
+            open_log(tmp_path / LOG, Settings("language model", "refine", 0, "another", server.url))

@@ -1,0 +1,443 @@
+"""Evaluation of a checkpoint: chunks that survive a kill, the records, the page to read, and comparing two of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scoring_parts import evaluate_by
+from study_parts import activate
+
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Problem, Rollout, write_records
+from grpo.evaluation import evaluate as module
+from grpo.evaluation import zero_shot
+from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
+from grpo.evaluation.compare import compare_files
+from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
+from grpo.reporting.baseline import zero_shot_table
+from grpo.reporting.figures import draw_zero_shot
+from grpo.results.statistics import wilson_interval
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.schema import Study
+from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.formats import QUESTION_ONLY, R1_ZERO
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.task import ScoredBatch
+
+PARAMS = SamplingParams(max_tokens=8)
+SCORE = partial(score_by_task, Arithmetic(1, 1, levels=1, seed=0), "r1_zero")
+
+
+@pytest.fixture
+def problems() -> list[Problem]:
+    return [Problem(f"p{i}", f"Mia has {i} apples. How many?", str(i), level=1 + i % 2) for i in range(10)]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEQUENCES_PER_CHUNK", 6)  # three problems of two samples
+
+
+class CountingEngine(TransformersEngine):
+    """Counts its calls, and stops after some of them as a kill would."""
+
+    calls = 0
+    allowed = 10**9
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        if self.calls >= self.allowed:
+            raise KeyboardInterrupt
+        self.calls += 1
+        return super().generate(*args, **kwargs)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_an_interrupted_evaluation_goes_on_where_it_was(
+    model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path
+) -> None:
+    whole = evaluate(TransformersEngine(model, tokenizer), tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2)
+    assert [[r.problem for r in group] for group in whole] == [[p, p] for p in problems]
+
+    engine = CountingEngine(model, tokenizer)
+    engine.allowed = 2
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
+    again = CountingEngine(model, tokenizer)
+    assert evaluate(again, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert again.calls == 2  # of four chunks
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("damage", ["", "{", "[]", '[[{"problem": "p9"}]]', "null"])
+def test_a_damaged_chunk_is_made_anew(damage: str, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path) -> None:
+    engine = TransformersEngine(model, tokenizer)
+    whole = evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
+    (tmp_path / "3.json").write_text(damage)
+    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("place", [3, 0.3, 0.5, 0.9])  # in the checksum, and in what it is of
+def test_one_flipped_bit_in_a_chunk_is_noticed(
+    place: float, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = CountingEngine(model, tokenizer)
+    whole = evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
+    chunk = tmp_path / "3.json"
+    content = bytearray(chunk.read_bytes())
+    content[place if isinstance(place, int) else int(place * len(content))] ^= 1
+    chunk.write_bytes(content)
+    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert engine.calls == 4 + 1
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    assert told.endswith(f"{chunk}: this part of the evaluation is damaged and is sampled again")
+    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert engine.calls == 4 + 1  # it is whole again
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_chunks_draw_different_samples(model: Any, tokenizer: Any) -> None:
+    same_question = [Problem(f"p{i}", "How many?", "1") for i in range(6)]
+    groups = evaluate(TransformersEngine(model, tokenizer), tokenizer, same_question, R1_ZERO, SCORE, PARAMS, seed=3, n=2)
+    assert len({r.completion.token_ids for group in groups for r in group}) == 12
+
+
+def _records(n: int, category: str) -> list[dict[str, Any]]:
+    rewards = {"format 1, answer 1": "5", "format 1, answer 0": "4", "format 0, answer 0": None}
+    return [
+        {
+            "problem": f"{category[7]}{category[-1]}-{i}",
+            "level": 1,
+            "subject": "algebra",
+            "prompt": "What?",
+            "response": f"text {i}",
+            "answer": rewards[category],
+            "ground_truth": "5",
+            "category": category,
+            "finish_reason": "stop",
+            "response_length": 3,
+        }
+        for i in range(n)
+    ]
+
+
+def test_the_page_to_read_shows_ten_of_each_outcome_from_all_over() -> None:
+    records = _records(40, "format 1, answer 1") + _records(12, "format 1, answer 0") + _records(3, "format 0, answer 0")
+    page = examples_to_read("r1_zero", records)
+    assert [page.count(f"{kind}-") for kind in ("11", "10", "00")] == [10, 10, 3]
+    assert "11-36" in page  # not the first ten only
+    assert "format 0, answer 0: 3 of 55, 3 shown" in page
+    assert page.count("no answer could be read") == 3
+    assert page.count("read `4`") == 10
+
+
+def _write_scores(path: Path, scores: dict[str, float]) -> Path:
+    path.write_text("".join(json.dumps({"problem": p, "answer_reward": s}) + "\n" for p, s in scores.items()))
+    return path
+
+
+def test_comparing_two_evaluations(tmp_path: Path) -> None:
+    first = _write_scores(tmp_path / "a.jsonl", {str(i): float(i % 2) for i in range(100)})
+    second = _write_scores(tmp_path / "b.jsonl", {str(i): float(i % 2 or i < 30) for i in reversed(range(100))})
+    text = compare_files(first, second)
+    assert "0.150 (0.0" in text
+    assert "does not hold 0" in text
+    assert "Right in the second only: 15; in the first only: 0." in text
+    assert "no difference can be told" in compare_files(first, first)
+
+
+def test_comparing_what_cannot_be_compared(tmp_path: Path) -> None:
+    first = _write_scores(tmp_path / "a.jsonl", {"1": 1.0, "2": 0.0})
+    second = _write_scores(tmp_path / "b.jsonl", {"1": 1.0, "3": 0.0})
+    with pytest.raises(UserError, match="2 problems are in only one"):
+        compare_files(first, second)
+    with pytest.raises(UserError, match="no such file"):
+        compare_files(first, tmp_path / "c.jsonl")
+    (tmp_path / "d.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(UserError, match=r"d\.jsonl:1: damaged .*problem"):
+        compare_files(first, tmp_path / "d.jsonl")
+
+
+# ------------------------------------------------------------------------------------------------------- what is logged
+
+
+def _rewards(answer: float, form: float = 1.0) -> dict[str, float]:
+    return {"format_reward": form, "answer_reward": answer, "reward": answer}
+
+
+def test_generations_are_logged_with_all_that_is_known_of_them() -> None:
+    rewards = [_rewards(1.0), _rewards(0.0), _rewards(0.0, 0.0), _rewards(1.0)]
+    records, summary = log_generations(
+        ["a", "b", "c", "d"], ["w", "x", "y", "z"], ["1", "2", "3", "4"], rewards, [0.5, 0.25, 1.0, 0.25], [3, 10, 20, 8]
+    )
+    assert records[1] == {
+        "prompt": "b",
+        "response": "x",
+        "ground_truth": "2",
+        "format_reward": 1.0,
+        "answer_reward": 0.0,
+        "reward": 0.0,
+        "token_entropy": 0.25,
+        "response_length": 10,
+    }
+    assert [(record["prompt"], record["response"]) for record in records] == list(zip("abcd", "wxyz", strict=True))
+    assert summary == {
+        "token_entropy": 0.5,
+        "response_length": 10.25,
+        "response_length_correct": 5.5,  # (3 + 8) / 2
+        "response_length_incorrect": 15.0,  # (10 + 20) / 2
+    }
+
+
+@pytest.mark.parametrize(("answers", "correct", "incorrect"), [([1.0, 1.0], 5.0, math.nan), ([0.0, 0.0], math.nan, 5.0)])
+def test_a_kind_of_generation_that_there_is_not_has_no_length(answers: list[float], correct: float, incorrect: float) -> None:
+    _, summary = log_generations(["a", "b"], ["", ""], ["", ""], [_rewards(answer) for answer in answers], [1.0, 1.0], [4, 6])
+    found = summary["response_length_correct"], summary["response_length_incorrect"]
+    assert found == pytest.approx((correct, incorrect), nan_ok=True)
+
+
+def test_generations_and_what_belongs_to_them_must_be_equally_many() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        log_generations(["a", "b"], ["x"], ["1"], [_rewards(1.0)], [0.5], [3])
+
+
+def test_lengths_of_correct_and_incorrect_responses_by_hand() -> None:
+    def rollout(answer: float, length: int) -> Rollout:
+        completion = Completion((1,) * length, "text", (0.0,) * length, "stop")
+        return Rollout(Problem("p", "", ""), (1, 2, 3), completion, _rewards(answer))
+
+    mixed = [rollout(1.0, 2), rollout(0.0, 9), rollout(1.0, 5), rollout(0.0, 0)]
+    assert lengths_by_outcome(mixed) == {"response_length_correct": 3.5, "response_length_incorrect": 4.5}
+    nothing_right = lengths_by_outcome(mixed[1:2])
+    assert math.isnan(nothing_right["response_length_correct"]) and nothing_right["response_length_incorrect"] == 9.0
+    assert math.isnan(lengths_by_outcome(mixed[:1])["response_length_incorrect"])
+
+
+@pytest.fixture
+def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> Path:
+    """A project folder with a study, an untrained model and 3,000 problems, which is several chunks."""
+    from grpo.models.checkpoint import save_checkpoint
+
+    activate("mini", tmp_path)
+    save_checkpoint(tmp_path / "data/model/main", model, tokenizer)
+    many = [Problem(f"p{i}", f"Mia has {i} apples. How many?", str(i), level=1) for i in range(3000)]
+    write_records(tmp_path / "data/dataset/main/validation.jsonl", many)
+    return tmp_path
+
+
+def _evaluation(project: Path, out: str) -> list[str]:
+    return [sys.executable, "-m", "grpo", "evaluate", "data/model/main", "--out", out, "--prompt", "question_only"]
+
+
+IN_SMALL_CHUNKS = """
+import sys
+from grpo.cli import main
+from grpo.evaluation import evaluate
+evaluate.SEQUENCES_PER_CHUNK = 30
+main()
+"""
+KILLS = 3
+
+
+@pytest.mark.slow
+def test_an_evaluation_killed_again_and_again_ends_with_the_same_files(project: Path) -> None:
+    """Each time at another moment: while a chunk is sampled, scored, or written."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    state, moments = project / "data/state/evaluation", random.Random(7)
+
+    def chunks() -> set[Path]:
+        return set(state.glob("*/[0-9]*.json"))
+
+    def command(out: str) -> list[str]:
+        return [sys.executable, "-c", IN_SMALL_CHUNKS, *_evaluation(project, out)[3:]]
+
+    for _ in range(KILLS):
+        before = chunks()
+        process = subprocess.Popen(command("killed"), cwd=project, env=environment, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while chunks() == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 0.5))
+        assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert len(chunks()) > len(before) and before < chunks(), "it goes on where it was"
+        assert len({chunk.parent for chunk in chunks()}) == 1
+        assert not (project / "killed").exists()
+    assert len(chunks()) < 100
+    for out in ("killed", "whole"):
+        result = subprocess.run(command(out), cwd=project, env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert not chunks()
+    for name in ("question_only.jsonl", "question_only_examples.md"):
+        assert (project / "killed" / name).read_bytes() == (project / "whole" / name).read_bytes()
+
+
+def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
+    project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is written whole or not at all, so what the first prompt cost must outlive it."""
+    monkeypatch.chdir(project)
+    few = mini_study.evaluation.model_copy(update={"zero_shot_problems": 64})
+    mini_study = mini_study.model_copy(update={"evaluation": few})
+    whole = zero_shot.evaluate_checkpoint
+
+    def killed_at_the_second(evaluator: Any, problems: Any, prompt: str, folder: Path) -> dict[str, Any]:
+        if prompt == mini_study.evaluation.zero_shot_prompts[1]:
+            raise KeyboardInterrupt
+        return whole(evaluator, problems, prompt, folder)
+
+    monkeypatch.setattr(zero_shot, "evaluate_checkpoint", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        zero_shot.run_math_baseline(mini_study)
+    assert not (project / "data/math_baseline").exists()
+    assert len(list((project / "data/state/evaluation").glob("*/0.json"))) == 1
+    monkeypatch.setattr(zero_shot, "evaluate_checkpoint", whole)
+    zero_shot.run_math_baseline(mini_study)
+    assert len(list((project / "data/math_baseline").glob("*.jsonl"))) == 2
+    assert not list((project / "data/state/evaluation").glob("*/*.json"))
+
+
+def test_what_a_prompt_says_is_part_of_an_evaluation(
+    project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, its prompt edited, and run again: nothing that the old text got is taken for an answer to the new one."""
+    monkeypatch.chdir(project)
+
+    def sampled() -> list[list[Rollout]]:
+        evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
+        return evaluator.sample(problems, "question_only")
+
+    def chunks() -> set[Path]:
+        return set((project / "data/state/evaluation").glob("*/0.json"))
+
+    old, kept = sampled(), chunks()
+    assert sampled() == old and chunks() == kept  # taken up
+    changed = {"question_only": replace(QUESTION_ONLY, template="Now {question}")}
+    monkeypatch.setattr(GradedTask, "formats", changed)
+    new = sampled()
+    assert [group[0].prompt_ids for group in new] != [group[0].prompt_ids for group in old]
+    assert kept < chunks()
+
+
+def test_all_that_decides_an_evaluation_names_its_kept_part(
+    project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(problems: list[Problem] = problems, prompt: str = "r1_zero", n: int = 1, **changes: Any) -> str:
+        own = {key: changes.pop(key) for key in ("threads",) if key in changes}
+        engine = mini_study.engine.model_copy(update={k: v for k, v in changes.items() if k == "max_batch_size"})
+        evaluation = mini_study.evaluation.model_copy(update={k: v for k, v in changes.items() if k != "max_batch_size"})
+        evaluator.study = mini_study.model_copy(update={"engine": engine, "evaluation": evaluation, **own})
+        return evaluator._identity(problems, prompt, n)
+
+    monkeypatch.chdir(project)
+    evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
+    first = named()
+    assert first == named()
+    others = [named(problems[1:]), named(prompt="question_only"), named(n=2), named(threads=3), named(max_batch_size=7)]
+    others += [named(temperature=0.5), named(top_p=0.5), named(max_tokens=9), named(seed=9)]
+    (project / "data/model/main/config.json").write_text("{}")
+    others.append(named())
+    assert len({first, *others}) == 11
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_kept_chunk_remembers_which_answers_ran_out_of_time(
+    model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path
+) -> None:
+    def second_is_late(rollouts: Sequence[Rollout]) -> ScoredBatch:
+        return ScoredBatch([_rewards(0.0) for _ in rollouts], [i == 1 for i in range(len(rollouts))])
+
+    engine = CountingEngine(model, tokenizer)
+    first = evaluate(engine, tokenizer, problems, R1_ZERO, second_is_late, PARAMS, seed=3, n=2, state=tmp_path)
+    assert [[r.timed_out for r in group] for group in first[:3]] == [[False, True], [False, False], [False, False]]
+    assert evaluate(engine, tokenizer, problems, R1_ZERO, second_is_late, PARAMS, seed=3, n=2, state=tmp_path) == first
+    assert engine.calls == 4
+    assert summarize([r for group in first for r in group])["grader_timeouts"] == 4  # one a chunk
+
+
+# ----------------------------------------------------------------------------------------------------- parts of a reward
+
+
+def test_rewards_between_0_and_1_go_through_an_evaluation(
+    project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of ten have all of the reward, one the form only, one nothing, and six parts of it."""
+    parts = [
+        (1.0, 1.0),
+        (1.0, 1.0),
+        (1.0, 0.0),
+        (0.0, 0.0),
+        (1.0, 0.5),
+        (1.0, 0.25),
+        (0.5, 0.5),
+        (0.5, 0.0),
+        (0.0, 0.25),
+        (0.9, 1.0),
+    ]
+
+    def partly(asked: Sequence[Problem], responses: Sequence[str]) -> ScoredBatch:
+        return ScoredBatch([_rewards(answer, form) for form, answer in parts], [False] * len(responses))
+
+    monkeypatch.chdir(project)
+    evaluate_by(monkeypatch, partly)
+    evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
+    metrics = evaluate_checkpoint(evaluator, problems, "question_only", project / "out")
+    outcomes = {"format 1, answer 1": 2, "format 1, answer 0": 1, "format 0, answer 0": 1, "other rewards": 6}
+    assert metrics["categories"] == outcomes
+    assert metrics["answer_reward"] == metrics["accuracy"]["value"] == pytest.approx(0.45)
+    assert (metrics["accuracy"]["low"], metrics["accuracy"]["high"]) == wilson_interval(4.5, 10)
+    records = [json.loads(line) for line in (project / "out/question_only.jsonl").read_text().splitlines()]
+    assert [(r["format_reward"], r["answer_reward"]) for r in records] == parts
+    assert "## other rewards: 6 of 10, 6 shown" in (project / "out/question_only_examples.md").read_text()
+
+    # Beside a prompt whose rewards are all 0 or 1, the fourth outcome stands for both.
+    whole = metrics | {"categories": {"format 1, answer 1": 4, "format 1, answer 0": 3, "format 0, answer 0": 3}}
+    for baseline in ({"a": metrics, "b": whole}, {"b": whole, "a": metrics}):
+        table = zero_shot_table(baseline)
+        assert "| other rewards |" in table and "| a | 10 | 2 | 1 | 1 | 6 |" in table and "| b | 10 | 4 | 3 | 3 | 0 |" in table
+        bars = [bar for group in draw_zero_shot(baseline).axes[0].containers for bar in group]
+        assert sum(bar.get_width() for bar in bars) == pytest.approx(2.0)  # each prompt's shares add up to 1
+    assert "other" not in zero_shot_table({"b": whole})
+
+
+def test_a_problem_counts_as_right_only_with_all_of_the_reward(tmp_path: Path) -> None:
+    first = _write_scores(tmp_path / "a.jsonl", {"1": 0.5, "2": 1.0, "3": 0.0, "4": 0.2, "5": 1.0})
+    second = _write_scores(tmp_path / "b.jsonl", {"1": 1.0, "2": 0.5, "3": 1.0, "4": 0.4, "5": 1.0})
+    assert "Right in the second only: 2; in the first only: 1." in compare_files(first, second)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data/nothing"], "data/nothing"),
+        (
+            ["data/model/main", "--prompt", "haiku"],
+            "prompt haiku: no such format (known of Arithmetic: r1_zero,",
+        ),
+        (["data/model/main", "--problems", "3001"], "--problems 3001: data/dataset/main/validation.jsonl holds 3000 problems"),
+    ],
+)
+def test_mistakes_are_told_in_one_message(
+    project: Path, arguments: list[str], message: str, grpo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    code, _, told = grpo("evaluate", *arguments, "--out", "out")
+    assert code == 2
+    assert message in told
+    assert "Traceback" not in told
+    assert not (project / "out").exists()

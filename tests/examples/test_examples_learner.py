@@ -1,0 +1,176 @@
+"""The examples of a loss and of a reward of one's own: their numbers by hand, and each in a run from params.yaml to results."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from study_parts import values_of
+from torch.testing import assert_close
+from training_parts import NoMlflow, problems
+
+from grpo.common.imports import import_object
+from grpo.common.records import write_records
+from grpo.learner.losses import LossInputs, grpo_clip
+from grpo.models.checkpoint import save_checkpoint
+from grpo.study import paths
+from grpo.study.schema import read_yaml
+
+ROOT = Path(__file__).parents[2]
+ARM: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "rollout_batch_size": 64,
+    "train_batch_size": 32,
+    "group_size": 16,
+    "n_grpo_steps": 4,
+    "sampling_max_tokens": 12,
+    "sampling_min_tokens": 0,
+    "prompt": "question_only",
+    "gradient_accumulation_steps": 2,
+    "reward": "short_answers:short_answers",
+}
+Train = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples lie in the study's folder."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+
+
+@pytest.fixture
+def train(grpo: Any, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """`grpo train` of one arm on a tiny model: exit code and what is on stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grpo.training.run.MlflowRun", lambda *_: NoMlflow())
+    with torch.no_grad():  # a random model hardly ever ends a response; now one token in four does
+        hidden = model.model(torch.arange(1, 201)[None]).last_hidden_state[0].mean(0)
+        model.get_output_embeddings().weight[tokenizer.eos_token_id] += 4.0 * hidden / hidden.square().sum()
+    save_checkpoint(paths.model("main"), model, tokenizer)
+    write_records(paths.train("main"), problems(20))
+    write_records(paths.validation("main"), problems(6))
+
+    def train_arm(arm: str, **values: Any) -> tuple[int, str]:
+        study = values_of("smoke")
+        study["evaluation"] |= {"every": 2, "problems": 6, "max_tokens": 12}
+        study["experiments"]["grpo_learning_rate"]["arms"] = {arm: ARM | values}
+        (tmp_path / "params.yaml").write_text(json.dumps(study))
+        code, _, error = grpo("train", "grpo_learning_rate", arm, "--seed", "0")
+        return code, error
+
+    return train_arm
+
+
+def rows(arm: str, table: str = "history") -> list[dict[str, float]]:
+    with (paths.RUNS / f"grpo_learning_rate/{arm}-0/{table}.csv").open(newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def weights(arm: str) -> bytes:
+    return (paths.CHECKPOINTS / f"grpo_learning_rate/{arm}-0/last/model.safetensors").read_bytes()
+
+
+# ---------------------------------------------------------------------------------------------------------------- the loss
+
+
+def inputs(ratios: list[float], advantage: float) -> LossInputs:
+    old = torch.full((1, len(ratios)), -2.0)
+    of_response = torch.tensor([[advantage]])
+    return LossInputs(old + torch.tensor([ratios]).log(), old, of_response, of_response, torch.ones_like(old).bool(), 0.2)
+
+
+def test_the_asymmetric_clip_by_hand() -> None:
+    """With eps_low = 0.2 and eps_high = 0.5: what is good may rise to 1.5, what is bad may fall to 0.8."""
+    clip_higher = import_object("clip_higher:clip_higher")
+    loss, metrics = clip_higher(inputs([1.0, 1.4, 1.6, 0.5], 2.0), clip_high=0.5)
+    assert_close(loss, torch.tensor([[-2.0, -2.8, -3.0, -1.0]]))
+    assert metrics["clipped"].tolist() == metrics["clipped_above"].tolist() == [[False, False, True, False]]
+    loss, metrics = clip_higher(inputs([1.0, 1.4, 1.6, 0.5], -2.0), clip_high=0.5)
+    assert_close(loss, torch.tensor([[2.0, 2.8, 3.2, 1.6]]))
+    assert metrics["clipped"].tolist() == [[False, False, False, True]] and not metrics["clipped_above"].any()
+
+
+def test_between_the_two_upper_bounds_only_the_symmetric_clip_stops_the_gradient() -> None:
+    clip_higher = import_object("clip_higher:clip_higher")
+    gradients = []
+    for loss in (grpo_clip, lambda given: clip_higher(given, clip_high=0.5)):
+        given = inputs([1.3], 1.0)
+        given.log_probs.requires_grad_()
+        loss(given)[0].sum().backward()
+        gradients.append(given.log_probs.grad)
+    assert_close(gradients[0], torch.tensor([[0.0]]))
+    assert_close(gradients[1], torch.tensor([[-1.3]]))  # d/dlog pi of -rho A
+
+
+def test_a_study_trains_with_a_loss_of_its_own(train: Train) -> None:
+    """With both bounds alike it trains as `grpo_clip`, to the last bit; with a wider upper one otherwise."""
+    off_policy = {"epochs_per_rollout_batch": 3, "learning_rate": 1e-2}
+    own = {"loss_type": "clip_higher:clip_higher"}
+    assert train("symmetric", **off_policy, loss_type="grpo_clip")[0] == 0
+    assert train("equal", **off_policy, **own, loss_options={"clip_high": 0.2})[0] == 0
+    assert train("higher", **off_policy, **own, loss_options={"clip_high": 2.0})[0] == 0
+    assert weights("equal") == weights("symmetric") != weights("higher")
+    assert [{k: v for k, v in row.items() if k != "clipped_above"} for row in rows("equal")] == rows("symmetric")
+    for arm in ("equal", "higher"):
+        assert list(rows(arm)[0]) == [*rows("symmetric")[0], "clipped_above"]
+        assert all(0.0 <= row["clipped_above"] <= row["clip_fraction"] <= 1.0 for row in rows(arm))
+    equal, higher = ([row["clipped_above"] for row in rows(arm)[:6]] for arm in ("equal", "higher"))  # of the first step
+    assert sum(higher) < sum(equal)
+    config = read_yaml(paths.RUNS / "grpo_learning_rate/higher-0/config.yaml")["config"]
+    assert config["loss_options"] == {"value": {"clip_high": 2.0}, "from": "arm higher"}
+
+
+# -------------------------------------------------------------------------------------------------------------- the reward
+
+
+def test_the_length_reward_by_hand() -> None:
+    short_answers = import_object("short_answers:short_answers")
+    lengths, right = [2, 4, 6, 2, 6, 3, 3], [1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+    found = short_answers(["a"] * 5 + ["b"] * 2, [[7] * n for n in lengths], right, question=["?"] * 7)
+    assert found == pytest.approx([1.1, 1.0, 0.9, 0.0, -0.1, 1.0, 0.0])  # a fifth of .5, 0, -.5; 0, -.5; and 0
+
+
+def test_a_study_trains_with_a_reward_of_its_own(train: Train) -> None:
+    """All answers of the tiny model are wrong, and it learns not to make them long."""
+    assert train("short")[0] == 0
+    history, validation = rows("short"), rows("short", "validation")
+    assert history[0]["train/reward"] < 0.0 and all(row["train/answer_reward"] == 0.0 for row in history)
+    assert history[0]["train/response_length"] > 2 * history[-1]["train/response_length"]
+    assert [(row["val/reward"], row["val/answer_reward"]) for row in validation] == [(0.0, 0.0)] * 3  # one answer each
+    assert train("plain", reward=None)[0] == 0
+    assert {row["gradient_norm"] for row in rows("plain")} == {0.0}  # nothing to learn from
+    samples = (paths.RUNS / "grpo_learning_rate/short-0/rollouts.jsonl").read_text().splitlines()
+    assert {"reward", "format_reward", "answer_reward"} <= set(json.loads(samples[0]))
+
+
+# ------------------------------------------------------------------------------------------------------------ what is wrong
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"loss_type": "clip_higher:clip_higher", "loss_options": {"clip_hihg": 0.3}},
+            "error: loss_options: clip_higher:clip_higher: missing a required argument: 'clip_high'",
+        ),
+        ({"loss_type": "grpo_clip", "loss_options": {"clip_high": 0.3}}, "error: loss_options: grpo_clip: got an unexpected"),
+        ({"loss_type": "clip_higher:clip_lower"}, "holds nothing named 'clip_lower'"),
+        ({"reward": "short_answers:long_answers"}, "holds nothing named 'long_answers'"),
+        ({"reward": "short_answers:defaultdict.fromkeys"}, "holds nothing named"),
+        ({"reward": "nowhere:at_all"}, "experiments.grpo_learning_rate.arms.wrong: reward: nowhere:at_all: no such module"),
+    ],
+)
+def test_what_cannot_be_called_is_told_before_anything_is_loaded(
+    train: Train, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], message: str
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("grpo.training.start._load", never)
+    code, error = train("wrong", **values)
+    assert code == 2 and message in error and len(error.splitlines()) == 1

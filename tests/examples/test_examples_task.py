@@ -1,0 +1,116 @@
+"""examples/countdown.py: its verifications by hand, and a study of its own from its problems to a GRPO run, by import path."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_parts import values_of
+
+from grpo.common.errors import UserError
+from grpo.common.records import read_problems
+from grpo.study.schema import load_study
+from grpo.tasks.task import Task, make_task
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+
+
+def countdown(**arguments: Any) -> Task:
+    return make_task({"use": "countdown:Countdown", **arguments}, "tasks.main")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        ("8 * 3 - 1", 1.0), ("3*8-1", 1.0), ("(8 * 3) - 1", 1.0), ("3 * (8 - 1)", 0.1), ("8 + 3", 0.1), ("8", 0.1),
+        ("23", 0.0), ("8 * 3 - 1 + 0", 0.0), ("8 + 8 + 8 - 1", 0.0), ("24 - 1", 0.0), ("8 * 3 - 1 = 23", 0.0), ("", 0.0),
+        ("-1 + 8 * 3", 0.0), ("8 ** 3", 0.0), ("8 * 3 - True", 0.0), ("8 * (3 - 1", 0.0), ("twenty-three", 0.0),
+    ],
+)  # fmt: skip
+def test_each_number_counts_at_most_once(answer: str, reward: float) -> None:
+    from countdown import Problem
+
+    problem = Problem("p", "Use 1 3 8 to make 23.", "1 3 8 = 23")
+    for form, response in (("r1_zero", f"</think> <answer>{answer}</answer>"), ("question_only", rf"\boxed{{{answer}}}")):
+        scored = countdown().score(form, [problem, problem], [response, "23"])
+        assert scored.rewards[0] == {"format_reward": 1.0, "answer_reward": reward, "reward": reward}
+        assert set(scored.rewards[1].values()) == {0.0}
+
+
+def test_splits_share_no_question_and_documents_ask_none_of_validation() -> None:
+    task = countdown(train_size=200, validation_size=50)
+    train, validation = task.problems("train"), task.problems("validation")
+    assert (len(train), len(validation)) == (200, 50) and task.problems("train") == train
+    held_out = {problem.question for problem in validation}
+    assert not {problem.question for problem in train} & held_out
+    right = 0
+    for prompt, response in itertools.islice(task.documents(3, wrong_share=0.3), 500):
+        assert not any(question in prompt for question in held_out)
+        asked = prompt[prompt.index("Use ") + 4 : prompt.index(".", prompt.index("Use "))]
+        form = "r1_zero" if "<answer>" in response else "question_only"
+        problem = type(train[0])("p", "", asked.replace(" to make", " ="))
+        right += task.score(form, [problem], [response]).rewards[0]["reward"] == 1.0
+    assert 300 < right < 400  # 0.7 of 500, and those whose last number changes nothing (times 1)
+
+
+def test_the_example_runs_from_problems_to_a_trained_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    values = values_of("smoke")
+    values["tasks"]["main"] = {"use": "countdown:Countdown", "train_size": 64, "validation_size": 16}
+    values["models"]["main"] |= {"documents": {"wrong_share": 0.2}, "steps": 30}
+    del values["sft_datasets"]["main"]
+    values["experiments"] = {name: e | {"arms": {}} for name, e in values["experiments"].items()}
+    values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-3": {"learning_rate": 3e-3}}
+    values["select_in"] = ["grpo_learning_rate"]
+    values["evaluation"] |= {"problems": 16, "zero_shot_problems": 16}
+    values["evaluation"]["best_of_n"]["problems"] = 8
+    (tmp_path / "params.yaml").write_text(json.dumps(values))
+    for command in ("dataset main", "model main", "math_baseline", "train grpo_learning_rate 3e-3"):
+        code, _, error = grpo(*command.split())
+        assert code == 0, error
+    assert len(read_problems(tmp_path / "data/dataset/main/train.jsonl")) == 64
+    metrics = json.loads((tmp_path / "data/runs/grpo_learning_rate/3e-3-0/metrics.json").read_text())
+    assert metrics["steps"] == values["grpo"]["n_grpo_steps"] and 0 <= metrics["val/answer_reward"] <= 1
+    inputs = (tmp_path / "data/runs/grpo_learning_rate/3e-3-0/config.yaml").read_text()
+    assert "countdown.py" in inputs  # its code is part of what the run depends on
+
+    code, _, error = grpo("sft_dataset", "main")
+    assert code == 2 and "no entry for 'main'" in error
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"use": "countdown:Countdown", "biggest": 50},
+            r"^tasks\.main: unknown: biggest\. Countdown takes numbers=3, largest=9",
+        ),
+        ({"use": "countdown:Countdown", "largest": "50"}, r"^tasks\.main\.largest: .*valid integer.*'50'"),
+        ({"use": "countdown:Nothing"}, "countdown.py holds nothing named 'Nothing'"),
+        ({"use": "nowhere:Countdown"}, "no such module"),
+        ({"use": "countdown:score"}, "no subclass of grpo.tasks.Task"),
+        ({"use": "sudoku"}, r"tasks\.main\.use: expected one of arithmetic, math, gsm8k, keyword, or an import path"),
+        ({}, r"tasks\.main\.use: expected one of"),
+    ],
+)
+def test_a_mistake_in_an_entry_is_told_in_one_message(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        make_task(settings, "tasks.main")
+    values = values_of("mini")
+    values["tasks"]["main"] = settings
+    (tmp_path / "study.yaml").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=told.removeprefix("^")) as error:
+        load_study(tmp_path / "study.yaml")
+    assert len(str(error.value).splitlines()) == 1 and str(tmp_path / "study.yaml") in str(error.value)

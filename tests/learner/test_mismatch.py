@@ -1,0 +1,81 @@
+"""The difference between engine and learner, by hand, and truncated importance sampling in the gradient."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from learner_parts import flat, last_gradients
+from training_parts import scored
+
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.learner import Learner
+from grpo.learner.mismatch import importance_weights, mismatch_sums
+from grpo.study.methods import GrpoConfig
+
+
+def test_sums_by_hand() -> None:
+    learner, engine = torch.tensor([-1.0, -2.0, -3.0, -0.5]), torch.tensor([-1.05, -1.5, -3.2, -0.5])
+    found = mismatch_sums(learner, engine)
+    assert found == pytest.approx({"mean": 0.05 + 0.5 + 0.2, "above": 2.0, "kl": -0.05 + 0.5 - 0.2}, abs=1e-6)
+    assert mismatch_sums(torch.empty(0), torch.empty(0)) == {"mean": 0.0, "above": 0.0, "kl": 0.0}
+
+
+def test_weights_by_hand() -> None:
+    learner, engine = torch.tensor([0.5, 0.2, 0.9]).log(), torch.tensor([0.25, 0.4, 0.1]).log()
+    assert importance_weights(learner, engine, cap=3.0).tolist() == pytest.approx([2.0, 0.5, 3.0])
+
+
+LENGTHS = [3, 1, 5, 2]
+ADVANTAGES = torch.tensor([1.0, -0.5, 0.25, -1.0])
+
+
+def make_rollouts(shifts: list[float], log_probs: list[torch.Tensor] | None = None) -> list[Rollout]:
+    """Two prompts with two responses each; the engine reported each response's log-probabilities lower by its shift."""
+    made = []
+    for i, (n, shift) in enumerate(zip(LENGTHS, shifts, strict=True)):
+        reported = (0.0,) * n if log_probs is None else tuple((log_probs[i] - shift).tolist())
+        completion = Completion(tuple(range(7 * i + 1, 7 * i + 1 + n)), "", reported, "stop")
+        made.append(Rollout(Problem("", "", ""), (3, 4 + i // 2), completion, {}))
+    return made
+
+
+def gradient(
+    model: Any, shifts: list[float], budget: int | None, advantages: torch.Tensor = ADVANTAGES, cap: float | None = None
+) -> tuple[torch.Tensor, dict[str, float]]:
+    values = {"rollout_batch_size": 4, "train_batch_size": 4, "group_size": 2, "gradient_accumulation_steps": 2}
+    config = GrpoConfig(**values, max_grad_norm=1e9, importance_cap=cap)
+    learner = Learner(copy.deepcopy(model), config, 0, budget)
+    rollouts = make_rollouts(shifts, learner.log_probs(make_rollouts(shifts)))
+    found = last_gradients(learner)
+    metrics = learner.update(scored(rollouts, torch.zeros(4), advantages))
+    return flat(found), metrics
+
+
+@pytest.mark.parametrize("budget", [None, 8, 1000])
+def test_each_token_counts_by_its_truncated_ratio(model: Any, budget: int | None) -> None:
+    """Ratios e^shift of 1, 2, 1/2 and 8, truncated at 3: as if advantages had been multiplied by 1, 2, 1/2 and 3."""
+    shifts = [0.0, math.log(2), -math.log(2), math.log(8)]
+    found, metrics = gradient(model, shifts, budget, cap=3.0)
+    expected, _ = gradient(model, shifts, budget, advantages=ADVANTAGES * torch.tensor([1, 2, 0.5, 3]))
+    assert (found - expected).norm() / expected.norm() < 1e-5
+    assert metrics["importance_mean"] == pytest.approx((3 * 1 + 1 * 2 + 5 * 0.5 + 2 * 3) / 11, rel=1e-5)
+    assert metrics["importance_capped"] == pytest.approx(2 / 11)
+    plain, _ = gradient(model, shifts, budget)
+    assert (plain - expected).norm() / expected.norm() > 0.1
+
+
+def test_off_by_default_and_then_only_measured(model: Any) -> None:
+    shifts = [0.0, 0.5, -0.05, 2.0]
+    found, metrics = gradient(model, shifts, 1000)
+    expected, agreeing = gradient(model, [0.0] * 4, 1000)
+    assert torch.equal(found, expected)
+    assert not {"importance_mean", "importance_capped"} & set(metrics)
+    assert metrics["mismatch_mean"] == pytest.approx((0.5 + 5 * 0.05 + 2 * 2) / 11, rel=1e-4)
+    assert metrics["mismatch_max"] == pytest.approx(2.0, rel=1e-4)
+    assert metrics["mismatch_above"] == pytest.approx(3 / 11)
+    assert metrics["mismatch_kl"] == pytest.approx(-(0.5 - 5 * 0.05 + 2 * 2) / 11, rel=1e-4)
+    assert agreeing["mismatch_max"] < 1e-5

@@ -1,0 +1,200 @@
+"""Losses and rewards behind import paths: what they are given, what is asked of them, and how a study names them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_parts import ADVANTAGES, REWARDS, config, off_policy, rollouts
+from training_parts import scored
+
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Problem
+from grpo.learner.learner import Learner
+from grpo.learner.losses import LOSSES, bind_loss, find_loss
+from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides, merged
+from grpo.tasks.rewards import apply_reward
+from grpo.tasks.task import ScoredBatch
+
+MODULE = """
+import torch
+
+def scaled(inputs, scale=1.0):
+    ratio = inputs.ratio
+    return -scale * ratio * inputs.advantages, {"surprise": -inputs.log_probs, "clipped": ratio > 1.0}
+
+def without_metrics(inputs):
+    return -inputs.ratio * inputs.advantages
+
+def of_responses(inputs):
+    return (-inputs.ratio * inputs.advantages).sum(dim=1), {}
+
+def without_gradient(inputs):
+    return (-inputs.ratio * inputs.advantages).detach(), {}
+
+def one_number(inputs):
+    return -inputs.ratio * inputs.advantages, {"surprise": inputs.log_probs.mean()}
+
+def measures_the_loss(inputs):
+    return -inputs.ratio * inputs.advantages, {"loss": inputs.ratio}
+
+seen = {}
+
+def reward(prompts, completions, **columns):
+    seen.update(columns, prompts=prompts, completions=completions)
+    return [2, -0.5, 1e3]
+
+too_few = lambda prompts, **columns: [0.0]
+nothing = lambda prompts, **columns: None
+texts = lambda prompts, **columns: ["1.0", 1.0, 1.0]
+not_a_number = lambda prompts, **columns: [1.0, float("nan"), 1.0]
+unbounded = lambda prompts, **columns: [1.0, 1.0, float("inf")]
+no_columns = lambda prompts, completions: [1.0, 1.0, 1.0]
+"""
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user's own."""
+    sys.modules.pop("of_my_own", None)
+    (tmp_path / "of_my_own.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------------ losses
+
+
+def test_every_name_that_a_study_may_use_is_a_loss() -> None:
+    assert tuple(LOSSES) == LOSS_TYPES
+    assert all(find_loss(name) is LOSSES[name] for name in LOSS_TYPES)
+
+
+@pytest.mark.parametrize("budget", [None, 24])
+def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int | None) -> None:
+    """Twice -rho A is `grpo_no_clip` at twice the loss; what it measures is averaged over the batch's response tokens."""
+    found = {}
+    for loss_type, options in (("grpo_no_clip", {}), ("of_my_own:scaled", {"scale": 2.0})):
+        learner = Learner(copy.deepcopy(model), config(loss_type=loss_type, loss_options=options), 0, budget)
+        old = off_policy(learner, rollouts())
+        now = torch.cat(learner.log_probs(rollouts()))
+        found[loss_type] = learner.update(scored(rollouts(), REWARDS, ADVANTAGES, old))
+    plain, own = found["grpo_no_clip"], found["of_my_own:scaled"]
+    assert own["loss"] == pytest.approx(2 * plain["loss"], rel=1e-5)
+    assert own["gradient_norm"] == pytest.approx(2 * plain["gradient_norm"], rel=1e-5)
+    assert list(own) == [*plain, "surprise"]
+    assert own["surprise"] == pytest.approx(-now.mean().item(), rel=1e-5)
+    assert own["clip_fraction"] == pytest.approx((now > torch.cat(old)).float().mean().item())
+    same = set(plain) - {"loss", "gradient_norm", "clip_fraction"}
+    assert {key: own[key] for key in same} == {key: plain[key] for key in same}
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "options", "message"),
+    [
+        ("ppo", {}, r"'ppo' \(known: no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip\)"),
+        ("of_my_own:nowhere", {}, "holds nothing named 'nowhere'"),
+        ("of_my_own:scaled", {"scael": 1.0}, "of_my_own:scaled: got an unexpected keyword argument 'scael'"),
+        ("of_my_own:without_metrics", {}, "of_my_own:without_metrics must return each token's loss"),
+        ("of_my_own:of_responses", {}, "must return each token's loss"),
+        ("of_my_own:without_gradient", {}, "must return each token's loss"),
+        ("of_my_own:one_number", {}, "must return each token's loss"),
+        ("of_my_own:seen", {}, "of_my_own:seen: {} is not a callable object"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused(loss_type: str, options: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        bind_loss(loss_type, options)
+
+
+def test_a_loss_must_not_measure_under_a_name_that_history_csv_has(model: Any) -> None:
+    with pytest.raises(UserError, match="measures_the_loss measures loss, as the learner does"):
+        Learner(model, config(loss_type="of_my_own:measures_the_loss"), 0)
+
+
+# ----------------------------------------------------------------------------------------------------------------- studies
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss_type": "ppo"}, "'ppo' is unknown: expected no_baseline, .*, grpo_no_clip, MODULE:NAME of your own"),
+        ({"loss_type": "not_of_my_own:scaled"}, "not_of_my_own:scaled: no such module"),
+        ({"reward": "of_my_own"}, "'of_my_own' is unknown: expected MODULE:NAME of your own"),
+        ({"reward": "of_my_own:"}, "of_my_own:: no such module"),
+        ({"loss_options": {"scale": "large"}}, "loss_options.scale"),
+        ({"group_size": 1, "loss_type": "grpo_clip"}, "use at least 2, or loss_type no_baseline"),
+    ],
+)
+def test_a_study_that_names_what_there_is_not_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        apply_overrides(GrpoConfig(), values, "experiments.x.arms.y")
+
+
+def test_a_loss_of_ones_own_may_do_without_groups() -> None:
+    """It may take raw rewards, as `no_baseline` does."""
+    GrpoConfig(group_size=1, loss_type="of_my_own:scaled")
+    GrpoConfig(group_size=1, loss_type="no_baseline")
+
+
+def test_another_loss_does_not_inherit_the_options() -> None:
+    base = GrpoConfig(loss_type="of_my_own:scaled", loss_options={"scale": 2.0})
+    assert apply_overrides(base, {"loss_type": "grpo_clip"}, "arm").loss_options == {}
+    assert apply_overrides(base, {"loss_type": "of_my_own:scaled"}, "arm").loss_options == {"scale": 2.0}
+    assert apply_overrides(base, {"loss_options": {"scale": 3.0}}, "arm").loss_options == {"scale": 3.0}
+    assert apply_overrides(base, {"cliprange": 0.1}, "arm").loss_options == {"scale": 2.0}
+    won = {"loss_type": "of_my_own:scaled", "loss_options": {"scale": 2.0}, "cliprange": 0.1}
+    assert merged(won, {"loss_type": "grpo_clip"}) == {"loss_type": "grpo_clip", "cliprange": 0.1}
+    assert won["loss_options"] == {"scale": 2.0}  # is left as it was
+
+
+# ----------------------------------------------------------------------------------------------------------------- rewards
+
+PROBLEMS = [Problem(f"p/{i}", f"{i} + 1?", str(i + 1), level=i, subject="sums") for i in range(3)]
+COMPLETIONS = [Completion((i, i + 5), f"says {i}", (0.0, 0.0), "stop") for i in range(3)]
+SCORED = ScoredBatch([{"format_reward": 1.0, "answer_reward": a, "reward": a} for a in (1.0, 0.25, 0.0)], [False, False, True])
+PROMPTS = ["A", "B", "C"]
+
+
+def applied(name: str) -> ScoredBatch:
+    return apply_reward(f"of_my_own:{name}", PROMPTS, COMPLETIONS, PROBLEMS, SCORED)
+
+
+def test_a_reward_is_given_all_there_is_and_takes_the_place_of_the_tasks() -> None:
+    found = applied("reward")
+    assert [r["reward"] for r in found.rewards] == [2.0, -0.5, 1000.0]
+    assert all(type(r["reward"]) is float for r in found.rewards)
+    assert [(r["format_reward"], r["answer_reward"]) for r in found.rewards] == [(1.0, 1.0), (1.0, 0.25), (1.0, 0.0)]
+    assert found.out_of_time == SCORED.out_of_time
+    assert SCORED.rewards[0]["reward"] == 1.0  # is left as it was
+    assert sys.modules["of_my_own"].seen == {
+        "prompts": PROMPTS,
+        "completions": ["says 0", "says 1", "says 2"],
+        "completion_ids": [[0, 5], [1, 6], [2, 7]],
+        "question": ["0 + 1?", "1 + 1?", "2 + 1?"],
+        "ground_truth": ["1", "2", "3"],
+        "level": [0, 1, 2],
+        "subject": ["sums"] * 3,
+        "format_reward": [1.0] * 3,
+        "answer_reward": [1.0, 0.25, 0.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("too_few", "of_my_own:too_few returned 1 rewards for 3 completions"),
+        ("nothing", "of_my_own:nothing returned None"),
+        ("texts", "of_my_own:texts returned '1.0' for completion 0"),
+        ("not_a_number", "of_my_own:not_a_number returned nan for completion 1"),
+        ("unbounded", "of_my_own:unbounded returned inf for completion 2"),
+        ("no_columns", r"of_my_own:no_columns: got an unexpected keyword .*end with `\*\*columns`"),
+        ("seen", "of_my_own:seen: {} is not a callable object"),
+    ],
+)
+def test_a_reward_that_is_none_is_told_with_its_name(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        applied(name)

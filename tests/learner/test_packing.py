@@ -1,0 +1,302 @@
+"""Packed rows give the padded reference's gradients, whatever the loss, the lengths and the budget."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learner_parts import flat, last_gradients
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from training_parts import scored
+
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner import chunked
+from grpo.learner.chunked import chunked_log_probs
+from grpo.learner.learner import Learner
+from grpo.learner.packing import fill_rows, pack
+from grpo.study.methods import GrpoConfig
+
+LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
+NORMALIZATIONS = ("masked_mean", "masked_normalize", "microbatch_longest")
+BUDGETS = (1, 25, 60, 10_000)
+
+
+def rollouts_of(lengths: list[list[int]], prompts: list[int], vocabulary: int, seed: int = 0) -> list[Rollout]:
+    """Random rollouts: for each group the lengths of its responses, and the length of its prompt."""
+    rng = random.Random(seed)
+    made = []
+    for g, (group, p) in enumerate(zip(lengths, prompts, strict=True)):
+        prompt = tuple(rng.randrange(vocabulary) for _ in range(p))
+        for n in group:
+            completion = Completion(tuple(rng.randrange(vocabulary) for _ in range(n)), "", (0.0,) * n, "stop")
+            made.append(Rollout(Problem(f"p/{g}", "", ""), prompt, completion, {}))
+    return made
+
+
+def gradient(
+    model: Any, rollouts: list[Rollout], budget: int | None, off_policy: bool = True, **changes: Any
+) -> tuple[Tensor, dict[str, float]]:
+    """All gradients of one update in one vector, and the update's metrics."""
+    values = {
+        "rollout_batch_size": len(rollouts),
+        "train_batch_size": len(rollouts),
+        "group_size": 1,
+        "gradient_accumulation_steps": 1,
+        "sampling_max_tokens": 32,
+        "sampling_min_tokens": 0,
+        "max_grad_norm": 1e9,  # no clipping, which would hide a difference in size
+        "loss_type": "no_baseline",
+    }
+    # group_size plays no part in an update; the checks of a configuration only allow 1 without a baseline.
+    config = GrpoConfig(**values).model_copy(update=changes)
+    learner = Learner(copy.deepcopy(model), config, 0, budget)
+    generator = torch.Generator().manual_seed(1)
+    rewards, advantages = torch.rand(len(rollouts), generator=generator), torch.randn(len(rollouts), generator=generator)
+    old = None
+    if off_policy:
+        current = Learner(model, config, 0, None).log_probs(rollouts)
+        old = [row + 0.4 * torch.randn(len(row), generator=generator) for row in current]
+    found = last_gradients(learner)
+    metrics = learner.update(scored(rollouts, rewards, advantages, old))
+    return flat(found), metrics
+
+
+def assert_equal_gradients(found: tuple[Tensor, dict[str, float]], expected: tuple[Tensor, dict[str, float]]) -> None:
+    assert expected[0].norm() > 0
+    assert (found[0] - expected[0]).norm() / expected[0].norm() < 1e-5
+    assert found[1] == pytest.approx(expected[1], rel=1e-4, abs=1e-6)
+
+
+LENGTHS = [[5, 1, 9, 3], [2, 2, 1, 1], [12, 7, 1, 4], [3, 8, 6, 2]]
+PROMPTS = [7, 1, 4, 12]
+
+
+@pytest.mark.parametrize(("loss", "normalization"), list(itertools.product(LOSSES, NORMALIZATIONS)))
+def test_gradients_equal_the_padded_ones(fresh_model: Any, loss: str, normalization: str) -> None:
+    rollouts = rollouts_of(LENGTHS, PROMPTS, fresh_model.config.vocab_size)
+    settings = {"loss_type": loss, "length_normalization": normalization, "gradient_accumulation_steps": 4}
+    expected = gradient(fresh_model, rollouts, None, **settings)
+    for budget in BUDGETS:
+        assert_equal_gradients(gradient(fresh_model, rollouts, budget, **settings), expected)
+
+
+def test_microbatch_longest_goes_by_the_microbatches_and_not_by_the_rows(fresh_model: Any) -> None:
+    rollouts = rollouts_of(LENGTHS, PROMPTS, fresh_model.config.vocab_size)
+    by_steps = [
+        gradient(fresh_model, rollouts, 10_000, length_normalization="microbatch_longest", gradient_accumulation_steps=n)[0]
+        for n in (1, 4)
+    ]
+    assert (by_steps[0] - by_steps[1]).norm() / by_steps[1].norm() > 1e-2
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 6), min_size=2, max_size=2), min_size=1, max_size=5).filter(
+        lambda groups: sum(map(sum, groups)) > 0
+    ),
+    prompt=st.lists(st.integers(1, 6), min_size=5, max_size=5),
+    budget=st.integers(1, 60),
+    seed=st.integers(0, 1000),
+)
+def test_gradients_equal_for_any_lengths(
+    fresh_model: Any, lengths: list[list[int]], prompt: list[int], budget: int, seed: int
+) -> None:
+    """Empty responses too: they count as sequences and add nothing."""
+    rollouts = rollouts_of(lengths, prompt[: len(lengths)], fresh_model.config.vocab_size, seed)
+    expected = gradient(fresh_model, rollouts, None, loss_type="grpo_clip")
+    assert_equal_gradients(gradient(fresh_model, rollouts, budget, loss_type="grpo_clip"), expected)
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 16])
+def test_any_group_size_and_equal_prompts_of_two_groups(fresh_model: Any, group_size: int) -> None:
+    lengths = [[1 + (i * 5 + g) % 7 for i in range(group_size)] for g in range(3)]
+    rollouts = rollouts_of(lengths, [3, 5, 4], fresh_model.config.vocab_size)
+    rollouts += [Rollout(r.problem, rollouts[0].prompt_ids, r.completion, {}) for r in rollouts[-group_size:]]
+    expected = gradient(fresh_model, rollouts, None)
+    for budget in BUDGETS:
+        assert_equal_gradients(gradient(fresh_model, rollouts, budget), expected)
+
+
+@pytest.mark.parametrize("constant", [1.0, 7.0])
+def test_supervised_gradients_equal_those_of_the_whole_batch_at_once(fresh_model: Any, constant: float) -> None:
+    """Against -sum log p / constant, averaged over responses, from the model's own logits; the empty one counts.
+
+    There are 18 responses where ``train_batch_size`` is 24, as in the last batch of expert iteration, and whatever temperature
+    they were sampled at, they are learnt at 1.
+    """
+    rollouts = rollouts_of([*LENGTHS, [0, 1]], [*PROMPTS, 1], fresh_model.config.vocab_size)
+    prompts, responses = [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
+    reference = copy.deepcopy(fresh_model)
+    losses = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        log_softmax = torch.log_softmax(reference(torch.tensor([[*prompt, *response]])).logits[0], dim=-1)
+        losses.append(-sum(log_softmax[len(prompt) - 1 + t, token] for t, token in enumerate(response)) / constant)
+    loss = sum(losses) / len(losses)
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in reference.parameters()])
+    tokens = sum(map(len, responses))
+    for budget in (None, *BUDGETS):
+        config = GrpoConfig(
+            rollout_batch_size=24,
+            train_batch_size=24,
+            group_size=2,
+            gradient_accumulation_steps=4,
+            max_grad_norm=1e9,
+            sampling_temperature=0.6,
+        )
+        learner = Learner(copy.deepcopy(fresh_model), config, 0, budget)
+        gradients = last_gradients(learner)
+        metrics = learner.sft_update(prompts, responses, constant)
+        found = flat(gradients)
+        assert (found - expected).norm() / expected.norm() < 1e-5
+        assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+        assert metrics["mean_nll"] == pytest.approx(loss.item() * constant * 18 / tokens, rel=1e-5)
+        assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
+
+
+def test_gradient_checkpointing_changes_nothing(fresh_model: Any) -> None:
+    rollouts = rollouts_of(LENGTHS, PROMPTS, fresh_model.config.vocab_size)
+    expected = gradient(fresh_model, rollouts, 60)
+    model = copy.deepcopy(fresh_model)
+    model.gradient_checkpointing_enable()
+    assert_equal_gradients(gradient(model, rollouts, 60), expected)
+
+
+def test_temperature_divides_the_logits_in_both_paths(fresh_model: Any) -> None:
+    rollouts = rollouts_of(LENGTHS, PROMPTS, fresh_model.config.vocab_size)
+    expected = gradient(fresh_model, rollouts, None, sampling_temperature=0.6)
+    assert_equal_gradients(gradient(fresh_model, rollouts, 60, sampling_temperature=0.6), expected)
+    assert (gradient(fresh_model, rollouts, 60)[0] - expected[0]).norm() / expected[0].norm() > 1e-2
+
+
+def test_log_probs_and_entropies_come_in_the_order_of_the_rollouts(fresh_model: Any) -> None:
+    rollouts = rollouts_of([[5, 0, 9], [2, 1, 7]], [4, 2], fresh_model.config.vocab_size)
+    config = GrpoConfig(rollout_batch_size=6, train_batch_size=6, group_size=3, gradient_accumulation_steps=2)
+    padded, packed = (Learner(fresh_model, config, 0, budget) for budget in (None, 15))
+    for found, expected in zip(packed.log_probs(rollouts), padded.log_probs(rollouts), strict=True):
+        assert found.shape == expected.shape
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert packed.token_entropies(rollouts) == pytest.approx(padded.token_entropies(rollouts), rel=1e-5, nan_ok=True)
+
+
+def test_responses_do_not_see_one_another(fresh_model: Any) -> None:
+    """Other tokens in one response change nothing in the others, whose log-probabilities do not know of it."""
+    rollouts = rollouts_of([[6, 6, 6]], [5], fresh_model.config.vocab_size)
+    changed = list(rollouts)
+    ids = tuple((i + 1) % fresh_model.config.vocab_size for i in rollouts[1].completion.token_ids)
+    changed[1] = Rollout(rollouts[1].problem, rollouts[1].prompt_ids, Completion(ids, "", (0.0,) * 6, "stop"), {})
+    config = GrpoConfig(rollout_batch_size=3, train_batch_size=3, group_size=3, gradient_accumulation_steps=1)
+    learner = Learner(fresh_model, config, 0, 1000)
+    before, after = learner.log_probs(rollouts), learner.log_probs(changed)
+    assert torch.equal(before[0], after[0]) and torch.equal(before[2], after[2])
+    assert not torch.allclose(before[1], after[1], atol=1e-2)
+
+
+# ----------------------------------------------------------------------------------------------------------------- rows
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=6), min_size=1, max_size=6),
+    budget=st.integers(1, 80),
+)
+def test_every_response_stands_in_one_row_and_rows_keep_to_the_budget(lengths: list[list[int]], budget: int) -> None:
+    prompts = [(g,) * (1 + g % 3) for g, group in enumerate(lengths) for _ in group]
+    responses = [tuple(range(n)) for group in lengths for n in group]
+    rows = fill_rows(prompts, responses, budget)
+    members = sorted(i for row in rows for segment in row for i in segment.members)
+    assert members == [i for i, response in enumerate(responses) if response]
+    for row in rows:
+        assert sum(s.tokens for s in row) <= budget or (len(row) == 1 and len(row[0].members) == 1)
+        for segment in row:
+            assert len({prompts[i] for i in segment.members}) == 1
+            assert segment.tokens == len(prompts[segment.members[0]]) + sum(len(responses[i]) - 1 for i in segment.members)
+        packed = pack(row, prompts, responses)
+        assert packed.input_ids.shape[1] == sum(s.tokens for s in row)  # no padding
+    assert [row[0].tokens for row in rows] == sorted((row[0].tokens for row in rows), reverse=True)
+
+
+def test_a_row_by_hand() -> None:
+    prompts, responses = [(10, 11), (10, 11), (20,)], [(1, 2, 3), (4,), (5, 6)]
+    ((first, second),) = fill_rows(prompts, responses, 100)
+    assert (first.members, first.tokens, second.members, second.tokens) == ([0, 1], 4, [2], 2)
+    row = pack([first, second], prompts, responses)
+    assert row.input_ids.tolist() == [[10, 11, 1, 2, 20, 5]]
+    assert row.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
+    assert row.labels.tolist() == [1, 2, 3, 4, 5, 6]
+    assert row.source.tolist() == [1, 2, 3, 1, 4, 5]  # both first tokens are predicted from the prompt's last
+    assert (row.members, row.lengths) == ([0, 1, 2], [3, 1, 2])
+
+
+# --------------------------------------------------------------------------------------------------------------- logits
+
+
+def direct(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    log_softmax = torch.log_softmax(hidden @ weight.T / temperature, dim=-1)
+    return log_softmax.gather(-1, labels[:, None]).squeeze(-1), -(log_softmax.exp() * log_softmax).sum(-1)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 4, 10])
+def test_chunks_give_the_log_probs_and_gradients_of_full_logits(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 3)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(tokens, 8, generator=generator), torch.randn(11, 8, generator=generator)
+    labels, incoming = torch.arange(tokens) % 11, torch.randn(tokens, generator=generator)
+    results = []
+    for function in (chunked_log_probs, direct):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        log_probs, entropy = function(h, w, labels, 0.7)
+        (log_probs * incoming).sum().backward()
+        results.append((log_probs.detach(), entropy.detach(), h.grad, w.grad))
+    for found, expected in zip(*results, strict=True):
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers how many elements the largest tensor had that any operation made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        return out
+
+
+def test_no_tensor_grows_with_tokens_times_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 16)
+    vocabulary, tokens, width = 500, 400, 8
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    weight = torch.randn(vocabulary, width, requires_grad=True)
+    labels = torch.zeros(tokens, dtype=torch.int64)
+    with LargestTensor() as seen:
+        chunked_log_probs(hidden, weight, labels)[0].sum().backward()
+    assert seen.largest <= 16 * vocabulary
+    with LargestTensor() as seen:
+        direct(hidden, weight, labels, 1.0)[0].sum().backward()
+    assert seen.largest >= tokens * vocabulary  # the measure itself works
+
+
+@pytest.mark.parametrize("budget", [None, 1000], ids=["padded", "packed"])
+def test_an_update_never_holds_the_logits_of_all_tokens(
+    fresh_model: Any, budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the prompts' tokens, nor of all response tokens at once: those of 16 tokens at a time."""
+    monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 16)
+    vocabulary = fresh_model.config.vocab_size
+    rollouts = rollouts_of([[30, 40, 50, 60]] * 2, [70, 80], vocabulary)
+    config = GrpoConfig(rollout_batch_size=8, train_batch_size=8, group_size=4, gradient_accumulation_steps=2)
+    learner = Learner(copy.deepcopy(fresh_model), config, 0, budget)
+    learner.update(scored(rollouts, torch.ones(8), torch.randn(8)))  # the moments are made at the first step
+    with LargestTensor() as seen:
+        learner.update(scored(rollouts, torch.ones(8), torch.randn(8)))
+        learner.log_probs(rollouts)
+    assert seen.largest < (30 + 40 + 50 + 60) * vocabulary

@@ -1,0 +1,42 @@
+"""Several processes under real torchrun compute what one computes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from parallel_worker import compute
+
+
+def test_processes_share_the_work_and_get_the_gradient_of_one(tmp_path: Path) -> None:
+    """Three processes, among which nothing divides evenly.
+
+    Gradients, losses, log-probabilities; every loss that needs more than its own rows; packed and padded; SFT; drift.
+    """
+    torch.set_num_threads(1)
+    processes, alone = 3, compute()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    worker = Path(__file__).parents[1] / "parts/parallel_worker.py"
+    done = subprocess.run(
+        [*torchrun, str(worker), str(tmp_path)], capture_output=True, text=True, timeout=300, cwd=worker.parent.parent
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(processes)]
+    leader = ranks[0]
+    assert leader["metrics"].keys() == alone["metrics"].keys()
+    for case, metrics in alone["metrics"].items():
+        assert leader["metrics"][case] == pytest.approx(metrics, rel=1e-4, abs=1e-6), case
+    for case, gradient in alone["gradients"].items():
+        assert gradient.norm() > 0
+        assert (leader["gradients"][case] - gradient).norm() / gradient.norm() < 1e-5, case
+    for found, expected in zip(leader["log_probs"], alone["log_probs"], strict=True):
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert leader["entropies"] == pytest.approx(alone["entropies"], rel=1e-5, nan_ok=True)
+    assert leader["drift"] == pytest.approx(alone["drift"], rel=1e-4, abs=1e-7)
+    assert leader["drift"]["kl/per_token_low_variance"] > 0
+    assert leader["rows_of_leader"] < alone["rows_of_leader"]  # the others did something
+    for other in ranks[1:]:
+        assert all(torch.equal(other["weights"][name], value) for name, value in leader["weights"].items())

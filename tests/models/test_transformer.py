@@ -1,0 +1,610 @@
+"""The project's own model against transformers' Qwen2 with the same weights, and against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_parts import last_gradients
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from training_parts import scored
+from transformers import AutoModelForCausalLM
+
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.learner import Learner
+from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
+from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
+from grpo.models.packed_attention import NO_MASK, Layout, Stretch
+from grpo.models.prefix_attention import KeyValueCache
+from grpo.models.qwen2_format import TransformerConfig
+from grpo.models.transformer import RMSNorm, TransformerLM, rotate, rotations, visible_keys
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.methods import GrpoConfig
+
+SMALL = TransformerConfig(
+    vocab_size=50,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=48,
+    max_position_embeddings=64,
+    rope_theta=500.0,  # none of these three is the default
+    rms_norm_eps=1e-3,
+    initializer_range=0.3,  # so that predictions depend on the context
+    eos_token_id=1,
+    pad_token_id=0,
+)
+VARIANTS = {
+    "grouped, untied": SMALL,
+    "grouped, tied": replace(SMALL, tie_word_embeddings=True),
+    "one key head": replace(SMALL, num_key_value_heads=1),
+    "multi-head, tied": replace(SMALL, num_key_value_heads=4, tie_word_embeddings=True),
+    "no padding token": replace(SMALL, pad_token_id=None),
+    "the mini model": TransformerConfig(
+        vocab_size=768,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        eos_token_id=0,
+        pad_token_id=0,
+    ),
+}
+variants = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
+LEFT_PADDED = torch.tensor([[0] * 5 + [1] * 7, [1] * 12, [0] + [1] * 11])
+
+
+def own_model(config: TransformerConfig = SMALL) -> TransformerLM:
+    """With biases and norms away from their initial values, so that they count."""
+    torch.manual_seed(0)
+    model = TransformerLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def reference(model: TransformerLM) -> Any:
+    """Hugging Face's Qwen2 with the same weights."""
+    names = set(TransformerConfig.__dataclass_fields__) - {"rope_theta"}
+    values = {name: getattr(model.config, name) for name in names}
+    config = Qwen2Config(**values, rope_parameters={"rope_type": "default", "rope_theta": model.config.rope_theta})
+    theirs = Qwen2ForCausalLM(config)
+    theirs.load_state_dict(model.state_dict())  # strict: every name of one is a name of the other
+    theirs.set_attn_implementation(SHARED_PROMPT)  # as load_model does
+    return theirs.to(model.dtype).eval()
+
+
+def twin(theirs: Any) -> TransformerLM:
+    """The project's own model with the weights and sizes of a Hugging Face one."""
+    names = set(TransformerConfig.__dataclass_fields__) - {"rope_theta"}
+    model = TransformerLM(TransformerConfig(**{name: getattr(theirs.config, name) for name in names}))
+    model.load_state_dict(theirs.state_dict())
+    return model.eval()
+
+
+def token_ids(batch: int = 3, tokens: int = 12, vocabulary: int = 50) -> Tensor:
+    return torch.randint(2, vocabulary, (batch, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    assert found.shape == expected.shape
+    assert expected.abs().max() > 0.1  # zeros would be close to anything small
+    assert (found - expected).abs().max() <= tolerance * max(1.0, expected.abs().max().item())
+
+
+def gradients(model: Any) -> dict[str, Tensor]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_equal_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert list(found) == list(expected)
+    for name in expected:
+        assert found[name].shape == expected[name].shape
+        difference, size = (found[name] - expected[name]).norm(), expected[name].norm()
+        if name.endswith("k_proj.bias"):  # in part a constant shift of all scores, whose gradient is rounding errors
+            assert difference < tolerance * max(1.0, size), name
+        else:
+            assert size > 0, name
+            assert difference < tolerance * size, name
+
+
+# ------------------------------------------------------------------------------------------- against Hugging Face's Qwen2
+
+
+@variants
+@pytest.mark.parametrize("padded", [False, True])
+def test_logits_are_those_of_qwen2(config: TransformerConfig, padded: bool) -> None:
+    model = own_model(config)
+    mask = LEFT_PADDED if padded else None
+    positions = (LEFT_PADDED.cumsum(-1) - 1).clamp(min=0) if padded else None
+    real = LEFT_PADDED.bool() if padded else torch.ones(3, 12, dtype=torch.bool)
+    found = model(token_ids(), attention_mask=mask, position_ids=positions).logits
+    expected = reference(model)(token_ids(), attention_mask=mask, position_ids=positions).logits
+    assert_close(found[real], expected[real])
+    assert torch.isfinite(found).all()  # where there is padding too
+
+
+def test_left_padding_changes_nothing() -> None:
+    model, ids = own_model(), token_ids()
+    found = model(ids, attention_mask=LEFT_PADDED, position_ids=(LEFT_PADDED.cumsum(-1) - 1).clamp(min=0)).logits
+    assert_close(found[0, 5:], model(ids[:1, 5:]).logits[0])
+
+
+@variants
+@pytest.mark.parametrize("padded", [False, True])
+def test_gradients_are_those_of_qwen2(config: TransformerConfig, padded: bool) -> None:
+    model = own_model(config)
+    theirs = reference(model)
+    mask = LEFT_PADDED if padded else None
+    incoming = torch.randn(3, 12, config.vocab_size, generator=torch.Generator().manual_seed(2)) * (
+        LEFT_PADDED[..., None] if padded else 1
+    )
+    ids = token_ids()
+    ids[0, 5] = ids[1, 3] = 0  # the padding token, in a text
+    for each in (model, theirs):
+        (each(ids, attention_mask=mask).logits * incoming).sum().backward()
+    assert_equal_gradients(gradients(model), gradients(theirs))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_bfloat16_rounds_as_qwen2_does(tmp_path: Path, padded: bool) -> None:
+    """At positions beyond bfloat16's digits; exact computation with the same weights is much further away."""
+    model = own_model(replace(SMALL, max_position_embeddings=4096)).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)  # not reference(), whose .to() rounds RoPE's frequencies
+    given = {"position_ids": torch.arange(3001, 3013).expand(3, -1), "attention_mask": LEFT_PADDED if padded else None}
+    found, expected, exact = (
+        each(token_ids(), **given).logits[LEFT_PADDED.bool()] for each in (model, theirs, copy.deepcopy(model).float())
+    )
+    assert found.dtype == expected.dtype == torch.bfloat16
+    assert (found - expected).abs().mean() < 0.2 * (found - exact).abs().mean()
+    assert (found - exact).abs().mean() < 0.05 * exact.abs().mean()
+
+
+# ------------------------------------------------------------------------------------------------------------- the cache
+
+
+@pytest.mark.parametrize("pieces", [[1] * 12, [5, 1, 1, 5], [4, 3, 5], [12]])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("theirs", [False, True], ids=["own", "Qwen2ForCausalLM"])
+def test_piece_by_piece_is_the_same_as_at_once(theirs: bool, pieces: list[int], padded: bool) -> None:
+    """Of the project's own model, and of Hugging Face's, which asks more of a cache."""
+    model = reference(own_model()) if theirs else own_model()
+    cache, start = KeyValueCache(12), 0
+    whole = model(token_ids(), attention_mask=LEFT_PADDED if padded else None).logits
+    found = []
+    for length in pieces:
+        ids = token_ids()[:, start : start + length]
+        mask = LEFT_PADDED[:, : start + length] if padded else [None, NO_MASK][start % 2 if length == 1 or not theirs else 0]
+        found.append(model(ids, attention_mask=mask, past_key_values=cache, use_cache=True).logits)
+        start += length
+    real = LEFT_PADDED.bool() if padded else torch.ones(3, 12, dtype=torch.bool)
+    assert_close(torch.cat(found, dim=1)[real], whole[real])
+
+
+def test_of_a_prompt_only_the_last_logits_are_computed() -> None:
+    model = own_model()
+    widths = []
+    model.lm_head.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
+    whole = model(token_ids()).logits
+    assert torch.allclose(model(token_ids(), logits_to_keep=2).logits, whole[:, -2:], atol=1e-5)
+    assert widths == [12, 2]
+
+
+def test_a_cache_must_be_given() -> None:
+    with pytest.raises(ValueError, match="past_key_values"):
+        own_model()(token_ids(), use_cache=True)
+
+
+def test_a_cache_and_gradient_checkpointing_do_not_meet() -> None:
+    """Computed twice, a layer would append its keys twice."""
+    model, cache = own_model().train(), KeyValueCache(12)
+    model.gradient_checkpointing_enable()
+    expected = model(token_ids()).logits
+    found = model(token_ids(), past_key_values=cache).logits
+    found.sum().backward()
+    assert cache.get_seq_length() == 12
+    assert_close(found, expected)
+
+
+# ------------------------------------------------------------------------------------------------------ engine and learner
+
+
+@pytest.mark.parametrize("equal_lengths", [False, True])
+def test_the_engine_samples_the_same_tokens(fresh_model: Any, tokenizer: Any, equal_lengths: bool) -> None:
+    texts = ["Mia has 3 apples.", "On Monday she buys 2, and on Tuesday she loses 1, but gains 14.", "Ben sells 12 coins"]
+    prompts = [tokenizer(text)["input_ids"][: 5 if equal_lengths else None] for text in texts]
+    assert (len({len(prompt) for prompt in prompts}) == 1) is equal_lengths
+    params = SamplingParams(temperature=0.8, top_p=0.95, min_tokens=2, max_tokens=40, stop=("s", "."))
+    found, expected = (
+        TransformersEngine(each, tokenizer).generate(prompts, params, n=6, seed=3) for each in (twin(fresh_model), fresh_model)
+    )
+    for group, theirs in zip(found, expected, strict=True):
+        assert [(c.token_ids, c.text, c.finish_reason) for c in group] == [
+            (c.token_ids, c.text, c.finish_reason) for c in theirs
+        ]
+        for mine, other in zip(group, theirs, strict=True):
+            assert mine.log_probs == pytest.approx(other.log_probs, abs=1e-4)
+    assert len({len(c.token_ids) for group in found for c in group}) >= 5  # rows left the batch
+
+
+def rollouts(vocabulary: int) -> list[Rollout]:
+    generator = torch.Generator().manual_seed(4)
+    made = []
+    for g, (prompt_length, lengths) in enumerate([(7, (5, 1, 9, 3)), (1, (2, 2, 1, 1)), (12, (12, 7, 1, 4))]):
+        prompt = tuple(torch.randint(1, vocabulary, (prompt_length,), generator=generator).tolist())
+        for n in lengths:
+            ids = tuple(torch.randint(1, vocabulary, (n,), generator=generator).tolist())
+            made.append(Rollout(Problem(f"p/{g}", "", ""), prompt, Completion(ids, "", (0.0,) * n, "stop"), {}))
+    return made
+
+
+def updated(
+    model: Any, budget: int | None, prepare: Callable[[Any], object] = lambda _: None
+) -> tuple[dict[str, float], dict[str, Tensor], Learner]:
+    """Metrics and gradients of one update of a copy of the model, whose starting weights the learner keeps too."""
+    config = GrpoConfig(
+        rollout_batch_size=12,
+        train_batch_size=12,
+        group_size=4,
+        gradient_accumulation_steps=3,
+        sampling_max_tokens=16,
+        learning_rate=1e-3,
+        max_grad_norm=1e9,
+        measure_kl=True,
+    )
+    learner = Learner(copy.deepcopy(model), config, 0, budget)
+    prepare(learner.model)
+    batch = rollouts(model.config.vocab_size)
+    generator = torch.Generator().manual_seed(5)
+    rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
+    old = [row + 0.4 * torch.randn(len(row), generator=generator) for row in learner.log_probs(batch)]
+    found = last_gradients(learner)
+    metrics = learner.update(scored(batch, rewards, advantages, old))
+    return metrics | learner.drift(batch), found, learner
+
+
+@pytest.mark.parametrize("budget", [None, 25, 10_000])
+def test_the_learner_takes_the_step_that_it_takes_of_qwen2(fresh_model: Any, budget: int | None) -> None:
+    """The reference is the padded Qwen2, so packed rows are held to it as well."""
+    metrics, found, learner = updated(twin(fresh_model), budget)
+    expected_metrics, expected, theirs = updated(fresh_model, None)
+    assert expected_metrics["gradient_norm"] > 0.1 and abs(expected_metrics["kl/per_token"]) > 1e-4
+    assert metrics == pytest.approx(expected_metrics, rel=1e-3, abs=1e-6)
+    assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=1e-5)
+    assert metrics["gradient_norm"] == pytest.approx(expected_metrics["gradient_norm"], rel=1e-5)
+    assert_equal_gradients(found, expected, tolerance=2e-5)
+    before = fresh_model.state_dict()
+    for name, weight in learner.model.state_dict().items():
+        assert not torch.equal(weight, before[name]) and torch.equal(learner.reference.state_dict()[name], before[name])
+        assert torch.allclose(weight, theirs.model.state_dict()[name], atol=3e-4)  # a step moves each by about 1e-3
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("budget", [None, 25])
+def test_gradient_checkpointing_changes_time_only(fresh_model: Any, budget: int | None) -> None:
+    model = twin(fresh_model)
+    with Products() as plain:
+        metrics, expected, _ = updated(model, budget)
+    with Products() as twice:
+        same_metrics, found, _ = updated(model, budget, lambda each: each.gradient_checkpointing_enable())
+    assert_equal_gradients(found, expected)
+    assert same_metrics == pytest.approx(metrics, rel=1e-5)
+    assert twice.count > plain.count  # layers were computed again
+
+
+def test_a_block_mask_says_the_same_as_a_layout() -> None:
+    """What a GPU is given."""
+    model = own_model()
+    layout = Layout((Stretch(0, 3, (4, 2)), Stretch(9, 2, (3,))))
+    ids, positions = token_ids(1, 14), torch.tensor([[0, 1, 2, 3, 4, 5, 6, 3, 4, 0, 1, 2, 3, 4]])
+    given = {"input_ids": ids, "position_ids": positions, "attention_mask": NO_MASK, "use_cache": False}
+    with torch.no_grad():
+        rows = [model.base_model(**given, shared=each).last_hidden_state for each in (layout, layout.block_mask("cpu"))]
+        second_response = model(ids[:, [0, 1, 2, 7, 8]]).logits[0]
+    assert_close(rows[0], rows[1])
+    assert_close(model.lm_head(rows[0][0, [0, 1, 2, 7, 8]]), second_response)
+
+
+def test_compile_layers_finds_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, compiled = own_model(), []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: compiled.append(self))
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/g++")
+    compile_layers(model)
+    assert compiled == list(model.model.layers) and len(compiled) == 2
+
+
+# ------------------------------------------------------------------------------------------------------------ checkpoints
+
+
+@variants
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hugging_face_loads_what_is_saved(tmp_path: Path, config: TransformerConfig, dtype: torch.dtype) -> None:
+    model = own_model(config).to(dtype)
+    model.save_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(theirs) is Qwen2ForCausalLM and theirs.dtype == dtype
+    assert_close(
+        model(token_ids()).logits.float(), theirs(token_ids()).logits.float(), 1e-5 if dtype == torch.float32 else 0.02
+    )
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name])
+    again = TransformerLM.from_pretrained(tmp_path, dtype)
+    assert again.config == config and not again.training
+    assert torch.equal(again(token_ids()).logits, model(token_ids()).logits)
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not config.tie_word_embeddings
+
+
+@variants
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_qwen2_checkpoint_is_loaded(tmp_path: Path, config: TransformerConfig, shards: bool) -> None:
+    theirs = reference(own_model(config))
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB" if shards else "1GB")
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) is shards
+    state = torch.get_rng_state()
+    model = TransformerLM.from_pretrained(tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.config == config
+    assert_close(model(token_ids()).logits, theirs(token_ids()).logits)
+
+
+def test_an_older_config_says_rope_theta_by_itself(tmp_path: Path) -> None:
+    """As Qwen2.5's own checkpoints do; and a tied head may be written out."""
+    model = own_model(replace(SMALL, tie_word_embeddings=True))
+    model.save_pretrained(tmp_path)
+    rewrite(tmp_path, lambda c: c.pop("rope_parameters") and c.update(rope_theta=500.0, rope_scaling=None))
+    reweigh(tmp_path, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
+    again = TransformerLM.from_pretrained(tmp_path)
+    assert again.config == model.config
+    assert torch.equal(again(token_ids()).logits, model(token_ids()).logits)
+
+
+def test_load_model_gives_each_checkpoint_its_class(tmp_path: Path, fresh_model: Any, tokenizer: Any) -> None:
+    mine = twin(fresh_model)
+    save_checkpoint(tmp_path / "own", mine, tokenizer)
+    save_checkpoint(tmp_path / "theirs", fresh_model, tokenizer)
+    own, theirs = load_model(tmp_path / "own"), load_model(tmp_path / "theirs")
+    assert (type(own), type(theirs)) == (TransformerLM, Qwen2ForCausalLM)
+    assert theirs.config._attn_implementation == SHARED_PROMPT
+    assert (own.dtype, own.device) == (torch.float32, torch.device("cpu"))
+    assert load_model(tmp_path / "own", "bfloat16").dtype == torch.bfloat16
+    for name, weight in mine.state_dict().items():
+        assert torch.equal(own.state_dict()[name], weight) and torch.equal(theirs.state_dict()[name], weight)
+    # A run's own checkpoint, saved once more in its place.
+    save_checkpoint(tmp_path / "own", own, tokenizer)
+    assert type(load_model(tmp_path / "own")) is TransformerLM
+
+
+def test_a_saved_model_does_not_read_its_file_any_more(tmp_path: Path) -> None:
+    model = own_model()
+    model.save_pretrained(tmp_path)
+    again = TransformerLM.from_pretrained(tmp_path)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * size)
+    assert torch.equal(again(token_ids()).logits, model(token_ids()).logits)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_copies_are_whole_and_apart(tied: bool) -> None:
+    model = own_model(replace(SMALL, tie_word_embeddings=tied))
+    model.gradient_checkpointing_enable()
+    expected = model(token_ids()).logits
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(token_ids()).logits, expected) and other.model.gradient_checkpointing
+        assert (other.lm_head.weight is other.model.embed_tokens.weight) is tied
+        with torch.no_grad():
+            other.model.embed_tokens.weight.zero_()
+        assert torch.equal(model(token_ids()).logits, expected)
+
+
+# --------------------------------------------------------------------------------------------------------------- refusals
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def reweigh(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "another architecture": ({"model_type": "llama"}, "model_type is 'llama'"),
+    "none": ({"model_type": None}, "model_type is None"),
+    "activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    "sliding window": ({"use_sliding_window": True}, "use_sliding_window is True"),
+    "layers of sliding window": ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .*sliding"),
+    "dropout": ({"attention_dropout": 0.1}, "attention_dropout is 0.1"),
+    "heads of another size": ({"head_dim": 16}, "head_dim is 16"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config is .*bits"),
+    "older scaling": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE's type is 'linear'"),
+    "scaling": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE's rope_type is 'yarn'"),
+    "part of a head": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "RoPE's partial_rotary_factor is 0.5"),
+    "rotations by kind": ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "RoPE's full_attention is"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CONFIGS.values(), ids=CONFIGS.keys())
+def test_what_is_not_computed_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    own_model().save_pretrained(tmp_path)
+    rewrite(tmp_path, lambda config: config.update(change))
+    for load in (TransformerLM.from_pretrained, load_model):
+        with pytest.raises(UserError, match=rf"{tmp_path}/config\.json: {message}.*does not compute\. load_model gives it"):
+            load(tmp_path)
+
+
+BROKEN_CONFIGS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a size is missing": lambda config: config.pop("hidden_size"),
+    "heads do not divide the width": lambda config: config.update(num_attention_heads=3),
+    "heads do not share keys evenly": lambda config: config.update(num_key_value_heads=3),
+    "no heads": lambda config: config.update(num_attention_heads=0),
+    "no number": lambda config: config.update(hidden_size="wide"),
+}
+
+
+@pytest.mark.parametrize("change", BROKEN_CONFIGS.values(), ids=BROKEN_CONFIGS.keys())
+def test_a_configuration_that_makes_no_model_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    own_model().save_pretrained(tmp_path)
+    rewrite(tmp_path, change)
+    with pytest.raises(UserError, match=r"config\.json: not the configuration of a Qwen2 model .*Get it anew"):
+        load_model(tmp_path)
+
+
+Q = "model.layers.1.self_attn.q_proj.bias"
+WEIGHTS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
+    "missing": (lambda w: w.pop(Q), f"{Q} is missing"),
+    "unexpected": (lambda w: w.update(more=torch.ones(1)), "more is not a weight of this model"),
+    "of another shape": (lambda w: w.update({Q: torch.ones(16)}), rf"{Q} is \(16,\), not \(32,\)"),
+    "one that would broadcast": (lambda w: w.update({Q: torch.ones(1)}), rf"{Q} is \(1,\), not \(32,\)"),
+    "many": (lambda w: w.clear() or w.update(more=torch.ones(1)), "more is not .* and 25 more"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WEIGHTS.values(), ids=WEIGHTS.keys())
+def test_weights_that_do_not_fit_are_refused(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], object], message: str
+) -> None:
+    own_model().save_pretrained(tmp_path)
+    reweigh(tmp_path, change)
+    with pytest.raises(UserError, match=rf"{tmp_path}: its weights do not fit config\.json: {message}.*Get it anew"):
+        load_model(tmp_path)
+
+
+def test_a_tied_head_that_is_another_is_refused(tmp_path: Path) -> None:
+    own_model().save_pretrained(tmp_path)
+    rewrite(tmp_path, lambda config: config.update(tie_word_embeddings=True))
+    with pytest.raises(UserError, match=r"lm_head\.weight is not the embedding"):
+        load_model(tmp_path)
+
+
+def test_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no model"):
+        load_model(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"config\.json: not the configuration"):
+        TransformerLM.from_pretrained(tmp_path / "nowhere")
+    own_model().save_pretrained(tmp_path)
+    content = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[:-100])
+    with pytest.raises(UserError, match=r"its weights cannot be read.*Get it anew"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="its weights cannot be read"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    with pytest.raises(UserError, match="its weights cannot be read"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not a readable model"):
+        load_model(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------------- by hand
+
+
+def test_rms_norm_by_hand() -> None:
+    norm = RMSNorm(2, eps=0.5)
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1.0, -2.0]))
+    # mean of squares (9 + 16) / 2 = 12.5; with eps 13
+    assert norm(torch.tensor([3.0, 4.0])).tolist() == pytest.approx([3 / math.sqrt(13), -8 / math.sqrt(13)])
+
+
+def test_rotation_by_hand() -> None:
+    """Of size 4 and theta 100 the pairs (0, 2) and (1, 3) turn by p and by p / 10."""
+    cos, sin = rotations(torch.tensor([[0, 3]]), 4, 100.0, torch.float32)
+    assert cos.shape == sin.shape == (1, 1, 2, 4)
+    turned = rotate(torch.tensor([1.0, 0.0, 0.0, 2.0]).expand(1, 1, 2, 4), cos, sin)[0, 0]
+    assert turned[0].tolist() == [1.0, 0.0, 0.0, 2.0]
+    expected = [math.cos(3), -2 * math.sin(0.3), math.sin(3), 2 * math.cos(0.3)]
+    assert turned[1].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_rotation_keeps_lengths_and_depends_on_the_distance_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1, 8, generator=generator).expand(2, 1, 1, 20, 8)
+    turn = rotations(torch.arange(20)[None], 8, 10000.0, torch.float32)
+    turned, turned_key = rotate(query, *turn)[0, 0], rotate(key, *turn)[0, 0]
+    assert torch.allclose(turned.norm(dim=-1), query[0, 0].norm(dim=-1), atol=1e-5)
+    scores = turned @ turned_key.T
+    for distance in range(-10, 11):
+        diagonal = scores.diagonal(distance)
+        assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4)
+    assert scores[0].std() > 0.1  # and on that it does depend
+
+
+def test_visible_keys_by_hand() -> None:
+    """Two tokens in the cache and two new ones; padding sees itself, as on some devices softmax over nothing is NaN."""
+    device = torch.device("cpu")
+    expected = [[1, 1, 1, 0], [1, 1, 1, 1]]
+    found = visible_keys(None, 2, 2, device)
+    assert found is not None and found[0, 0].int().tolist() == expected
+    found = visible_keys(torch.tensor([[0, 1, 1, 1], [0, 0, 0, 1]]), 2, 2, device)
+    assert found is not None and found.dtype == torch.bool
+    assert found[:, 0].int().tolist() == [[[0, 1, 1, 0], [0, 1, 1, 1]], [[0, 0, 1, 0], [0, 0, 0, 1]]]
+    for nothing_hidden in (visible_keys(None, 3, 0, device), visible_keys(NO_MASK, 1, 5, device)):
+        assert nothing_hidden is None
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_token_does_not_see_later_ones(masked: bool) -> None:
+    model, ids = own_model(), token_ids(1)
+    mask = torch.ones(1, 12, dtype=torch.int64) if masked else None
+    before = model(ids, attention_mask=mask).logits
+    ids[0, 7] = 2 + (ids[0, 7] - 1) % 48
+    after = model(ids, attention_mask=mask).logits
+    assert torch.equal(before[:, :7], after[:, :7])
+    changed = (before - after).abs().amax(-1)[0, 7:]
+    assert (changed > 1e-3).all()
+
+
+def test_new_weights() -> None:
+    torch.manual_seed(0)
+    model = TransformerLM(replace(SMALL, hidden_size=64, initializer_range=0.05))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            assert (parameter == 1).all(), name
+        elif name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        else:
+            assert parameter.std().item() == pytest.approx(0.05, rel=0.1), name
+            assert abs(parameter.mean().item()) < 0.005, name
+
+
+def test_the_interface_of_a_model() -> None:
+    model = own_model()
+    assert model.get_output_embeddings().weight.shape == (50, 32)
+    assert model.base_model is model.model and model.config.max_position_embeddings == 64
+    assert [layer.self_attn.layer_idx for layer in model.base_model.layers] == [0, 1]
+    assert (model.device, model.dtype) == (torch.device("cpu"), torch.float32)

@@ -1,0 +1,109 @@
+"""What test_parallel computes: in one process when imported, in several under torchrun when run."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from learner_parts import flat, last_gradients
+from training_parts import scored
+
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.distributed import World, init_world
+from grpo.learner.learner import Learner
+from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
+from grpo.study.methods import GrpoConfig
+
+LENGTHS = [[5, 1, 9, 3], [2, 2, 0, 1], [12, 7, 1, 4]]
+VOCABULARY = 50
+
+
+def make_model() -> Any:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.set_attn_implementation(SHARED_PROMPT)
+    return model
+
+
+def make_rollouts() -> list[Rollout]:
+    rng = random.Random(0)
+
+    def ids(n: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(VOCABULARY) for _ in range(n))
+
+    prompts = [ids(n) for n in (7, 1, 4)]
+    return [
+        Rollout(Problem("", "", ""), prompt, Completion(ids(n), "", (0.0,) * n, "stop"), {})
+        for prompt, group in zip(prompts, LENGTHS, strict=True)
+        for n in group
+    ]
+
+
+def compute(world: World | None = None) -> dict[str, Any]:
+    """On rank 0: what the learner's methods give, with the work sharded over ``world``."""
+    world = world or World()
+    rollouts = make_rollouts()
+    generator = torch.Generator().manual_seed(1)
+    rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
+    found: dict[str, Any] = {"metrics": {}, "gradients": {}}
+    for budget in (None, 20):
+        for loss, normalization in (("grpo_clip", "masked_mean"), ("reinforce_with_baseline", "microbatch_longest")):
+            model = make_model()
+            learner = make_learner(model, budget, loss, normalization, world)
+            gradients = last_gradients(learner)
+            if world.rank == 0:
+                old = [lp - 0.3 for lp in learner.log_probs(rollouts)]
+                case = f"{loss}, {normalization}, {budget}"
+                found["metrics"][case] = learner.update(scored(rollouts, rewards, advantages, old))
+                found["gradients"][case] = flat(gradients)
+                found["metrics"][f"sft {case}"] = learner.sft_update(*ids_of(rollouts), normalize_constant=7.0)
+                found["gradients"][f"sft {case}"] = flat(gradients)
+                found["log_probs"] = learner.log_probs(rollouts)
+                found["entropies"] = learner.token_entropies(rollouts)
+                found["drift"] = learner.drift(rollouts)
+                learner.shut_down_workers()
+            else:
+                learner.serve()
+            found["rows_of_leader"] = sum(1 for _ in learner._microbatches(model, *ids_of(rollouts)))
+            found["weights"] = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return found
+
+
+def make_learner(model: Any, budget: int | None, loss: str, normalization: str, world: World) -> Learner:
+    config = GrpoConfig(
+        rollout_batch_size=12,
+        train_batch_size=12,
+        group_size=4,
+        gradient_accumulation_steps=4,
+        sampling_max_tokens=16,
+        learning_rate=1e-2,
+        max_grad_norm=1e9,
+        loss_type=loss,  # type: ignore[arg-type]
+        length_normalization=normalization,  # type: ignore[arg-type]
+        measure_kl=True,
+    )
+    return Learner(model, config, 0, budget, world=world)
+
+
+def ids_of(rollouts: list[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    return [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    this_world = init_world("cpu")
+    torch.save(compute(this_world), Path(sys.argv[1]) / f"{this_world.rank}.pt")
+    this_world.destroy()

@@ -1,0 +1,65 @@
+"""The studies in studies/ for tests that need one whole, and the default study's experiments by name."""
+
+from __future__ import annotations
+
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from grpo.commands.study import composed_text
+from grpo.study.compose import compose
+from grpo.study.methods import OFF_POLICY_RANK
+from grpo.study.schema import load_study
+from grpo.study.sections import Experiment, Method
+
+SFT = "sft_experiment"
+EXPERT_ITERATION = "expert_iteration_experiment"
+SFT_INITIALIZATION = "grpo_sft_initialization"
+CLIP_ABLATION = "grpo_off_policy_clip_ablation"
+COLOCATE = "grpo_colocate"
+ASYNCHRONOUS = "grpo_async_offpolicy"
+KEYWORD = "grpo_keyword_inclusion"
+
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted(path for path in (ROOT / "studies").glob("*.yaml") if path.stem != "base")  # which is no study by itself
+_STUDY = load_study(ROOT / "studies/mini.yaml")
+EXPERIMENTS = {name: experiment.title for name, experiment in _STUDY.experiments.items()}
+# Whose winners' values an experiment's runs start from, and the sweep of which arms take theirs by rank.
+BUILDS_ON = {
+    name: [before for before in _STUDY.needed_selections(name) if _STUDY.experiments[before].passes_on == "winner"]
+    for name in EXPERIMENTS
+}
+RANKED_BY = {
+    name: experiment.builds_on
+    for name, experiment in _STUDY.experiments.items()
+    if experiment.builds_on and any(OFF_POLICY_RANK in arm for arm in experiment.arms.values())
+}
+RESERVED = {name: experiment.resources for name, experiment in _STUDY.experiments.items()}
+
+
+def entry(experiment: str, **changes: Any) -> Experiment:
+    """The default study's entry of an experiment, with these values in the place of its own."""
+    return _STUDY.experiments[experiment].model_copy(update=changes)
+
+
+def method_of(experiment: str) -> Method:
+    """How its runs are trained."""
+    return _STUDY.experiments[experiment].method
+
+
+def needed_selections(experiment: str) -> list[str]:
+    """The experiments whose selection its runs know of, first to last."""
+    return _STUDY.needed_selections(experiment)
+
+
+def values_of(name: str) -> dict[str, Any]:
+    """The values of a study, which the caller may change."""
+    return compose(ROOT / f"studies/{name}.yaml")
+
+
+def activate(name: str, folder: Path) -> Path:
+    """Write ``folder``'s params.yaml as `grpo study use NAME` does; its path."""
+    with chdir(ROOT):
+        text = composed_text(Path(f"studies/{name}.yaml"))[0]
+    (folder / "params.yaml").write_text(text)
+    return folder / "params.yaml"

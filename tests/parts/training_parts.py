@@ -1,0 +1,81 @@
+"""What tests of learner and loops give to them: problems, scored rollouts, a run's context, and a stand-in for MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scoring_parts import score_each
+from torch import Tensor
+
+from grpo.common.records import Problem, Rollout
+from grpo.evaluation.evaluate import Score
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.task import Format, ScoredBatch
+from grpo.tracking.run_log import RunLog
+from grpo.training.context import RunContext
+from grpo.training.state import SavedState
+
+
+class NoMlflow:
+    """Stands for an MlflowRun where MLflow is not what is tested."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        assert all(isinstance(value, float | int) for value in metrics.values())
+
+    def artifact(self, path: Path, folder: str | None = None) -> None: ...
+
+    def tag(self, **tags: Any) -> None: ...
+
+    def finish(self, status: str = "FINISHED") -> None: ...
+
+
+def problems(n: int = 20) -> list[Problem]:
+    return [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(n)]
+
+
+def scored(
+    rollouts: Sequence[Rollout], rewards: Tensor, advantages: Tensor, old_log_probs: Sequence[Tensor] | None = None
+) -> list[Rollout]:
+    """The rollouts with made-up rewards and advantages, each (len(rollouts),)."""
+    old = old_log_probs or [None] * len(rollouts)
+    return [
+        replace(rollout, rewards={**rollout.rewards, "reward": reward}, advantage=advantage, old_log_probs=log_probs)
+        for rollout, reward, advantage, log_probs in zip(rollouts, rewards.tolist(), advantages.tolist(), old, strict=True)
+    ]
+
+
+def by(reward_fn: Callable[..., dict[str, float]]) -> Score:
+    """Rewards rollouts by a function of response and ground truth."""
+    return partial(score_texts, reward_fn)
+
+
+def score_texts(reward_fn: Callable[..., dict[str, float]], rollouts: Sequence[Rollout]) -> ScoredBatch:
+    return score_each(reward_fn, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
+
+
+def context(
+    config: Any,
+    log: RunLog,
+    saved: SavedState,
+    *,
+    data: Sequence[Any],
+    engine: Any,
+    learner: Any,
+    tokenizer: Any = None,
+    format: Format | None = None,
+    seed: int = 0,
+    reward: Any = None,
+    validation: Callable[[int, list[dict[str, float]]], bool] = lambda step, updates: False,
+) -> RunContext[Any]:
+    """A run's; without a reward nothing can be scored. The format is by default the handouts' that the configuration names."""
+    format = format or GradedTask.formats[config.prompt]
+    ctx: RunContext[Any] = RunContext(config=config, seed=seed, data=data, format=format, tokenizer=tokenizer)
+    ctx.engine, ctx.learner = engine, learner
+    ctx.log, ctx.saved, ctx.validation = log, saved, validation
+    if reward is not None:
+        ctx.score = by(reward)
+    return ctx

@@ -1,0 +1,103 @@
+"""What the documentation names exists, and what it draws is so."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from grpo.study.schema import read_yaml
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which a page's headings can be linked to, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_fault_has_a_test_that_exists() -> None:
+    rows = [line for line in (DOCS / "faults.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 15
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", row.split("|")[3])
+        assert named, row
+        for file, test in named:
+            (path,) = (ROOT / "tests").rglob(file)
+            assert f"def {test}(" in path.read_text(), f"{file}::{test}"
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken, followed = [], 0
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+            if re.match(r"[a-z]+:", target):  # on the web
+                continue
+            path, _, anchor = target.partition("#")
+            file, followed = (page.parent / path if path else page), followed + 1
+            if not file.exists() or (anchor and anchor not in anchors(file)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not broken
+    assert followed > 100
+
+
+def test_every_page_is_in_the_index_and_says_what_it_is_for() -> None:
+    index = (DOCS / "README.md").read_text()
+    for page in sorted(DOCS.glob("*.md")):
+        assert page.name == "README.md" or f"]({page.name}) | " in index, page.name
+        heading, empty, first, *_ = page.read_text().splitlines()
+        assert heading.startswith("# ") and not empty and first, page.name
+
+
+def test_messages_point_to_pages_that_exist() -> None:
+    named = {page for file in (ROOT / "grpo").rglob("*.py") for page in re.findall(r"\bdocs/\w+\.md", file.read_text())}
+    assert named
+    assert [page for page in named if not (ROOT / page).exists()] == []
+
+
+def test_readme_is_read_in_a_few_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 900
+
+
+def test_the_chain_of_experiments_is_as_it_is_drawn() -> None:
+    """One that somebody adds need not be drawn."""
+    experiments = read_yaml(ROOT / "params.yaml")["experiments"]
+    drawing = re.search(r"^```mermaid\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert drawing
+    chains = [line.split(" --> ") for line in drawing[1].splitlines()[1:]]
+    drawn = [(before.strip(), after) for chain in chains for before, after in itertools.pairwise(chain)]
+    assert len(drawn) == 12
+    assert [pair for pair in drawn if experiments[pair[1]].get("builds_on") != pair[0]] == []
+    described = re.findall(r"^\| `(\w+)@…` \|", (DOCS / "pipeline.md").read_text(), re.M)
+    assert len(described) > 12 and set(described) < set(experiments)
+
+
+def test_the_reward_and_the_loss_of_the_docs_do_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from grpo.learner.losses import LossInputs, bind_loss
+    from grpo.tasks.rewards import find_reward
+
+    for name, code in re.findall(
+        r"^```python\n# studies/(\w+\.py)\n(.*?)^```$", (DOCS / "extending.md").read_text(), re.M | re.S
+    ):
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards = find_reward("short_answers:short")(completion_ids=[[1, 2, 3], [1]], answer_reward=[1.0, 0.0], prompts=["", ""])
+    assert rewards == pytest.approx([0.997, -0.001])
+    loss, measured = bind_loss("my_losses:clip_higher", {"clip_high": 0.28})
+    log_ratios, ones = torch.log(torch.tensor([[1.5, 1.25, 0.5]])), torch.ones(1, 1)
+    inputs = LossInputs(log_ratios, torch.zeros(1, 3), ones, ones, torch.ones(1, 3, dtype=torch.bool), cliprange=0.2)
+    per_token, metrics = loss(inputs)
+    assert per_token[0].tolist() == pytest.approx([-1.28, -1.25, -0.5])
+    assert metrics["clipped"].tolist() == [[True, False, False]] and measured == ()

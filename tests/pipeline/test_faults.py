@@ -1,0 +1,399 @@
+"""Full disks, folders that must not be written, files that must not be read: one message, nothing lost, nothing half-written.
+
+The faults are real ones: a file system of a few hundred kilobytes, or a limit on the size of files where mounting is not
+allowed; a file system mounted read-only; permissions, and a root user without the right to pass over them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from study_parts import activate
+
+from grpo import cli
+from grpo.common.errors import UserError, explain_os_error
+from grpo.common.files import files_digest, whole_folder
+from grpo.models.checkpoint import load_model, load_tokenizer
+from grpo.study import paths
+from grpo.study.schema import load_study
+
+ROOT = Path(__file__).parents[2]
+KEPT = "run the same command again; what was finished is kept."
+
+
+def grpo(project: Path, *arguments: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    """``grpo ARGUMENTS`` in ``project``, in a process of its own, in which ``before`` is called first."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{project.parent}/mlflow.db"
+    command = [sys.executable, "-m", "grpo", *arguments]
+    return subprocess.run(
+        command, cwd=project, env=environment, capture_output=True, text=True, preexec_fn=before, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def smoke_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project folder with the smoke study, its dataset and both its models, hardly trained."""
+    from grpo.pretraining.base_model import make_base_model
+    from grpo.tasks.build import build_dataset
+
+    folder = tmp_path_factory.mktemp("smoke") / "project"
+    (folder / "studies").mkdir(parents=True)
+    params = activate("smoke", folder)
+    params.write_text(re.sub(r"(?m)^( +steps:) \d+$", r"\1 2", params.read_text()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder.parent}/mlflow.db")
+        study = load_study()
+        for task in study.tasks:
+            build_dataset(study.task(task), paths.DATASETS / task, {})
+            make_base_model(study, task)
+    return folder
+
+
+@lru_cache(maxsize=1)
+def can_mount() -> bool:
+    """Whether this process may mount a file system."""
+    with tempfile.TemporaryDirectory() as point:
+        try:
+            mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", point], capture_output=True, check=False).returncode == 0
+        except FileNotFoundError:
+            return False
+        if mounted:
+            subprocess.run(["umount", point], check=True)
+        return mounted
+
+
+class Disk:
+    """A project whose folder ``data`` is a file system of its own."""
+
+    def __init__(self, project: Path):
+        self.project, self.data = project, project / "data"
+
+    def mount(self, megabytes: int) -> None:
+        content = self.project / "content"
+        self.data.rename(content)
+        self.data.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", self.data], check=True)
+        shutil.copytree(content, self.data, dirs_exist_ok=True)
+
+    def fill(self, but_kilobytes: int) -> None:
+        free = os.statvfs(self.data).f_bavail * os.statvfs(self.data).f_frsize
+        (self.data / "filler").write_bytes(bytes(free - but_kilobytes * 1024))
+
+    def remount(self, how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{how}", self.data], check=True)
+
+
+@pytest.fixture
+def project(smoke_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(smoke_project, tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def disk(project: Path) -> Iterator[Disk]:
+    yield Disk(project)
+    if (project / "data").is_mount():
+        subprocess.run(["umount", project / "data"], check=True)
+
+
+def contents(project: Path) -> dict[str, str]:
+    """The digest of every file of the project but those that are in nobody's way."""
+    files = [path for path in sorted(project.rglob("*")) if path.is_file() and "state" not in path.parts]
+    return {str(path.relative_to(project)): files_digest(path) for path in files if path.name != "filler"}
+
+
+def drafts(project: Path) -> list[Path]:
+    return [path for path in project.rglob(".*") if path.name.endswith(".draft")]
+
+
+def assert_told(result: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """One message, which says all of ``parts``, and exit code 2."""
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    (message,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert all(part in message for part in parts), message
+
+
+slow = pytest.mark.slow  # each process of these imports torch
+WEIGHTS = pytest.param(("model", "main"), 100, "data/model/main", id="model: its weights", marks=slow)
+EVALUATE = ("evaluate", "data/model/main", "--out", "data/evaluations", "--prompt", "question_only", "--problems", "32")
+COMMANDS = [("dataset", "main"), pytest.param(("model", "main"), marks=slow), pytest.param(EVALUATE, marks=slow)]
+# command, how many kilobytes are left for it, what it was writing
+FULL = [
+    pytest.param(("dataset", "main"), 20, "data/dataset/main", id="dataset"),
+    WEIGHTS,
+    pytest.param(("model", "main"), 210, "data/model/main", id="model: its tokenizer", marks=slow),
+    pytest.param(("model", "keyword"), 60, "data/model/keyword", id="keyword model", marks=slow),
+    pytest.param(EVALUATE, 4, "data/", id="evaluate", marks=slow),
+    pytest.param(("math_baseline",), 4, "data/", id="math_baseline", marks=slow),
+]
+
+
+@pytest.mark.skipif(not can_mount(), reason="mounting is not allowed: see the tests with a limit on the size of files")
+@pytest.mark.parametrize(("command", "left", "writing"), FULL)
+def test_a_full_disk_loses_nothing(disk: Disk, command: tuple[str, ...], left: int, writing: str) -> None:
+    disk.mount(megabytes=4)
+    disk.fill(but_kilobytes=left)
+    before = contents(disk.project)
+    assert_told(grpo(disk.project, *command), f"error: {writing}", "no space left on the disk", KEPT)
+    assert contents(disk.project) == before
+    assert drafts(disk.project) == []
+    (disk.data / "filler").unlink()
+    again = grpo(disk.project, *command)
+    assert again.returncode == 0, again.stderr
+    assert drafts(disk.project) == []
+
+
+# Where a full disk can be had, that each command tells what it was writing is shown there.
+TOO_LARGE = [FULL[0], WEIGHTS] if can_mount() else [case for case in FULL if case.id != "model: its tokenizer"]
+
+
+@pytest.mark.parametrize(("command", "left", "writing"), TOO_LARGE)
+def test_files_that_grow_too_large_lose_nothing(project: Path, command: tuple[str, ...], left: int, writing: str) -> None:
+    """Python ignores the signal, and the write fails, as where a quota is used up."""
+    before = contents(project)
+    limit = left * 1024
+    result = grpo(project, *command, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    assert_told(result, f"error: {writing}", "larger than is allowed", KEPT)
+    assert contents(project) == before
+    assert drafts(project) == []
+    again = grpo(project, *command)
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.skipif(not can_mount(), reason="mounting is not allowed: see the tests of permissions")
+@pytest.mark.parametrize("command", COMMANDS[:2])
+def test_a_disk_that_is_read_only(disk: Disk, command: tuple[str, ...]) -> None:
+    disk.mount(megabytes=4)
+    disk.remount("ro")
+    before = contents(disk.project)
+    assert_told(grpo(disk.project, *command), "error: data", ": cannot be written, since the disk is read-only", KEPT)
+    assert contents(disk.project) == before
+    disk.remount("rw")
+    assert grpo(disk.project, *command).returncode == 0
+
+
+def _without_roots_rights() -> None:
+    """From the next exec on permissions count, even for root: without CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER."""
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        drop = 24  # PR_CAPBSET_DROP
+        for capability in (1, 2, 3):
+            if libc.prctl(drop, capability, 0, 0, 0):
+                os._exit(99)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_that_must_not_be_written(project: Path, command: tuple[str, ...]) -> None:
+    folders = [project / "data", *(project / "data").iterdir()]
+    for folder in folders:
+        folder.chmod(0o555)
+    before = contents(project)
+    result = grpo(project, *command, before=_without_roots_rights)
+    assert_told(result, "error: data", ": permission denied", "ls -ld", KEPT)
+    assert contents(project) == before
+    for folder in folders:
+        folder.chmod(0o755)
+    assert grpo(project, *command, before=_without_roots_rights).returncode == 0
+
+
+@slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"model/main/{file}" for file in ("config.json", "model.safetensors", "tokenizer.json")),
+        "dataset/main/validation.jsonl",
+    ],
+)
+def test_a_file_that_must_not_be_read(project: Path, name: str) -> None:
+    (project / "data" / name).chmod(0)
+    result = grpo(project, *EVALUATE, before=_without_roots_rights)
+    assert_told(result, f"error: data/{name}: permission denied", KEPT)
+
+
+# ----------------------------------------------------------------------------------------------- what is explained, and how
+
+
+def _raised(error: BaseException, while_handling: BaseException) -> BaseException:
+    """What torch.save does: its own error comes while that of the file is handled."""
+    try:
+        try:
+            raise while_handling
+        except BaseException:
+            raise error  # noqa: B904
+    except BaseException as caught:
+        return caught
+
+
+def _caused(error: BaseException, by: BaseException | None) -> BaseException:
+    error.__cause__ = by  # as `raise error from by` does; None hides what was being handled
+    return error
+
+
+FULL_DISK = OSError(errno.ENOSPC, "No space left on device")
+EXPLAINED = {
+    "with a path": (OSError(errno.ENOSPC, "full", "data/x/y.csv"), "data/x/y.csv: no space left"),
+    "a draft": (OSError(errno.ENOSPC, "full", "data/.model.draft/config.json"), "data/model/config.json: no space"),
+    "quota": (OSError(errno.EDQUOT, "quota", "data/x"), "data/x: the disk quota is used up"),
+    "not permitted": (PermissionError(errno.EPERM, "no", "there"), "there: permission denied"),
+    "in a folder that must not be written": (PermissionError(errno.EACCES, "no", "there/deep/new"), "there: permission denied"),
+    "in Rust": (RuntimeError("I/O error: No space left on device (os error 28)"), "no space left"),
+    "in Rust, with a path": (RuntimeError('(os error 30) at path "there/.tmpXY"'), "there: cannot be written"),
+    "as Ray passes it on": (RuntimeError("OSError: [Errno 28] No space left on device: 'data/x'"), "data/x: no space left"),
+    "as a cause": (_caused(UserError("data/model: damaged"), by=FULL_DISK), "no space left"),
+    "as a context": (_raised(RuntimeError("unexpected pos"), while_handling=_raised(KeyError(), FULL_DISK)), "no space left"),
+}
+NOT_EXPLAINED = {
+    "another mistake": UserError("data/model: damaged"),
+    "a bug": KeyError("x"),
+    "no such file": FileNotFoundError(errno.ENOENT, "none", "data/x"),
+    "a connection": PermissionError(errno.EACCES, "denied"),
+    "a connection's text": RuntimeError("NewConnectionError: [Errno 13] Permission denied"),
+    "a device": PermissionError(errno.EACCES, "denied", "/dev/nvidia0"),
+    "an error that hides another": _caused(_raised(UserError("the lock is held"), FULL_DISK), by=None),
+}
+
+
+@pytest.mark.parametrize(("error", "message"), EXPLAINED.values(), ids=EXPLAINED)
+def test_what_the_disk_refuses_is_explained(
+    error: BaseException, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    told = explain_os_error(error)
+    assert told is not None and message in told and told.endswith(KEPT)
+    assert told.startswith((message, f"{tmp_path}: "))  # the working folder, where nothing else is known
+
+
+@pytest.mark.parametrize("error", NOT_EXPLAINED.values(), ids=NOT_EXPLAINED)
+def test_other_errors_are_not(error: BaseException) -> None:
+    assert explain_os_error(error) is None
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug() -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(cli, "app", bug)
+    with pytest.raises(KeyError, match="ours"):
+        cli.main()
+
+
+def test_an_error_says_what_was_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match="No space") as caught, whole_folder(Path("data/run")):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert str(explain_os_error(caught.value)).startswith("data/run: ")
+
+
+# -------------------------------------------------------------------------------------------------------- damaged checkpoints
+
+
+def _half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut in half": _half,
+    "empty": lambda _: b"",
+    "garbage": lambda content: bytes((7 * i + 130) % 256 for i in range(len(content))),
+    "zeros": lambda content: bytes(len(content)),
+    "of another kind": lambda _: b"{}",
+}
+LOADED_FROM = {
+    "model.safetensors": load_model,
+    "config.json": load_model,
+    "tokenizer.json": load_tokenizer,
+    "tokenizer_config.json": load_tokenizer,
+}
+# the kind of model, where it is, and what brings it back
+PLACES = [
+    ("data/model/main", "data/model/main", "`dvc checkout --force data/model/main` .* `dvc repro -f -s model@main`"),
+    (
+        "data/model/main",
+        "data/checkpoints/e/a-0/last",
+        r"`dvc checkout --force data/checkpoints/e/a-0` .* `dvc repro -f -s e@a-0`",
+    ),
+    ("data/model/main", "mine", "Get it anew from where it came from"),
+    (
+        "data/model/keyword",
+        "data/model/keyword",
+        "`dvc checkout --force data/model/keyword` .* `dvc repro -f -s model@keyword`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "place", "remedy"), PLACES, ids=[place for _, place, _ in PLACES])
+@pytest.mark.parametrize("name", LOADED_FROM)
+def test_a_damaged_checkpoint_is_named_with_its_remedy(project: Path, kind: str, place: str, remedy: str, name: str) -> None:
+    whole = project / "whole"
+    shutil.copytree(project / kind, whole)
+    for damage in DAMAGE.values():
+        shutil.rmtree(project / place, ignore_errors=True)
+        shutil.copytree(whole, project / place)
+        (project / place / name).write_bytes(damage((whole / name).read_bytes()))
+        for folder in (Path(place), project / place):
+            with pytest.raises(UserError, match=rf"{place}.*{remedy}") as caught:
+                LOADED_FROM[name](folder)
+            assert "\n" not in str(caught.value)
+            assert explain_os_error(caught.value) is None
+
+
+@slow
+def test_a_cut_checkpoint_is_told_in_one_message(project: Path) -> None:
+    weights = project / "data/model/main/model.safetensors"
+    weights.write_bytes(_half(weights.read_bytes()))
+    assert_told(
+        grpo(project, *EVALUATE), "error: data/model/main: its weights cannot be read", "dvc checkout --force data/model/main"
+    )
+
+
+def sh(folder: Path, command: str) -> str:
+    """A command of this environment."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "GIT_CONFIG_GLOBAL": "/dev/null"}
+    result = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@slow
+def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
+    """With real DVC; and making one anew does not run the stages before it again."""
+    shutil.copytree(project / "data/model/main", project / "source")
+    shutil.rmtree(project / "data")
+    copy = "cmd: mkdir -p data/checkpoints/e && cp -r source"
+    (project / "dvc.yaml").write_text(
+        "stages:\n  model:\n    foreach: {main: 1}\n    do:\n"
+        "      cmd: mkdir -p data/model && cp -r source data/model/main\n      outs: [data/model/main]\n"
+        f"  e:\n    matrix: {{arm: [a], seed: [0]}}\n    {copy} data/checkpoints/e/a-0\n"
+        "    deps: [data/model/main]\n    outs: [data/checkpoints/e/a-0]\n"
+    )
+    sh(project, "git init -q && dvc init -q && dvc repro -q")
+    for place in ("data/model/main", "data/checkpoints/e/a-0"):
+        weights = project / place / "model.safetensors"
+        whole = weights.read_bytes()
+        for number in (0, 1):
+            weights.write_bytes(_half(whole))
+            with pytest.raises(UserError) as caught:
+                load_model(Path(place))
+            remedies = re.findall("`(dvc [^`]+)`", str(caught.value))
+            assert len(remedies) == 2
+            said = sh(project, remedies[number])
+            assert weights.read_bytes() == whole
+            assert said.count("Running stage") == number
+            load_model(Path(place))

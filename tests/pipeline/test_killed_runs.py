@@ -1,0 +1,355 @@
+"""Runs that are killed anywhere, told to stop, or meet a damaged state: they go on, and end as if nothing had happened."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+from ruamel.yaml import YAML
+from study_parts import activate
+
+REPOSITORY = Path(__file__).parents[2]
+OFF_POLICY = {
+    "epochs_per_rollout_batch": 2,
+    "train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "loss_type": "grpo_clip",
+    "measure_kl": True,
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small study, its data and its models, and no runs."""
+    folder = tmp_path_factory.mktemp("project")
+    yaml = YAML()
+    study = yaml.load(activate("smoke", folder))
+    study["save_state_every"] = 2
+    study["grpo"] |= {"n_grpo_steps": 12, "learning_rate": 1e-3}
+    study["sft"] |= {"n_sft_steps": 12, "evaluate_every": 3}
+    study["expert_iteration"] |= {"n_ei_steps": 4}
+    study["evaluation"] |= {"every": 3}
+    study["experiments"]["grpo_learning_rate"]["arms"] = {"off_policy": OFF_POLICY}
+    study["experiments"]["sft_experiment"]["arms"]["all"] = {"keep_steps": [4, 8]}
+    yaml.dump(study, folder / "params.yaml")
+    for command in ("dataset", "model", "sft_dataset"):
+        subprocess.run(
+            [sys.executable, "-m", "grpo", command, "main"], cwd=folder, env=_environment(), check=True, capture_output=True
+        )
+    return folder
+
+
+def _environment() -> dict[str, str]:
+    known = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    return known | {"PYTHONPATH": str(REPOSITORY), "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+class Worker:
+    """See :mod:`kill_worker`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parents[1] / "parts/kill_worker.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment(),
+        )
+        assert self._answer() == "ready"
+
+    def attempt(
+        self,
+        folder: Path,
+        run: tuple[str, str],
+        after_s: float | None = None,
+        act: str | None = None,
+        nth: int = 1,
+        signum: int = signal.SIGKILL,
+    ) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        asked = {"folder": str(folder), "experiment": run[0], "arm_name": run[1], "kill_after_s": after_s, "kill_in": act}
+        self._process.stdin.write(json.dumps(asked | {"nth": nth, "signum": signum}) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._answer())
+        assert answer["code"] in {0, 75, -signum, -signal.SIGKILL}, (folder / "log.txt").read_text()
+        return answer
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    process = Worker()
+    yield process
+    process.close()
+
+
+def clone(project: Path, target: Path) -> Path:
+    """A folder with the same study and no runs."""
+    shutil.copytree(project, target)
+    return target
+
+
+def results(folder: Path) -> dict[str, str]:
+    """Path -> SHA-256 of every file that a run leaves, but for wall-clock figures."""
+    files = [p for root in ("data/runs", "data/checkpoints") for p in sorted((folder / root).rglob("*")) if p.is_file()]
+    assert len(files) >= 8
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def nothing_is_left(folder: Path) -> bool:
+    """Whether neither states nor drafts are there."""
+    return not [*(folder / "data/state/runs").rglob("step-*"), *folder.rglob(".*.draft")]
+
+
+def learnt_something(folder: Path, run: tuple[str, str]) -> bool:
+    """Whether the weights have moved, and the best checkpoint was not the first or the last one; else little is tested."""
+    history = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}-0/history.csv").open()))
+    return sum(float(row["gradient_norm"]) > 0 for row in history) > len(history) / 2
+
+
+GRPO = ("grpo_learning_rate", "off_policy")
+SFT = ("sft_experiment", "all")
+EXPERT_ITERATION = ("expert_iteration_experiment", "questions_16-rollouts_8-epochs_2")
+ASYNCHRONOUS = ("grpo_async_offpolicy", "lag_1")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(project: Path, worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """For a run: its results where nobody disturbs it, and how long it takes."""
+    known: dict[tuple[str, str], tuple[dict[str, str], float]] = {}
+
+    def get(run: tuple[str, str]) -> tuple[dict[str, str], float]:
+        if run not in known:
+            folder = clone(project, tmp_path_factory.mktemp("undisturbed") / "project")
+            answer = worker.attempt(folder, run)
+            assert answer["code"] == 0
+            assert learnt_something(folder, run)
+            known[run] = results(folder), answer["seconds"]
+        return known[run]
+
+    return get
+
+
+@pytest.mark.parametrize("run", [GRPO, SFT, EXPERT_ITERATION], ids=lambda run: run[0])
+def test_killed_in_the_middle_of_anything(run, project, worker, undisturbed, tmp_path):
+    folder = clone(project, tmp_path / "project")
+    name = f"{run[1]}-0"
+    acts = {
+        GRPO: [("rollout", 50), ("step-4", 1), ("backward", 7), ("update", 9), ("evaluation", 1), ("state", 1), ("metrics", 9)],
+        SFT: [("update", 5), ("step-8", 1), ("checkpoint", 1), ("metrics", 3)],
+        EXPERT_ITERATION: [("rollout", 50), ("step-1", 1), ("update", 2), ("evaluation", 1)],
+    }[run]
+    # "Whatever is whole gets its name": the best checkpoint's metadata, the results, both result folders, the times.
+    # All runs end by the same code, so one goes through all of it.
+    ends = ["metadata.json", "outcomes.jsonl", "metrics.json", name, f"{name}.json"] if run == GRPO else [name]
+    for act, nth in [*acts, *((end, 1) for end in ends)]:
+        answer = worker.attempt(folder, run, act=act, nth=nth)
+        assert answer["code"] == -signal.SIGKILL, f"{act} was never reached"
+    assert worker.attempt(folder, run)["code"] == 0
+    assert results(folder) == undisturbed(run)[0]
+    assert nothing_is_left(folder)
+    assert (folder / "log.txt").read_text().count("resumed after step") >= len(ends)
+
+
+@pytest.mark.parametrize(("run", "kills"), [(GRPO, 4), (SFT, 2), (EXPERT_ITERATION, 2)], ids=lambda value: str(value))
+def test_killed_at_random_moments(run, kills, project, worker, undisturbed, tmp_path):
+    expected, seconds = undisturbed(run)
+    rng = random.Random(f"kills of {run}")
+    done = attempts = 0
+    while done < kills:
+        folder = clone(project, tmp_path / f"project-{attempts}")
+        ended = False
+        while not ended:
+            attempts += 1
+            answer = worker.attempt(folder, run, after_s=rng.uniform(0.1, seconds) if done < kills else None)
+            ended = answer["code"] == 0
+            done += not ended
+        assert results(folder) == expected
+        assert nothing_is_left(folder)
+    print(f"{run[0]}: {done} kills in {attempts} attempts")
+
+
+def test_an_asynchronous_run_is_killed_with_all_its_actors(project, worker, undisturbed, tmp_path):
+    expected, _ = undisturbed(ASYNCHRONOUS)
+    folder = clone(project, tmp_path / "project")
+    for act, nth in [("step-4", 1), ("metrics", 12), ("state", 1), ("metrics.json", 1)]:
+        answer = worker.attempt(folder, ASYNCHRONOUS, act=act, nth=nth)
+        assert answer["code"] == -signal.SIGKILL, f"{act} was never reached"
+    assert worker.attempt(folder, ASYNCHRONOUS)["code"] == 0
+    assert results(folder) == expected
+    assert nothing_is_left(folder)
+
+
+@pytest.mark.parametrize("run", [GRPO, EXPERT_ITERATION], ids=lambda run: run[0])
+def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, worker, undisturbed, tmp_path):
+    expected, _ = undisturbed(run)
+    folder = clone(project, tmp_path / "project")
+    assert worker.attempt(folder, run, act="step-2", signum=signal.SIGTERM)["code"] == 75
+    (saved,) = folder.glob("data/state/runs/*/*/*")
+    last = max(int(state.name.removeprefix("step-")) for state in saved.glob("step-*"))
+    assert last in {2, 3, 4}  # the signal comes when a state is whole, which is written while the next steps are taken
+    assert not (folder / "data/runs" / run[0] / f"{run[1]}-0").exists()
+    assert worker.attempt(folder, run)["code"] == 0
+    assert results(folder) == expected
+    timing = json.loads((folder / f"data/timing/{run[0]}/{run[1]}-0.json").read_text())
+    assert timing["resumed_after"] == [last]
+    # In MLflow the last attempt has the whole history, the one before is marked.
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    tracked = client.get_run(timing["mlflow_run_id"])
+    rows = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}-0/history.csv").open()))
+    assert [m.value for m in sorted(client.get_metric_history(tracked.info.run_id, "loss"), key=lambda m: m.step)] == [
+        float(row["loss"]) for row in rows
+    ]
+    assert tracked.data.tags["resumed_after"] == str(last)
+    assert {each.info.status for each in client.search_runs([tracked.info.experiment_id])} == {"KILLED", "FINISHED"}
+
+
+@pytest.fixture(scope="module")
+def killed(project: Path, worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that died when its second state had been saved; not to be changed."""
+    folder = clone(project, tmp_path_factory.mktemp("killed") / "project")
+    assert worker.attempt(folder, GRPO, act="step-4")["code"] == -signal.SIGKILL
+    return folder
+
+
+def killed_after_two_states(killed: Path, target: Path) -> tuple[Path, list[Path]]:
+    """A copy of that run, and its states, oldest first."""
+    folder = clone(killed, target)
+    states = sorted(folder.glob("data/state/runs/*/*/*/step-*"))
+    assert [state.name for state in states] == ["step-2", "step-4"]
+    return folder, states
+
+
+def test_a_damaged_state_is_noticed_and_the_one_before_is_used(killed, worker, undisturbed, tmp_path):
+    folder, (_, newest) = killed_after_two_states(killed, tmp_path / "project")
+    os.truncate(newest / "state.pt", 5000)
+    assert worker.attempt(folder, GRPO)["code"] == 0
+    said = (folder / "log.txt").read_text()
+    assert f"warning: {newest.relative_to(folder)}: state.pt damaged" in said and "resumed after step 2 of 12" in said
+    assert results(folder) == undisturbed(GRPO)[0]
+
+
+def test_without_a_whole_state_the_run_starts_anew(killed, worker, undisturbed, tmp_path):
+    folder, states = killed_after_two_states(killed, tmp_path / "project")
+    for state in states:
+        os.truncate(state / "state.pt", 5000)
+    assert worker.attempt(folder, GRPO)["code"] == 0
+    said = (folder / "log.txt").read_text()
+    assert said.count("warning: data/state/runs") == 2 and "resumed" not in said
+    assert results(folder) == undisturbed(GRPO)[0]
+
+
+def test_a_state_of_another_configuration_is_left_alone(killed, worker, undisturbed, tmp_path):
+    folder, states = killed_after_two_states(killed, tmp_path / "project")
+    params = folder / "params.yaml"
+    before = params.read_text()
+    params.write_text(before.replace("n_grpo_steps: 12", "n_grpo_steps: 11"))
+    assert worker.attempt(folder, GRPO, act="step-4")["code"] == -signal.SIGKILL
+    assert "resumed" not in (folder / "log.txt").read_text()
+    assert all(state.exists() for state in states)
+    params.write_text(before)
+    assert worker.attempt(folder, GRPO)["code"] == 0
+    assert "resumed after step 4 of 12" in (folder / "log.txt").read_text()
+    assert results(folder) == undisturbed(GRPO)[0]
+    assert nothing_is_left(folder)
+
+
+def test_files_that_grow_too_large_cost_nothing_that_was_saved(killed, worker, undisturbed, tmp_path):
+    folder, states = killed_after_two_states(killed, tmp_path / "project")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))  # less than the weights take
+
+    command = [sys.executable, "-m", "grpo", "train", *GRPO]
+    done = subprocess.run(
+        command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False, preexec_fn=limit
+    )
+    assert done.returncode == 2
+    assert "the file would be larger than is allowed here" in done.stderr and "Traceback" not in done.stderr
+    assert all((state / "state.pt").exists() for state in states)
+    assert not list(folder.rglob(".*.draft"))
+    assert worker.attempt(folder, GRPO)["code"] == 0
+    assert "resumed after step 4 of 12" in (folder / "log.txt").read_text()
+    assert results(folder) == undisturbed(GRPO)[0]
+
+
+def test_a_second_process_on_the_same_run_is_refused(project, worker, undisturbed, tmp_path):
+    folder = clone(project, tmp_path / "project")
+    command = [sys.executable, "-m", "grpo", "train", *GRPO]
+    with subprocess.Popen(
+        command, cwd=folder, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as first:
+        while not list((folder / "data").glob("runs/*/.*.draft")):
+            assert first.poll() is None
+            time.sleep(0.02)
+        second = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
+        assert second.returncode == 2
+        assert f"another process is at work already (process {first.pid} on {socket.gethostname()})" in second.stderr
+        assert second.stderr.count("\n") == 1
+        assert first.wait() == 0
+    # The first one was not disturbed, and what it leaves behind stops nobody.
+    assert (folder / "data/runs" / GRPO[0] / f"{GRPO[1]}-0" / "metrics.json").exists()
+    assert worker.attempt(folder, GRPO)["code"] == 0
+    assert results(folder) == undisturbed(GRPO)[0]
+
+
+def test_several_processes_of_one_run_stop_and_go_on_together(project, tmp_path):
+    folders = [clone(project, tmp_path / name) for name in ("undisturbed", "stopped")]
+    for folder in folders:
+        params = folder / "params.yaml"
+        params.write_text(params.read_text().replace("learner:\n", "learner:\n  processes: 2\n"))
+    command = [sys.executable, "-m", "grpo", "train", *GRPO]
+    subprocess.run(command, cwd=folders[0], env=_environment(), check=True, capture_output=True)
+    with subprocess.Popen(
+        command, cwd=folders[1], env=_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        while not list(folders[1].glob("data/state/runs/*/*/*/step-2")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGTERM)
+        said = process.stderr.read()
+        assert process.wait() == 75, said
+    again = subprocess.run(command, cwd=folders[1], env=_environment(), check=True, capture_output=True, text=True)
+    assert "resumed after step" in again.stdout
+    assert results(folders[1]) == results(folders[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_through_the_command_line(number, project, tmp_path):
+    folder = clone(project, tmp_path / "project")
+    command = [sys.executable, "-m", "grpo", "train", *GRPO]
+    with subprocess.Popen(command, cwd=folder, env=_environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while not any(log.read_text().count("\n") > 2 for log in folder.glob("data/runs/*/.*.draft/history.csv")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait() == 75
+    assert "told to stop: finishing the step" in said and "the state is saved" in said and "Traceback" not in said
+    assert list(folder.glob("data/state/runs/*/*/*/step-*"))

@@ -1,0 +1,272 @@
+"""The smoke study for real, from a fresh copy of the repository through DVC: what it makes, and what a change makes stale."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+
+import pytest
+from pipeline_parts import ROOT, digests, lock, sh
+from ruamel.yaml import YAML
+from study_parts import EXPERIMENTS, activate, needed_selections
+
+from grpo.study.schema import load_study
+
+STAGES = 66  # 9 before training, 35 runs, 16 selections, the kissing number, 5 of the report
+REPORT = {"claims", "tables", "figures", "timing", "writeup"}
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_study_makes_what_the_readme_promises(finished):
+    expected = [
+        "reports/writeup.md",
+        "reports/results.csv",
+        "reports/summary.json",
+        "reports/tables/zero_shot.md",
+        "reports/tables/grpo_learning_rate.md",
+        "reports/figures/math_baseline.png",
+        "reports/tables/best_of_n.md",
+        "reports/figures/best_of_n.png",
+        "reports/figures/grpo_learning_rate.png",
+        *(f"reports/figures/{experiment}.png" for experiment in EXPERIMENTS),
+        *(f"reports/tables/{experiment}.md" for experiment in EXPERIMENTS),
+        "reports/tables/claims.md",
+        "reports/sft_dataset/main.json",
+        "reports/dataset/keyword.json",
+        "reports/kissing_number.json",
+        "reports/figures/kissing_number.png",
+        "reports/figures/sft_examples.png",
+        "reports/timing/times.csv",
+        "reports/timing/methods.md",
+        "reports/timing/methods.png",
+        "reports/timing/grpo_off_policy_sweep_focused.png",
+        "reports/timing/grpo_async_offpolicy.png",
+        "reports/timing/time_breakdown.png",
+        "reports/timing/time_breakdown.md",
+        "reports/figures/staleness.png",
+        "reports/select/grpo_baselines.json",
+        "data/math_baseline/r1_zero_examples.md",
+        "data/runs/grpo_learning_rate/3e-4-0/config.yaml",
+        "data/runs/grpo_learning_rate/3e-4-0/metrics.json",
+        "data/runs/grpo_learning_rate/3e-4-0/history.csv",
+        "data/runs/grpo_learning_rate/3e-4-0/rollouts.jsonl",
+        "data/runs/grpo_learning_rate/3e-4-0/outcomes.jsonl",
+        "data/checkpoints/grpo_learning_rate/3e-4-0/best/metadata.json",
+        "data/checkpoints/sft_experiment/all-0/step-2/metadata.json",
+        "data/checkpoints/expert_iteration_experiment/questions_16-rollouts_4-epochs_1-0/last/metadata.json",
+        "data/checkpoints/grpo_keyword_inclusion/grpo-0/last/metadata.json",
+        "data/dataset/keyword/validation.jsonl",
+        "data/sft_dataset/main/train.jsonl",
+        "data/kissing_number/program.py",
+        "data/timing/kissing_number/conversation_log.json",
+        "data/timing/grpo_learning_rate/3e-4-0.json",
+    ]
+    assert [name for name in expected if not (finished / name).stat().st_size] == []
+    assert len(lock(finished)) == STAGES
+    text = (finished / "reports/writeup.md").read_text()
+    assert "not in dvc.lock yet" not in text and "not tracked" not in text
+
+
+LEARNERS = {
+    "padded microbatches": ({"max_tokens_per_microbatch": None}, 1e-4),
+    "two processes": ({"processes": 2}, 1e-4),
+    "compiled": ({"compile": True}, 1e-4),
+    "8-bit moments": ({"optimizer": "adamw_8bit"}, 1e-6),
+    "starting weights offloaded": ({"offload_reference": True, "gradient_checkpointing": True}, 1e-6),
+    "bfloat16": ({"dtype": "bfloat16"}, None),
+}
+
+
+@pytest.mark.parametrize("way", LEARNERS)
+def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way):
+    """The first step's rollouts are those of the default learner, and so is its gradient as far as the precision goes."""
+    changes, tolerance = LEARNERS[way]
+    for name in ("dataset", "model"):
+        shutil.copytree(finished / "data" / name, tmp_path / "data" / name)
+    yaml = YAML()
+    params = yaml.load(finished / "params.yaml")
+    params["learner"].update(changes)
+    params["grpo"] |= {"measure_kl": True, "n_grpo_steps": 1}
+    params["evaluation"]["problems"] = 8
+    yaml.dump(params, tmp_path / "params.yaml")
+    sh(tmp_path, "grpo", "train", "grpo_learning_rate", "3e-4")
+    histories = [folder / "data/runs/grpo_learning_rate/3e-4-0/history.csv" for folder in (tmp_path, finished)]
+    rows = [next(csv.DictReader(history.open())) for history in histories]
+    assert float(rows[0]["kl/per_token"]) == pytest.approx(0, abs=1e-6)
+    if tolerance is not None:  # in bfloat16 the samples differ
+        assert rows[0]["train/reward"] == rows[1]["train/reward"]
+        for name in ("gradient_norm", "token_entropy"):
+            assert float(rows[0][name]) == pytest.approx(float(rows[1][name]), rel=tolerance)
+    assert (tmp_path / "data/checkpoints/grpo_learning_rate/3e-4-0/last/model.safetensors").exists()
+
+
+def test_checkpoints_load_with_transformers(finished):
+    from transformers import AutoModelForCausalLM
+
+    for kind in ("last", "best"):
+        model = AutoModelForCausalLM.from_pretrained(finished / "data/checkpoints/grpo_learning_rate/3e-4-0" / kind)
+        assert type(model).__name__ == "Qwen2ForCausalLM"
+
+
+def test_without_lag_a_run_on_ray_ends_with_the_weights_of_the_synchronous_one(finished):
+    runs = ("grpo_colocate/one_update-0", "grpo_async_offpolicy/lag_0-0")
+    one, other = ((finished / "data/checkpoints" / run / "last/model.safetensors").read_bytes() for run in runs)
+    assert one == other
+    assert digests(finished)[f"data/runs/{runs[0]}/outcomes.jsonl"] == digests(finished)[f"data/runs/{runs[1]}/outcomes.jsonl"]
+    history = csv.DictReader((finished / "data/runs/grpo_async_offpolicy/lag_1-0/history.csv").open())
+    assert [row["lag_max"] for row in history] == ["0", "1", "1"]  # the first batch is never stale
+
+
+def test_both_tools_draw_the_whole_chain(finished):
+    drawn = sh(finished, "dvc", "dag", "--dot").stdout, sh(finished, "snakemake", "--profile", "local", "--dag").stdout
+    for experiment in EXPERIMENTS:
+        assert all(f"select{separator}{experiment}" in text for separator, text in zip("@_", drawn, strict=True))
+        for before in needed_selections(experiment)[-1:]:  # whose selection holds the others
+            edge = rf'"select@{before}" -> "{experiment}@'
+            assert re.search(edge, drawn[0]), edge
+
+
+def test_an_equal_arm_is_not_trained_twice(finished):
+    twin = YAML(typ="safe").load((finished / "data/runs/grpo_baselines/reinforce_with_baseline-0/config.yaml").read_text())
+    assert twin["same_as"].startswith("grpo_learning_rate/")
+    assert [p.name for p in (finished / "data/checkpoints/grpo_baselines/reinforce_with_baseline-0").iterdir()] == [
+        "metadata.json"
+    ]
+    for name in ("metrics.json", "history.csv", "validation.csv", "rollouts.jsonl", "outcomes.jsonl"):
+        folder = finished / "data/runs"
+        assert (folder / "grpo_baselines/reinforce_with_baseline-0" / name).read_bytes() == (
+            folder / twin["same_as"] / name
+        ).read_bytes()
+
+
+CHANGES = [  # experiment, arm, and what becomes of it in params.yaml
+    ("grpo_learning_rate", "1e-3", '"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 2e-3}'),
+    ("sft_experiment", "filtered", "filtered: {filtered: true}", "filtered: {filtered: true, examples: 8}"),
+    ("grpo_off_policy_sweep_broad", "epochs_4-batch_8", "4-batch_8: {n_grpo_steps: 2", "4-batch_8: {n_grpo_steps: 1"),
+]
+
+
+def test_changed_arms_and_their_selections_are_stale(finished):
+    params = finished / "params.yaml"
+    before = changed = params.read_text()
+    for _, _, old, new in CHANGES:
+        assert changed.count(old) == 1
+        changed = changed.replace(old, new)
+    params.write_text(changed)
+    try:
+        difference = sh(finished, "dvc", "params", "diff").stdout
+        lines = sh(finished, "dvc", "status").stdout.splitlines()
+    finally:
+        params.write_text(before)
+    assert all(f"experiments.{experiment}.arms.{arm}." in difference for experiment, arm, _, _ in CHANGES)
+    stale = {line.rstrip(":") for line in lines if line and not line.startswith((" ", "\t"))}
+    of_arms = {stage for experiment, arm, _, _ in CHANGES for stage in (f"{experiment}@{arm}-0", f"select@{experiment}")}
+    assert stale == of_arms | {"training_inputs"}  # which gives each experiment what it gave it before
+
+
+MADE = ["grpo_learning_rate", "grpo_baselines", "grpo_keyword_inclusion"]
+LEFT_OUT = [name for name in EXPERIMENTS if name not in MADE]
+
+
+@pytest.fixture(scope="module")
+def fewer(finished, tmp_path_factory):
+    """The study with three of its sixteen experiments, nothing of the others left, and its report made anew."""
+    folder = tmp_path_factory.mktemp("fewer") / "clone"
+    shutil.copytree(finished, folder, symlinks=True)
+    yaml = YAML()
+    params = yaml.load(folder / "params.yaml")
+    for name in LEFT_OUT:
+        params["experiments"][name]["arms"] = {}
+    params["select_in"] = MADE
+    params["kissing_number"], params["evaluation"]["best_of_n"]["prompts"] = None, []
+    yaml.dump(params, folder / "params.yaml")
+    for path in [*folder.glob("data/**/*"), *folder.glob("reports/**/*")]:
+        if path.exists() and (path.stem in LEFT_OUT or path.name in LEFT_OUT):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    ran = sh(folder, "dvc", "repro").stdout
+    assert {line.split()[2] for line in ran.splitlines() if line.startswith("> grpo ")} == {
+        *REPORT,
+        "best_of_n",
+        "kissing_number",
+        "training_inputs",
+    }
+    sh(folder, "git", "add", "-A")
+    sh(folder, "git", "commit", "-qm", "fewer experiments")
+    return folder
+
+
+def test_a_study_that_leaves_experiments_out_gets_its_report(fewer):
+    runs = {"grpo_learning_rate@3e-4-0", "grpo_learning_rate@1e-3-0", "grpo_keyword_inclusion@grpo-0"}
+    runs |= {f"grpo_baselines@{arm}-0" for arm in ("reinforce_with_baseline", "no_baseline")}
+    stages = {name for name in lock(fewer) if "@" in name and not name.startswith(("dataset@", "model@", "sft_dataset@"))}
+    assert stages == runs | {f"select@{name}" for name in MADE}
+    text = (fewer / "reports/writeup.md").read_text()
+    opening = text.partition("**The number that counts**")[0]
+    assert "**Left out** of this study" in opening
+    assert [name for name in EXPERIMENTS if f"`{name}`" in opening] == LEFT_OUT
+    assert [name for name in EXPERIMENTS if f"(`{name}`)\n" in text] == MADE  # the sections
+    claims = (fewer / "reports/tables/claims.md").read_text().splitlines()[2:]
+    assert not any(f" | {name} | " in row for name in LEFT_OUT for row in claims)
+    assert not re.search("kissing|best_of_n|Best@N", text.removeprefix(opening))
+    assert any(" | grpo_learning_rate | " in row and "left out" not in row for row in claims)
+    assert {path.stem for path in (fewer / "reports/figures").glob("*.png")} & set(EXPERIMENTS) == set(MADE)
+    shown = sh(fewer, "dvc", "plots", "show", "--out", "page")
+    assert "failed" not in shown.stdout + shown.stderr
+    page = (fewer / "page/index.html").read_text()
+    assert set(re.findall(r'"title": "reports/curves/(\w+)\.csv"', page)) == set(MADE)
+    assert "up to date" in sh(fewer, "dvc", "status").stdout
+
+
+def test_an_experiment_without_arms_has_no_winner(fewer, tmp_path):
+    yaml = YAML()
+    params = yaml.load(fewer / "params.yaml")
+    params["experiments"]["grpo_learning_rate"]["arms"] = {}
+    yaml.dump(params, tmp_path / "params.yaml")
+    refused = sh(tmp_path, "grpo", "study", "check", check=False)
+    assert refused.returncode == 2
+    assert "select_in: must name each experiment with arms once; grpo_learning_rate has no arms" in refused.stderr
+
+
+def trained(output: str) -> set[str]:
+    """The runs that `dvc repro` trained, as EXPERIMENT ARM."""
+    return set(re.findall(r"^> grpo train (\S+ \S+) --seed 0$", output, re.M))
+
+
+def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
+    """Another winner trains what builds on it; then another value of the loser's trains that arm, and nothing downstream."""
+    folder = tmp_path / "clone"
+    shutil.copytree(fewer, folder, symlinks=True)
+    params = folder / "params.yaml"
+    loser = "3e-4" if '"winner": "3e-4"' in (folder / "reports/select/grpo_learning_rate.json").read_text() else "1e-3"
+    winner = {"1e-3": "3e-4", "3e-4": "1e-3"}[loser]
+    params.write_text(params.read_text().replace("pinned: {}", f'pinned: {{grpo_learning_rate: "{winner}"}}'))
+    ran = sh(folder, "dvc", "repro").stdout
+    assert trained(ran) == {"grpo_baselines reinforce_with_baseline", "grpo_baselines no_baseline"}
+    difference = sh(folder, "dvc", "metrics", "diff").stdout
+    assert "grpo_learning_rate.winner" in difference and winner in difference
+    text = (folder / "reports/writeup.md").read_text()
+    assert f"Pinned by hand in `params.yaml`:** grpo_learning_rate: {winner}" in text
+
+    before = params.read_text()
+    params.write_text(re.sub(rf"{loser}(.?): {{learning_rate: {loser}}}", rf"{loser}\1: {{learning_rate: 7e-4}}", before))
+    assert params.read_text() != before
+    ran = sh(folder, "dvc", "repro").stdout
+    assert trained(ran) == {f"grpo_learning_rate {loser}"}
+    assert "> grpo writeup" in ran
+
+
+@pytest.mark.parametrize("study", ["math-h100", "math-24gb", "gsm8k"])
+def test_real_studies_list_their_stages(study, tmp_path):
+    from dvc.repo import Repo
+
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    activate(study, tmp_path)
+    with Repo.init(str(tmp_path), no_scm=True) as repo:
+        commands = {stage.cmd for stage in repo.index.stages}
+    values = load_study(tmp_path / "params.yaml")
+    for experiment, settings in values.experiments.items():
+        for arm in settings.arms:
+            for seed in values.seeds:
+                assert f"grpo train {experiment} {arm} --seed {seed}" in commands

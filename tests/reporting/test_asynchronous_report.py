@@ -1,0 +1,652 @@
+"""What is written and drawn of the colocated and the asynchronous experiment, on made-up runs whose numbers are known."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+from study_parts import ASYNCHRONOUS, COLOCATE
+
+from grpo.reporting import pieces, timing
+from grpo.reporting.asynchronous import (
+    arms_in_order,
+    discuss_asynchronous,
+    discuss_colocate,
+    draw_staleness,
+    first_difference,
+    lag_bound,
+    staleness,
+)
+from grpo.reporting.figures import save_figure
+from grpo.reporting.time_breakdown import (
+    PARTS,
+    Variant,
+    breakdown_table,
+    discuss_at_equal_time,
+    discuss_overlap,
+    draw_time_breakdown,
+    steady_steps,
+    time_breakdown,
+    variants,
+)
+from grpo.results.runs import Run
+from grpo.study.schema import Study, read_yaml
+
+REPOSITORY = Path(__file__).parents[2]
+PROBLEMS = 100
+RATIOS = ("ratio_min", "ratio_mean", "ratio_max")
+
+
+def each(score: float) -> NDArray[np.float64]:
+    """The same score on every problem: the interval over problems is one point."""
+    return np.full(PROBLEMS, score)
+
+
+def made_up(
+    arm: str,
+    *evaluations: NDArray[np.float64],
+    seed: int = 0,
+    apart: dict[str, Any] | None = None,
+    updates: int = 1,
+    steps: int | None = None,
+    every: int = 1,
+    diverged: int | None = None,
+    loss: str = "grpo_clip",
+    **history: Any,
+) -> Run:
+    """A run, evaluated before its first step and then at every ``every``-th; one row of history for each step.
+
+    Args:
+        apart: the settings of an asynchronous run that are not the defaults; None for a run of one process.
+        steps: how many; by default as many as were evaluated.
+    """
+    n = every * (len(evaluations) - 1) if steps is None else steps
+    columns: dict[str, Any] = {
+        "step": range(1, n + 1), "gradient_norm": 0.25, "clip_fraction": 0.0, **dict.fromkeys(RATIOS, 1.0),
+    }  # fmt: skip
+    settings = None
+    if apart is not None:
+        settings = {"max_policy_lag": 1, "replay_capacity": 1, "replay_max_age": None} | apart
+        lag = settings["max_policy_lag"]
+        columns |= {"lag_mean": float(lag), "lag_max": lag}
+        columns |= {"replay/left": 0, "replay/uses_mean": 0.0, "replay/uses_max": 0, "replay/never_drawn": 0.0}
+    validation = {
+        "step": [every * i for i in range(len(evaluations))], "val/answer_reward": [scores.mean() for scores in evaluations],
+    }  # fmt: skip
+    values = {"asynchronous": settings, "loss_type": loss}
+    return Run(
+        experiment=COLOCATE if apart is None else ASYNCHRONOUS,
+        arm=arm,
+        seed=seed,
+        config={"config": {k: {"value": v} for k, v in values.items()}, "same_as": None, "updates_per_rollout_batch": updates},
+        metrics={"diverged_step": diverged},
+        history=pd.DataFrame(columns | history),
+        validation=pd.DataFrame(validation),
+        outcomes=np.stack(evaluations),
+    )
+
+
+def lagging(lag: int, *finals: float, **options: Any) -> list[Run]:
+    """The runs of arm ``lag_LAG`` by their last evaluation."""
+    return [
+        made_up(f"lag_{lag}", each(0.1), each(final), seed=seed, apart={"max_policy_lag": lag}, **options)
+        for seed, final in enumerate(finals)
+    ]
+
+
+def buffered(capacity: int, *finals: float, age: int | None = 8, **options: Any) -> list[Run]:
+    apart = {"replay_capacity": capacity, "replay_max_age": age}
+    return [
+        made_up(f"buffer_{capacity}", each(0.1), each(final), seed=seed, apart=apart, **options)
+        for seed, final in enumerate(finals)
+    ]
+
+
+def in_turns(*finals: float, arm: str = "one_update", **options: Any) -> list[Run]:
+    return [made_up(arm, each(0.1), each(final), seed=seed, **options) for seed, final in enumerate(finals)]
+
+
+def test_reports_need_neither_torch_nor_the_training_code() -> None:
+    program = (
+        "import sys, grpo.reporting.asynchronous, grpo.reporting.time_breakdown\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'ray') or m.startswith('grpo.training')])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------------------------------------------ arms and staleness
+
+
+def test_arms_by_lag_and_by_capacity() -> None:
+    """Whatever their order in params.yaml, and in numbers: 10 comes after 2."""
+    runs = [*buffered(4, 0.5), *lagging(10, 0.5, 0.5), *lagging(0, 0.5), *buffered(2, 0.5), *lagging(2, 0.5)]
+    plain, with_buffer = arms_in_order(runs)
+    assert [[run.arm for run in arm] for arm in plain] == [["lag_0"], ["lag_2"], ["lag_10", "lag_10"]]
+    assert [[run.arm for run in arm] for arm in with_buffer] == [["buffer_2"], ["buffer_4"]]
+
+
+@pytest.mark.parametrize(
+    ("lag", "capacity", "age", "bound"),
+    [(0, 1, None, 0), (2, 1, None, 2), (1, 2, 8, 2), (1, 4, 8, 4), (1, 4, 3, 3), (4, 8, 4, 4), (0, 3, None, 2)],
+)
+def test_the_largest_lag_that_settings_allow(lag: int, capacity: int, age: int | None, bound: int) -> None:
+    apart = {"max_policy_lag": lag, "replay_capacity": capacity, "replay_max_age": age}
+    assert lag_bound(made_up("a", each(0.1), each(0.5), apart=apart)) == bound
+
+
+def test_staleness_is_taken_over_all_updates_of_all_runs() -> None:
+    first = made_up(
+        "a", each(0.1), each(0.5), apart={}, steps=3,
+        lag_mean=[0.0, 1.0, 2.0], gradient_norm=[0.1, 0.2, np.nan], clip_fraction=[0.0, 0.02, 0.04],
+        ratio_min=[1.0, 0.5, 0.25], ratio_mean=[1.0, 1.1, 0.9], ratio_max=[1.0, 2.0, 16.0],
+    )  # fmt: skip
+    stopped = made_up(
+        "a", each(0.1), each(0.0), apart={}, seed=1, steps=1, diverged=1,
+        lag_mean=[3.0], gradient_norm=[9.0], clip_fraction=[0.5], ratio_min=[0.125], ratio_mean=[1.5], ratio_max=[64.0],
+    )  # fmt: skip
+    assert staleness([first, stopped]) == pytest.approx(
+        {
+            "lag_mean": 1.5,
+            "clip_fraction": 0.14,
+            "gradient_norm": 0.2,  # of .1, .2 and 9: a step without a finite gradient has no norm
+            "ratio_min": 0.375,
+            "ratio_mean": 1.05,
+            "ratio_max": 9.0,
+        }
+    )
+
+
+def test_the_figure_over_staleness(tmp_path: Path) -> None:
+    stale = {"gradient_norm": 0.5, "clip_fraction": 0.03, "ratio_min": 0.5, "ratio_max": 2.0, "ratio_mean": 1.25}
+    runs = [*lagging(4, 0.25, 0.25, **stale), *lagging(0, 0.75, 0.75), *buffered(2, 0.5, lag_mean=1.5)]
+    figure = draw_staleness(runs, 1)
+    reward, norm, ratio, clipped = figure.axes
+    points = {c.get_label(): np.asarray(c.lines[0].get_xydata()).tolist() for c in reward.containers}
+    assert points == {"each batch trained on once": [[0.0, 0.75], [4.0, 0.25]], "drawn from a buffer": [[1.5, 0.5]]}
+    assert [np.asarray(line.get_xydata()).tolist() for line in norm.lines] == [[[0.0, 0.25], [4.0, 0.5]], [[1.5, 0.25]]]
+    assert [np.asarray(line.get_xydata()).tolist() for line in clipped.lines] == [[[0.0, 0.0], [4.0, 3.0]], [[1.5, 0.0]]]
+    assert np.asarray(ratio.containers[0].lines[0].get_xydata()).tolist() == [[0.0, 1.0], [4.0, 1.25]]
+    (bars,) = ratio.containers[0].lines[2]
+    assert [segment.tolist() for segment in bars.get_segments()] == [[[0, 1], [0, 1]], [[4, 0.5], [4, 2]]]
+    assert sorted(text.get_text() for text in reward.texts) == ["buffer_2", "lag_0", "lag_4"]
+    save_figure(figure, tmp_path / "staleness.png")
+
+
+def test_the_interval_in_the_figure_is_that_over_runs_and_problems() -> None:
+    solved = (np.arange(PROBLEMS) < 50).astype(float)
+    run = made_up("lag_1", each(0.1), solved, apart={})
+    (bars,) = draw_staleness([run], 1).axes[0].containers[0].lines[2]
+    ((_, low), (_, high)) = bars.get_segments()[0]
+    assert (low, high) == pytest.approx((0.4, 0.6), abs=0.021)  # 1.96 standard errors of sqrt(.25 / 100)
+
+
+@pytest.mark.parametrize("runs", [lagging(1, 0.1), buffered(2, 0.5), lagging(0, 0.5) + buffered(4, 0.5)])
+def test_the_figure_needs_not_every_arm(runs: list[Run], tmp_path: Path) -> None:
+    figure = draw_staleness(runs, 1)
+    save_figure(figure, tmp_path / "staleness.png")
+    assert {text.get_text() for text in figure.axes[0].texts} == {run.arm for run in runs}
+
+
+# ------------------------------------------------------------------------------------------- lag 0 against one process
+
+
+def test_runs_that_agree_exactly() -> None:
+    text = discuss_asynchronous(lagging(0, 0.5, 0.75), 1, in_turns(0.5, 0.75))
+    assert text.startswith(
+        "lag_0 and one_update, its counterpart in one process, agree exactly: with each seed (0, 1), at every"
+    )
+
+
+def test_runs_that_part_are_told_with_the_first_step() -> None:
+    """The mean reward may stay the same: one problem is won and another lost."""
+    swapped = np.roll((np.arange(PROBLEMS) < 50).astype(float), 1)
+    first = (np.arange(PROBLEMS) < 50).astype(float)
+    curves = {0: (each(0.1), first, first, first), 1: (each(0.1), first, swapped, first)}
+    lag_0 = [made_up("lag_0", *curve, seed=seed, apart={"max_policy_lag": 0}, every=10) for seed, curve in curves.items()]
+    single = [made_up("one", *curves[0], seed=seed, every=10, loss="no_baseline") for seed in (0, 1)]
+    assert [first_difference(*pair) for pair in zip(lag_0, single, strict=True)] == [None, 20]
+    text = discuss_asynchronous(lag_0, 1, single)
+    assert "lag_0 and one, its counterpart in one process, part (" in text
+    assert "losses grpo_clip and no_baseline): with seed 1 at step 20. " in text
+    assert "agree exactly" not in text
+
+
+def test_runs_of_which_one_was_stopped_part_where_it_ends() -> None:
+    long = made_up("a", each(0.1), each(0.2), each(0.3), each(0.4), every=5)
+    short = made_up("b", each(0.1), each(0.2), apart={}, every=5, diverged=5)
+    assert first_difference(long, short) == first_difference(short, long) == 10
+    other = made_up("b", each(0.1), each(0.2), each(0.3), apart={}, every=5)
+    other.validation["step"] = [0, 5, 7]  # stopped between two evaluations, and evaluated once more
+    assert first_difference(long, other) == first_difference(other, long) == 7
+
+
+def test_seeds_without_a_counterpart_are_not_compared() -> None:
+    text = discuss_asynchronous(lagging(0, 0.5, 0.75), 1, in_turns(0.5))
+    assert "agree exactly: with each seed (0), at every" in text
+    assert discuss_asynchronous(lagging(0, 0.5), 1, []).startswith("There is no run in one process to compare lag_0 with.")
+
+
+# --------------------------------------------------------------------------------------------------- one version behind
+
+
+@pytest.mark.parametrize(
+    ("lag_0", "lag_1", "verdict"),
+    [
+        (0.75, 0.5, ": training one version behind costs final reward here."),
+        (0.5, 0.75, ": training one version behind gains final reward here."),
+        (0.5, 0.5, ": these runs cannot tell whether training one version behind costs final reward; a difference of 0.000 "),
+    ],
+)
+def test_one_version_behind(lag_0: float, lag_1: float, verdict: str) -> None:
+    text = discuss_asynchronous(lagging(0, lag_0) + lagging(1, lag_1) + lagging(4, 0.0), 1, [])
+    difference = f"{lag_1 - lag_0:.3f}"
+    ends = f"lag_1 ends at {lag_1:.3f}, lag_0 at {lag_0:.3f}, a difference of "
+    assert f"{ends}{difference} ({difference} to {difference}){verdict}" in text
+
+
+def test_runs_that_differ_much_cannot_tell() -> None:
+    text = discuss_asynchronous(lagging(0, 0.75, 0.75, 0.75) + lagging(1, 0.9, 0.6, 0.3), 1, [])
+    assert "lag_1 ends at 0.600, lag_0 at 0.750, a difference of -0.150 (" in text
+    detectable = re.search(r"cannot tell whether .* a difference of (0\.\d+) would have been found", text)
+    assert detectable is not None and 0.3 < float(detectable[1]) < 0.7  # 2.8 x .3 / sqrt(3) = .49
+
+
+def test_the_last_evaluations_count() -> None:
+    zero = [made_up("lag_0", each(0.1), each(0.0), each(0.5), apart={"max_policy_lag": 0})]
+    one = [made_up("lag_1", each(0.1), each(0.75), each(0.25), apart={"max_policy_lag": 1})]
+    assert "costs final reward here" in discuss_asynchronous(zero + one, 1, [])
+    assert "gains final reward here" in discuss_asynchronous(zero + one, 2, [])
+
+
+@pytest.mark.parametrize(("present", "told"), [((0, 2), False), ((1, 2), False), ((0, 1), True)])
+def test_one_behind_needs_both_arms(present: tuple[int, ...], told: bool) -> None:
+    text = discuss_asynchronous([run for lag in present for run in lagging(lag, 0.5)], 1, [])
+    assert ("training one version behind" in text) == told
+    assert "Largest lag measured" in text
+
+
+def test_a_diverged_run_is_named_where_its_arm_is_judged() -> None:
+    stopped = made_up("lag_1", each(0.1), each(0.0), seed=1, apart={}, steps=1, diverged=1)
+    text = discuss_asynchronous([*lagging(0, 0.5, 0.5), *lagging(1, 0.5), stopped], 1, [])
+    assert "lag_1 (1 of 2 runs diverged) ends at 0.250, lag_0 at 0.500, a difference of -0.250" in text
+
+
+# ------------------------------------------------------------------------------------------- from least to most stale
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "verdict"),
+    [(0.5, 0.75, "more reward"), (0.75, 0.5, "less reward"), (0.5, 0.5, "these runs cannot tell the two apart")],
+)
+def test_from_the_least_to_the_most_stale_arm(least: float, most: float, verdict: str) -> None:
+    stale = {"gradient_norm": 0.5, "clip_fraction": 0.031, "ratio_min": 0.4, "ratio_max": 2.5, "ratio_mean": 1.01}
+    runs = lagging(4, most, lag_mean=3.666, **stale) + lagging(2, 0.0) + lagging(0, least)
+    text = discuss_asynchronous(runs, 1, [])
+    assert (
+        "From lag_0 to lag_4 tokens are on average 0.00 and 3.67 versions old. "
+        f"lag_4 ends at {most:.3f}, lag_0 at {least:.3f}, a difference of "
+    ) in text
+    assert f"): {verdict}. The median gradient norm goes from 0.25 to 0.5, " in text
+    assert "the range of an update's ratios from 1–1 to 0.4–2.5 (medians; their mean from 1.000 to 1.010), " in text
+    assert "the share of clipped tokens from 0.00% to 3.10%." in text
+
+
+def test_buffers_are_compared_with_the_arm_of_their_lag_without_one() -> None:
+    runs = lagging(0, 0.9) + lagging(1, 0.5) + buffered(2, 0.0) + buffered(4, 0.25)
+    text = discuss_asynchronous(runs, 1, [])
+    assert "From lag_1 to buffer_4 tokens" in text
+    assert "buffer_4 ends at 0.250, lag_1 at 0.500, a difference of -0.250 (-0.250 to -0.250): less reward." in text
+
+
+def test_buffers_are_compared_with_one_another_where_that_arm_is_missing() -> None:
+    text = discuss_asynchronous(lagging(0, 0.9) + buffered(2, 0.5) + buffered(4, 0.25), 1, [])
+    assert "From buffer_2 to buffer_4 tokens" in text
+    assert "From " not in discuss_asynchronous(buffered(2, 0.5), 1, [])
+
+
+# ------------------------------------------------------------------------------------------------------ bounds and reuse
+
+
+def test_lags_within_their_bounds() -> None:
+    runs = lagging(0, 0.5) + lagging(2, 0.5, 0.5) + buffered(4, 0.5, lag_max=3)
+    text = discuss_asynchronous(runs, 1, [])
+    assert (
+        "Largest lag measured in any token, of the largest allowed: 0 of 0 (lag_0), 2 of 2 (lag_2), 3 of 4 (buffer_4) "
+        "versions; the bound was respected in all 4 runs."
+    ) in text
+
+
+def test_a_bound_that_was_broken_is_told_with_its_run() -> None:
+    late = made_up("lag_1", each(0.1), each(0.4), each(0.5), seed=1, apart={}, lag_max=[1, 2])
+    text = discuss_asynchronous([*lagging(1, 0.5), late], 1, [])
+    assert "2 of 1 (lag_1) versions; the bound was BROKEN in grpo_async_offpolicy/lag_1-1 (2)." in text
+    assert "respected" not in text
+
+
+def counts(left: list[int], mean: list[float], most: list[int], never: list[float]) -> dict[str, list[float]]:
+    return {"replay/left": left, "replay/uses_mean": mean, "replay/uses_max": most, "replay/never_drawn": never}
+
+
+def test_how_often_a_buffers_groups_were_drawn() -> None:
+    """The last row counts all groups that have left so far; a run with three times as many weighs three times."""
+    apart = {"replay_capacity": 2}
+    runs = [
+        made_up("b", *[each(0.1)] * 3, apart=apart, **counts([5, 30], [9.0, 1.0], [9, 3], [0.9, 0.2])),
+        made_up("b", *[each(0.1)] * 2, apart=apart, seed=1, diverged=1, **counts([10], [0.6], [4], [0.6])),
+    ]
+    text = discuss_asynchronous(runs, 1, [])
+    assert text.endswith(
+        "A group that left the buffer of b had been drawn 0.90 times on average and at most 4 times; 30.0% of 40 groups never "
+        "were."
+    )
+
+
+def test_a_buffer_that_nothing_left() -> None:
+    text = discuss_asynchronous(buffered(4, 0.5), 1, [])
+    assert text.endswith("No group had left the buffer of buffer_4 when its runs ended.")
+    assert "had been drawn" not in discuss_asynchronous(lagging(1, 0.5), 1, [])  # without a buffer each group is drawn once
+
+
+# ---------------------------------------------------------------------------------------------------------- colocated
+
+
+@pytest.mark.parametrize(
+    ("one", "several", "verdict"),
+    [(0.5, 0.75, "more reward"), (0.75, 0.5, "less reward"), (0.5, 0.5, "these runs cannot tell the two apart")],
+)
+def test_several_updates_against_one(one: float, several: float, verdict: str) -> None:
+    """The arm with most updates against that with fewest, whatever the order."""
+    runs = in_turns(several, several, arm="many", updates=4) + in_turns(0.0, arm="two", updates=2) + in_turns(one, arm="one")
+    difference = f"{several - one:.3f}"
+    assert discuss_colocate(runs, 1) == (
+        f"Per step, with 4 updates on each rollout batch (many) against 1 (one): many ends at {several:.3f}, one at {one:.3f}, "
+        f"a difference of {difference} ({difference} to {difference}), {verdict}."
+    )
+
+
+def test_one_arm_alone_is_not_compared() -> None:
+    assert discuss_colocate(in_turns(0.5, 0.75), 1) == ""
+
+
+# ----------------------------------------------------------------------------------------------------- steps and times
+
+
+@pytest.mark.parametrize(
+    ("lag", "evaluated", "kept"),
+    [
+        (None, [0], [2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        (None, [0, 4, 8, 10], [2, 3, 4, 6, 7, 8, 10]),  # the step that is followed by an evaluation counts itself
+        (0, [0, 4, 8, 10], [3, 4, 7, 8]),
+        (1, [0, 4, 8, 10], [4, 8]),
+        (1, [0, 10], [4, 5, 6, 7, 8, 9, 10]),
+        (4, [0, 4, 8, 10], []),
+    ],
+)
+def test_steps_in_which_no_evaluation_is_felt(lag: int | None, evaluated: list[int], kept: list[int]) -> None:
+    steps = [{"step": step, "step_s": 1.0} for step in range(1, 11)]
+    assert [step["step"] for step in steady_steps(steps, evaluated, lag)] == kept
+
+
+def test_means_of_a_step_and_its_overlap() -> None:
+    steps = [
+        {
+            "step": 7, "step_s": 4.0, "rollout_s": 3.0, "training_s": 1.0, "scoring_s": 0.5, "synchronization_s": 0.25,
+            "waiting_s": 2.5, "generator_synchronization_s": 0.5, "generator_waiting_s": 0.0, "evaluation_s": 99.0,
+        },
+        {
+            "step": 8, "step_s": 6.0, "rollout_s": 5.0, "training_s": 2.0, "scoring_s": 0.25, "synchronization_s": 0.75,
+            "waiting_s": 1.5, "generator_synchronization_s": 0.0, "generator_waiting_s": 1.0, "evaluation_s": 0.0,
+        },
+    ]  # fmt: skip
+    assert time_breakdown(steps) == {
+        "rollout": 4.0,
+        "scoring": 0.375,
+        "training": 1.5,
+        "synchronization": 0.5,
+        "generator_synchronization": 0.25,
+        "waiting": 2.0,
+        "generator_waiting": 0.5,
+        "step": 5.0,
+        "efficiency": 0.8,  # 4 of 5
+        "steps": 2,
+    }
+
+
+def test_training_may_be_the_longer_and_phases_may_be_missing() -> None:
+    found = time_breakdown([{"step": 2, "step_s": 2.0, "rollout_s": 0.5, "scoring_s": 0.0, "training_s": 1.5}])
+    assert found is not None and (found["efficiency"], found["waiting"], found["synchronization"]) == (0.75, 0.0, 0.0)
+    assert time_breakdown([]) is None
+
+
+def timing_of(*seconds: float, restarts: dict[str, int] | None = None, **parts: float) -> dict[str, Any]:
+    """A timing file whose steps took so many seconds."""
+    steps = [{"step": i + 1, "step_s": s, **parts} for i, s in enumerate(seconds)]
+    return {"steps": steps, "restarts": restarts or {}, "phases": {}, "total_s": 360.0}
+
+
+def test_variants_pool_the_steps_of_all_seeds() -> None:
+    """A run that was stopped early adds the steps it has, here none; an arm with none at all has no times."""
+    runs = [
+        *in_turns(0.5, 0.5, every=4),
+        made_up("lag_1", each(0.1), each(0.5), apart={}, every=8),
+        made_up("lag_1", each(0.1), each(0.0), apart={}, seed=1, every=2, diverged=2),
+        made_up("lag_2", each(0.1), each(0.0), apart={"max_policy_lag": 2}, every=2, diverged=2),
+    ]
+    files = {
+        "grpo_colocate/one_update-0": timing_of(9.0, 1.0, 1.0, 1.0, rollout_s=0.5),
+        "grpo_colocate/one_update-1": timing_of(9.0, 3.0, 3.0, 3.0, rollout_s=0.5),
+        "grpo_async_offpolicy/lag_1-0": timing_of(*[9.0] * 3, *[2.0] * 5, training_s=1.0, restarts={"scorer": 1, "learner": 2}),
+        "grpo_async_offpolicy/lag_1-1": timing_of(9.0, 9.0, training_s=1.0, restarts={"generator": 1}),
+        "grpo_async_offpolicy/lag_2-0": timing_of(9.0, 9.0, restarts={"generator": 0}),
+    }
+    one, lag_1, lag_2 = variants(runs, lambda run: files[run.name])
+    assert (one.name, one.lag, one.restarts) == ("one_update", None, 0)
+    assert one.times is not None and (one.times["steps"], one.times["step"], one.times["efficiency"]) == (6, 2.0, 0.25)
+    assert (lag_1.name, lag_1.lag, lag_1.restarts) == ("lag_1", 1, 4)
+    assert lag_1.times is not None and (lag_1.times["steps"], lag_1.times["step"], lag_1.times["training"]) == (5, 2.0, 1.0)
+    assert (lag_2.lag, lag_2.times, lag_2.restarts) == (2, None, 0)
+
+
+# -------------------------------------------------------------------------------------------- drawing and telling times
+
+
+def variant(name: str, lag: int | None, step: float, restarts: int = 0, **parts: float) -> Variant:
+    times = dict.fromkeys(PARTS, 0.0) | parts | {"step": step, "steps": 12}
+    return Variant(name, lag, times | {"efficiency": max(times["rollout"], times["training"]) / step}, restarts)
+
+
+ONE = variant("one_update", None, 2.0, rollout=1.0, scoring=0.125, training=0.75, synchronization=0.0625)
+LAG_0 = variant("lag_0", 0, 2.5, rollout=1.0, training=0.75, waiting=1.25, generator_waiting=1.5)
+LAG_1 = variant(
+    "lag_1", 1, 1.0625, rollout=1.0, training=0.5, synchronization=0.125, generator_synchronization=0.0625, waiting=0.375,
+)  # fmt: skip
+LAG_2 = variant("lag_2", 2, 1.5, rollout=0.75, training=1.0, generator_waiting=0.5, scoring=0.25)
+EMPTY = Variant("lag_4", 4, None)
+
+
+def test_bars_of_one_process_and_of_two_sides(tmp_path: Path) -> None:
+    figure = draw_time_breakdown([ONE, LAG_1, EMPTY])
+    (axis,) = figure.axes
+    bars: dict[float, list[float]] = {}
+    for bar in axis.patches:
+        bars.setdefault(round(bar.get_x() + bar.get_width() / 2, 2), []).append(bar.get_height())
+    assert bars == {
+        0.0: [1.0, 0.125, 0.75, 0.0625],
+        0.79: [1.0, 0.0625, 0.0],  # the generator's side: rollout, weights taken over, waiting
+        1.21: [0.5, 0.125, 0.375],  # the learner's: training, weights handed out, waiting
+    }
+    stacked = [bar.get_y() for bar in axis.patches]
+    assert stacked == [0.0, 1.0, 1.125, 1.875, 0.0, 1.0, 1.0625, 0.0, 0.5, 0.625]
+    marks = [collection.get_segments()[0][0][1] for collection in axis.collections]
+    assert marks == pytest.approx([1.0, 1.15])
+    assert [text.get_text() for text in axis.texts] == ["0.50", "0.94", "too few\nsteps"]
+    labels = [label.get_text().splitlines()[0] for label in axis.get_xticklabels()]
+    assert labels == ["one update", "lag 1", "lag 4"]
+    save_figure(figure, tmp_path / "time_breakdown.png")
+
+
+def test_numbers_above_the_bars_do_not_touch() -> None:
+    figure = draw_time_breakdown([ONE, LAG_0, LAG_1, LAG_2, EMPTY])
+    figure.draw_without_rendering()
+    (axis,) = figure.axes
+    drawn = [text.get_window_extent() for text in (*axis.texts, *axis.get_xticklabels(), axis.title)]
+    assert not [1 for i, box in enumerate(drawn) for other in drawn[:i] if box.overlaps(other)]
+    assert all(axis.bbox.contains(*box.min) and axis.bbox.contains(*box.max) for box in drawn[: len(axis.texts)])
+
+
+def test_the_table_of_times() -> None:
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in breakdown_table([ONE, LAG_1, EMPTY]).splitlines()
+    ]
+    assert {len(cells) for cells in lines} == {11}
+    assert lines[2] == ["one_update", "12", "1.000", "0.125", "0.750", "0.062", "", "", "", "2.000", "0.50"]
+    assert lines[3] == ["lag_1", "12", "1.000", "0.000", "0.500", "0.125", "0.062", "0.375", "0.000", "1.062", "0.94"]
+    assert lines[4] == ["lag_4", "0", *[""] * 9]
+
+
+def test_who_meets_the_goal() -> None:
+    assert discuss_overlap([ONE, LAG_0, LAG_1, LAG_2]) == (
+        "The goal is a step of at most 1.15 times the longer of generation and training. "
+        "These meet it: lag_1 (1.06). "
+        "These miss it: lag_2 (1.50). "
+        "With no lag the two take turns and cannot meet it: lag_0 (2.50). "
+        "A step takes 2.000 s in one_update (one process) and 2.500 s in lag_0 (1.25 times), 1.062 s in lag_1 (0.53 times), "
+        "1.500 s in lag_2 (0.75 times). "
+        "A machine's speed changes from run to run, so compare a step also with its own rollout, scoring and training, were "
+        "they done one after the other; it takes this share of their sum: lag_0 1.43, lag_1 0.71, lag_2 0.75."
+    )
+
+
+@pytest.mark.parametrize(("step", "met"), [(1.149, True), (1.151, False)])
+def test_the_goal_is_a_share_of_the_longer_one(step: float, met: bool) -> None:
+    text = discuss_overlap([variant("lag_1", 1, step, rollout=0.25, training=1.0)])
+    assert ("These meet it: lag_1 (1.15)." in text, "These miss it: lag_1 (1.15)." in text) == (met, not met)
+    assert "one process" not in text  # there is none to compare with
+
+
+def test_what_is_odd_is_told() -> None:
+    early = variant("buffer_2", 1, 0.5, restarts=3, rollout=1.0, training=0.5)
+    text = discuss_overlap([early, EMPTY])
+    assert "Below 1, rollouts made during an evaluation were still left: buffer_2." in text
+    assert "No step counts in lag_4: the runs are too short." in text
+    assert "Actors that were lost and started again: buffer_2 3; this time counts." in text
+    assert discuss_overlap([ONE]) == "The goal is a step of at most 1.15 times the longer of generation and training."
+
+
+# ------------------------------------------------------------------------------------------------ rewards at equal time
+
+
+def test_arms_at_equal_time() -> None:
+    """The second arm's runs end first, after 6 s; by then the first arm has had its evaluations up to step 2."""
+    slow = [made_up("slow", each(0.0), each(0.25), each(0.5), each(1.0), seed=seed) for seed in (0, 1)]
+    fast = [made_up("fast", each(0.0), each(0.125), each(0.25), each(0.375), seed=seed) for seed in (0, 1)]
+    seconds = {"slow": [3.0, 6.0, 9.0], "fast": [2.0, 4.0, 6.0]}
+    text = discuss_at_equal_time(slow, fast, lambda run: pd.Series(seconds[run.arm], index=[1, 2, 3]))
+    assert text == (
+        "After 6.0 s without evaluation, when the first of their runs had ended, slow stood at 0.500 and fast at 0.375 "
+        "(last evaluation until then), a difference of -0.125 (-0.125 to -0.125)."
+    )
+
+
+def test_a_run_that_ends_before_anothers_first_evaluation() -> None:
+    """Then the untrained evaluation is the last one."""
+    slow = in_turns(0.5, arm="slow", every=10)
+    stopped = in_turns(0.1, arm="stopped", diverged=1)
+    seconds = {"slow": pd.Series(range(1, 11), index=range(1, 11)), "stopped": pd.Series([4.0], index=[1])}
+    text = discuss_at_equal_time(slow, stopped, lambda run: seconds[run.arm])
+    assert "After 4.0 s" in text and "slow stood at 0.100 and stopped at 0.100" in text
+    assert text.endswith("0.000 (0.000 to 0.000): these runs cannot tell the two apart.")
+
+
+# ---------------------------------------------------------------------------------------------------- reports/timing
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Run]]:
+    """The runs of both experiments, whose phases add up to more than the steps take where they overlap."""
+    runs = {
+        COLOCATE: in_turns(0.5, every=8) + in_turns(0.25, arm="several_updates", updates=4, every=8),
+        ASYNCHRONOUS: lagging(0, 0.5, every=8) + lagging(1, 0.75, every=8),
+    }
+    seconds = {"one_update": 2.0, "several_updates": 3.0, "lag_0": 2.5, "lag_1": 1.0}
+    parts = {"rollout_s": 1.0, "scoring_s": 0.0, "training_s": 1.0, "synchronization_s": 0.0, "evaluation_s": 100.0}
+    monkeypatch.setattr(timing, "read_timing", lambda run: timing_of(*[seconds[run.arm]] * 8, **parts))
+    for module in (timing, pieces):
+        monkeypatch.setattr(module, "read_runs", lambda _, experiment: runs[experiment])
+    return runs
+
+
+def test_elapsed_time_is_that_of_the_steps(timed: dict[str, list[Run]]) -> None:
+    assert timing.elapsed(timed[ASYNCHRONOUS][-1]).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+
+
+def test_training_seconds_and_gpu_hours(timed: dict[str, list[Run]], mini_study: Study) -> None:
+    """0.1 hours, on what is reserved for a run of its kind."""
+    gpus = {"train": 1, "colocate": 2, "asynchronous": 3}
+    resources = {
+        kind: reserved.model_copy(update={"gpus": gpus.get(kind, 0)}) for kind, reserved in mini_study.resources.items()
+    }
+    study = mini_study.model_copy(update={"resources": resources})
+    one, lag_1 = timed[COLOCATE][0], timed[ASYNCHRONOUS][-1]
+    rows = [timing.time_row(study, run) for run in (one, lag_1)]
+    assert [(row["seconds"], row["training_seconds"], row["gpu_hours"]) for row in rows] == [(360, 16, 0.2), (360, 8, 0.3)]
+
+
+def test_both_experiments_are_drawn_over_wall_clock_time(timed: dict[str, list[Run]], mini_study: Study) -> None:
+    assert {COLOCATE, ASYNCHRONOUS} <= set(mini_study.with_report("wall_clock"))
+    assert list(timing.curves_of(mini_study, COLOCATE)) == ["one_update", "several_updates"]
+    arms = timing.curves_of(mini_study, ASYNCHRONOUS)
+    assert list(arms) == ["lag_0", "lag_1", "one_update, one process"]
+    (axis,) = timing.draw_curves_over_wall_clock("title", arms, timing.looks_of(mini_study, arms)).axes
+    assert [np.asarray(line.get_xdata()).tolist() for line in axis.lines] == [[0.0, 20.0], [0.0, 8.0], [0.0, 16.0]]
+
+
+def test_asynchronous_arms_are_drawn_alone_where_their_rival_is_left_out(
+    timed: dict[str, list[Run]], mini_study: Study
+) -> None:
+    without = mini_study.experiments[COLOCATE].model_copy(update={"arms": {}})
+    study = mini_study.model_copy(update={"experiments": mini_study.experiments | {COLOCATE: without}})
+    assert list(timing.curves_of(study, ASYNCHRONOUS)) == ["lag_0", "lag_1"]
+
+
+def test_the_page_of_times(timed: dict[str, list[Run]]) -> None:
+    page = timing.time_breakdown_page(timed[COLOCATE] + timed[ASYNCHRONOUS])
+    table, text = page.split("\n\n")
+    assert [line.split(" | ")[:2] for line in table.splitlines()[2:]] == [
+        ["| one_update", "7"],
+        ["| several_updates", "7"],
+        ["| lag_0", "6"],
+        ["| lag_1", "5"],
+    ]
+    assert "These meet it: lag_1 (1.00). With no lag the two take turns and cannot meet it: lag_0 (2.50)." in text
+    assert "After 16.0 s without evaluation, when the first of their runs had ended, one_update stood at 0.500 and " in text
+    assert "several_updates at 0.100 (last evaluation until then)" in text  # its first takes 24 s
+    assert (
+        "After 8.0 s without evaluation, when the first of their runs had ended, one_update stood at 0.100 and lag_1 at 0.750"
+        in text
+    )
+    assert text.endswith(".\n") and page.count("\n\n") == 1
+
+
+def test_the_page_where_arms_are_missing(timed: dict[str, list[Run]]) -> None:
+    assert "stood at" not in timing.time_breakdown_page(timed[COLOCATE][:1])
+    assert "stood at" not in timing.time_breakdown_page(timed[ASYNCHRONOUS])
+    page = timing.time_breakdown_page(timed[COLOCATE][:1] + timed[ASYNCHRONOUS])
+    assert page.count("stood at") == 1 and "lag_1 at 0.750" in page
+
+
+# ------------------------------------------------------------------------------------------------------------- dvc.yaml
+
+
+def test_dvc_draws_again_when_this_code_changes() -> None:
+    stages = read_yaml(REPOSITORY / "dvc.yaml")["stages"]
+    assert "grpo/reporting/asynchronous.py" in stages["figures"]["deps"]
+    assert "grpo/reporting/time_breakdown.py" in stages["timing"]["deps"]

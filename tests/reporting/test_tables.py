@@ -1,0 +1,222 @@
+"""The tables of an experiment and the rows of results.csv, from made-up runs whose cells can be found by hand."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from grpo.reporting import tables, writeup
+from grpo.reporting.baseline import KINDS
+from grpo.reporting.figures import curve_table
+from grpo.reporting.tables import experiment_table, result_row
+from grpo.reporting.timing import times_of_arms
+from grpo.results.runs import Run, mean_curve
+from grpo.study import paths
+from grpo.study.schema import Study, read_yaml
+
+EXPERIMENT = "grpo_baselines"
+CLAIM = {"statement": "s", "experiment": "e", "reported": {}, "measured": "1", "note": ""}
+
+
+def made_up(arm: str, *rewards: float, seed: int = 0, diverged: int | None = None, cut: int | None = None) -> Run:
+    """A run of two optimizer steps, on four problems that all have the same reward in an evaluation."""
+    history = {"step": [1, 2], "gradient_norm": [0.5 + seed, 2.25 - seed], "token_entropy": [0.9, 0.1 + 0.2 * seed]}
+    validation = {"step": range(len(rewards)), "val/answer_reward": rewards, "val/response_length": [8.0] * len(rewards)}
+    metrics = {
+        "first/answer_reward": rewards[0],
+        "best/answer_reward": max(rewards),
+        "best/step": int(np.argmax(rewards)),
+        "val/format_reward": 0.5 + 0.25 * seed,
+        "val/response_length": 20.0 + seed,
+        "diverged_step": diverged,
+        "diverged_reason": "" if diverged is None else "made up",
+        "time_limit_step": cut,
+    }
+    outcomes = np.array([[reward] * 4 for reward in rewards])
+    config = {"identity": f"id-{arm}-{seed}", "same_as": None}
+    return Run(EXPERIMENT, arm, seed, config, metrics, pd.DataFrame(history), pd.DataFrame(validation), outcomes)
+
+
+def chosen(last_k: int, *candidates: dict[str, Any]) -> dict[str, Any]:
+    return {"last_k": last_k, "leader": "a", "winner": "a", "candidates": list(candidates)}
+
+
+def candidate(arm: str, value: float, behind: float | None = None) -> dict[str, Any]:
+    interval = None if behind is None else {"value": behind, "low": behind - 0.05, "high": behind + 0.05}
+    return {"arm": arm, "value": value, "low": value - 0.1, "high": value + 0.1, "behind": interval}
+
+
+def cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
+
+
+def test_the_cells_of_an_experiments_table() -> None:
+    runs = [made_up("a", 0.25, 0.5, 0.75), made_up("a", 0.5, 1.0, 0.25, seed=1), made_up("b", 0.0, 0.25, 0.25, diverged=7)]
+    selection = chosen(2, candidate("a", 0.625), candidate("b", 0.25, behind=0.375))
+    head, _, a, b = cells(experiment_table(runs, selection, {"a": (60.4, 0.125), "b": (9.0, 0.0)}))
+    assert head[:3] == ["arm", "answer reward, mean of last 2 (95% interval)", "below a (95% interval)"]
+    assert dict(zip(head, a, strict=True)) == {
+        "arm": "**a**",
+        head[1]: "0.625 (0.525 to 0.725)",
+        head[2]: "leads",
+        "at start": "0.375",
+        "best (step)": "1.000 (1)",
+        "format reward": "0.625",
+        "response length": "20.5",
+        "token entropy": "0.200",  # of .1 and .3, at the last step
+        "largest gradient norm": "2.25",
+        "seconds": "60",
+        "GPU-hours": "0.12",
+    }
+    assert b[:3] == ["b (diverged at step 7)", "0.250 (0.150 to 0.350)", "0.375 (0.325 to 0.425)"]
+
+
+def test_one_arm_is_behind_nobody() -> None:
+    table = cells(experiment_table([made_up("a", 0.25, 0.5)], chosen(1, candidate("a", 0.5))))
+    assert len({len(row) for row in table}) == 1
+    assert not any("below" in cell for cell in table[0]) and "seconds" not in table[0]
+
+
+def test_runs_that_count_by_fewer_evaluations_are_told_with_the_reason() -> None:
+    """A run that was stopped early counts by those it has: the head of the column would not be true of it."""
+    runs = [
+        made_up("a", 0.25, 0.5, 0.75, 0.75),
+        made_up("a", 0.25, 0.5, seed=1, cut=4),
+        made_up("b", 0.25, 0.5, 0.0, diverged=6),
+        made_up("b", 0.25, 0.5, 0.5, 0.0, seed=1, diverged=9),
+    ]
+    table = experiment_table(runs, chosen(3, candidate("a", 0.5), candidate("b", 0.25, behind=0.25)))
+    assert table.endswith(
+        " |\n\nFewer evaluations than 3 count in: grpo_baselines/a-1 (1, its time was up at step 4); "
+        "grpo_baselines/b-0 (2, diverged at step 6).\n"
+    )
+    table = experiment_table(runs[:1], chosen(3, candidate("a", 0.5)))
+    assert "Fewer" not in table and table.endswith(" |\n")
+
+
+@pytest.mark.parametrize(("last_k", "reward", "counted"), [(1, 1.0, 1), (2, 0.625, 2), (9, 0.5, 3)])
+def test_a_row_of_the_results_says_how_many_evaluations_counted(
+    last_k: int, reward: float, counted: int, mini_study: Study
+) -> None:
+    study = mini_study.model_copy(update={"selection": mini_study.selection.model_copy(update={"last_k": last_k})})
+    row = result_row(study, made_up("a", 0.0, 0.25, 0.25, 1.0))
+    assert (row["answer_reward"], row["last_k"], row["evaluations_counted"]) == (pytest.approx(reward), last_k, counted)
+    assert (row["last/token_entropy"], row["max/gradient_norm"]) == (0.1, 2.25)
+    assert (row["experiment"], row["arm"], row["seed"], row["identity"], row["same_as"]) == (EXPERIMENT, "a", 0, "id-a-0", "")
+
+
+def test_a_curve_is_the_mean_over_seeds_of_each_steps_last_update() -> None:
+    first, second = made_up("a", 0.0, 0.5), made_up("a", 0.0, 1.0, seed=1)
+    first.history["step"] = [1, 1]  # two updates in one step; the second run has two steps
+    curve = mean_curve([first, second], "history", "gradient_norm")
+    assert curve.loc[1].to_dict() == {"mean": (2.25 + 1.5) / 2, "min": 1.5, "max": 2.25}
+    assert curve.loc[2].to_dict() == {"mean": 1.25, "min": 1.25, "max": 1.25}
+    drawn = curve_table([first, second])
+    assert drawn.to_dict("list") == {"arm": ["a", "a"], "step": [0, 1], "answer_reward": [0.0, 0.75]}
+
+
+def test_seconds_are_of_the_run_that_was_trained_and_of_all_seeds(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, seconds in (("grpo_baselines/a-0", 0.0), ("grpo_learning_rate/x-0", 36.0), ("grpo_baselines/a-1", 72.0)):
+        path = Path(f"data/timing/{name}.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        timing = {"total_s": seconds, "phases": {}, "steps": [], "mlflow_run_id": "", "same_as": None}
+        path.write_text(json.dumps(timing | {"git_commit": "", "git_changed": "false", "hardware": {}}))
+    runs = [made_up("a", 0.0, 0.5), made_up("a", 0.0, 0.5, seed=1)]
+    runs[0].config["same_as"] = "grpo_learning_rate/x-0"
+    train = mini_study.resources["train"].model_copy(update={"gpus": 2})
+    study = mini_study.model_copy(update={"resources": mini_study.resources | {"train": train}})
+    assert times_of_arms(study, runs) == {"a": (108.0, pytest.approx(0.06))}
+
+
+def test_the_summary_counts_verdicts_and_takes_the_most_samples(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    interval = {"value": 0.25, "low": 0.125, "high": 0.5, "problems": 4}
+    shares = {"categories": {"right": 1, "wrong": 3}, "answer_reward": 0.25, "accuracy": interval, "response_length": 8.0}
+    parts = {f"accuracy_by_{by}": {"1": interval} for by in ("level", "subject")}
+    baseline = {prompt: shares | parts | {"problems": 4} for prompt in mini_study.evaluation.zero_shot_prompts}
+    kinds = {n: {kind: {"value": value, "low": 0.0, "high": 1.0} for kind in KINDS} for n, value in (("1", 0.25), ("8", 0.75))}
+    for path, content in (
+        (paths.BASELINE_METRICS, baseline),
+        (paths.BEST_OF_N_METRICS, {prompt: {"n": kinds} for prompt in mini_study.evaluation.best_of_n.prompts}),
+        (paths.CLAIMS, {"claims": [CLAIM | {"verdict": verdict} for verdict in ("agrees", "disagrees", "agrees")]}),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+    monkeypatch.setattr(tables, "experiments", lambda _: [])
+    tables.write_tables(mini_study)
+    summary = json.loads(paths.SUMMARY.read_text())
+    assert summary["claims"] == {"agrees": 2, "disagrees": 1}
+    assert summary["best_of_n"]["r1_zero"] == {"pass_at_8": 0.75, "best_at_8": 0.75, "majority_at_8": 0.75}
+    assert summary["zero_shot"]["r1_zero"] == 0.25
+
+
+def test_an_entry_of_the_leaderboard_is_scored_on_the_whole_set(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writeup, "time_row", lambda *_: {"seconds": 12.5})
+    run = made_up("a", 0.0, 0.5, cut=3)
+    run.metrics.update({"full/answer_reward": 0.5, "full/problems": 96, "steps": 3})
+    run.config["config"] = {"wall_clock_limit_s": {"value": 60.0}}
+    entry = writeup._entry(mini_study, run)
+    assert entry["score"] == "0.500 (0.402 to 0.598)"  # Wilson: 1.96 / (2 sqrt(96 + 1.96^2)) = .098 to both sides
+    assert {key: entry[key] for key in ("problems", "steps", "seconds", "limit", "cut")} == {
+        "problems": 96, "steps": 3, "seconds": 12.5, "limit": 60.0, "cut": True,
+    }  # fmt: skip
+
+
+def test_samples_before_and_after_are_the_winners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns = {"prompt": "p", "response": "r", "ground_truth": "1", "reward": 1.0, "token_entropy": 0.5}
+    for arm in ("a", "b"):
+        folder = Path(f"data/runs/{EXPERIMENT}/{arm}-0")
+        folder.mkdir(parents=True)
+        records = [{"step": step, "problem": f"{arm}{i}", **columns} for step in (0, 5, 10) for i in range(3)]
+        (folder / "rollouts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    candidates = [{"arm": arm, "runs": [{"run": f"{EXPERIMENT}/{arm}-0"}]} for arm in ("a", "b")]
+    shown = writeup._samples({"selection": {"winner": "b", "candidates": candidates}})
+    assert [(record["step"], record["problem"]) for record in shown] == [(0, "b0"), (0, "b1"), (10, "b0"), (10, "b1")]
+
+
+# ------------------------------------------------------------------------------------------------------------- dvc.yaml
+
+ROOT = Path(__file__).parents[2]
+MAKES = {  # stage -> the module that its command calls
+    "select": "grpo/results/selection.py",
+    "claims": "grpo/results/claims.py",
+    "tables": "grpo/reporting/tables.py",
+    "figures": "grpo/reporting/figures.py",
+    "timing": "grpo/reporting/timing.py",
+    "writeup": "grpo/reporting/writeup.py",
+}
+# Where the report's numbers come from; other modules (paths, reading of files) do not decide them.
+DECIDES = ("grpo/reporting/", "grpo/results/selection.py", "grpo/results/statistics.py")
+
+
+def imported(path: str) -> set[str]:
+    """The modules that decide numbers and that a module loads, itself and those they load among them."""
+    found, queue = set(), [path]
+    while queue:
+        path = queue.pop()
+        if path in found or not path.startswith(DECIDES):
+            continue
+        found.add(path)
+        nodes = ast.walk(ast.parse((ROOT / path).read_text()))
+        queue += [f"{node.module.replace('.', '/')}.py" for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return found
+
+
+@pytest.mark.parametrize("stage", MAKES)
+def test_what_is_reported_is_made_again_when_the_code_changes_that_computes_it(stage: str) -> None:
+    definition = read_yaml(ROOT / "dvc.yaml")["stages"][stage]
+    deps = tuple(definition.get("do", definition)["deps"])
+    missing = {path for path in imported(MAKES[stage]) if not any(path == dep or path.startswith(f"{dep}/") for dep in deps)}
+    assert missing == set()

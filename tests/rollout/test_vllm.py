@@ -1,0 +1,262 @@
+"""Real vLLM (its CPU build) against the model it samples from. Run by `make test-vllm`, in an environment of its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pipeline_parts import ROOT, sh
+from ruamel.yaml import YAML
+from study_parts import ASYNCHRONOUS, activate, needed_selections
+from training_parts import scored
+
+from grpo.common.errors import UserError
+from grpo.common.files import write_json
+from grpo.common.records import Problem, Rollout
+from grpo.handouts import evaluate_vllm
+from grpo.learner.learner import Learner
+from grpo.models.checkpoint import load_model, save_checkpoint
+from grpo.models.hugging_face import Qwen2Config, Qwen2ForCausalLM
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.rollout.vllm_engine import VllmEngine
+from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
+from grpo.study.methods import GrpoConfig
+
+pytestmark = pytest.mark.vllm
+STEPS = 14  # of a run of the mini study
+
+
+@pytest.fixture(scope="module")
+def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """A random model (grouped-query attention, heads of 32, the smallest that vLLM's CPU attention takes), and vLLM with it."""
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_checkpoint(folder, Qwen2ForCausalLM(config), tokenizer)
+    model = load_model(folder)
+    engine = VllmEngine(folder, model, "float32", "cpu", 0.5, max_batch_size=64, check_weights=True)
+    prompts = [tuple(tokenizer(text)["input_ids"]) for text in ("Mia has 3 apples.", "How many", "Tom")]
+    yield SimpleNamespace(engine=engine, model=model, prompts=prompts, folder=folder, tokenizer=tokenizer)
+
+
+def rollouts(served: Any, params: SamplingParams, n: int, seed: int = 0) -> list[Rollout]:
+    groups = served.engine.generate(served.prompts, params, n=n, seed=seed)
+    return [
+        Rollout(Problem("", "", ""), prompt, completion, {})
+        for prompt, group in zip(served.prompts, groups, strict=True)
+        for completion in group
+    ]
+
+
+def make_learner(model: Any, temperature: float = 1.0) -> Learner:
+    config = GrpoConfig(
+        rollout_batch_size=12, train_batch_size=12, group_size=4, gradient_accumulation_steps=1, learning_rate=1e-2,
+        sampling_temperature=temperature,
+    )  # fmt: skip
+    return Learner(model, config, 0, 4096)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_are_the_learners(served: Any, temperature: float) -> None:
+    sampled = rollouts(served, SamplingParams(temperature=temperature, max_tokens=20), n=4)
+    expected = make_learner(served.model, temperature).log_probs(sampled)
+    for rollout, log_probs in zip(sampled, expected, strict=True):
+        assert len(rollout.completion.token_ids) == len(rollout.completion.log_probs) > 0
+        assert torch.tensor(rollout.completion.log_probs) == pytest.approx(log_probs, abs=1e-3)
+
+
+def test_a_completion_ends_at_its_limit_or_right_after_the_stop_string(served: Any) -> None:
+    sampled = rollouts(served, SamplingParams(max_tokens=12, stop=("e", "12")), n=20)
+    reasons = Counter(r.completion.finish_reason for r in sampled)
+    assert set(reasons) == {"stop", "length"}
+    for completion in (r.completion for r in sampled):
+        whole = served.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        assert whole.startswith(completion.text)
+        ended_itself = completion.token_ids[-1] == served.tokenizer.eos_token_id
+        if completion.finish_reason == "length":
+            assert len(completion.token_ids) == 12
+        elif not ended_itself:
+            assert completion.text.endswith(("e", "12"))
+            assert "e" not in completion.text[:-1] and "12" not in completion.text[:-1]
+
+
+def test_nothing_ends_before_the_minimum(served: Any) -> None:
+    sampled = rollouts(served, SamplingParams(min_tokens=6, max_tokens=12, stop=("e",)), n=20)
+    assert min(len(r.completion.token_ids) for r in sampled) > 6
+
+
+def test_a_seed_fixes_the_samples_and_another_changes_them(served: Any) -> None:
+    first, again, other = (rollouts(served, SamplingParams(max_tokens=8), n=4, seed=s) for s in (1, 1, 2))
+    assert [r.completion for r in first] == [r.completion for r in again]
+    assert [r.completion for r in first] != [r.completion for r in other]
+    assert len({r.completion.token_ids for r in first[:4]}) > 1  # those of a group differ among themselves
+
+
+def test_first_tokens_are_drawn_from_the_models_distribution(served: Any) -> None:
+    """Chi-square over the tokens with at least 10 expected draws of 3,000, for vLLM as for the transformers engine."""
+    prompt, n = served.prompts[0], 3000
+    with torch.no_grad():
+        p = torch.softmax(served.model(torch.tensor([prompt])).logits[0, -1].double(), dim=-1)
+    for engine in (served.engine, TransformersEngine(served.model, served.tokenizer)):
+        (group,) = engine.generate([prompt], SamplingParams(max_tokens=1), n=n, seed=3)
+        counts = Counter(c.token_ids[0] for c in group)
+        often = [i for i in range(len(p)) if p[i] * n >= 10]
+        cells = [(counts[i], p[i].item() * n) for i in often]
+        cells.append((n - sum(c for c, _ in cells), n - sum(e for _, e in cells)))
+        statistic = sum((found - expected) ** 2 / expected for found, expected in cells)
+        degrees = len(cells) - 1
+        assert degrees > 5
+        assert statistic < degrees + 4 * math.sqrt(2 * degrees)
+
+
+def test_after_an_update_vllm_samples_with_the_new_weights(served: Any) -> None:
+    """Completions change, checksums agree, log-probabilities are the new policy's; without synchronising all this fails."""
+    params = SamplingParams(max_tokens=16)
+    before = rollouts(served, params, n=4, seed=5)
+    learner = make_learner(served.model)
+    assert learner.update(scored(before, torch.rand(12), torch.randn(12)))["mismatch_mean"] < 1e-4
+    with pytest.raises(RuntimeError, match="engine and policy hold different weights"):
+        require_equal_weights(served.engine._llm, served.model)
+    stale = learner.update(scored(rollouts(served, params, n=4, seed=5), torch.rand(12), torch.randn(12)))
+    assert stale["mismatch_mean"] > 1e-2  # the measure sees weights that were not put in
+
+    served.engine.synchronize(served.model, policy_version=2)
+    assert served.engine.policy_version == 2
+    sums = checksums_of_vllm(served.engine._llm)
+    assert len(sums) >= 6 and "model.embed_tokens.weight" in sums
+    assert sums == {name: pytest.approx(of, rel=1e-9) for name, of in checksums_of_policy(served.model, sums).items()}
+    after = rollouts(served, params, n=4, seed=5)
+    assert [r.completion.token_ids for r in after] != [r.completion.token_ids for r in before]
+    assert {r.completion.policy_version for r in after} == {2}
+    for rollout, log_probs in zip(after, learner.log_probs(after), strict=True):
+        assert torch.tensor(rollout.completion.log_probs) == pytest.approx(log_probs, abs=1e-3)
+
+
+def test_an_engine_that_ends_says_what_to_change(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    for error in (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), EngineDeadError()):
+
+        def fail(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(served.engine._llm, "generate", fail)
+            with pytest.raises(UserError, match=r"vLLM ended while it sampled .*lower engine\.max_batch_size"):
+                rollouts(served, SamplingParams(max_tokens=4), n=1)
+
+
+def test_a_response_that_does_not_fit_the_context_is_refused(served: Any) -> None:
+    with pytest.raises(UserError, match=r"do not fit the model's context of 256 tokens"):
+        rollouts(served, SamplingParams(max_tokens=255), n=1)
+
+
+def test_a_folder_without_a_model_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"vLLM could not start with .*grpo\.gpu_memory_utilization"):
+        VllmEngine(tmp_path, None, "float32", "cpu", 0.5, 8)
+
+
+def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path) -> None:
+    from vllm import SamplingParams as VllmSamplingParams
+
+    def says_something(response: str, truth: str) -> dict[str, float]:
+        return {"reward": float(bool(response)), "truth": float(truth)}
+
+    asked = VllmSamplingParams(temperature=1.0, top_p=1.0, max_tokens=8)
+    records = evaluate_vllm(
+        served.engine._llm, says_something, ["Mia has", "Tom has"], asked, ["1", "2"], tmp_path / "out.jsonl"
+    )
+    assert [record["truth"] for record in records] == [1.0, 2.0]
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == records
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the mini study's data and model; its runs have 14 steps."""
+    folder = tmp_path_factory.mktemp("mini")
+    yaml = YAML()
+    params = yaml.load(activate("mini", folder))
+    params["evaluation"] |= {"zero_shot_prompts": ["question_only"], "every": STEPS // 2, "problems": 512}
+    params["grpo"] |= {"n_grpo_steps": STEPS, "sampling_min_tokens": 0}  # a minimum narrows down what is drawn from
+    yaml.dump(params, folder / "params.yaml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # vLLM's environment lacks the project
+        for stage in ("dataset", "model"):
+            sh(folder, "grpo", stage, "main")
+        yield folder
+
+
+def use_engine(folder: Path, name: str) -> None:
+    yaml = YAML()
+    params = yaml.load(folder / "params.yaml")
+    params["engine"]["name"] = name
+    yaml.dump(params, folder / "params.yaml")
+
+
+def test_the_mini_study_learns_on_vllm(mini: Path) -> None:
+    """Zero-shot rewards of both engines agree; 14 GRPO steps lift the reward as far on both; every update is checked."""
+    folder = mini
+    sh(folder, "grpo", "math_baseline")
+    transformers = json.loads((folder / "reports/math_baseline.json").read_text())["question_only"]["accuracy"]
+    use_engine(folder, "vllm")
+    sh(folder, "grpo", "math_baseline")
+    vllm = json.loads((folder / "reports/math_baseline.json").read_text())["question_only"]["accuracy"]
+    p, n = (vllm["value"] + transformers["value"]) / 2, vllm["problems"]
+    assert abs(vllm["value"] - transformers["value"]) < 3 * math.sqrt(2 * p * (1 - p) / n)
+
+    run = folder / "data/runs/grpo_learning_rate/3e-4-0"
+    sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4", "--check-weights")
+    on_vllm = json.loads((run / "metrics.json").read_text())
+    header, *rows = (run / "history.csv").read_text().splitlines()
+    column = header.split(",").index("mismatch_mean")
+    assert max(float(row.split(",")[column]) for row in rows) < 1e-3
+    assert on_vllm["val/answer_reward"] > on_vllm["first/answer_reward"] + 0.2
+
+    use_engine(folder, "transformers")
+    sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4")
+    on_transformers = json.loads((run / "metrics.json").read_text())
+    found, expected = on_vllm["val/answer_reward"], on_transformers["val/answer_reward"]
+    print(f"answer reward after {STEPS} steps: {found:.3f} on vLLM, {expected:.3f} on transformers")
+    # Four standard errors: problems (n = 512), and a spread between runs of .03.
+    assert abs(found - expected) < 4 * math.sqrt(2 * (expected * (1 - expected) / n + 0.03**2))
+
+
+def test_with_a_generator_of_its_own_vllm_is_one_version_behind(mini: Path) -> None:
+    """The Ray actor that samples has vLLM in it, and gets the learner's weights after each step; every update is checked."""
+    use_engine(mini, "vllm")
+    for experiment in needed_selections(ASYNCHRONOUS):
+        winner = {"experiment": experiment, "winner": "the study's own", "overrides": {}, "before": []}
+        write_json(mini / f"reports/select/{experiment}.json", winner)
+    sh(mini, "grpo", "train", ASYNCHRONOUS, "lag_1", "--check-weights")
+    run = mini / f"data/runs/{ASYNCHRONOUS}/lag_1-0"
+    metrics = json.loads((run / "metrics.json").read_text())
+    print(f"answer reward after {STEPS} steps one version behind: {metrics['val/answer_reward']:.3f} on vLLM")
+    assert metrics["val/answer_reward"] > metrics["first/answer_reward"] + 0.2
+    with (run / "history.csv").open(newline="") as file:
+        history = list(csv.DictReader(file))
+    assert [row["lag_max"] for row in history] == ["0"] + ["1"] * (STEPS - 1)
+    # One step moves the policy a little; weights of another version, or of none, would show at once.
+    assert all(abs(float(row["ratio_mean"]) - 1) < 0.05 for row in history)

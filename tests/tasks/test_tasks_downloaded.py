@@ -1,0 +1,271 @@
+"""MATH and GSM8K: reading, checks and overlap, on made-up rows; and on the real files where they are present."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pandas
+import pytest
+from huggingface_hub.errors import EntryNotFoundError
+
+from grpo.common.errors import UserError
+from grpo.common.records import Problem
+from grpo.grader.grader import is_equivalent
+from grpo.tasks.downloaded import Counts, Downloaded, HubDataset, LocalFiles
+from grpo.tasks.gsm8k import Gsm8k
+from grpo.tasks.math import SUBJECTS, Math
+from grpo.tasks.overlap import separate
+from grpo.tasks.task import make_task
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+REVISION = "0" * 40
+
+
+def math_row(number: int, **changes: Any) -> dict[str, Any]:
+    row = {"problem": f"What is {number} + 1?", "level": "Level 2", "subject": "Algebra", "answer": str(number + 1)}
+    return {**row, **changes}
+
+
+def gsm8k_row(number: int, answer: str = "We add.\n#### 1,234") -> dict[str, Any]:
+    return {"question": f"How many apples are {number} apples?", "answer": answer}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def local_task(
+    folder: Path, train: list[dict[str, Any]], validation: list[dict[str, Any]], name: str = "math", **options: Any
+) -> Downloaded:
+    source = LocalFiles(train=write(folder / "train.jsonl", train), validation=write(folder / "val.jsonl", validation))
+    return {"math": Math, "gsm8k": Gsm8k}[name](source, **options)
+
+
+def load(task: Downloaded) -> tuple[list[Problem], list[Problem]]:
+    return task.problems("train"), task.problems("validation")
+
+
+def test_math_from_local_files(tmp_path: Path) -> None:
+    boxed = {"problem": "Half?", "level": "Level ?", "type": "Prealgebra", "solution": r"\boxed{9} no \boxed{\frac{1}{2}}."}
+    counts = Counts(train=2, validation=1)
+    task = local_task(tmp_path, [math_row(1), boxed], [math_row(5, unique_id="test/a/5.json")], expected=counts)
+    train, validation = load(task)
+    assert train[0] == Problem("math/train/0", "What is 1 + 1?", "2", 2, "Algebra")
+    assert train[1] == Problem("math/train/1", "Half?", r"\frac{1}{2}", 0, "Prealgebra")
+    assert validation[0].id == "math/validation/test/a/5.json"
+
+
+def test_the_same_unique_id_in_both_splits_gives_two_ids(tmp_path: Path) -> None:
+    train, validation = load(local_task(tmp_path, [math_row(1, unique_id="a/1")], [math_row(2, unique_id="a/1")]))
+    assert train[0].id != validation[0].id
+
+
+def test_gsm8k_from_local_files(tmp_path: Path) -> None:
+    task = local_task(tmp_path, [gsm8k_row(1)], [gsm8k_row(2, "#### -7")], name="gsm8k")
+    train, validation = load(task)
+    assert train == [Problem("gsm8k/train/0", "How many apples are 1 apples?", "1234")]
+    assert validation[0].ground_truth == "-7"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"level": "Level 1", "subject": "a", "answer": "1"}, "train.jsonl:2: no column 'problem'"),
+        (math_row(1, level="hard"), "train.jsonl:2: level 'hard'"),
+        (math_row(1, answer=" "), "train.jsonl:2: an empty 'answer'"),
+        (math_row(1, answer=r"\text{}"), "train.jsonl:2: the ground truth .* is empty"),
+        (math_row(1, answer=r"\frac{1}{2"), "train.jsonl:2: the braces"),
+        (math_row(1, answer=None), "train.jsonl:2: column 'answer' holds None"),
+        (math_row(1, problem=" "), "train.jsonl:2: the question is empty"),
+        ({"problem": "p", "level": "Level 1", "type": "a", "solution": "It is 5."}, r"train.jsonl:2: no \\boxed\{\}"),
+        ({"problem": "p", "level": "Level 1", "type": "a"}, "train.jsonl:2: no column 'answer' or 'solution'"),
+    ],
+)
+def test_unusable_math_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(local_task(tmp_path, [math_row(7), row], [math_row(8)]))
+
+
+@pytest.mark.parametrize("answer", ["It is 5.", "It is #### "])
+def test_gsm8k_without_short_answer(tmp_path: Path, answer: str) -> None:
+    with pytest.raises(UserError, match=r"val.jsonl:1: no short answer"):
+        load(local_task(tmp_path, [gsm8k_row(1)], [gsm8k_row(2, answer)], name="gsm8k"))
+
+
+def test_broken_lines_are_named(tmp_path: Path) -> None:
+    task = local_task(tmp_path, [math_row(1)], [math_row(2)])
+    for line in ('{"problem": ', '["a list"]', b"\xff\xfe".decode("latin-1")):
+        (tmp_path / "train.jsonl").write_text(json.dumps(math_row(1)) + "\n" + line + "\n", encoding="latin-1")
+        with pytest.raises(UserError, match=r"train.jsonl:2: (not valid JSON|expected a JSON object)"):
+            load(task)
+
+
+def test_missing_file_and_empty_split(tmp_path: Path) -> None:
+    task = local_task(tmp_path, [math_row(1)], [])
+    with pytest.raises(UserError, match="the validation split of math is empty"):
+        load(task)
+    (tmp_path / "val.jsonl").unlink()
+    with pytest.raises(UserError, match=r"val.jsonl: no such file. Correct `task.source.validation`"):
+        load(task)
+
+
+def test_wrong_counts(tmp_path: Path) -> None:
+    task = local_task(tmp_path, [math_row(1)], [math_row(2)], expected=Counts(train=1, validation=3))
+    with pytest.raises(UserError, match=r"task.expected.validation: 3 problems expected, but the source has 1"):
+        load(task)
+
+
+# ------------------------------------------------------------------------------------------------------------- overlap
+
+
+def problems(split: str, *questions: str) -> list[Problem]:
+    return [Problem(f"{split}/{number}", question, "1") for number, question in enumerate(questions)]
+
+
+def test_overlap_is_refused_or_dropped() -> None:
+    train = problems("train", r"Find  $x\,$.", "Something else", r"what is $34,\!560$?")
+    validation = problems("validation", "find $x$.\n", "What is $34,560$?", "New")
+    with pytest.raises(UserError, match=r"2 questions .* train/0, train/2. Set `task.drop_overlap: true`"):
+        separate(train, validation, drop_overlap=False)
+    assert separate(train, validation, drop_overlap=True) == ([train[1]], validation, ["train/0", "train/2"])
+
+
+def test_at_most_five_ids_are_shown() -> None:
+    questions = [f"q{number}" for number in range(8)]
+    with pytest.raises(UserError, match="train/4 and 3 more") as error:
+        separate(problems("train", *questions), problems("validation", *questions), drop_overlap=False)
+    assert "train/5" not in str(error.value)
+
+
+def test_nothing_left_to_train_on() -> None:
+    with pytest.raises(UserError, match="same file twice"):
+        separate(problems("train", "q"), problems("validation", "q"), drop_overlap=True)
+
+
+def test_duplicate_ids_are_refused(tmp_path: Path) -> None:
+    task = local_task(tmp_path, [math_row(1, unique_id="a"), math_row(2, unique_id="a")], [math_row(3)])
+    with pytest.raises(UserError, match="math/train/a"):
+        separate(*load(task), drop_overlap=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------- Hub
+
+
+def fake_hub(folder: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, list[dict[str, Any]]]) -> list[tuple[str, ...]]:
+    """Put parquet files where a download would; returns the list of calls that will be made."""
+    calls: list[tuple[str, ...]] = []
+
+    def download(repo_id: str, filename: str, *, repo_type: str, revision: str) -> str:
+        calls.append((repo_id, filename, repo_type, revision))
+        path = folder / filename
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pandas.DataFrame(files[filename]).to_parquet(path)
+        return str(path)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return calls
+
+
+def hub_task(name: str) -> Downloaded:
+    task = make_task({"use": name, "source": {"hub": f"someone/{name}", "revision": REVISION}})
+    assert isinstance(task, Downloaded) and isinstance(task.source, HubDataset)
+    return task
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, r"tasks\.main: missing: source\. Math takes source, expected=None, drop_overlap=False"),
+        ({"source": {"hub": "a/b"}}, r"tasks\.main\.source"),
+        ({"source": {"hub": "a/b", "revision": "main"}}, r"tasks\.main\.source\.revision: .*'main'"),
+        ({"source": {"train": "a", "validation": "b"}, "expected": {"train": 0, "validation": 1}}, r"expected\.train.*is 0"),
+        ({"source": {"train": "a", "validation": "b"}, "drop_overlap": "yes"}, r"drop_overlap: .*boolean.*'yes'"),
+        ({"source": {"train": "a", "validation": "b"}, "drop": True}, r"unknown: drop\."),
+    ],
+)
+def test_options_are_checked_when_the_task_is_made(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        make_task({"use": "math", **settings}, "tasks.main")
+
+
+def test_math_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {}
+    for split in ("train", "test"):
+        for number, subject in enumerate(SUBJECTS):
+            row = {"problem": f"{split} {subject}?", "level": "Level 5", "type": subject}
+            files[f"{subject}/{split}-00000-of-00001.parquet"] = [{**row, "solution": rf"So $\boxed{{{number}}}$."}]
+    calls = fake_hub(tmp_path, monkeypatch, files)
+    train, validation = load(hub_task("math"))
+    assert [p.ground_truth for p in train] == [str(n) for n in range(7)] == [p.ground_truth for p in validation]
+    assert train[1] == Problem("math/train/1", "train counting_and_probability?", "1", 5, "counting_and_probability")
+    assert calls == [("someone/math", name, "dataset", REVISION) for name in files]
+
+
+def test_gsm8k_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"main/{split}-00000-of-00001.parquet": [gsm8k_row(number)] for number, split in enumerate(("train", "test"))}
+    fake_hub(tmp_path, monkeypatch, files)
+    train, validation = load(hub_task("gsm8k"))
+    assert [train[0].ground_truth, validation[0].id] == ["1234", "gsm8k/validation/0"]
+
+
+def test_rows_of_parquet_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"main/train-00000-of-00001.parquet": [gsm8k_row(1), gsm8k_row(2, "nothing")]}
+    fake_hub(tmp_path, monkeypatch, files)
+    with pytest.raises(UserError, match=r"someone/gsm8k/main/train-00000-of-00001.parquet row 1: no short answer"):
+        load(hub_task("gsm8k"))
+
+
+@pytest.mark.parametrize("error", [OSError("no route"), ValueError("bad name"), EntryNotFoundError("gone")])
+def test_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def download(*args: Any, **options: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    message = r"someone/gsm8k: could not download .*network, the names under `task\.source`.*HF_TOKEN.*local files \(see"
+    with pytest.raises(UserError, match=message):
+        load(hub_task("gsm8k"))
+
+
+def test_damaged_parquet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken").write_bytes(b"not parquet")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **options: str(tmp_path / "broken"))
+    with pytest.raises(UserError, match="not a readable parquet file"):
+        load(hub_task("gsm8k"))
+
+
+# ---------------------------------------------------------------------------------------------------------- real files
+
+
+def real_task(name: str, validation: str, expected: Counts) -> Downloaded:
+    source = LocalFiles(train=str(REAL / name / "train.jsonl"), validation=str(REAL / name / validation))
+    if not all(Path(path).exists() for path in (source.train, source.validation)):
+        pytest.skip("the real files are not here")
+    return {"math": Math, "gsm8k": Gsm8k}[name](source, expected)
+
+
+def test_real_math(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, validation = load(real_task("math", "validation.jsonl", Counts(train=7500, validation=5000)))
+    assert (len(train), len(validation)) == (7500, 5000)
+    with pytest.raises(UserError, match=r"2 questions of the training set are also in the validation set"):
+        separate(train, validation, drop_overlap=False)
+    kept, _, dropped = separate(train, validation, drop_overlap=True)
+    assert (len(kept), len(dropped)) == (7498, 2)
+    assert {p.level for p in validation} == {1, 2, 3, 4, 5}
+    # The two problems that were published without a solution.
+    assert {p.ground_truth for p in train if re.search(r"number_theory/711[57]\.json$", p.id)} == {"0"}
+    # The string path alone must know every ground truth as itself.
+    monkeypatch.setattr("grpo.grader.grader.symbolically_equal", lambda *args: pytest.fail("left the string path"))
+    assert sum(is_equivalent(p.ground_truth, p.ground_truth) for p in validation) == 5000
+
+
+def test_real_gsm8k() -> None:
+    task = real_task("gsm8k", "test.jsonl", Counts(train=7473, validation=1319))
+    train, validation, dropped = separate(*load(task), drop_overlap=False)
+    assert not dropped
+    assert (len(train), len(validation)) == (7473, 1319)
+    assert all(re.fullmatch(r"-?\d+(\.\d+)?", p.ground_truth) for p in (*train, *validation))

@@ -1,0 +1,666 @@
+"""The process that writes to MLflow: what becomes of runs when one side is killed, or MLflow cannot be written."""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from filelock import FileLock
+
+from grpo.common.errors import ToBeResumed, UserError
+from grpo.common.files import read_json, write_json, write_text
+from grpo.study import paths
+from grpo.study.effective import EffectiveRun, digest, effective_run
+from grpo.study.environment import hardware, software
+from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.sections import HubModel
+from grpo.tracking import mlflow_client as tracking
+from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_study import flat
+from grpo.tracking.run_log import RunLog
+from grpo.training import run as run_module
+
+REPOSITORY = Path(__file__).parents[2]
+
+PROGRAM = """
+import time
+from grpo.tracking import mlflow_client as tracking
+run = tracking.MlflowRun("toy", "first", {"a": 1}, {})
+try:
+    run.log({"x": 0.5}, step=1)
+    run._flush()
+    tracking._writer().connection.result()
+    print(tracking._socket().with_suffix(".lock").read_text(), end="", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    run.finish("FAILED")
+"""
+
+
+def runs_in_folder(folder: Path) -> list[Any]:
+    """The runs in a folder's database."""
+    from mlflow.tracking import MlflowClient
+
+    if not (folder / "mlflow.db.lock").exists():
+        return []
+    with FileLock(folder / "mlflow.db.lock"):  # while it is held, the database's tables are being made
+        if not (folder / "mlflow.db").exists():
+            return []
+        client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("toy")
+    return list(client.search_runs([experiment.experiment_id])) if experiment else []
+
+
+def run_in(folder: Path) -> Any:
+    """The only run in a folder's database, or None while there is none."""
+    return next(iter(runs_in_folder(folder)), None)
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """What ``condition`` gives once it is true, within two minutes."""
+    deadline = time.monotonic() + 120
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.1)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def writing_process() -> int:
+    """The id of the process that writes for the runs of this one."""
+    tracking._writer().connection.result()
+    return int(tracking._socket().with_suffix(".lock").read_text())
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, "KILLED"), (signal.SIGINT, "FAILED")])
+def test_a_run_that_is_cut_short_says_how_and_leaves_no_process(number: int, status: str, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as training:
+        assert training.stdout is not None
+        writer = int(training.stdout.readline())
+        wait_for(lambda: (run := run_in(tmp_path)) is not None and run.data.metrics)
+        os.killpg(training.pid, number)  # as Ctrl-C does: the whole group, to which the writer does not belong
+    run = wait_for(lambda: (run := run_in(tmp_path)) is not None and run.info.status != "RUNNING" and run)
+    assert (run.info.status, run.data.metrics, run.data.params) == (status, {"x": 0.5}, {"a": "1"})
+    wait_for(lambda: not is_alive(writer))
+
+
+def test_a_writer_that_dies_costs_its_runs_record_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    tracking._writer.cache_clear()  # one that is known by this folder
+    lost = MlflowRun("toy", "lost", {}, {})
+    writer = writing_process()
+    os.kill(writer, signal.SIGKILL)
+    wait_for(lambda: not is_alive(writer))
+    lost.log({"x": 1.0}, step=1)
+    assert lost.finish() is None
+    assert "could not be written: the process that writes to it has ended" in capfd.readouterr().err
+    kept = MlflowRun("toy", "kept", {}, {})
+    kept.log({"x": 2.0}, step=1)
+    run_id = kept.finish()
+    assert run_id is not None
+    run = run_in(tmp_path)
+    assert (run.info.run_id, run.data.metrics) == (run_id, {"x": 2.0})
+
+
+def test_runs_of_several_processes_share_one_that_writes(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    start = partial(
+        subprocess.Popen, [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    with start() as first, start() as second:  # both find nobody who listens
+        assert first.stdout is not None and second.stdout is not None
+        (writer,) = {int(first.stdout.readline()), int(second.stdout.readline())}
+        wait_for(lambda: [run.data.metrics for run in runs_in_folder(tmp_path)] == [{"x": 0.5}] * 2)
+        first.kill()
+        with start() as third:
+            assert third.stdout is not None and int(third.stdout.readline()) == writer
+            third.send_signal(signal.SIGINT)
+        second.kill()
+    wait_for(lambda: not is_alive(writer))
+    assert sorted(run.info.status for run in runs_in_folder(tmp_path)) == ["FAILED", "KILLED", "KILLED"]
+
+
+def test_a_database_that_is_removed_between_two_runs_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that writes lives on for some seconds, and has the removed file open."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        tracking._writer.cache_clear()  # as another process would have it
+        (tmp_path / "mlflow.db").unlink(missing_ok=True)
+        assert MlflowRun("toy", name, {}, {}).finish() is not None
+        with sqlite3.connect(tmp_path / "mlflow.db") as database:  # MLflow here would have the first one open
+            assert database.execute("select name, status from runs").fetchall() == [(name, "FINISHED")]
+
+
+def test_two_runs_at_once_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    first, second = MlflowRun("toy", "first", {}, {}), MlflowRun("toy", "second", {}, {})
+    first.log({"x": 1.0}, step=0)
+    second.log({"x": 2.0}, step=0)
+    ids = [second.finish(), first.finish()]
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    assert [client.get_run(run_id).data.metrics["x"] for run_id in ids if run_id] == [2.0, 1.0]
+
+
+# ---------------------------------------------------------------------------------------------------- where the database is
+
+
+def test_in_an_experiment_of_dvc_runs_go_to_the_workspaces_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_experiments.py` has it with DVC itself."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    for copy in ("workspace/.dvc/tmp/exps/tmp1", "workspace/.dvc/tmp/exps/standalone/tmp2"):
+        (tmp_path / copy).mkdir(parents=True)
+
+    def database(folder: str, root: str | None) -> str:
+        monkeypatch.chdir(tmp_path / folder)
+        with monkeypatch.context() as patch:
+            if root is not None:
+                patch.setenv("DVC_ROOT", str(tmp_path / root))
+            return tracking.tracking_uri().removeprefix(f"sqlite:///{tmp_path}/")
+
+    for copy in ("workspace/.dvc/tmp/exps/tmp1", "workspace/.dvc/tmp/exps/standalone/tmp2"):
+        assert database(copy, "workspace") == "workspace/mlflow.db"
+        assert database(copy, None) == f"{copy}/mlflow.db"  # DVC does not run it: it is a project like any other
+    assert database("workspace", "workspace") == database("workspace", None) == "workspace/mlflow.db"
+    assert database("workspace", "elsewhere") == "workspace/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server:5000")
+    assert tracking.tracking_uri() == "http://server:5000"
+
+
+# ------------------------------------------------------------------------------------------------------ which run it was
+
+
+def a_run(study: Study, experiment: str) -> EffectiveRun:
+    return effective_run(study, experiment, next(iter(study.experiments[experiment].arms)), 0, [])
+
+
+IDENTITY = {"train": "a", "validation": "b", "model": "c"}
+
+
+def test_runs_of_different_studies_can_be_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path
+) -> None:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("DVC_EXP_NAME", "brave-try")
+    monkeypatch.chdir(REPOSITORY)
+    studies = {name: load_study(REPOSITORY / f"studies/{name}.yaml") for name in ("mini", "math-h100")}
+    for study in studies.values():
+        for experiment in ("grpo_async_offpolicy", "grpo_keyword_inclusion"):
+            run_module._mlflow_run(study, a_run(study, experiment), IDENTITY, None).finish()
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("grpo_async_offpolicy").experiment_id
+
+    def found(where: str) -> Any:
+        (run,) = client.search_runs([experiment], where)
+        return run
+
+    mini = found("tags.task = 'arithmetic' and tags.model_source = 'pretrain' and tags.engine = 'transformers'")
+    assert (mini.data.tags["study"], mini.data.tags["learner_device"], mini.data.tags["model"]) == ("mini", "cpu", "model@main")
+    large = found("tags.study = 'math-h100' and tags.engine = 'vllm' and tags.learner_dtype = 'bfloat16'")
+    tags, params = large.data.tags, large.data.params
+    hub = studies["math-h100"].models["main"]
+    assert isinstance(hub, HubModel)
+    assert (tags["task"], tags["model"], tags["engine_device"]) == ("math", f"{hub.repo}@{hub.revision}", "cuda:0")
+    expected = {
+        "models.main.repo": hub.repo,
+        "engine.name": "vllm",
+        "learner.device": "cuda:1",
+        "tasks.main.use": "math",
+        "seed": "0",
+    }
+    expected |= {"evaluation.max_tokens": "1024", "learning_rate": "1e-05", "asynchronous.max_policy_lag": "0"}
+    assert expected.items() <= params.items()
+    assert (tags["taken_over"], "same_as" in tags) == ("false", False)
+    # What MLflow's own columns show, and what the run was made with.
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert (tags["mlflow.source.git.commit"], tags["git_commit"]) == (commit, commit)
+    assert tags["mlflow.user"] == large.info.user_id == getpass.getuser()
+    assert (
+        tags["mlflow.source.name"].split()[0] == Path(sys.argv[0]).name.replace("__main__.py", "grpo")
+        and tags["dvc_experiment"] == "brave-try"
+    )
+    assert tags["software.numpy"] == numpy.__version__ and tags["hardware.cores"] == str(os.cpu_count())
+    # The keyword task has a model of its own.
+    of_words = client.search_runs([client.get_experiment_by_name("grpo_keyword_inclusion").experiment_id])
+    assert {(run.data.tags["study"], run.data.tags["task"], run.data.tags["model"]) for run in of_words} == {
+        (name, "keyword", "model@keyword") for name in studies
+    }
+    assert all("models.keyword.vocab_size" in run.data.params and "tasks.main.use" not in run.data.params for run in of_words)
+
+
+def test_more_settings_than_mlflow_takes_at_once_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path
+) -> None:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    params = flat({"a": {"b": dict.fromkeys(map(str, range(150)), 1), "c": None}, "d": [1, {"e": 2}], "f": {}})
+    run_id = MlflowRun("toy", "many", params, dict.fromkeys(map(str, range(120)), 2)).finish()
+    from mlflow.tracking import MlflowClient
+
+    data = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(run_id).data
+    rest = {"a.c": "None", "d": "[1, {'e': 2}]"}
+    assert data.params == {f"a.b.{i}": "1" for i in range(150)} | rest
+    assert {str(i): "2" for i in range(120)}.items() <= data.tags.items()
+
+
+TWIN = "grpo_learning_rate/3e-4-0"
+RESULTS = {
+    "history.csv": "step,update,loss,gradient_norm\n1,1,0.5,1.0\n",
+    "validation.csv": "step,update,val/answer_reward\n0,0,0.25\n1,1,0.5\n",
+    "metrics.json": '{"val/answer_reward": 0.5}',
+    "outcomes.jsonl": '{"step": 1, "answer_reward": [1, 0]}\n',
+    "rollouts.jsonl": "{}\n",
+}
+
+
+def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(
+    folder: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no curves of its own, which would be counted as another training."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    run = a_run(mini_study, "grpo_baselines")
+    identity = IDENTITY | {"software": software(["numpy"]), "config": run.config.model_dump(), "seed": 0}
+    for name, content in RESULTS.items():
+        write_text(paths.RUNS / TWIN / name, content)
+    write_json(paths.TIMING / f"{TWIN}.json", {"mlflow_run_id": "0123456789abcdef"})
+    with run_module.recorded(mini_study, run, identity, TWIN) as outputs:
+        run_module._take_over(run.name, TWIN, outputs)
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("grpo_baselines").experiment_id])
+    assert found.data.metrics == {} and found.info.status == "FINISHED"
+    tags = found.data.tags
+    assert (tags["taken_over"], tags["same_as"], tags["same_as_run_id"]) == ("true", TWIN, "0123456789abcdef")
+    assert tags["identity"] == digest(identity) and tags["study"] == "mini"
+    assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["config.yaml"]
+    # The results are those of its equal; what was run with is in the run's folder, the machine apart from it.
+    assert {name: (paths.RUNS / run.name / name).read_text() for name in RESULTS} == RESULTS
+    config = read_yaml(paths.RUNS / run.name / "config.yaml")
+    assert config["software"] == software(["numpy"]) and "hardware" not in config
+    timing = read_json(paths.TIMING / f"{run.name}.json", made_by="")
+    assert (timing["mlflow_run_id"], timing["same_as"], timing["total_s"]) == (found.info.run_id, TWIN, 0.0)
+    assert timing["hardware"] == hardware()
+
+
+def test_an_equal_run_that_was_not_tracked_is_named_without_an_id(mini_study: Study, folder: Path) -> None:
+    write_json(paths.TIMING / f"{TWIN}.json", {"mlflow_run_id": None})
+    assert run_module._mlflow_id(TWIN) == "not tracked"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ToBeResumed("stopped"), "KILLED"), (UserError("a mistake"), "FAILED"), (None, "FINISHED")]
+)
+def test_a_run_ends_in_mlflow_as_it_ended(
+    error: Exception | None, status: str, folder: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its saved state is there until its results are."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    run = a_run(mini_study, "grpo_baselines")
+    states: list[Path] = []
+
+    identity = IDENTITY | {"software": {}, "config": run.config.model_dump(), "seed": 0}
+    with (
+        pytest.raises(type(error)) if error else nullcontext(),
+        run_module.recorded(mini_study, run, identity, None) as outputs,
+    ):
+        states.append(outputs.state)
+        write_text(outputs.state / "step-1/state.pt", "")
+        for name, content in RESULTS.items():
+            write_text(outputs.results / name, content)
+        if error is not None:
+            raise error
+        outputs.timing["total_s"] = 1.5
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("grpo_baselines").experiment_id])
+    assert (found.info.status, found.data.tags["taken_over"]) == (status, "false")
+    kept = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
+    assert kept == (set() if error else {"config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.jsonl"})
+    finished = error is None
+    assert (paths.RUNS / run.name).exists() == (paths.TIMING / f"{run.name}.json").exists() == finished
+    assert (states[0] / "step-1").exists() == (not finished)
+
+
+def test_a_saved_state_is_one_configurations_and_one_codes(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run(mini_study, "grpo_baselines")
+    before = run_module._state_folder(run, IDENTITY)
+    assert before.parent == paths.RUN_STATE / run.name and run_module._state_folder(run, dict(IDENTITY)) == before
+    other = run_module._state_folder(run, IDENTITY | {"train": "x"})
+    monkeypatch.setattr(run_module, "code_of_runs", lambda: {"grpo/training/step.py": "edited"})
+    assert len({before, other, run_module._state_folder(run, IDENTITY)}) == 3
+
+
+def test_a_run_that_is_taken_up_holds_the_whole_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In MLflow it is a new run, with all that the one before it had recorded, each at its update."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    logs = [RunLog(folder, MlflowRun("toy", name, {}, {})) for name in ("killed", "resumed")]
+    for step in (1, 2):
+        with logs[0].phase("rollout"), logs[0].phase("training"):
+            pass
+        logs[0].step(step, [{"loss": step / 2}, {"loss": step / 4}], {"train/reward": 0.5}, tokens=8)
+        logs[0].validation(step, 2 * step, {"answer_reward": step / 8})
+    logs[1].restore(logs[0].state())
+    ids = [log.mlflow.finish(status) for log, status in zip(logs, ("KILLED", "FINISHED"), strict=True)]
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    killed, resumed = (client.get_run(run_id) for run_id in ids)
+    assert history(client, killed, "loss") == [(1, 0.5), (2, 0.25), (3, 1.0), (4, 0.5)]
+    assert history(client, killed, "val/answer_reward") == [(2, 0.125), (4, 0.25)]
+    assert [update for update, _ in history(client, killed, "time/step_s")] == [2, 4]
+    assert {"time/rollout_s", "time/training_s", "time/tokens_per_s"} <= killed.data.metrics.keys()
+    assert killed.data.metrics.keys() == resumed.data.metrics.keys()
+    for key in killed.data.metrics:
+        assert history(client, resumed, key) == history(client, killed, key), key
+    assert resumed.data.tags["resumed_after"] == "2" and "resumed_after" not in killed.data.tags
+
+
+def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+
+    def tags() -> dict[str, str]:
+        tracking._source_tags.cache_clear()
+        return tracking.source_tags()
+
+    def git(*args: str) -> str:
+        named = ["git", "-c", "user.name=a", "-c", "user.email=a@b.invalid", *args]
+        return subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert tags() == {"git_commit": "none", "git_changed": "false"}
+    assert "mlflow.source.git.commit" not in tracking.mlflow_source_tags()
+    git("init", "-q")
+    deciding = ("grpo/study/paths.py", "params.yaml", "dvc.yaml", "constraints.txt")
+    for name in (*deciding, "README.md"):
+        write_text(tmp_path / name, "before")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    commit = git("rev-parse", "HEAD")
+    assert tags() == {"git_commit": commit, "git_changed": "false"}
+    write_text(tmp_path / "README.md", "decides nothing")
+    write_text(tmp_path / "notes.txt", "not tracked")
+    assert tags() == {"git_commit": commit, "git_changed": "false"}
+    (tmp_path / "quickstart").mkdir()
+    for name in deciding:
+        write_text(tmp_path / name, "after")
+        assert tags() == {"git_commit": commit, "git_changed": "true"}, name
+        monkeypatch.chdir("quickstart")  # where `grpo quickstart` works
+        assert tags() == {"git_commit": commit, "git_changed": "true"}, name
+        monkeypatch.chdir(tmp_path)
+        git("checkout", "-q", name)
+
+
+# ------------------------------------------------------------------------------------------------ MLflow cannot be written
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new database with MLflow's tables, whose making takes seconds."""
+    from mlflow.tracking import MlflowClient
+
+    file = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{file}").search_experiments()
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> Path:
+    """A working folder with a database, and a tracking server that refuses connections."""
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free.getsockname()[1]}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def mlflow_import(
+    monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
+) -> Callable[..., tuple[int, str, str]]:
+    """``grpo mlflow_import`` into the folder's database or another place: exit code, stdout, stderr."""
+
+    def run(*files: Path, uri: str = "") -> tuple[int, str, str]:
+        with monkeypatch.context() as patch:
+            patch.setenv("MLFLOW_TRACKING_URI", uri or f"sqlite:///{Path.cwd()}/mlflow.db")
+            return grpo("mlflow_import", *map(str, files))
+
+    return run
+
+
+def unsent_files() -> list[Path]:
+    return sorted(paths.UNSENT_METRICS.glob("*"))
+
+
+def runs_in(folder: Path) -> tuple[Any, list[Any]]:
+    """A client of the folder's database, and the runs there."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("toy")
+    return client, client.search_runs([experiment.experiment_id]) if experiment else []
+
+
+def history(client: Any, run: Any, key: str) -> list[tuple[int, float]]:
+    """(step, value), in their order."""
+    return sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key))
+
+
+def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been(
+    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.time() * 1000
+    run = MlflowRun("toy", "a name/with a slash", {"a": 1}, {"stage": "toy@x"})
+    for step in range(1200):  # more than one call of MLflow takes
+        run.log({"third": step / 3, "gap": math.nan if step == 7 else 1.0}, step=step)
+    note, gone = folder / "note.txt", folder / "gone.txt"
+    for file in (note, gone):
+        file.write_text("kept")
+        run.artifact(file)
+    run.tag(checkpoint_digest="abc")
+    waited = time.monotonic()
+    assert run.finish("FAILED") is None
+    assert time.monotonic() - waited < 10
+    ended = time.time() * 1000
+
+    (file,) = unsent_files()
+    warning = capsys.readouterr().err
+    assert "MLflow at http://127.0.0.1:" in warning and "could not be written: ConnectionRefusedError" in warning
+    assert f"grpo mlflow_import {file.absolute()}\n" in warning
+    gone.unlink()
+    copy = shutil.copy(file, folder / "copy.jsonl")
+
+    code, out, _ = mlflow_import()
+    client, (found,) = runs_in(folder)
+    assert code == 0
+    assert out.splitlines() == [
+        f"toy a name/with a slash: run {found.info.run_id}, 2400 metrics",
+        f"  {gone} was left out, as it is no longer there",
+    ]
+    assert unsent_files() == []
+
+    mlflow_import(copy)  # as if the first import had been cut off before it removed the file
+    client, (again,) = runs_in(folder)
+    assert again.info.run_id == found.info.run_id
+    assert (found.info.run_name, found.info.status, found.data.params) == ("a name/with a slash", "FAILED", {"a": "1"})
+    assert began <= found.info.start_time <= found.info.end_time <= ended
+    assert {"stage": "toy@x", "checkpoint_digest": "abc"}.items() <= found.data.tags.items()
+    assert history(client, found, "third") == [(step, step / 3) for step in range(1200)]
+    gaps = history(client, found, "gap")
+    assert len(gaps) == 1200 and [step for step, value in gaps if math.isnan(value)] == [7]
+    assert all(began - 1 <= metric.timestamp <= ended for metric in client.get_metric_history(found.info.run_id, "third"))
+    assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["note.txt"]
+
+
+def test_an_import_that_fails_keeps_the_files(folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]) -> None:
+    MlflowRun("toy", "one", {}, {}).finish()
+    kept = unsent_files()
+    code, out, err = mlflow_import(uri=os.environ["MLFLOW_TRACKING_URI"])
+    assert (code, out, unsent_files()) == (2, "", kept)
+    assert err.startswith("error: MLflow at http://127.0.0.1:") and f"{kept[0]} is kept" in err
+
+    code, _, err = mlflow_import(folder / "nowhere.jsonl")
+    assert code == 2 and f"{folder / 'nowhere.jsonl'}: no such file" in err
+
+    with kept[0].open("rb") as file:  # as a run does that is not over
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, out, _ = mlflow_import()
+        assert (code, unsent_files()) == (0, kept) and "left alone" in out
+
+    assert mlflow_import()[0] == 0
+    assert mlflow_import()[:2] == (0, "nothing to import: data/state/mlflow holds no files\n")
+
+
+def test_damaged_files_are_imported_as_far_as_they_can_be_read(
+    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]
+) -> None:
+    run = MlflowRun("toy", "cut", {"a": 1}, {})
+    for step in range(3):
+        run.log({"x": float(step)}, step=step)
+        run._flush()
+    run.finish()
+    (file,) = unsent_files()
+    lines = file.read_bytes().splitlines(keepends=True)
+    last_log = json.loads(lines[2])["metrics"][0]
+    file.write_bytes(b"".join(lines[:3]) + lines[3][:25])  # the third metric's line, and no finish
+    headless = file.with_name("headless.jsonl")
+    headless.write_bytes(lines[0][:40])
+
+    code, out, err = mlflow_import()
+    client, (found,) = runs_in(folder)
+    assert out.splitlines() == [f"toy cut: run {found.info.run_id}, 2 metrics", "  1 damaged lines were left out"]
+    assert (found.info.status, found.info.end_time, history(client, found, "x")) == (
+        "KILLED",
+        last_log[2],
+        [(0, 0.0), (1, 1.0)],
+    )
+    assert code == 2 and "headless.jsonl is kept: its first line" in err
+    assert unsent_files() == [Path("data/state/mlflow/headless.jsonl")]
+
+
+def test_what_mlflow_refuses_does_not_keep_the_rest_from_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    run = MlflowRun("toy", "one", {}, {})
+    run.log({"no@name": 1.0}, step=0)
+    run._flush()
+    run.tag(after="it")
+    run.log({"good": 1.0}, step=0)
+    run_id = run.finish()
+    warning = capsys.readouterr().err
+    assert "MLflow refused a message" in warning and "no@name" in warning and str(unsent_files()[0].absolute()) in warning
+    _, (found,) = runs_in(folder)
+    assert (found.info.run_id, found.info.status, found.data.tags["after"]) == (run_id, "FINISHED", "it")
+    assert found.data.metrics == {"good": 1.0}
+
+
+def test_a_full_disk_costs_messages_and_nothing_else(folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]) -> None:
+    program = """
+from grpo.tracking.mlflow_client import MlflowRun
+run = MlflowRun("toy", "full", {}, {})
+for step in range(100):
+    run.log({f"metric{i}": 1.0 for i in range(10)}, step=step)
+    run._flush()
+print(run.finish())
+"""
+    limited = f"ulimit -f 8; exec {sys.executable} -B -c '{program}'"  # no file may be larger than 8 KiB
+    done = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "None\n"
+    assert "messages could not be kept on disk: OSError" in done.stderr and "Connection refused" in done.stderr
+    code, out, _ = mlflow_import()
+    client, (found,) = runs_in(folder)
+    steps = [step for step, _ in history(client, found, "metric9")]
+    assert (code, "damaged" in out) == (0, False)
+    assert 3 < len(steps) < 50 and steps == list(range(len(steps)))
+
+
+def test_a_folder_that_cannot_be_written_costs_the_record_and_nothing_else(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data").touch()
+    run = MlflowRun("toy", "one", {}, {})
+    run.log({"x": 1.0}, step=0)
+    assert run.finish() is None
+    warning = capsys.readouterr().err
+    assert "Connection refused; 3 messages could not be kept on disk: " in warning and "mlflow_import" not in warning
+
+
+def test_a_run_that_is_killed_without_its_server_is_imported_as_killed(
+    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as training:
+        assert training.stdout is not None
+        writer = int(training.stdout.readline())
+        wait_for(lambda: unsent_files() and b'"log"' in unsent_files()[0].read_bytes())
+        os.kill(writer, signal.SIGTERM)  # the end of a Slurm job reaches all processes; this one has to outlive the other
+        os.killpg(training.pid, signal.SIGKILL)
+    wait_for(lambda: not is_alive(writer))
+    ended = json.loads(unsent_files()[0].read_bytes().splitlines()[-1])
+    assert (ended["do"], ended["status"]) == ("finish", "KILLED")
+    mlflow_import()
+    _, (found,) = runs_in(folder)
+    assert (found.info.status, found.info.end_time) == ("KILLED", ended["time"])
+    assert (found.data.metrics, found.data.params) == ({"x": 0.5}, {"a": "1"})
+
+
+def test_many_runs_of_a_process_wait_for_a_silent_server_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:  # once its queue is full, the kernel answers no one
+            filler.setblocking(False)
+            filler.connect_ex(silent.getsockname())
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        runs = [MlflowRun("toy", str(number), {}, {}) for number in range(5)]
+        assert [run.finish() for run in runs] == [None] * 5
+        assert time.monotonic() - began < 25  # 5 s at the first start, 5 s at the first end, and the process's own start
+        for filler in fillers:
+            filler.close()
+    assert len(unsent_files()) == 5

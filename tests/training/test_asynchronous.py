@@ -1,0 +1,700 @@
+"""Asynchronous GRPO on real Ray: equal to the synchronous loop, bounded lag, faults, and nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import asynchronous_parts as parts
+import pytest
+import ray
+import torch
+from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner
+from pydantic import ValidationError
+from state_parts import never_saved, saved_every
+from torch._subclasses.fake_tensor import FakeTensorMode
+from training_parts import context, problems
+
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.models.checkpoint import save_checkpoint
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.methods import Asynchronous
+from grpo.tasks.formats import QUESTION_ONLY
+from grpo.tracking.run_log import RunLog
+from grpo.training.asynchronous.actors import LearnerActor, costed
+from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
+from grpo.training.asynchronous.remote import RemoteLearner, ScoredRollouts
+from grpo.training.asynchronous.replay import ReplayBuffer
+from grpo.training.asynchronous.start import start_actors
+from grpo.training.asynchronous.worker import ActorWorker
+from grpo.training.context import RunContext
+from grpo.training.grpo import train_grpo
+from grpo.training.step import lag_metrics, train_on
+
+PARTS = Path(__file__).parents[1] / "parts"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _actors_find_the_parts() -> Any:
+    """Ray's processes import what tests give them by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(PARTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+@contextmanager
+def ray_cluster(**environment: str) -> Iterator[str]:
+    """The address of a Ray cluster of its own, with room for the three actors of one run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--num-cpus=3", f"--port={port}"]
+    inherited = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"}
+    process = subprocess.Popen(
+        [*start, "--include-dashboard=false", "--disable-usage-stats"],
+        env=inherited | environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        assert any("Ray runtime started" in line for line in process.stdout)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()  # which ends the processes of this cluster, and of no other (`ray stop` ends all)
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def cluster(_actors_find_the_parts: None) -> Iterator[str]:
+    """A cluster that runs share one after another, since to start one takes longer than a short run.
+
+    It asks for no token: Ray has been imported here, which is when it learns whether to send one.
+    """
+    with ray_cluster(RAY_AUTH_MODE="disabled") as address:
+        yield address
+
+
+@pytest.fixture
+def on_the_cluster(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs take the cluster of this module. Each leaves it as it was, or there would be no room for the next."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+
+
+shared_cluster = pytest.mark.usefixtures("on_the_cluster")
+
+
+@pytest.fixture(scope="module")
+def folder(fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the tiny model."""
+    target = tmp_path_factory.mktemp("model")
+    save_checkpoint(target, fresh_model, tokenizer)
+    return target
+
+
+def synchronously(config: Any, model: Any, tokenizer: Any, target: Path) -> tuple[RunLog, dict[str, Any]]:
+    target.mkdir()
+    torch.set_num_threads(1)
+    model = copy.deepcopy(model)
+    log = RunLog(target, parts.NoMlflow())  # type: ignore[arg-type]
+    learner = parts.RecordingLearner(model, config, tokenizer.pad_token_id)
+    engine = TransformersEngine(model, tokenizer)
+    given = {"data": problems(10), "engine": engine, "learner": learner, "tokenizer": tokenizer, "format": QUESTION_ONLY}
+    train_grpo(context(config, log, never_saved(target), **given, reward=parts.Reward(target)))
+    log.close()
+    return log, learner.state()
+
+
+def with_actors(
+    config: Any, folder: Path, target: Path, naps: float = 0.0, meanwhile: Any = None, save_every: int = 10
+) -> tuple[RunLog, dict[str, Any], dict[str, int]]:
+    generator = partial(make_generator, folder, target, naps)
+    return parts.run(config, generator, partial(make_learner, folder, target, naps, config), target, meanwhile, save_every)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two states (tensors in mappings and lists) are the same bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)
+
+
+def rows(target: Path) -> list[dict[str, float]]:
+    import csv
+
+    with (target / "history.csv").open(newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+# --------------------------------------------------------------------------------------------------------------- the buffer
+
+
+def scored(step: int, n_groups: int = 3, version: int | None = None) -> list[Rollout]:
+    """A batch of groups of two; everything in it tells its step."""
+    version = step - 1 if version is None else version
+    completions = [Completion((step, i), "", (-float(step), -0.5), "stop", version) for i in range(2 * n_groups)]
+    return [
+        Rollout(Problem(f"{step}/{i // 2}", "", ""), (7,), c, {"reward": i + 100.0 * step}, advantage=i - 100.0 * step)
+        for i, c in enumerate(completions)
+    ]
+
+
+def ids(rollouts: list[Rollout]) -> list[str]:
+    return [rollout.problem.id for rollout in rollouts[::2]]
+
+
+def test_a_buffer_of_one_batch_gives_that_batch_in_its_order() -> None:
+    buffer = ReplayBuffer(2, 3, 1, None, seed=0)
+    for step in range(1, 6):
+        batch = scored(step)
+        buffer.add(batch)
+        drawn = buffer.draw(step, step - 1)
+        assert drawn == batch
+    assert buffer.metrics() == {
+        "replay/groups": 3, "replay/left": 12, "replay/uses_mean": 1.0, "replay/uses_max": 1, "replay/never_drawn": 0.0
+    }  # fmt: skip
+
+
+def test_groups_stay_whole_and_keep_rewards_advantages_and_log_probs() -> None:
+    buffer = ReplayBuffer(2, 3, 3, None, seed=0)
+    for step in range(1, 9):
+        buffer.add(scored(step))
+        drawn = buffer.draw(step, step)
+        for i, rollout in enumerate(drawn):
+            of, position = rollout.completion.token_ids
+            assert rollout.completion.log_probs[0] == -of
+            assert rollout.rewards["reward"] == 100 * of + position and rollout.advantage == position - 100 * of
+            assert position % 2 == i % 2  # the two of a group side by side
+        assert len(set(ids(drawn))) == 3  # without replacement
+        assert {int(name.split("/")[0]) for name in ids(drawn)} <= {step - 2, step - 1, step}  # the last three batches
+
+
+def test_the_oldest_leave_first_and_every_use_is_counted() -> None:
+    buffer = ReplayBuffer(2, 3, 2, None, seed=1)
+    drawn: list[str] = []
+    for step in range(1, 200):
+        buffer.add(scored(step))
+        drawn += ids(buffer.draw(step, step))
+        assert len(buffer.groups) == min(2, step) * 3
+    names = [f"{step}/{i}" for step in range(1, 198) for i in range(3)]  # those that have left
+    uses = [drawn.count(name) for name in names]
+    metrics = buffer.metrics()
+    assert buffer.left == uses
+    assert metrics["replay/left"] == len(names) and metrics["replay/uses_max"] == 2
+    assert metrics["replay/uses_mean"] == pytest.approx(sum(uses) / len(uses))
+    # A group is there for two draws of half the buffer each: never with probability 1/4, once 1/2, twice 1/4.
+    assert metrics["replay/never_drawn"] == pytest.approx(0.25, abs=0.05)
+    assert metrics["replay/uses_mean"] == pytest.approx(1.0, abs=0.02)
+
+
+def test_groups_that_are_too_old_leave_before_the_draw() -> None:
+    buffer = ReplayBuffer(2, 3, 10, max_age=2, seed=0)
+    for step in range(1, 12):
+        buffer.add(scored(step))  # sampled by version step - 1
+        drawn = buffer.draw(step, version=step - 1)
+        assert max(step - 1 - r.completion.policy_version for r in drawn) <= 2
+        assert len(buffer.groups) == 3 * min(step, 3)
+
+
+def test_draws_depend_on_the_seed_and_the_step_only() -> None:
+    def draws(seed: int) -> list[list[str]]:
+        buffer = ReplayBuffer(2, 3, 4, None, seed)
+        found = []
+        for step in range(1, 8):
+            buffer.add(scored(step))
+            found.append(ids(buffer.draw(step, step)))
+        return found
+
+    assert draws(0) == draws(0) != draws(1)
+
+
+# ------------------------------------------------------------------------------------------------------------ lag and ratios
+
+
+def test_lag_is_counted_by_token() -> None:
+    rollouts = [
+        Rollout(Problem("", "", ""), (1,), Completion((5,) * n, "", (0.0,) * n, "stop", version), {})
+        for n, version in ((3, 4), (1, 2), (0, 5))
+    ]
+    # Trained by version 5: three tokens of lag 1, one of lag 3.
+    assert lag_metrics(rollouts, 5) == {"lag_mean": pytest.approx(6 / 4), "lag_min": 0, "lag_max": 3}
+
+
+class Remembering:
+    """A learner that only notes what it is given."""
+
+    def __init__(self) -> None:
+        self.old: list[Any] = []
+
+    def log_probs(self, rollouts: list[Rollout]) -> list[torch.Tensor]:
+        return [torch.full((len(r.completion.token_ids),), -9.0) for r in rollouts]
+
+    def drift(self, rollouts: Any) -> dict[str, float]:
+        return {}
+
+    def update(self, rollouts: list[Rollout]) -> dict[str, float]:
+        self.old.append([rollout.old_log_probs for rollout in rollouts])
+        return {}
+
+
+@pytest.mark.parametrize(("epochs", "train_batch_size"), [(1, 6), (2, 6), (1, 2), (2, 3)])
+def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(epochs: int, train_batch_size: int) -> None:
+    """After another epoch or another train batch on a rollout batch the policy is no longer the one that sampled it."""
+    config = CONFIG.model_copy(
+        update={
+            "rollout_batch_size": 6,
+            "train_batch_size": train_batch_size,
+            "group_size": 2,
+            "epochs_per_rollout_batch": epochs,
+        }
+    )
+    fresh, stale = Remembering(), Remembering()
+    train_on(RunContext(config=config, seed=0, learner=fresh), scored(4), version=3)  # type: ignore[arg-type]
+    train_on(RunContext(config=config, seed=0, learner=stale), scored(4), version=4)  # type: ignore[arg-type]
+    assert len(fresh.old) == len(stale.old) == epochs * 6 // train_batch_size
+    if len(fresh.old) == 1:
+        assert fresh.old == [[None] * 6]  # the current policy's own: ratios are exactly 1
+    else:
+        assert all(old.eq(-9.0).all() for update in fresh.old for old in update)
+    assert all(equal(update, [torch.tensor([-4.0, -0.5])] * train_batch_size) for update in stale.old)
+
+
+def test_taking_over_weights_is_not_counted_as_sampling() -> None:
+    class Napping:
+        weights_s = 0.0
+
+        @costed
+        def sample(self) -> None:
+            time.sleep(0.2)
+            self.weights_s = 0.15  # of these
+
+    _, cost = Napping().sample()
+    assert cost.weights_s == 0.15 and cost.seconds == pytest.approx(0.05, abs=0.04)
+
+
+def test_what_the_learners_actor_gives_away_is_on_the_cpu() -> None:
+    """Tensors that claim to be on a GPU: Ray would bring them to a GPU of whoever asks, 21.6 GB of a state."""
+    with FakeTensorMode():
+
+        def tensor() -> torch.Tensor:
+            return torch.ones(3, device="cuda:0")
+
+        optimizer = {"adamw": {"state": {0: {"exp_avg": tensor()}}, "param_groups": [{"lr": 0.1}]}, "weights": [None, tensor()]}
+        learner = SimpleNamespace(
+            state=lambda: {"model": {"w": tensor()}, "optimizer": optimizer},
+            model=SimpleNamespace(state_dict=lambda: {"w": tensor()}),
+        )
+        actor = LearnerActor(lambda: (learner, len), RunContext(config=CONFIG, seed=0))  # type: ignore[arg-type, return-value]
+        actor.start()
+        state, weights = actor.state()[0], actor.weights()[0]
+    model, moments = state["model"], state["optimizer"]["adamw"]["state"][0]
+    found = [model["w"], moments["exp_avg"], state["optimizer"]["weights"][1], weights["w"]]
+    assert [tensor.device.type for tensor in found] == ["cpu"] * 4
+    assert state["optimizer"]["adamw"]["param_groups"] == [{"lr": 0.1}] and state["optimizer"]["weights"][0] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_policy_lag": -1}, "max_policy_lag"),
+        ({"replay_capacity": 0}, "replay_capacity"),
+        ({"max_policy_lag": 3, "replay_max_age": 2}, "replay_max_age"),
+        ({"lag": 1}, "lag"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Asynchronous(**settings)
+
+
+# -------------------------------------------------------------------------------------------- the loop, without its actors
+
+
+class Versions:
+    """In the place of pipeline and learner: a batch tells which version sampled it, and the learner what it was given."""
+
+    def __init__(self, groups: int) -> None:
+        self.groups, self.version, self.trained, self.peak_mb = groups, 0, [], 0.0
+        self.model = None
+
+    def order(self, step: int) -> Future[ScoredRollouts]:
+        return arrived(ScoredRollouts(scored(step, self.groups, self.version), {}, {}))
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        self.version = policy_version
+
+    def train(self, rollouts: list[Rollout], version: int) -> list[dict[str, float]]:
+        self.trained.append((version, [(r.problem.id, r.completion.policy_version) for r in rollouts]))
+        return [{"loss": 0.0}]
+
+    def state(self) -> list[Any]:
+        return [self.version, self.trained]
+
+    def restore(self, state: list[Any]) -> None:
+        self.version, self.trained = state
+
+
+def loop(folder: Path, config: Any, saves_at: int, ends_at: int) -> Versions:
+    """Steps up to ``ends_at``, from where a state is."""
+    folder.mkdir(exist_ok=True)
+    both = Versions(config.n_prompts_per_rollout_batch)
+    log = RunLog(folder, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))  # type: ignore[arg-type]
+    with saved_every(saves_at, folder, {"both": both, "log": log}) as saved:
+        saved.restore()
+        ends = {"validation": lambda step, updates: step == ends_at}
+        train_grpo_asynchronously(context(config, log, saved, data=problems(10), engine=both, learner=both, **ends))
+    log.close()
+    return both
+
+
+@pytest.mark.parametrize("max_age", [None, 2])
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
+    tmp_path: Path, lag: int, max_age: int | None
+) -> None:
+    config = CONFIG.model_copy(update={"n_grpo_steps": 12, "rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
+    config = asynchronous(config, max_policy_lag=lag, replay_capacity=3, replay_max_age=max_age)
+    straight = loop(tmp_path / "straight", config, 100, 12)
+    assert loop(tmp_path / "again", config, 5, 7).trained == straight.trained[:7]
+    assert loop(tmp_path / "again", config, 5, 12).trained == straight.trained
+    assert rows(tmp_path / "again") == rows(tmp_path / "straight")
+    ages = [version - sampled_by for version, batch in straight.trained for _, sampled_by in batch]
+    assert [version for version, _ in straight.trained] == list(range(12))
+    assert min(ages) == 0 and max(ages) == (lag + 2 if max_age is None else 2)  # the buffer keeps each batch for three steps
+
+
+# ------------------------------------------------------------------------------------------------------------------ real Ray
+
+
+@shared_cluster
+def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folder: Path, tmp_path: Path) -> None:
+    """One actor on real Ray; it counts what it was trained on."""
+    make = partial(make_learner, folder, tmp_path, 0.0, CONFIG)
+    batches = [scored(step) for step in range(1, 6)]
+    config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
+    ray.init(logging_level=logging.ERROR)
+    worker = ActorWorker("learner", LearnerActor, (make, RunContext(config=config, seed=0)), {"num_cpus": 1.0}, 60.0)
+    try:
+        learner = RemoteLearner(worker)
+        for step, batch in enumerate(batches):
+            if step == 2:
+                learner.state()
+            if step in (1, 4):  # before there is a state, and two batches after it
+                assert parts.Process(tmp_path, "learner").kill()
+            learner.train(batch, version=step)
+        trained = learner.state()["trained"]
+    finally:
+        worker.close()
+        ray.shutdown()
+    assert worker.restarts == 2 and [method for method, _ in worker.recovery] == ["restore"]  # what came before is forgotten
+    assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch]
+
+
+@shared_cluster
+def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
+    folder: Path, fresh_model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """With two epochs of two updates on each rollout batch."""
+    config = CONFIG.model_copy(update={"epochs_per_rollout_batch": 2, "train_batch_size": 8})
+    _, expected = synchronously(config, fresh_model, tokenizer, tmp_path / "synchronous")
+    _, found, restarts = with_actors(asynchronous(config, max_policy_lag=0), folder, tmp_path / "asynchronous")
+    assert equal(found, expected)
+    assert not equal(found["model"], fresh_model.state_dict())
+    assert restarts == {"generator": 0, "scorer": 0, "learner": 0}
+    both = [rows(tmp_path / name) for name in ("synchronous", "asynchronous")]
+    assert len(both[0]) == 8 * 2 * 2
+    for one, other in zip(*both, strict=True):
+        assert one.items() <= other.items()
+        assert other["lag_max"] == 0
+
+
+@shared_cluster
+@pytest.mark.slow
+def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_path: Path) -> None:
+    config = asynchronous(max_policy_lag=2, replay_capacity=2)
+    _, expected, _ = with_actors(config, folder, tmp_path / "straight")
+    _, found, _ = with_actors(config, folder, tmp_path / "napping", naps=0.1)
+    assert equal(found, expected)
+    lags = [row["lag_max"] for row in rows(tmp_path / "napping")]
+    assert lags[:3] == [0, 1, 2] and max(lags) == 3  # two versions behind, and a batch of the buffer before that
+
+
+@shared_cluster
+@pytest.mark.slow
+def test_the_newest_weights_never_lag_by_more_than_the_bound(folder: Path, tmp_path: Path) -> None:
+    config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 40}), max_policy_lag=3, weights="newest")
+    _, state, _ = with_actors(config, folder, tmp_path / "run", naps=0.08)
+    found = rows(tmp_path / "run")
+    assert len(found) == 40 and len(state["trained"]) == 40 * 16
+    # Measured from what each token was sampled with, and counted again from what was trained on.
+    for i, row in enumerate(found):
+        versions = [version for version, _ in state["trained"][16 * i : 16 * (i + 1)]]
+        assert row["lag_max"] == i - min(versions) and row["lag_min"] == i - max(versions)
+        assert 0 <= row["lag_min"] <= row["lag_max"] <= 3
+    assert len({row["lag_max"] for row in found}) > 1  # the delays did change who waited for whom
+
+
+class Killer:
+    """Kills actors at random moments, but in a seeded order."""
+
+    def __init__(self, notes: Path, seed: int, kills: int, between: tuple[float, float]):
+        self.notes, self.rng, self.kills, self.between = notes, random.Random(seed), kills, between
+        self.killed: list[str] = []
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._go, daemon=True)
+
+    def __call__(self, *actors: Any) -> None:
+        self.thread.start()
+
+    def _go(self) -> None:
+        while len(self.killed) < self.kills and not self.over.wait(self.rng.uniform(*self.between)):
+            role = self.rng.choice(["generator", "scorer", "learner"])
+            if parts.Process(self.notes, role).kill():
+                self.killed.append(role)
+
+
+@shared_cluster
+@pytest.mark.slow
+def test_no_group_is_lost_or_trained_twice_when_actors_are_killed(folder: Path, tmp_path: Path) -> None:
+    config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 60}), max_policy_lag=1)
+    _, expected, _ = with_actors(config, folder, tmp_path / "undisturbed")
+    assert len(expected["trained"]) == 60 * 16
+    killer = Killer(tmp_path / "killed", seed=0, kills=9, between=(0.3, 4.0))
+    _, found, restarts = with_actors(config, folder, tmp_path / "killed", naps=0.3, meanwhile=killer, save_every=4)
+    killer.over.set()
+    assert len(killer.killed) >= 5 and set(killer.killed) == {"generator", "scorer", "learner"}
+    assert all(restarts[role] > 0 for role in killer.killed)
+    assert found["trained"] == expected["trained"]  # every rollout once, in its order, by the same version
+    assert equal(found, expected)
+    for one, other in zip(*(rows(tmp_path / name) for name in ("undisturbed", "killed")), strict=True):
+        assert one == other
+
+
+@shared_cluster
+@pytest.mark.slow
+def test_a_dead_learner_and_a_dead_generator_go_on_where_they_were(folder: Path, tmp_path: Path) -> None:
+    config = asynchronous(max_policy_lag=1)
+    _, expected, _ = with_actors(config, folder, tmp_path / "undisturbed")
+
+    def kill_later(pipeline: Any, remote: Any) -> None:
+        train = remote.train
+
+        def killing(rollouts: list[Rollout], version: int) -> Any:
+            if version in (2, 4):  # after the state was kept at step 3, and before it was ever kept
+                parts.Process(tmp_path / "killed", "learner").kill()
+            if version == 6:
+                parts.Process(tmp_path / "killed", "generator").kill()
+            return train(rollouts, version)
+
+        remote.train = killing
+
+    _, found, restarts = with_actors(config, folder, tmp_path / "killed", meanwhile=kill_later, save_every=3)
+    assert equal(found, expected)
+    assert restarts["learner"] == 2 and restarts["scorer"] == 0
+
+
+@shared_cluster
+@pytest.mark.slow
+def test_a_stuck_actor_is_noticed_and_replaced(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = asynchronous(max_policy_lag=1, stuck_after_s=2.0)
+    began = time.monotonic()
+    log, _, restarts = parts.run(
+        config,
+        partial(parts.make_stuck_generator, folder, tmp_path),
+        partial(parts.make_fixed_time_learner, 0.0),
+        tmp_path / "run",
+    )
+    assert (tmp_path / "was-stuck").exists() and time.monotonic() - began < 60
+    assert restarts == {"generator": 1, "scorer": 0, "learner": 0} and len(log.times) == CONFIG.n_grpo_steps
+    assert "The generator has not answered sample for 2 s" in capsys.readouterr().out
+
+
+@shared_cluster
+def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Path) -> None:
+    """Where each has its own device, a step takes hardly longer than the slower of the two."""
+    config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 12}), max_policy_lag=1)
+    for generation, training in ((0.3, 0.2), (0.2, 0.3)):
+        log, _, _ = parts.run(
+            config,
+            partial(parts.make_fixed_time_generator, folder, generation),
+            partial(parts.make_fixed_time_learner, training),
+            tmp_path / str(generation),
+        )
+        steps = log.times[2:]
+        usual = {key: median(step[key] for step in steps) for key in steps[0]}
+        assert 0.3 <= usual["step_s"] < 0.85 * (generation + training), usual  # how much longer is for benchmarks to say
+        assert generation <= usual["rollout_s"] <= usual["step_s"]
+        assert (usual["generator_waiting_s"] > usual["waiting_s"]) == (generation < training)  # the faster one waits
+
+
+@shared_cluster
+def test_what_goes_wrong_in_an_actor_arrives_as_it_is(folder: Path, tmp_path: Path) -> None:
+    config = asynchronous()
+    learner = partial(make_learner, folder, tmp_path, 0.0, config)
+    with pytest.raises(UserError, match="nowhere"):
+        parts.run(config, partial(make_generator, tmp_path / "nowhere", tmp_path, 0.0), learner, tmp_path / "run")
+
+
+def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never() -> Any:
+        raise AssertionError
+
+    one, ctx = {"num_cpus": 1.0, "num_gpus": 1.0}, RunContext(config=asynchronous(), seed=0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match="2 GPUs"), start_actors(ctx, never, never, one, one):
+        pass
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:  # a port on which nobody listens
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
+        one, ctx = {"num_cpus": 1.0}, RunContext(config=asynchronous(), seed=0)
+        with pytest.raises(UserError, match="RAY_ADDRESS"), start_actors(ctx, len, len, one, one):
+            pass
+
+
+ON_A_CLUSTER = """
+import sys
+from functools import partial
+from pathlib import Path
+import asynchronous_parts as parts
+folder, notes = map(Path, sys.argv[1:])
+config = parts.asynchronous(max_policy_lag=1)
+learner = partial(parts.make_learner, folder, notes, 0.0, config)
+parts.run(config, partial(parts.make_generator, folder, notes, 0.0), learner, notes)
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -> None:
+    """As clusters do since Ray 2.60; and a second run finds it as the first one did."""
+    with ray_cluster() as address:
+        for name in ("first", "second"):
+            program = [sys.executable, "-c", ON_A_CLUSTER, str(folder), str(tmp_path / name)]
+            environment = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"} | {"RAY_ADDRESS": address}
+            done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
+            assert done.returncode == 0, done.stderr
+    assert rows(tmp_path / "first") == rows(tmp_path / "second") and len(rows(tmp_path / "first")) == CONFIG.n_grpo_steps
+
+
+# --------------------------------------------------------------------------------------------------- nothing is left behind
+
+
+def marked(mark: str) -> set[int]:
+    """Processes that have inherited the mark."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes() and "Z" not in (process / "stat").read_text().split()[2]:
+                found.add(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+PROGRAM = """
+import sys
+from functools import partial
+from pathlib import Path
+import asynchronous_parts as parts
+folder, notes = map(Path, sys.argv[1:])
+config = parts.asynchronous(parts.CONFIG.model_copy(update={"n_grpo_steps": 10_000}), max_policy_lag=1)
+generator = partial(parts.make_fixed_time_generator, folder, 0.2)
+parts.run(config, generator, partial(parts.make_fixed_time_learner, 0.2), notes, lambda *_: print("started", flush=True))
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [signal.SIGINT, signal.SIGTERM, signal.SIGKILL],
+    ids=lambda how: how.name,
+)
+@pytest.mark.slow
+def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
+    mark = f"GRPO_TEST_MARK={tmp_path.name}-{how.name}"
+    environment = os.environ | dict([mark.split("=")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "started\n", process.communicate()
+        _until(lambda: (tmp_path / "history.csv").exists() and len((tmp_path / "history.csv").read_text().splitlines()) > 3)
+        assert len(marked(mark)) > 4  # Ray's own processes and three actors
+        if how is signal.SIGINT:
+            os.killpg(process.pid, how)  # a terminal tells all of the group
+        else:
+            process.send_signal(how)
+        process.wait(timeout=30)
+        assert process.returncode != 0
+        # Ray's agents ask a dead cluster for a minute before they give up, if the run was killed and could not end them.
+        _until(
+            lambda: not marked(mark),
+            150.0 if how is signal.SIGKILL else 20.0,
+            lambda: [Path(f"/proc/{p}/cmdline").read_bytes()[:150] for p in marked(mark)],
+        )
+    finally:
+        for left in marked(mark):
+            os.kill(left, signal.SIGKILL)
+
+
+STARTING = """
+import sys
+from functools import partial
+from pathlib import Path
+import asynchronous_parts as parts
+slow = partial(parts.slow_to_start, Path(sys.argv[2]))
+parts.run(parts.asynchronous(), slow, slow, Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_no_process_is_left_behind_while_actors_start(folder: Path, tmp_path: Path) -> None:
+    mark = f"GRPO_TEST_MARK={tmp_path.name}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTING, str(folder), str(tmp_path)],
+        env=os.environ | dict([mark.split("=")]),
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        _until(lambda: (tmp_path / "starting").exists())
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=30) != 0
+        _until(lambda: not marked(mark))
+    finally:
+        for left in marked(mark):
+            os.kill(left, signal.SIGKILL)
+
+
+def _until(holds: Callable[[], bool], seconds: float = 60.0, what: Callable[[], Any] = str) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, what()
+        time.sleep(0.1)

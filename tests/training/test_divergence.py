@@ -1,0 +1,493 @@
+"""When a run counts as diverged, and how it ends: the rules by themselves, then the real loop on a tiny model."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from state_parts import never_saved, saved_every
+from study_parts import entry
+from training_parts import NoMlflow, context
+
+from grpo.common.errors import ToBeResumed
+from grpo.common.records import Problem
+from grpo.learner.learner import Learner
+from grpo.results.statistics import wilson_interval
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.effective import effective_run
+from grpo.study.methods import GrpoConfig
+from grpo.study.schema import Study
+from grpo.study.sections import Divergence
+from grpo.tracking.run_log import RunLog
+from grpo.training.grpo import train_grpo
+from grpo.training.monitor import Monitor
+from grpo.training.stopping import divergence
+
+# -------------------------------------------------------------------------------------------------------------- rules
+
+RULES = Divergence(patience=2, reward_below_start=0.5, entropy_below=0.001, length_below=0.2, skipped_updates=5)
+
+
+def verdict(
+    rewards: Sequence[float],
+    entropies: Sequence[float] | None = None,
+    lengths: Sequence[float] | None = None,
+    skipped: int = 0,
+    **rules: Any,
+) -> str | None:
+    """Of a run with these evaluations, the untrained policy's first; entropies start with the second."""
+    entropies = [1.0] * (len(rewards) - 1) if entropies is None else entropies
+    lengths = [100.0] * len(rewards) if lengths is None else lengths
+    assert len(rewards) == len(lengths) == len(entropies) + 1
+    rows = [{"val/answer_reward": r, "val/response_length": n} for r, n in zip(rewards, lengths, strict=True)]
+    return divergence(RULES.model_copy(update=rules), rows, list(entropies), skipped)
+
+
+@pytest.mark.parametrize("evaluations", [1, 2, 3, 9])
+def test_a_steady_run_has_not_diverged(evaluations: int) -> None:
+    assert verdict([0.4] * evaluations) is None
+
+
+def test_a_reward_below_half_of_its_start_twice_in_a_row_is_divergence() -> None:
+    reason = verdict([0.4, 0.19, 0.15])
+    assert reason is not None
+    assert "answer reward 0.150" in reason and "start of 0.400" in reason and "2 evaluations in a row" in reason
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [0.4, 0.19],  # once
+        [0.4, 0.4, 0.19],
+        [0.4, 0.19, 0.2],  # exactly half is not below it
+        [0.4, 0.2, 0.2],
+        [0.4, 0.19, 0.3, 0.19],  # not in a row
+        [0.4, 0.1, 0.1, 0.2],  # back again
+        [0.1, 0.8, 0.3, 0.3],  # below half of its best, but not of its start
+        [0.0, 0.0, 0.0],  # it started with nothing
+    ],
+)
+def test_rewards_that_are_no_divergence(rewards: list[float]) -> None:
+    assert verdict(rewards) is None
+
+
+def test_the_untrained_evaluation_is_none_of_those_in_a_row() -> None:
+    """With a threshold of 1 the start itself is not below it, and neither is it counted."""
+    assert verdict([0.4, 0.3], reward_below_start=1.0) is None
+    assert verdict([0.4, 0.3, 0.3], reward_below_start=1.0) is not None
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3, 5])
+def test_patience_counts_evaluations(patience: int) -> None:
+    for n in range(1, 8):
+        collapsed = {
+            "reward": verdict([0.4] + [0.1] * n, patience=patience),
+            "entropy": verdict([0.1, 0.8] + [0.3] * n, [1.0] + [1e-6] * n, patience=patience),
+            "length": verdict([0.1, 0.8] + [0.3] * n, lengths=[100.0] * 2 + [5.0] * n, patience=patience),
+        }
+        for rule, reason in collapsed.items():
+            assert (reason is not None) == (n >= patience), rule
+            assert reason is None or f"{patience} evaluations in a row" in reason
+
+
+@pytest.mark.parametrize(("entropy", "diverged"), [(0.00099, True), (0.001, False), (0.0, True), (0.5, False)])
+def test_entropy_at_its_threshold(entropy: float, diverged: bool) -> None:
+    reason = verdict([0.2, 0.8, 0.3, 0.3], [1.0, entropy, entropy])
+    assert (reason is not None) == diverged
+    assert reason is None or reason.startswith("token entropy collapsed")
+
+
+@pytest.mark.parametrize("entropies", [[1.0, 1e-5, 0.5], [1e-5, 0.5, 1e-5], [1e-5, 1e-5, 0.5]])
+def test_entropy_must_be_low_in_every_one_of_the_last(entropies: list[float]) -> None:
+    assert verdict([0.2, 0.8, 0.3, 0.3], entropies) is None
+
+
+@pytest.mark.parametrize(("length", "diverged"), [(19.9, True), (20.0, False), (0.0, True), (90.0, False)])
+def test_length_at_its_threshold(length: float, diverged: bool) -> None:
+    reason = verdict([0.2, 0.8, 0.3, 0.3], lengths=[100.0, 90.0, length, length])
+    assert (reason is not None) == diverged
+    assert reason is None or reason.startswith("response length collapsed")
+
+
+@pytest.mark.parametrize("lengths", [[100.0, 90.0, 10.0, 30.0], [100.0, 10.0, 30.0, 10.0], [100.0, 10.0, 10.0, 30.0]])
+def test_length_must_be_low_in_every_one_of_the_last(lengths: list[float]) -> None:
+    assert verdict([0.2, 0.8, 0.3, 0.3], lengths=lengths) is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "learnt"),
+    [
+        ([0.2, 0.8, 0.9, 0.9], True),
+        ([0.2, 0.8, 0.4, 0.4], True),  # half of its best is left
+        ([0.2, 0.8, 0.39, 0.4], True),
+        ([0.2, 0.8, 0.39, 0.39], False),
+        ([0.6, 0.6, 0.31, 0.31], True),
+        ([0.62, 0.5, 0.31, 0.32], True),
+        ([0.2, 0.2, 0.2, 0.2], True),
+    ],
+)
+def test_a_policy_that_learnt_may_be_short_and_sure(rewards: list[float], learnt: bool) -> None:
+    assert (verdict(rewards, [1.0, 1e-6, 1e-6]) is None) == learnt
+    assert (verdict(rewards, lengths=[100.0, 100.0, 1.0, 1.0]) is None) == learnt
+
+
+def test_the_runs_best_may_be_its_untrained_policy() -> None:
+    rewards = [0.8, 0.6, 0.35, 0.35]  # below half of .8, not of .6
+    assert verdict(rewards, [1.0, 1e-6, 1e-6], reward_below_start=0.1) is not None
+    assert verdict(rewards, lengths=[100.0, 100.0, 1.0, 1.0], reward_below_start=0.1) is not None
+
+
+def test_a_policy_that_never_earned_anything_has_learnt_nothing() -> None:
+    assert verdict([0.0, 0.0, 0.0], [1e-6, 1e-6]) is not None
+    assert verdict([0.0, 0.0, 0.0], lengths=[100.0, 1.0, 1.0]) is not None
+    assert verdict([0.0, 0.0, 0.0]) is None
+
+
+@pytest.mark.parametrize(("skipped", "diverged"), [(0, False), (4, False), (5, True), (6, True)])
+def test_gradients_that_are_not_finite(skipped: int, diverged: bool) -> None:
+    reason = verdict([0.4], skipped=skipped)  # needs no evaluation after the first
+    assert (reason is not None) == diverged
+    assert reason is None or f"not finite in {skipped} optimizer steps" in reason
+
+
+def test_each_rules_threshold_is_the_studys() -> None:
+    assert verdict([0.4, 0.19, 0.19], reward_below_start=0.4) is None
+    assert verdict([0.4, 0.3, 0.3], reward_below_start=0.8) is not None
+    assert verdict([0.2, 0.8, 0.3, 0.3], [1.0, 0.01, 0.01], entropy_below=0.1) is not None
+    assert verdict([0.2, 0.8, 0.3, 0.3], lengths=[100.0, 100.0, 49.0, 49.0], length_below=0.5) is not None
+    assert verdict([0.4], skipped=2, skipped_updates=2) is not None
+
+
+# ------------------------------------------------------------------------------------------------------ in the real loop
+
+CONFIG = GrpoConfig(
+    n_grpo_steps=12,
+    learning_rate=1e-2,
+    rollout_batch_size=64,
+    train_batch_size=64,
+    group_size=8,
+    gradient_accumulation_steps=1,
+    sampling_max_tokens=6,
+    sampling_min_tokens=0,
+    prompt="question_only",
+)
+
+
+def contains_a_t(text: str, _: str) -> dict[str, float]:
+    found = float("T" in text)
+    return {"reward": found, "format_reward": 1.0, "answer_reward": found}
+
+
+def without_a_t(text: str, truth: str) -> dict[str, float]:
+    return {key: 1.0 - value for key, value in contains_a_t(text, truth).items()}
+
+
+def never(text: str, truth: str) -> dict[str, float]:
+    return dict.fromkeys(("reward", "format_reward", "answer_reward"), 0.0)
+
+
+def not_a_number(text: str, truth: str) -> dict[str, float]:
+    return {"reward": math.nan, "format_reward": 0.0, "answer_reward": 0.0}
+
+
+class Ended:
+    """A run that has ended: its metrics, its files' content, its validation and what makes a new one."""
+
+    def __init__(self, folder: Path, validate: Monitor, new: Callable[[], Monitor], model: Any, best: list[Any]):
+        self.metrics, self.model, self.best = validate.final_metrics(), model, best
+        self.validate, self.new = validate, new
+        validate.write(folder)
+        self.history, self.validations = (_rows(folder / name) for name in ("history.csv", "validation.csv"))
+        self.outcomes, self.samples = (_lines(folder / name) for name in ("outcomes.jsonl", "rollouts.jsonl"))
+
+
+def _rows(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Trains with one reward and validates with another, every second step, on 64 of 80 problems.
+
+    With ``stop_after`` the run is told to stop after that step, and then goes on from its saved state.
+    """
+    problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(80)]
+
+    def run_it(
+        reward: Any, rules: Divergence | None, measured: Any = contains_a_t, stop_after: int | None = None, **changes: Any
+    ) -> Ended:
+        changed = {
+            "seeds": [0],
+            "grpo": CONFIG.model_copy(update=changes),
+            "evaluation": mini_study.evaluation.model_copy(update={"every": 2, "problems": 64, "max_tokens": 6}),
+            "divergence": rules,
+            "experiments": {"grpo_learning_rate": entry("grpo_learning_rate", arms={"arm": {}})},
+        }
+        study = mini_study.model_copy(update=changed)
+        run = effective_run(study, "grpo_learning_rate", "arm", 0, [])
+        best: list[dict[str, Any]] = []
+
+        def keep(kind: str, about: dict[str, Any]) -> None:
+            assert kind == "best"  # whoever trains keeps the last
+            best.append(about)
+
+        def attempt(stop_after: int | None) -> Ended:
+            policy = copy.deepcopy(model)
+            log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+            engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, run.config, tokenizer.pad_token_id)
+            parts = {"data": problems, "engine": engine, "learner": learner, "tokenizer": tokenizer}
+
+            def new() -> Monitor:
+                ctx = context(run.config, log, never_saved(tmp_path), **parts, reward=measured)
+                return Monitor(ctx, study, run.name, problems, keep)
+
+            validate = new()
+            saved = saved_every(10**9, tmp_path, {"learner": learner, "log": log, "monitor": validate})
+            saved.told_to_stop = lambda: bool(log.times) and log.times[-1]["step"] == stop_after
+            saved.restore()
+            if saved.step:
+                engine.synchronize(policy, saved.step)
+            train_grpo(context(run.config, log, saved, **parts, reward=reward, validation=validate))
+            ended = Ended(tmp_path, validate, new, policy, best)
+            log.close()
+            return ended
+
+        shutil.rmtree(tmp_path / "state", ignore_errors=True)
+        if stop_after is not None:
+            with pytest.raises(ToBeResumed, match=f"stopped after step {stop_after};"):
+                attempt(stop_after)
+        return attempt(None)
+
+    return run_it
+
+
+def rewards_of(run: Ended) -> list[float]:
+    return [row["val/answer_reward"] for row in run.validations]
+
+
+def test_a_run_whose_reward_falls_ends_early_and_says_so(train: Any) -> None:
+    """The training reward asks for the opposite of what validation measures."""
+    run = train(contains_a_t, RULES, measured=without_a_t)
+    end, reason = run.metrics["diverged_step"], run.metrics["diverged_reason"]
+    rewards = rewards_of(run)
+    # It ends as soon as two evaluations in a row are below half of the start, and not before.
+    low = [reward < 0.5 * rewards[0] for reward in rewards]
+    assert [a and b for a, b in pairwise(low)] == [False] * (len(low) - 2) + [True]
+    assert 4 <= end < 12
+    assert [row["step"] for row in run.validations] == list(range(0, end + 1, 2))
+    assert [row["step"] for row in run.history] == list(range(1, end + 1))
+    assert f"answer reward {rewards[-1]:.3f}, under its start of {rewards[0]:.3f}" in reason
+    assert run.metrics["steps"] == end
+    assert run.metrics["val/answer_reward"] == rewards[-1]
+    assert run.metrics["time_limit_step"] is None
+    assert "full/answer_reward" not in run.metrics
+
+
+def test_divergence_in_the_last_step_is_seen(train: Any) -> None:
+    end = train(contains_a_t, RULES, measured=without_a_t).metrics["diverged_step"]
+    run = train(contains_a_t, RULES, measured=without_a_t, n_grpo_steps=end)
+    assert run.metrics["diverged_step"] == end == run.metrics["steps"]
+
+
+def test_samples_of_the_last_evaluation_are_kept_however_the_run_ends(train: Any) -> None:
+    for rules in (RULES, None):
+        run = train(contains_a_t, rules, measured=without_a_t)
+        assert run.samples[-1]["step"] == run.validations[-1]["step"]
+
+
+def test_without_rules_nothing_is_stopped(train: Any) -> None:
+    run = train(contains_a_t, None, measured=without_a_t)
+    low = [reward < 0.5 * rewards_of(run)[0] for reward in rewards_of(run)]
+    assert any(a and b for a, b in pairwise(low[:-1]))  # it diverged before its last evaluation
+    assert [row["step"] for row in run.validations] == list(range(0, 13, 2))
+    assert len(run.history) == 12
+    assert (run.metrics["diverged_step"], run.metrics["diverged_reason"]) == (None, "")
+    assert run.metrics["steps"] == 12
+
+
+def test_a_run_that_learns_is_not_stopped(train: Any) -> None:
+    run = train(contains_a_t, RULES)
+    assert rewards_of(run)[-1] > rewards_of(run)[0]
+    assert (run.metrics["diverged_step"], run.metrics["steps"], len(run.history)) == (None, 12, 12)
+
+
+def test_a_run_without_finite_gradients_ends_between_evaluations_with_a_last_one(train: Any, model: Any) -> None:
+    run = train(not_a_number, RULES.model_copy(update={"skipped_updates": 3}))
+    assert run.metrics["diverged_step"] == 3
+    assert "not finite in 3 optimizer steps in a row" in run.metrics["diverged_reason"]
+    assert [row["skipped_update"] for row in run.history] == [1.0] * 3
+    assert run.metrics["skipped_updates"] == 3
+    assert [row["step"] for row in run.validations] == [line["step"] for line in run.outcomes] == [0, 2, 3]
+    assert {sample["step"] for sample in run.samples} >= {0, 3}
+    assert rewards_of(run) == [rewards_of(run)[0]] * 3  # nothing was trained
+    assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), model.parameters(), strict=True))
+
+
+def test_skipped_updates_count_over_the_updates_of_a_step(train: Any) -> None:
+    """Four updates a step: the fifth skipped one is in the second step."""
+    run = train(not_a_number, RULES, epochs_per_rollout_batch=4, loss_type="grpo_no_clip")
+    assert run.metrics["diverged_step"] == 2
+    assert len(run.history) == 8
+    assert run.validations[-1]["update"] == 8
+
+
+def test_one_finite_gradient_starts_the_count_anew(train: Any) -> None:
+    calls = iter(range(10_000))
+
+    def now_and_then(text: str, truth: str) -> dict[str, float]:
+        step = next(calls) // 64 + 1
+        return contains_a_t(text, truth) if step % 3 == 0 else not_a_number(text, truth)
+
+    run = train(now_and_then, RULES.model_copy(update={"skipped_updates": 3, "reward_below_start": 0.0}))
+    assert [row["skipped_update"] for row in run.history] == [1, 1, 0] * 4
+    assert run.metrics["skipped_updates"] == 8
+    assert (run.metrics["diverged_step"], run.metrics["steps"]) == (None, 12)
+
+
+def test_weights_that_blow_up_end_as_divergence(train: Any) -> None:
+    """After one step at an absurd learning rate there are no finite gradients any more, and no right answers."""
+    run = train(contains_a_t, RULES, learning_rate=1e10)
+    assert rewards_of(run)[0] > 0
+    assert rewards_of(run)[1:] == [0.0, 0.0]
+    assert run.metrics["diverged_step"] == run.validations[-1]["step"] == run.history[-1]["step"] == 4
+    assert "answer reward 0.000" in run.metrics["diverged_reason"]
+    assert [row["skipped_update"] for row in run.history] == [0, 1, 1, 1]
+    assert all(parameter.isfinite().all() for parameter in run.model.parameters())
+
+
+def test_a_time_limit_ends_the_run_after_its_step(train: Any) -> None:
+    run = train(contains_a_t, RULES, wall_clock_limit_s=1e-6)
+    assert (run.metrics["time_limit_step"], run.metrics["diverged_step"]) == (1, None)
+    assert len(run.history) == 1
+    assert [row["step"] for row in run.validations] == [line["step"] for line in run.outcomes] == [0, 1]
+    assert {sample["step"] for sample in run.samples} >= {0, 1}
+    assert run.metrics["steps"] == 1
+    # The leaderboard scores the whole validation set, not only the problems of the evaluations.
+    assert (run.metrics["full/problems"], run.metrics["validation_problems"]) == (80, 64)
+    assert len(run.outcomes[-1]["answer_reward"]) == 64
+    assert run.metrics["full/answer_reward"] * 80 == pytest.approx(round(run.metrics["full/answer_reward"] * 80), abs=1e-9)
+
+
+def test_a_limit_that_is_not_reached_changes_nothing_but_the_full_score(train: Any) -> None:
+    free, limited = (
+        train(contains_a_t, RULES, n_grpo_steps=3),
+        train(contains_a_t, RULES, n_grpo_steps=3, wall_clock_limit_s=1e6),
+    )
+    assert limited.metrics["time_limit_step"] is None
+    assert limited.history == free.history and limited.validations == free.validations
+    assert {key for key in limited.metrics if key not in free.metrics} == {"full/answer_reward", "full/problems"}
+    assert {key: limited.metrics[key] for key in free.metrics} == free.metrics
+
+
+# ------------------------------------------------------------------------------------------------------------- resumed
+
+
+def assert_ended_alike(one: Ended, other: Ended) -> None:
+    assert other.metrics == one.metrics
+    for what in ("history", "validations", "outcomes", "samples"):
+        assert str(getattr(other, what)) == str(getattr(one, what)), what  # in texts NaN equals itself
+
+
+def test_a_resumed_run_counts_skipped_updates_on(train: Any) -> None:
+    whole = train(not_a_number, RULES)
+    assert whole.metrics["diverged_step"] == whole.metrics["skipped_updates"] == 5
+    for stop_after in (1, 3):
+        assert_ended_alike(whole, train(not_a_number, RULES, stop_after=stop_after))
+
+
+def test_a_resumed_run_knows_the_entropies_before(train: Any) -> None:
+    """The entropy is low at the second and the third evaluation of the trained policy, which is two in a row, not before."""
+    free = train(contains_a_t, None, measured=never)
+    first, second, third = (free.history[step - 1]["token_entropy"] for step in (2, 4, 6))
+    assert first > second > third
+    rules = RULES.model_copy(update={"entropy_below": (first + second) / 2})
+    whole = train(contains_a_t, rules, measured=never)
+    assert whole.metrics["diverged_step"] == 6
+    assert "token entropy collapsed" in whole.metrics["diverged_reason"]
+    for stop_after in (3, 5):
+        assert_ended_alike(whole, train(contains_a_t, rules, measured=never, stop_after=stop_after))
+
+
+def test_all_that_validation_gathers_survives_a_resume(train: Any) -> None:
+    calls = iter(range(10_000))
+
+    def never_in_the_last_steps(text: str, truth: str) -> dict[str, float]:
+        return contains_a_t(text, truth) if next(calls) // 64 < 4 else not_a_number(text, truth)
+
+    run = train(never_in_the_last_steps, RULES, n_grpo_steps=7, wall_clock_limit_s=1e6)
+    new = run.new()
+    gathered = {name for name, value in vars(run.validate).items() if value != vars(new)[name]}
+    gathered -= {"bar", "ctx", "validation"}  # what is shown, and what the run works with
+    assert gathered == {"samples", "outcomes", "updates", "stopping"} and run.metrics["skipped_updates"] == 3
+    new.restore(run.validate.state())
+    assert {name: vars(new)[name] for name in gathered} == {name: vars(run.validate)[name] for name in gathered}
+
+
+def test_time_goes_on_where_it_stood_after_a_resume(tmp_path: Path) -> None:
+    """A leaderboard run that was stopped after an hour has an hour less."""
+    log = RunLog(tmp_path, NoMlflow(), began=time.perf_counter() - 3600)  # type: ignore[arg-type]
+    with log.phase("training"):
+        log.step(1, [{"loss": 0.5}], {}, tokens=1, elsewhere={"training_s": 1.0})
+    state = log.state()
+    assert 3600 <= state["elapsed_s"] < 3660
+    time.sleep(0.5)  # what passes until it is taken up does not count
+    resumed = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    resumed.restore(state)
+    assert state["elapsed_s"] <= resumed.elapsed_s < state["elapsed_s"] + 0.4
+
+
+# ------------------------------------------------------------------------------------------------------ what is measured
+
+
+def test_final_metrics_and_outcomes_of_a_whole_run(train: Any) -> None:
+    run = train(contains_a_t, RULES, n_grpo_steps=5)
+    rewards = rewards_of(run)
+    assert [line["step"] for line in run.outcomes] == [0, 2, 4, 5]
+    for line, reward in zip(run.outcomes, rewards, strict=True):
+        assert len(line["answer_reward"]) == 64
+        assert sum(line["answer_reward"]) / 64 == pytest.approx(reward)
+    metrics = run.metrics
+    assert (metrics["first/answer_reward"], metrics["val/answer_reward"]) == (rewards[0], rewards[-1])
+    assert metrics["best/answer_reward"] == max(rewards)
+    assert metrics["best/step"] == [0, 2, 4, 5][rewards.index(max(rewards))]
+    low, high = wilson_interval(round(rewards[-1] * 64), 64)
+    assert (metrics["val/answer_reward_low"], metrics["val/answer_reward_high"]) == pytest.approx((low, high))
+    # Of the evaluations after 0, 2, 4 and 5 steps the first, the middle and the last show eight samples each.
+    assert [sample["step"] for sample in run.samples] == [0] * 8 + [4] * 8 + [5] * 8
+    assert [sample["problem"] for sample in run.samples[:8]] == [f"p/{i}" for i in range(8)]
+
+
+def test_each_new_best_evaluation_of_the_trained_policy_is_kept(train: Any) -> None:
+    run = train(contains_a_t, RULES, epochs_per_rollout_batch=2, loss_type="grpo_clip")
+    rows = run.validations[1:]
+    expected = [
+        {"step": row["step"], "update": 2 * row["step"], "answer_reward": row["val/answer_reward"]}
+        for i, row in enumerate(rows)
+        if row["val/answer_reward"] > max((r["val/answer_reward"] for r in rows[:i]), default=-1.0)
+    ]
+    assert run.best == expected
+    assert len(run.best) >= 2
+
+
+def test_the_untrained_policy_is_never_the_best_that_is_kept(train: Any) -> None:
+    """Even where training only made it worse there is a checkpoint: of the best evaluation after the first."""
+    run = train(contains_a_t, None, measured=without_a_t, n_grpo_steps=4)
+    rewards = rewards_of(run)
+    assert rewards[0] > max(rewards[1:])
+    assert run.best[0]["step"] == 2
+    assert run.metrics["best/step"] == 0

@@ -1,0 +1,289 @@
+"""Expert iteration: what it trains on, in which batches, and that it learns; on stubs, then on a tiny model."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from state_parts import never_saved
+from training_parts import NoMlflow, context, problems
+
+from grpo.common.records import Completion, Rollout
+from grpo.learner.learner import Learner
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.methods import ExpertIterationConfig
+from grpo.tracking.run_log import RunLog
+from grpo.training.expert_iteration import expert_metrics, fine_tune, train_by_expert_iteration
+
+CONFIG = ExpertIterationConfig(
+    n_ei_steps=3,
+    ei_batch_size=6,
+    group_size=4,
+    epochs_per_ei_step=2,
+    learning_rate=1e-2,
+    train_batch_size=5,
+    gradient_accumulation_steps=1,
+    normalize_constant=7.0,
+    sampling_temperature=0.9,
+    sampling_min_tokens=2,
+    sampling_max_tokens=6,
+    prompt="question_only",
+)
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and response, as ids
+
+
+def is_right(text: str, _: str) -> dict[str, float]:
+    right = float(text == "right")
+    return {"reward": right, "format_reward": 1.0, "answer_reward": right}
+
+
+class ScriptedEngine:
+    """Of the completions of a step the first so many are right; their ids are unique and are not those of their text."""
+
+    policy_version = 0
+
+    def __init__(self, right: Sequence[int]):
+        self.right = right
+        self.asked: list[tuple[SamplingParams, int, int]] = []
+        self.correct: list[list[Pair]] = []
+        self.versions: list[int] = []
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+        step = len(self.asked)
+        self.asked.append((params, n, seed))
+        groups, correct, number = [], [], 0
+        for prompt in prompts:
+            group = []
+            for _ in range(n):
+                ids, right = (step, 100 + number, 300 - number), number < self.right[step]
+                group.append(Completion(ids, "right" if right else "wrong", (-0.5,) * 3, "stop" if right else "length", step))
+                correct += [(tuple(prompt), ids)] if right else []
+                number += 1
+            groups.append(group)
+        self.correct.append(correct)
+        return groups
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        self.versions.append(policy_version)
+
+
+class SpyLearner:
+    """Notes the batches that it is given."""
+
+    model = None
+
+    def __init__(self) -> None:
+        self.batches: list[list[Pair]] = []
+        self.constants: set[float] = set()
+
+    def sft_update(
+        self, prompts: list[tuple[int, ...]], responses: list[tuple[int, ...]], normalize_constant: float
+    ) -> dict[str, float]:
+        self.batches.append(list(zip(prompts, responses, strict=True)))
+        self.constants.add(normalize_constant)
+        numbers = dict.fromkeys(("loss", "gradient_norm", "token_entropy", "mean_nll", "learning_rate"), 1.0)
+        return numbers | {"skipped_update": 0.0}
+
+
+def read_csv(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def iterate(
+    engine: Any, learner: Any, tokenizer: Any, folder: Path, config: ExpertIterationConfig = CONFIG, seed: int = 0,
+    reward: Any = is_right, validate: Any = lambda step, updates: False,
+) -> list[dict[str, float]]:  # fmt: skip
+    """Run the loop; the history."""
+    folder.mkdir(parents=True)
+    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
+    parts = {"data": problems(), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    train_by_expert_iteration(context(config, log, never_saved(folder), **parts, seed=seed, reward=reward, validation=validate))
+    log.close()
+    return read_csv(folder / "history.csv")
+
+
+# --------------------------------------------------------------------------------------------------- what is trained on
+
+
+def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tokenizer: Any, tmp_path: Path) -> None:
+    """Of 24 rollouts a step 12, 5 and 24 are right; two epochs in batches of five."""
+    engine, learner = ScriptedEngine([12, 5, 24]), SpyLearner()
+    history = iterate(engine, learner, tokenizer, tmp_path / "run")
+    sizes = [[5, 5, 2] * 2, [5] * 2, [5, 5, 5, 5, 4] * 2]
+    assert [len(batch) for batch in learner.batches] == [size for step in sizes for size in step]
+    assert [row["step"] for row in history] == [step for step, of in enumerate(sizes, start=1) for _ in of]
+    batches = iter(learner.batches)
+    for correct, of_step in zip(engine.correct, sizes, strict=True):
+        epochs = [[pair for _ in range(len(of_step) // 2) for pair in next(batches)] for _ in range(2)]
+        assert Counter(epochs[0]) == Counter(epochs[1]) == Counter(correct)
+        assert epochs[0] != epochs[1]  # each time in another order
+        assert correct not in epochs  # and in none that follows the questions
+    assert learner.constants == {7.0}
+    assert engine.versions == [1, 2, 3]
+    for step, right in zip((1, 2, 3), (12, 5, 24), strict=True):
+        rows = [row for row in history if row["step"] == step]
+        assert {row["train/correct"] for row in rows} == {right}
+        assert {row["train/solved"] for row in rows} == {math.ceil(right / 4) / 6}
+        assert {row["train/reward"] for row in rows} == {right / 24}
+        assert {row["train/cut_off"] for row in rows} == {1 - right / 24}
+
+
+def test_only_all_of_the_reward_is_right(tokenizer: Any, tmp_path: Path) -> None:
+    """A right answer in the wrong form, and half of a reward, teach nothing."""
+
+    def partly(text: str, _: str) -> dict[str, float]:
+        return {"reward": 1.0 if text == "right" else 0.5, "format_reward": 0.5, "answer_reward": 1.0}
+
+    engine, learner = ScriptedEngine([7, 1, 3]), SpyLearner()
+    history = iterate(engine, learner, tokenizer, tmp_path / "run", reward=partly)
+    assert [row["train/correct"] for row in history] == [7] * 4 + [1] * 2 + [3] * 2
+    assert {pair for batch in learner.batches for pair in batch} == {pair for step in engine.correct for pair in step}
+
+
+def test_every_step_and_every_run_has_an_order_of_its_own(tokenizer: Any, tmp_path: Path) -> None:
+    orders = []
+    for seed in (0, 1):
+        learner = SpyLearner()
+        config = CONFIG.model_copy(update={"train_batch_size": 24, "epochs_per_ei_step": 1})
+        iterate(ScriptedEngine([24] * 3), learner, tokenizer, tmp_path / str(seed), config, seed)
+        orders += [tuple(response[1] for _, response in batch) for batch in learner.batches]  # the second id is the place
+    assert len(orders) == len(set(orders)) == 6
+
+
+def test_a_whole_number_of_batches_leaves_no_small_one() -> None:
+    rollouts = [Rollout(p, (1, 2), Completion((i, 3), "right", (0.0, 0.0), "stop"), {}) for i, p in enumerate(problems(10))]
+    learner = SpyLearner()
+    updates = fine_tune(CONFIG.model_copy(update={"epochs_per_ei_step": 3}), rollouts, learner, seed=1)  # type: ignore[arg-type]
+    assert [len(batch) for batch in learner.batches] == [5] * 6 and len(updates) == 6
+    again, other = SpyLearner(), SpyLearner()
+    fine_tune(CONFIG, rollouts, again, seed=1)  # type: ignore[arg-type]
+    fine_tune(CONFIG, rollouts, other, seed=2)  # type: ignore[arg-type]
+    assert again.batches == learner.batches[:4]
+    assert other.batches != again.batches
+
+
+def test_rollouts_are_sampled_as_the_configuration_says(tokenizer: Any, tmp_path: Path) -> None:
+    engine = ScriptedEngine([1, 1, 1])
+    iterate(engine, SpyLearner(), tokenizer, tmp_path / "run")
+    params = {params for params, _, _ in engine.asked}
+    assert params == {SamplingParams(temperature=0.9, top_p=1.0, min_tokens=2, max_tokens=6, stop=())}
+    assert [n for _, n, _ in engine.asked] == [4, 4, 4]
+    assert len({seed for _, _, seed in engine.asked}) == 3  # each step draws anew
+
+
+def test_a_step_without_a_correct_rollout_trains_nothing_and_is_logged(tokenizer: Any, tmp_path: Path) -> None:
+    engine, learner, validated = ScriptedEngine([3, 0, 3]), SpyLearner(), []
+
+    def validate(step: int, updates: list[dict[str, float]]) -> bool:
+        validated.append((step, len(updates)))
+        return False
+
+    history = iterate(engine, learner, tokenizer, tmp_path / "run", validate=validate)
+    assert [len(batch) for batch in learner.batches] == [3] * 4
+    assert validated == [(0, 0), (1, 2), (2, 0), (3, 2)]
+    assert [row["step"] for row in history] == [1, 1, 2, 3, 3]
+    assert engine.versions == [1, 2, 3]
+    nothing = history[2]
+    for name in ("loss", "gradient_norm", "token_entropy", "mean_nll"):
+        assert math.isnan(nothing[name])
+        assert all(row[name] == 1.0 for row in history if row is not nothing)
+    assert (nothing["train/correct"], nothing["train/solved"], nothing["skipped_update"]) == (0.0, 0.0, 0.0)
+
+
+def test_the_run_ends_where_validation_says_so(tokenizer: Any, tmp_path: Path) -> None:
+    history = iterate(
+        ScriptedEngine([1, 1, 1]), SpyLearner(), tokenizer, tmp_path / "run", validate=lambda step, updates: step == 2
+    )
+    assert {row["step"] for row in history} == {1, 2}
+
+
+def test_metrics_of_rollouts_by_hand() -> None:
+    def rollout(problem: int, right: float, form: float, length: int, reason: str) -> Rollout:
+        rewards = {"reward": right, "format_reward": form, "answer_reward": right}
+        completion = Completion((7,) * length, "", (0.0,) * length, reason)
+        return Rollout(problems()[problem], (1,), completion, rewards, timed_out=length == 8 and form == 1.0)
+
+    rollouts = [
+        rollout(0, 1.0, 1.0, 3, "stop"),
+        rollout(0, 1.0, 1.0, 5, "stop"),
+        rollout(1, 0.0, 1.0, 8, "length"),
+        rollout(2, 0.0, 0.0, 8, "length"),
+    ]
+    assert expert_metrics(rollouts, rollouts[:2]) == {
+        "train/reward": 0.5,
+        "train/format_reward": 0.75,
+        "train/answer_reward": 0.5,
+        "train/correct": 2,
+        "train/solved": pytest.approx(1 / 3),
+        "train/response_length": 6.0,
+        "train/cut_off": 0.5,
+        "train/grader_timeouts": 1,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- a tiny model
+
+
+def contains_a_t(text: str, _: str) -> dict[str, float]:
+    found = float("T" in text)
+    return {"reward": found, "format_reward": 1.0, "answer_reward": found}
+
+
+def on_tiny_model(
+    model: Any, tokenizer: Any, folder: Path, seed: int = 0, reward: Any = contains_a_t, **changes: Any
+) -> tuple[Any, list[dict[str, float]]]:
+    config = CONFIG.model_copy(
+        update={"n_ei_steps": 8, "ei_batch_size": 16, "train_batch_size": 32, "sampling_min_tokens": 0} | changes
+    )
+    policy = copy.deepcopy(model)
+    engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, config, tokenizer.pad_token_id)
+    return policy, iterate(engine, learner, tokenizer, folder, config, seed, reward)
+
+
+def test_expert_iteration_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    _, history = on_tiny_model(model, tokenizer, tmp_path / "run")
+    rewards = list({row["step"]: row["train/reward"] for row in history}.values())
+    assert len(rewards) == 8
+    assert rewards[0] < 0.6
+    assert rewards[-1] > 0.85
+
+
+def test_a_reversed_reward_lowers_it(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """The toy reward does not rise by itself."""
+
+    def without_a_t(text: str, truth: str) -> dict[str, float]:
+        return {key: 1.0 - value for key, value in contains_a_t(text, truth).items()}
+
+    _, history = on_tiny_model(model, tokenizer, tmp_path / "run", reward=without_a_t)
+    contained = [1.0 - row["train/reward"] for row in history]
+    assert contained[-1] < contained[0] / 2
+
+
+def test_a_reward_that_nothing_earns_leaves_the_weights_as_they_are(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    def never(text: str, truth: str) -> dict[str, float]:
+        return dict.fromkeys(("reward", "format_reward", "answer_reward"), 0.0)
+
+    trained, history = on_tiny_model(model, tokenizer, tmp_path / "run", reward=never, n_ei_steps=2)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), trained.parameters(), strict=True))
+    assert len(history) == 2 and all(math.isnan(row["loss"]) for row in history)
+
+
+def test_expert_iteration_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    one, _ = on_tiny_model(model, tokenizer, tmp_path / "one", n_ei_steps=2)
+    torch.manual_seed(99)
+    torch.rand(5)
+    two, _ = on_tiny_model(model, tokenizer, tmp_path / "two", n_ei_steps=2)
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))
+    assert (tmp_path / "one/history.csv").read_bytes() == (tmp_path / "two/history.csv").read_bytes()
+    other, _ = on_tiny_model(model, tokenizer, tmp_path / "other", n_ei_steps=2, seed=1)
+    assert not all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))

@@ -1,0 +1,410 @@
+"""Supervised fine-tuning: which examples are used, and the updates against plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from state_parts import never_saved
+from study_parts import entry
+from torch import Tensor
+from training_parts import NoMlflow, context
+
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Example, Problem, write_records
+from grpo.learner.learner import Learner
+from grpo.models.checkpoint import load_model, save_checkpoint
+from grpo.rollout.engine import SamplingParams
+from grpo.study import paths
+from grpo.study.effective import EffectiveRun, effective_run
+from grpo.study.methods import SftConfig
+from grpo.study.schema import Study
+from grpo.tasks.rewards import r1_zero_reward_fn
+from grpo.tracking.run_log import RunLog
+from grpo.training.monitor import Monitor
+from grpo.training.order import choose_examples, items_of_step
+from grpo.training.sft import train_sft
+
+# ----------------------------------------------------------------------------------------------------- which examples
+
+MANY = [Example(f"prompt {i}", f"response {i}", str(i), float(i % 3 == 0)) for i in range(30)]
+
+
+def test_a_smaller_choice_is_part_of_a_larger_one_of_the_same_seed() -> None:
+    chosen = [choose_examples(MANY, SftConfig(examples=n), 5) for n in (1, 4, 13, 30)]
+    assert [len(examples) for examples in chosen] == [1, 4, 13, 30]
+    for fewer, more in itertools.pairwise(chosen):
+        assert set(fewer) < set(more)
+    assert set(chosen[-1]) == set(MANY) == set(choose_examples(MANY, SftConfig(), 5))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_choices_of_very_different_sizes_are_nested_too(seed: int) -> None:
+    """``random.sample`` draws a few of many in another way than most of them."""
+    many = [Example(f"prompt {i}", "", "", 0.0) for i in range(2000)]
+    chosen = [set(choose_examples(many, SftConfig(examples=n), seed)) for n in (30, 300, 450, 1500)]
+    assert chosen[0] < chosen[1] < chosen[2] < chosen[3]
+
+
+def test_the_choice_depends_on_the_seed_only() -> None:
+    chosen = {seed: choose_examples(MANY, SftConfig(examples=10), seed) for seed in range(4)}
+    assert len({frozenset(examples) for examples in chosen.values()}) == 4
+    assert all(choose_examples(MANY, SftConfig(examples=10), seed) == examples for seed, examples in chosen.items())
+    # Drawn from all over, and not the first ones of the file.
+    assert all(set(examples) != set(MANY[:10]) for examples in chosen.values())
+
+
+def test_filtered_examples_all_earn_the_reward() -> None:
+    right = {example for example in MANY if example.reward == 1.0}
+    assert set(choose_examples(MANY, SftConfig(filtered=True), 0)) == right
+    some = choose_examples(MANY, SftConfig(filtered=True, examples=4), 0)
+    assert len(set(some)) == 4 and set(some) < right
+    almost = [Example("p", "r", "1", 0.5), *MANY]
+    assert set(choose_examples(almost, SftConfig(filtered=True), 0)) == right
+
+
+@pytest.mark.parametrize(
+    ("examples", "config", "message"),
+    [
+        (MANY, SftConfig(examples=31), r"sft\.examples: 31 examples are asked for, but .* has 30\. Lower it.*sft_dataset"),
+        (MANY, SftConfig(examples=11, filtered=True), r"11 examples that earn the reward .* has 10\. Lower it"),
+        ([MANY[1]], SftConfig(filtered=True), r"has 0\. Lower it, or use another `sft_dataset:` in params\.yaml"),
+    ],
+)
+def test_more_examples_than_there_are_is_a_users_error(examples: list[Example], config: SftConfig, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        choose_examples(examples, config, 0)
+    choose_examples(MANY, SftConfig(examples=30), 0)  # exactly as many is fine
+    choose_examples(MANY, SftConfig(examples=10, filtered=True), 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ updates
+
+PEOPLE = ("Mia", "Tom", "Ana", "Ben")
+THINGS = ("apples", "coins", "books")
+
+
+def story(i: int) -> Example:
+    """Prompts and responses of different lengths."""
+    prompt = f"{PEOPLE[i % 4]} has {i} {THINGS[i % 3]}." + " How many?" * (i % 3)
+    return Example(prompt, f" {i} + 1 = {i + 1}." * (1 + i % 2), str(i + 1), 1.0)
+
+
+EXAMPLES = [story(i) for i in range(10)]
+CONFIG = SftConfig(
+    n_sft_steps=6,
+    evaluate_every=2,
+    learning_rate=1e-3,
+    train_batch_size=4,
+    gradient_accumulation_steps=2,
+    max_grad_norm=1e9,
+    normalize_constant=3.0,
+    prompt="r1_zero",
+)
+
+
+def read_csv(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def flat(model: Any) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+Validate = Callable[[int, list[dict[str, float]]], bool]
+
+
+def fine_tuned(
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    config: SftConfig = CONFIG,
+    examples: Sequence[Example] = EXAMPLES,
+    seed: int = 3,
+    validate: Validate = lambda step, updates: False,
+    max_tokens: int | None = None,
+) -> tuple[Any, list[dict[str, float]], RunLog]:
+    """A copy of ``model``, trained; its history; and the run's log."""
+    folder.mkdir(parents=True)
+    model = copy.deepcopy(model)
+    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
+    learner = Learner(model, config, tokenizer.pad_token_id, max_tokens)
+    parts = {"data": examples, "engine": None, "learner": learner, "tokenizer": tokenizer}
+    train_sft(context(config, log, never_saved(folder), **parts, seed=seed, validation=validate))
+    log.close()
+    return model, read_csv(folder / "history.csv"), log
+
+
+def by_plain_torch(model: Any, tokenizer: Any, config: SftConfig, seed: int = 3) -> tuple[Any, list[float], list[float]]:
+    """The same training, written out: one sequence at a time, whole logits. The model, losses, and gradient norms."""
+    model = copy.deepcopy(model).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    losses, norms = [], []
+    for step in range(1, config.n_sft_steps + 1):
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for example in items_of_step(EXAMPLES, seed, step, config.train_batch_size):
+            prompt, response = (tokenizer(text)["input_ids"] for text in (example.prompt, example.response))
+            log_probs = torch.log_softmax(model(torch.tensor([[*prompt, *response]])).logits[0], dim=-1)
+            of_response = [log_probs[len(prompt) - 1 + t, token] for t, token in enumerate(response)]
+            total = total - torch.stack(of_response).sum() / config.normalize_constant
+        loss = total / config.train_batch_size
+        loss.backward()
+        grads = [parameter.grad for parameter in model.parameters()]
+        norm = torch.cat([grad.flatten() for grad in grads]).norm()
+        for grad in grads:
+            grad *= min(1.0, config.max_grad_norm / norm.item())
+        optimizer.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return model, losses, norms
+
+
+def distance(found: Any, expected: Any, start: Any) -> float:
+    """How far two trained models are apart, as a share of how far training went."""
+    return float((flat(found) - flat(expected)).norm() / (flat(expected) - flat(start)).norm())
+
+
+@pytest.mark.parametrize("max_tokens", [None, 40])
+def test_updates_are_those_of_plain_torch(model: Any, tokenizer: Any, tmp_path: Path, max_tokens: int | None) -> None:
+    trained, history, log = fine_tuned(model, tokenizer, tmp_path / "run", max_tokens=max_tokens)
+    expected, losses, norms = by_plain_torch(model, tokenizer, CONFIG)
+    assert [row["loss"] for row in history] == pytest.approx(losses, rel=1e-4)
+    assert [row["gradient_norm"] for row in history] == pytest.approx(norms, rel=1e-4)
+    assert distance(trained, expected, model) < 1e-3
+    assert [(row["step"], row["update"]) for row in history] == [(step, step) for step in range(1, 7)]
+    # Mean negative log-likelihood of a token: the loss without its divisors.
+    tokens = [sum(len(tokenizer(e.response)["input_ids"]) for e in items_of_step(EXAMPLES, 3, step, 4)) for step in range(1, 7)]
+    expected_nll = [loss * 3.0 * 4 / n for loss, n in zip(losses, tokens, strict=True)]
+    assert [row["mean_nll"] for row in history] == pytest.approx(expected_nll, rel=1e-4)
+    speeds = [row["tokens_per_s"] * row["training_s"] for row in log.times]
+    assert speeds == pytest.approx(tokens)
+
+
+def test_gradients_are_clipped(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """AdamW forgets a gradient's size but not how sizes change, so the clipped run goes elsewhere."""
+    _, _, norms = by_plain_torch(model, tokenizer, CONFIG)
+    config = CONFIG.model_copy(update={"max_grad_norm": min(norms) / 2})
+    trained, history, _ = fine_tuned(model, tokenizer, tmp_path / "run", config)
+    expected, _, norms = by_plain_torch(model, tokenizer, config)
+    assert min(norms) > config.max_grad_norm
+    assert [row["gradient_norm"] for row in history] == pytest.approx(norms, rel=1e-3)  # as they were before
+    assert distance(trained, expected, model) < 2e-3
+    unclipped, _, _ = by_plain_torch(model, tokenizer, CONFIG)
+    assert distance(trained, unclipped, model) > 1e-2
+
+
+def test_training_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    one, _, _ = fine_tuned(model, tokenizer, tmp_path / "one")
+    torch.manual_seed(99)
+    torch.rand(5)
+    two, _, _ = fine_tuned(model, tokenizer, tmp_path / "two")
+    assert torch.equal(flat(one), flat(two))
+    assert (tmp_path / "one/history.csv").read_bytes() == (tmp_path / "two/history.csv").read_bytes()
+    other, _, _ = fine_tuned(model, tokenizer, tmp_path / "other", seed=4)
+    assert not torch.equal(flat(one), flat(other))
+
+
+def test_a_run_that_is_over_ends_there(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    seen = []
+
+    def validate(step: int, updates: list[dict[str, float]]) -> bool:
+        seen.append((step, len(updates)))
+        return step == 2
+
+    _, history, _ = fine_tuned(model, tokenizer, tmp_path / "run", validate=validate)
+    assert seen == [(0, 0), (1, 1), (2, 1)]
+    assert [row["step"] for row in history] == [1, 2]
+
+
+def test_a_few_examples_are_learnt_by_heart(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"n_sft_steps": 40, "learning_rate": 1e-2, "max_grad_norm": 1.0})
+    few = EXAMPLES[:4]
+
+    def known(of: Any) -> float:
+        """Share of response tokens that are the likeliest ones."""
+        hits = []
+        for example in few:
+            prompt, response = (tokenizer(text)["input_ids"] for text in (example.prompt, example.response))
+            with torch.no_grad():
+                best = of(torch.tensor([[*prompt, *response]])).logits[0].argmax(dim=-1)
+            hits += [best[len(prompt) - 1 + t].item() == token for t, token in enumerate(response)]
+        return sum(hits) / len(hits)
+
+    trained, history, _ = fine_tuned(model, tokenizer, tmp_path / "run", config, few)
+    assert known(model) < 0.3
+    assert known(trained) == 1.0
+    assert history[-1]["mean_nll"] < history[0]["mean_nll"] / 20
+    assert history[-1]["token_entropy"] < history[0]["token_entropy"] / 5
+
+
+# ---------------------------------------------------------------------------------------------- evaluations on the way
+
+
+class StubEngine:
+    """Answers every prompt alike, and notes what it is asked for and with which weights."""
+
+    def __init__(self, model: Any):
+        self.policy_version = 0
+        self.weights = flat(model).clone()
+        self.events: list[tuple[str, int]] = []
+        self.sampled_with: list[Tensor] = []
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+        self.events.append(("generate", self.policy_version))
+        self.sampled_with.append(self.weights)
+        answer = Completion((5, 6), " 1 </think> <answer>1</answer>", (-1.0, -1.0), "stop", self.policy_version)
+        return [[answer] * n for _ in prompts]
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        self.events.append(("synchronize", policy_version))
+        self.policy_version, self.weights = policy_version, flat(model).clone()
+
+
+def test_evaluations_and_checkpoints_come_after_their_steps(
+    mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Every two steps and after the last; a checkpoint that is asked for needs no evaluation at its step."""
+    config = CONFIG.model_copy(update={"n_sft_steps": 5, "keep_steps": [3, 5]})
+    study = mini_study.model_copy(
+        update={
+            "seeds": [3],
+            "sft": config,
+            "evaluation": mini_study.evaluation.model_copy(update={"problems": 4, "every": 1}),
+            "experiments": {"sft_experiment": entry("sft_experiment", arms={"arm": {}})},
+        }
+    )
+    run = effective_run(study, "sft_experiment", "arm", 3, [])
+    problems = [Problem(f"p/{i}", f"Mia has {i} apples.", "1" if i < 3 else "2") for i in range(6)]
+    policy = copy.deepcopy(model)
+    engine, learner = StubEngine(policy), Learner(policy, config, tokenizer.pad_token_id)
+    kept: dict[str, tuple[dict[str, Any], Tensor]] = {}
+
+    def keep(kind: str, about: dict[str, Any]) -> None:
+        assert kind not in kept
+        kept[kind] = about, flat(policy).clone()
+
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    parts = {"data": EXAMPLES, "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    ctx = context(config, log, never_saved(tmp_path), **parts, seed=3, reward=r1_zero_reward_fn)
+    ctx.validation = monitor = Monitor(ctx, study, run.name, problems, keep)
+    train_sft(ctx)
+    log.close()
+
+    after = {
+        steps: flat(fine_tuned(model, tokenizer, tmp_path / str(steps), CONFIG.model_copy(update={"n_sft_steps": steps}))[0])
+        for steps in (2, 3, 4, 5)
+    }
+    assert [row["step"] for row in log.validations] == [row["update"] for row in log.validations] == [0, 2, 4, 5]
+    assert engine.events == [
+        ("generate", 0),
+        *(event for step in (2, 4, 5) for event in (("synchronize", step), ("generate", step))),
+    ]
+    for found, expected in zip(engine.sampled_with, [flat(model), after[2], after[4], after[5]], strict=True):
+        assert torch.equal(found, expected)
+    # The first three of four problems are answered right each time, so the first evaluation after the start is the best.
+    assert {row["val/answer_reward"] for row in log.validations} == {0.75}
+    assert {kind: about for kind, (about, _) in kept.items()} == {
+        "best": {"step": 2, "update": 2, "answer_reward": 0.75},
+        "step-3": {"step": 3, "update": 3},
+        "step-5": {"step": 5, "update": 5},
+    }
+    for kind, steps in (("best", 2), ("step-3", 3), ("step-5", 5)):
+        assert torch.equal(kept[kind][1], after[steps])
+    assert [(row["val/response_length_correct"], row["val/response_length_incorrect"]) for row in log.validations] == [
+        (2.0, 2.0)
+    ] * 4
+    assert monitor.final_metrics()["steps"] == 5
+
+
+# ------------------------------------------------------------------------------------------------------- a whole run
+
+
+@pytest.fixture
+def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """A project folder with base model, problems and examples, and a study of a few steps."""
+    from grpo.training import run as run_module
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
+    save_checkpoint(paths.model("main"), model, tokenizer)
+    problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(8)]
+    write_records(paths.train("main"), problems)
+    write_records(paths.validation("main"), problems[:4])
+    write_records(paths.sft_examples("main"), [*EXAMPLES, Example("wrong", " x", "1", 0.0)])
+    grpo = {
+        "n_grpo_steps": 1,
+        "rollout_batch_size": 8,
+        "train_batch_size": 8,
+        "group_size": 4,
+        "gradient_accumulation_steps": 1,
+        "sampling_max_tokens": 6,
+        "prompt": "question_only",
+    }
+    arms = {
+        "sft_experiment": {"all": {"keep_steps": [1]}, "filtered": {"filtered": True}},
+        "grpo_sft_initialization": {"base": {}, "early": {"start_from": "sft_experiment/all/step-1"}},
+    }
+    return mini_study.model_copy(
+        update={
+            "seeds": [0],
+            "threads": 1,
+            "sft": CONFIG.model_copy(update={"n_sft_steps": 3, "evaluate_every": 1, "prompt": "question_only"}),
+            "grpo": mini_study.grpo.model_copy(update=grpo),
+            "evaluation": mini_study.evaluation.model_copy(update={"problems": 4, "max_tokens": 6}),
+            "experiments": mini_study.experiments | {name: entry(name, arms=of) for name, of in arms.items()},
+        }
+    )
+
+
+def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    from grpo.training.run import train_run
+
+    def train(experiment: str, arm: str) -> EffectiveRun:
+        run = effective_run(project, experiment, arm, 0, [])
+        train_run(project, run)
+        return run
+
+    with pytest.raises(UserError, match=r"sft_experiment/all-0/step-1"):
+        train("grpo_sft_initialization", "early")
+    run = train("sft_experiment", "all")
+    folder = paths.CHECKPOINTS / run.name
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "last", "step-1"]
+    about = json.loads((folder / "step-1/metadata.json").read_text())
+    assert {key: about[key] for key in ("run", "kind", "step", "update")} == {
+        "run": "sft_experiment/all-0",
+        "kind": "step-1",
+        "step": 1,
+        "update": 1,
+    }
+    one_step, _, _ = fine_tuned(
+        model, tokenizer, tmp_path / "one", CONFIG.model_copy(update={"n_sft_steps": 1}),
+        choose_examples([*EXAMPLES, Example("wrong", " x", "1", 0.0)], project.sft, 0), seed=0,
+        max_tokens=project.learner.max_tokens_per_microbatch,
+    )  # fmt: skip
+    assert torch.equal(flat(load_model(folder / "step-1")), flat(one_step))
+    assert json.loads((paths.RUNS / run.name / "metrics.json").read_text())["examples"] == 11
+    filtered = train("sft_experiment", "filtered")
+    assert json.loads((paths.RUNS / filtered.name / "metrics.json").read_text())["examples"] == 10
+
+    started = {arm: train("grpo_sft_initialization", arm) for arm in ("base", "early")}
+    sources = {
+        arm: json.loads((paths.CHECKPOINTS / of.name / "last/metadata.json").read_text())["started_from"]
+        for arm, of in started.items()
+    }
+    assert sources["early"] == str(folder / "step-1")
+    assert "pretrained by the study" in sources["base"]
+    # Same weights, same problems, same draws: GRPO begins with what fine-tuning measured after its first step.
+    evaluations = {arm: read_csv(paths.RUNS / of.name / "validation.csv") for arm, of in {**started, "sft": run}.items()}
+    measured = ("val/token_entropy", "val/response_length", "val/answer_reward")
+    assert [evaluations["sft"][1][key] for key in measured] == [evaluations["early"][0][key] for key in measured]
+    assert [evaluations["sft"][0][key] for key in measured] == [evaluations["base"][0][key] for key in measured]
+    assert evaluations["early"][0]["val/token_entropy"] != evaluations["base"][0]["val/token_entropy"]

@@ -1,0 +1,759 @@
+"""The GRPO loop on a tiny model and a toy reward, with real MLflow."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from state_parts import never_saved
+from study_parts import entry
+from training_parts import NoMlflow, by, context, problems
+
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Rollout, write_records
+from grpo.handouts import compute_group_normalized_rewards
+from grpo.learner.learner import Learner
+from grpo.models import require_checkpoint
+from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.rollout.make import make_engine
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study import paths
+from grpo.study.effective import EffectiveRun, effective_run
+from grpo.study.methods import GrpoConfig
+from grpo.study.schema import Study, read_yaml
+from grpo.study.sections import LocalModel
+from grpo.tasks.task import ScoredBatch
+from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.run_log import RunLog
+from grpo.training.context import RunContext
+from grpo.training.grpo import train_grpo
+from grpo.training.monitor import Monitor
+from grpo.training.order import items_of_step
+from grpo.training.step import score
+
+# --------------------------------------------------------------------------------------------------------- questions
+
+
+@pytest.mark.parametrize(("size", "n"), [(12, 4), (12, 5), (7, 3), (5, 8)])
+def test_every_question_is_asked_once_an_epoch(size: int, n: int) -> None:
+    epochs = 3 * n  # a whole number of steps
+    asked = [q.id for step in range(1, epochs * size // n + 1) for q in items_of_step(problems(size), 0, step, n)]
+    everything = {p.id for p in problems(size)}
+    orders = [asked[i : i + size] for i in range(0, len(asked), size)]
+    assert len(orders) == epochs
+    assert all(set(order) == everything for order in orders)
+    assert len({tuple(order) for order in orders}) > epochs / 2  # a new order each time
+    assert orders[0] != [p.id for p in problems(size)]
+
+
+def test_the_questions_of_a_step_depend_on_nothing_that_was_asked_before() -> None:
+    forward = [items_of_step(problems(10), 3, step, 4) for step in range(1, 30)]
+    backward = [items_of_step(problems(10), 3, step, 4) for step in reversed(range(1, 30))]
+    assert forward == backward[::-1]
+    other_seed = [items_of_step(problems(10), 4, step, 4) for step in range(1, 30)]
+    assert other_seed != forward
+
+
+def test_the_order_is_the_same_in_another_process() -> None:
+    program = (
+        "from grpo.common.records import Problem\nfrom grpo.training.order import items_of_step\n"
+        "print([q.id for q in items_of_step([Problem(f'p/{i}', '', '') for i in range(9)], 5, 4, 4)])"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "123"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == str([q.id for q in items_of_step(problems(9), 5, 4, 4)])
+
+
+# -------------------------------------------------------------------------------------------------------------- training
+
+
+def contains_a_t(text: str, _: str) -> dict[str, float]:
+    found = float("T" in text)
+    return {"reward": found, "format_reward": 1.0, "answer_reward": found}
+
+
+SCORE = by(contains_a_t)
+
+CONFIG = GrpoConfig(
+    n_grpo_steps=20,
+    learning_rate=1e-2,
+    rollout_batch_size=64,
+    train_batch_size=64,
+    group_size=8,
+    gradient_accumulation_steps=2,
+    sampling_max_tokens=6,
+    sampling_min_tokens=0,
+    prompt="question_only",
+)
+
+
+def train(
+    model: Any, tokenizer: Any, folder: Path, config: GrpoConfig = CONFIG, seed: int = 0, reward: Any = contains_a_t
+) -> tuple[Any, RunLog]:
+    """A copy of ``model``, trained, and the run's log."""
+    folder.mkdir(parents=True)
+    model = copy.deepcopy(model)
+    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
+    engine, learner = TransformersEngine(model, tokenizer), Learner(model, config, tokenizer.pad_token_id)
+    parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    train_grpo(context(config, log, never_saved(folder), **parts, seed=seed, reward=reward))
+    log.close()
+    return model, log
+
+
+def read_csv(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def same_weights(a: Any, b: Any) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+HISTORY = [
+    *("step", "update", "train/reward", "train/format_reward", "train/answer_reward", "train/zero_signal_fraction"),
+    *("train/response_length", "train/response_length_max", "train/cut_off", "train/grader_timeouts", "loss"),
+    *("gradient_norm", "token_entropy"),
+    *(
+        "clip_fraction",
+        "ratio_mean",
+        "mismatch_mean",
+        "mismatch_above",
+        "mismatch_kl",
+        "ratio_min",
+        "ratio_max",
+        "mismatch_max",
+    ),
+    *("skipped_update", "learning_rate"),
+]
+
+
+def test_training_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    trained, _ = train(model, tokenizer, tmp_path / "run")
+    rows = read_csv(tmp_path / "run/history.csv")
+    assert list(rows[0])[: len(HISTORY)] == HISTORY
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    assert [row["step"] for row in rows] == [row["update"] for row in rows] == list(range(1, 21))
+    first = sum(row["train/reward"] for row in rows[:2]) / 2
+    last = sum(row["train/reward"] for row in rows[-2:]) / 2
+    assert first < 0.6
+    assert last > 0.85
+    assert all(row["train/format_reward"] == 1.0 for row in rows)
+    assert all(row["ratio_min"] == row["ratio_max"] == 1.0 and row["clip_fraction"] == 0.0 for row in rows)  # on-policy
+    assert all(row["train/response_length_max"] <= 6 for row in rows)
+    assert not same_weights(model, trained)
+
+
+def test_a_reversed_reward_lowers_it(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """The toy reward does not rise by itself."""
+
+    def without_a_t(text: str, truth: str) -> dict[str, float]:
+        return {key: 1.0 - value for key, value in contains_a_t(text, truth).items()}
+
+    train(model, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"n_grpo_steps": 12}), reward=without_a_t)
+    contained = [1.0 - row["train/answer_reward"] for row in read_csv(tmp_path / "run/history.csv")]
+    assert sum(contained[-2:]) < sum(contained[:2]) / 2
+
+
+def test_a_reward_that_is_always_the_same_changes_nothing(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    def always(text: str, truth: str) -> dict[str, float]:
+        return {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
+
+    trained, _ = train(model, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"n_grpo_steps": 2}), reward=always)
+    assert same_weights(model, trained)
+    assert all(row["train/zero_signal_fraction"] == 1.0 for row in read_csv(tmp_path / "run/history.csv"))
+
+
+def test_training_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"n_grpo_steps": 4, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip"})
+    one, _ = train(model, tokenizer, tmp_path / "one", config)
+    torch.manual_seed(99)
+    torch.rand(5)
+    two, _ = train(model, tokenizer, tmp_path / "two", config)
+    other, _ = train(model, tokenizer, tmp_path / "other", config, seed=1)
+    history = [(tmp_path / name / "history.csv").read_bytes() for name in ("one", "two", "other")]
+    assert history[0] == history[1] != history[2]
+    assert same_weights(one, two)
+    assert not same_weights(one, other)
+
+
+def test_sampling_seeds_depend_on_run_and_step(
+    model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    generate = TransformersEngine.generate
+
+    def remembering(self: Any, prompts: Any, params: Any, n: int, seed: int) -> Any:
+        seeds.append(seed)
+        return generate(self, prompts, params, n, seed)
+
+    monkeypatch.setattr(TransformersEngine, "generate", remembering)
+    config = CONFIG.model_copy(update={"n_grpo_steps": 3})
+    for name, seed in {"one": 0, "again": 0, "other": 1}.items():
+        train(model, tokenizer, tmp_path / name, config, seed=seed)
+    assert seeds[:3] == seeds[3:6]
+    assert len(set(seeds[3:])) == 6
+
+
+def test_two_epochs_of_half_batches_are_four_optimizer_steps(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(
+        update={"n_grpo_steps": 3, "epochs_per_rollout_batch": 2, "train_batch_size": 32, "loss_type": "grpo_no_clip"}
+    )
+    _, log = train(model, tokenizer, tmp_path / "run", config)
+    rows = read_csv(tmp_path / "run/history.csv")
+    assert [row["step"] for row in rows] == [1] * 4 + [2] * 4 + [3] * 4
+    assert [row["update"] for row in rows] == list(range(1, 13))
+    for start in range(0, 12, 4):
+        first, *later = rows[start : start + 4]
+        assert first["ratio_min"] == first["ratio_max"] == 1.0  # nothing has happened since sampling
+        assert all(row["ratio_min"] < 1.0 < row["ratio_max"] for row in later)
+        assert len({row["train/reward"] for row in rows[start : start + 4]}) == 1  # one rollout batch
+    assert [times["step"] for times in log.times] == [1, 2, 3]
+    assert {"rollout_s", "scoring_s", "training_s", "synchronization_s", "evaluation_s"} <= set(log.times[0])
+    assert all(value >= 0 for times in log.times for value in times.values())
+
+
+def test_off_policy_updates_are_clipped_where_the_policy_has_moved_far(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    changes = {"n_grpo_steps": 3, "epochs_per_rollout_batch": 4, "loss_type": "grpo_clip"}
+    train(model, tokenizer, tmp_path / "fast", CONFIG.model_copy(update=changes))
+    train(model, tokenizer, tmp_path / "slow", CONFIG.model_copy(update=changes | {"learning_rate": 1e-6}))
+    fast, slow = (read_csv(tmp_path / name / "history.csv") for name in ("fast", "slow"))
+    for i, row in enumerate(fast):
+        if i % 4 == 0:  # nothing has happened since sampling
+            assert row["ratio_min"] == row["ratio_max"] == 1.0 and row["clip_fraction"] == 0.0
+        else:
+            assert row["ratio_min"] < 0.8 and row["ratio_max"] > 1.2
+            assert 0.0 < row["clip_fraction"] < 1.0
+    # As many updates, but too small to leave the range that is not clipped.
+    assert all(0.8 < row["ratio_min"] <= row["ratio_max"] < 1.2 and row["clip_fraction"] == 0.0 for row in slow)
+
+
+def test_the_loop_ends_when_validation_says_so(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    engine, learner = TransformersEngine(model, tokenizer), Learner(model, CONFIG, tokenizer.pad_token_id)
+    called: list[tuple[int, list[float]]] = []
+
+    def validate(step: int, updates: list[dict[str, float]]) -> bool:
+        called.append((step, [update["gradient_norm"] for update in updates]))
+        return step in {0, 3}  # what is said before the first step ends nothing
+
+    parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    train_grpo(context(CONFIG, log, never_saved(tmp_path), **parts, reward=contains_a_t, validation=validate))
+    log.close()
+    rows = read_csv(tmp_path / "history.csv")
+    assert [row["step"] for row in rows] == [1, 2, 3]  # the last step is recorded too
+    assert called == [(0, []), *((int(row["step"]), [row["gradient_norm"]]) for row in rows)]
+    assert len(log.times) == 3
+
+
+@pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"])
+def test_a_group_of_one_and_every_loss_type_stay_finite(model: Any, tokenizer: Any, tmp_path: Path, loss_type: str) -> None:
+    group = 1 if loss_type == "no_baseline" else 2
+    config = CONFIG.model_copy(update={"n_grpo_steps": 2, "loss_type": loss_type, "group_size": group})
+    trained, _ = train(model, tokenizer, tmp_path / "run", config)
+    assert all(parameter.isfinite().all() for parameter in trained.parameters())
+    assert all(math.isfinite(value) for row in read_csv(tmp_path / "run/history.csv") for value in row.values())
+    assert not same_weights(model, trained)
+
+
+def test_rollouts_carry_the_advantages_that_the_handouts_function_gives() -> None:
+    """To the last bit of float32, in which the learner takes them."""
+    texts = ["", "T" * 7, "T", "TT", "T" * 6, "TTT", "T" * 5, "T" * 4]
+
+    def share(text: str, _: str) -> dict[str, float]:
+        return dict.fromkeys(("reward", "format_reward", "answer_reward"), len(text) / 7)
+
+    rollouts = [Rollout(problems(2)[i // 4], (1,), Completion((i,), text, (-1.0,), "stop")) for i, text in enumerate(texts)]
+    config = CONFIG.model_copy(update={"rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4})
+    metrics = score(RunContext(config=config, seed=0, score=by(share)), rollouts)
+    truths = [rollout.problem.ground_truth for rollout in rollouts]
+    expected, _, _ = compute_group_normalized_rewards(share, texts, truths, 4, config.advantage_eps, True)
+    assert torch.equal(torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32), expected)
+    assert [rollout.rewards["reward"] for rollout in rollouts] == [len(text) / 7 for text in texts]
+    assert metrics["train/reward"] == pytest.approx(0.5)
+
+
+# ---------------------------------------------------------------------------------------------- evaluation and MLflow
+
+
+@dataclass
+class Tracked:
+    folder: Path
+    client: Any
+    run_id: str
+    problems_per_evaluation: int
+
+
+@pytest.fixture(scope="module")
+def tiny_study(mini_study: Study) -> Study:
+    """Five steps of two epochs, evaluated every second step on six problems."""
+    config = CONFIG.model_copy(update={"n_grpo_steps": 5, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip"})
+    return mini_study.model_copy(
+        update={
+            "seeds": [0],
+            "threads": 1,
+            "grpo": config,
+            "models": mini_study.models | {"main": LocalModel(source="local", path="unused")},
+            "evaluation": mini_study.evaluation.model_copy(update={"every": 2, "problems": 6, "max_tokens": 6}),
+            "experiments": {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}})},
+        }
+    )
+
+
+def tiny_run(study: Study) -> EffectiveRun:
+    return effective_run(study, "grpo_learning_rate", "slow", 0, [])
+
+
+@pytest.fixture(scope="module")
+def tracked(tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
+    """A run with evaluation and a real MLflow run in a new SQLite file."""
+    folder = tmp_path_factory.mktemp("tracked")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/tracking.db")
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        run, model = tiny_run(tiny_study), copy.deepcopy(fresh_model)
+        mlflow = MlflowRun("toy", "slow-0", {"seed": 0, "loss_type": "grpo_clip"}, {"stage": "toy@slow-0"})
+        log = RunLog(folder, mlflow)
+        engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
+        parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+        ctx = context(run.config, log, never_saved(folder), **parts, seed=run.seed, reward=contains_a_t)
+        ctx.validation = Monitor(ctx, tiny_study, run.name, problems(6), lambda kind, about: None)
+        train_grpo(ctx)
+        log.close()
+        (folder / "note.txt").write_text("kept")
+        mlflow.artifact(folder / "note.txt")
+        mlflow.tag(checkpoint_digest="abc")
+        run_id = mlflow.finish()
+        assert run_id is not None
+        from mlflow.tracking import MlflowClient
+
+        yield Tracked(folder, MlflowClient(tracking_uri=f"sqlite:///{folder}/tracking.db"), run_id, 6)
+
+
+def test_evaluation_comes_first_every_few_steps_and_last(tracked: Tracked) -> None:
+    rows = read_csv(tracked.folder / "validation.csv")
+    assert [row["step"] for row in rows] == [0, 2, 4, 5]
+    columns = ["val/reward", "val/format_reward", "val/answer_reward", "val/response_length", "val/cut_off"]
+    looked_at = ["val/grader_timeouts", "val/token_entropy", "val/response_length_correct", "val/response_length_incorrect"]
+    assert list(rows[0]) == ["step", "update", *columns, *looked_at]
+    assert all(0 <= row["val/cut_off"] <= 1 and 1 <= row["val/response_length"] <= 6 for row in rows)
+    # a mean over six problems
+    assert all(row["val/cut_off"] * 6 == pytest.approx(round(row["val/cut_off"] * 6)) for row in rows)
+
+
+def test_an_evaluation_carries_the_number_of_updates_the_policy_had(tracked: Tracked) -> None:
+    """Two optimizer steps a GRPO step."""
+    rows = read_csv(tracked.folder / "validation.csv")
+    assert [row["update"] for row in rows] == [0, 4, 8, 10]
+
+
+def test_metrics_parameters_tags_and_artifacts_arrive_in_mlflow(tracked: Tracked) -> None:
+    run = tracked.client.get_run(tracked.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "slow-0"
+    assert tracked.client.get_experiment(run.info.experiment_id).name == "toy"
+    assert run.data.params == {"seed": "0", "loss_type": "grpo_clip"}
+    assert {"stage": "toy@slow-0", "checkpoint_digest": "abc"}.items() <= run.data.tags.items()
+    assert {"git_commit", "git_changed"} <= set(run.data.tags)
+    assert [artifact.path for artifact in tracked.client.list_artifacts(tracked.run_id)] == ["note.txt"]
+
+    rows = read_csv(tracked.folder / "history.csv")
+    assert len(rows) == 10
+    for column in HISTORY[2:]:
+        history = sorted(tracked.client.get_metric_history(tracked.run_id, column), key=lambda metric: metric.step)
+        assert [metric.step for metric in history] == list(range(1, 11))
+        assert [metric.value for metric in history] == [row[column] for row in rows]
+    times = {key for key in run.data.metrics if key.startswith("time/")}
+    assert {"time/rollout_s", "time/training_s", "time/tokens_per_s", "time/rollout_peak_mb", "time/training_peak_mb"} <= times
+    assert all(run.data.metrics[key] >= 0 for key in times)
+
+
+def test_evaluations_arrive_in_mlflow_each_at_its_own_update(tracked: Tracked) -> None:
+    rows = read_csv(tracked.folder / "validation.csv")
+    history = tracked.client.get_metric_history(tracked.run_id, "val/response_length")
+    assert Counter(metric.value for metric in history) == Counter(row["val/response_length"] for row in rows)
+    assert sorted(metric.step for metric in history) == [0, 4, 8, 10]
+
+
+def test_a_tracking_server_that_fails_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "carrier-pigeon://nowhere")
+    run = MlflowRun("toy", "one", {}, {})
+    run.log({"a": 1.0}, step=0)
+    assert run.finish() is None
+    assert "MLFLOW_TRACKING_URI" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------- validation
+
+
+class RemembersCalls(TransformersEngine):
+    """Notes the sampling settings and the seed of each call."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.asked: list[tuple[int, int]] = []
+
+    def generate(self, prompts: Any, params: Any, n: int, seed: int) -> Any:
+        self.asked.append((params.max_tokens, seed))
+        return super().generate(prompts, params, n, seed)
+
+
+UPDATE = {"skipped_update": 0.0, "token_entropy": 1.0}
+
+
+def evaluated(study: Study, run: EffectiveRun, model: Any, tokenizer: Any, folder: Path) -> tuple[RemembersCalls, RunLog]:
+    """Evaluate at the steps 0, 2 and 4 of a run that does not train; the engine and the log."""
+    folder.mkdir()
+    engine, learner = RemembersCalls(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
+    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
+    parts = {"data": [], "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    ctx = context(run.config, log, never_saved(folder), **parts, reward=contains_a_t)
+    validate = Monitor(ctx, study, run.name, problems(6), lambda kind, about: None)
+    for step in (0, 2, 4):
+        validate(step, [UPDATE] if step else [])
+    log.close()
+    return engine, log
+
+
+@pytest.mark.parametrize(("evaluation", "training", "used"), [(12, 6, 6), (4, 6, 4)])
+def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
+    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, evaluation: int, training: int, used: int
+) -> None:
+    """And the evaluation's own limit holds where it is the smaller one."""
+    study = tiny_study.model_copy(
+        update={
+            "grpo": tiny_study.grpo.model_copy(update={"sampling_max_tokens": training}),
+            "evaluation": tiny_study.evaluation.model_copy(update={"max_tokens": evaluation}),
+        }
+    )
+    engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "run")
+    assert [limit for limit, _ in engine.asked] == [used] * 3
+    assert all(row["val/response_length"] <= used and row["val/cut_off"] > 0 for row in log.validations)
+
+
+def test_every_evaluation_of_every_run_draws_alike(tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """A policy that has not changed is measured the same again; another run's seed has no part in it, the study's has."""
+    study = tiny_study.model_copy(update={"seeds": [0, 1]})
+    other_seed = effective_run(study, "grpo_learning_rate", "slow", 1, [])
+    engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "one")
+    again, _ = evaluated(study, other_seed, model, tokenizer, tmp_path / "other")
+    assert len(set(engine.asked + again.asked)) == 1
+    first, *later = [{key: value for key, value in row.items() if key.startswith("val/")} for row in log.validations]
+    assert [str(row) for row in later] == [str(first)] * 2  # by their text, as NaN is not equal to NaN
+    elsewhere = study.model_copy(update={"evaluation": study.evaluation.model_copy(update={"seed": 5})})
+    moved, _ = evaluated(elsewhere, tiny_run(elsewhere), model, tokenizer, tmp_path / "moved")
+    assert not {seed for _, seed in moved.asked} & {seed for _, seed in engine.asked}
+
+
+def test_answers_that_ran_out_of_time_are_counted_in_history_and_validation(
+    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def every_third_is_late(rollouts: Sequence[Rollout]) -> ScoredBatch:
+        return ScoredBatch(SCORE(rollouts).rewards, [i % 3 == 0 for i in range(len(rollouts))])
+
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    run = tiny_run(tiny_study)
+    engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
+    config = run.config.model_copy(update={"n_grpo_steps": 2})
+    parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
+    ctx = context(config, log, never_saved(tmp_path), **parts)
+    ctx.score = every_third_is_late
+    ctx.validation = Monitor(ctx, tiny_study, run.name, problems(6), lambda kind, about: None)
+    train_grpo(ctx)
+    log.close()
+    history, validation = (read_csv(tmp_path / name) for name in ("history.csv", "validation.csv"))
+    assert [row["train/grader_timeouts"] for row in history] == [22] * 4  # of 64, in each of two updates of two steps
+    assert [row["val/grader_timeouts"] for row in validation] == [2] * 2  # of 6
+
+
+@pytest.fixture
+def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with a tiny model and a few problems; runs in it are not tracked."""
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(paths.model("main"), model, tokenizer)
+    write_records(paths.train("main"), problems(20))
+    write_records(paths.validation("main"), problems(6))
+    monkeypatch.setattr("grpo.training.run.MlflowRun", lambda *_: NoMlflow())
+    return tmp_path
+
+
+# ------------------------------------------------------------------------------------------------- gradient checkpointing
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradient_checkpointing_computes_activations_twice(
+    tiny_study: Study, model: Any, project: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
+) -> None:
+    """Once forward and again on the way back, which is what it saves memory by."""
+    from grpo.training import run as run_module
+
+    config = tiny_study.grpo.model_copy(
+        update={"n_grpo_steps": 1, "gradient_accumulation_steps": 1, "epochs_per_rollout_batch": 1, "loss_type": "no_baseline"}
+    )
+    learner = tiny_study.learner.model_copy(update={"gradient_checkpointing": checkpointing})
+    study = tiny_study.model_copy(update={"grpo": config, "learner": learner})
+
+    layer_type = type(model.model.layers[0].mlp)
+    forward, calls = layer_type.forward, SimpleNamespace(with_gradient=0)
+
+    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.with_gradient += torch.is_grad_enabled()
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(layer_type, "forward", counting)
+    run_module.train_run(study, tiny_run(study))
+    assert calls.with_gradient == (4 if checkpointing else 2)  # two layers, one microbatch
+
+
+def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
+    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rollouts, too, are known to be of the policy at hand, so that their log-probabilities are the learner's."""
+    from grpo.training import grpo as loop
+    from grpo.training import run as run_module
+
+    monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: SCORE)
+    study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None})
+    run = tiny_run(study)
+    sample = loop.sample
+
+    def killed_at_step_4(ctx: RunContext[GrpoConfig], step: int, n_questions: int) -> Any:
+        if step == 4:
+            raise KeyboardInterrupt
+        return sample(ctx, step, n_questions)
+
+    def results() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (paths.RUNS / run.name).iterdir()}
+
+    run_module.train_run(study, run)
+    whole = results()
+    shutil.rmtree(paths.RUNS)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "sample", killed_at_step_4)
+        with pytest.raises(KeyboardInterrupt):
+            run_module.train_run(study, run)
+    assert not (paths.RUNS / run.name).exists() and list((paths.RUN_STATE / run.name).glob("*/step-2"))
+    run_module.train_run(study, run)
+    assert results() == whole
+
+
+def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
+    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting vLLM switches the stream that autograd's hooks are made on; and the engine gets the run's own settings."""
+    from grpo.training import run as run_module
+    from grpo.training import start as start_module
+
+    models, hooked, configs = [], [], []
+
+    def noting(study: Study, folder: Path, model: Any, tokenizer: Any, check_weights: bool, config: Any) -> Any:
+        models.append(model)
+        hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()))
+        configs.append(config)
+        return make_engine(study, folder, model, tokenizer, check_weights, config)
+
+    monkeypatch.setattr(start_module, "make_engine", noting)
+    arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}
+    study = tiny_study.model_copy(
+        update={
+            "grpo": tiny_study.grpo.model_copy(update={"n_grpo_steps": 1}),
+            "learner": tiny_study.learner.model_copy(update={"dtype": "bfloat16"}),  # with hooks
+            "experiments": arms,
+        }
+    )
+    run_module.train_run(study, tiny_run(study))
+    assert hooked == [False]
+    assert all(parameter._post_accumulate_grad_hooks for parameter in models[0].parameters())  # as the learner left them
+    assert configs[0].gpu_memory_utilization == 0.3
+
+
+# ------------------------------------------------------------------------------------------------------------ checkpoints
+
+RIGHT = [1, 2, 4, 1]  # of six problems, in the evaluations after 0, 2, 4 and 5 steps
+
+
+@pytest.fixture
+def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[EffectiveRun, Path]]:
+    """Trains one run in a project folder; its evaluations come out with as many right answers as asked for."""
+    from grpo.training import run as run_module
+
+    def run_it(
+        experiment: str = "grpo_learning_rate",
+        arm: str = "slow",
+        selections: Sequence[dict[str, Any]] = (),
+        changes: dict[str, Any] | None = None,
+        right: Sequence[int] = RIGHT,
+        **grpo: Any,
+    ) -> tuple[EffectiveRun, Path]:
+        counts = iter(right)
+
+        def scored(rollouts: Sequence[Rollout]) -> ScoredBatch:
+            if len(rollouts) != 6:  # a batch to train on
+                return SCORE(rollouts)
+            n = next(counts)
+            answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(rollouts))]
+            return ScoredBatch(answers, [False] * len(rollouts))
+
+        monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: scored)
+        arms = {
+            "grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}}),
+            "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),
+        }
+        update = {"experiments": arms, "grpo": tiny_study.grpo.model_copy(update=grpo), "checkpoints": ["last", "best"]}
+        study = tiny_study.model_copy(update=update | (changes or {}))
+        run = effective_run(study, experiment, arm, 0, list(selections))
+        run_module.train_run(study, run)
+        return run, paths.CHECKPOINTS / run.name
+
+    return run_it
+
+
+def metadata(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "metadata.json").read_text())
+
+
+def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
+    run, folder = session()
+    about = {"run": "grpo_learning_rate/slow-0", "prompt": "question_only", "started_from": "unused"}
+    # The best evaluation of the trained policy was the third of four; it took the place of the second.
+    best = about | {"kind": "best", "step": 4, "update": 8, "answer_reward": pytest.approx(4 / 6)}
+    last = about | {"kind": "last", "step": 5, "update": 10, "answer_reward": pytest.approx(1 / 6)}
+    assert (metadata(folder / "best"), metadata(folder / "last")) == (best, last)
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "last"]
+    assert not same_weights(load_model(folder / "best"), load_model(folder / "last"))
+    assert load_tokenizer(folder / "best")("apples") == load_tokenizer(folder / "last")("apples")
+    metrics = json.loads((paths.RUNS / run.name / "metrics.json").read_text())
+    assert (metrics["best/step"], metrics["best/answer_reward"]) == (4, pytest.approx(4 / 6))
+    assert (metrics["steps"], metrics["val/answer_reward"]) == (5, pytest.approx(1 / 6))
+
+
+def test_of_equally_good_evaluations_the_first_is_kept(session: Any) -> None:
+    _, folder = session(right=[1, 4, 4, 4])
+    assert (metadata(folder / "best")["step"], metadata(folder / "last")["step"]) == (2, 5)
+
+
+def test_the_best_evaluation_may_be_the_last(session: Any) -> None:
+    _, folder = session(right=[6, 1, 2, 3])  # that of the untrained policy is better, but it was not trained
+    assert metadata(folder / "best") == metadata(folder / "last") | {"kind": "best"}
+    assert same_weights(load_model(folder / "best"), load_model(folder / "last"))
+
+
+def test_the_kept_weights_are_those_of_their_step(session: Any) -> None:
+    """A run of four steps ends with the weights that are the best of the run of five."""
+    _, folder = session()
+    five = load_model(folder / "best"), load_model(folder / "last")
+    _, folder = session(n_grpo_steps=4)
+    four = load_model(folder / "best"), load_model(folder / "last")
+    assert same_weights(five[0], four[1]) and same_weights(five[0], four[0])
+    assert not same_weights(five[1], four[1])
+
+
+@pytest.mark.parametrize("kinds", [["last"], ["best"]])
+def test_only_the_checkpoints_that_the_study_asks_for_are_kept(session: Any, kinds: list[str]) -> None:
+    _, folder = session(changes={"checkpoints": kinds})
+    assert [path.name for path in folder.iterdir()] == kinds
+    load_model(folder / kinds[0])
+
+
+SLOW_WON = [{"experiment": "grpo_learning_rate", "winner": "slow", "overrides": {"learning_rate": 1e-3}}]
+
+
+def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, folder = session()
+    from grpo.training import start as start_module
+
+    def never(*_: Any) -> None:
+        raise AssertionError("trained twice")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(start_module, "started", never)
+        twin, twin_folder = session("grpo_baselines", "same", SLOW_WON)
+        with pytest.raises(AssertionError, match="trained twice"):
+            session("grpo_baselines", "other", SLOW_WON)
+    assert [path.name for path in twin_folder.iterdir()] == ["metadata.json"]
+    assert metadata(twin_folder) == {"run": "grpo_baselines/same-0", "same_as": "grpo_learning_rate/slow-0"}
+    files = {path.name: path.read_bytes() for path in (paths.RUNS / trained.name).iterdir()}
+    copies = {path.name: path.read_bytes() for path in (paths.RUNS / twin.name).iterdir()}
+    assert set(files) == {"config.yaml", "history.csv", "metrics.json", "outcomes.jsonl", "rollouts.jsonl", "validation.csv"}
+    assert files.pop("config.yaml") != copies.pop("config.yaml")
+    assert copies == files
+    config = read_yaml(paths.RUNS / twin.name / "config.yaml")
+    assert (config["run"], config["same_as"]) == ("grpo_baselines/same-0", "grpo_learning_rate/slow-0")
+    assert read_yaml(paths.RUNS / trained.name / "config.yaml")["identity"] == config["identity"]
+
+    with pytest.raises(UserError, match=rf"a run's folder holds no model itself\. Use {folder}/last or {folder}/best"):
+        require_checkpoint(folder)
+    for wanted in (twin_folder, twin_folder / "last", twin_folder / "best"):
+        with pytest.raises(UserError, match=rf"same as grpo_learning_rate/slow-0; its weights are in {folder}\.$"):
+            require_checkpoint(wanted)
+    require_checkpoint(folder / "last")
+    require_checkpoint(folder / "best")
+
+
+def test_a_run_with_other_checkpoints_is_trained_anew(session: Any) -> None:
+    """What is kept is part of a run, so one that kept less is not taken over."""
+    session(changes={"checkpoints": ["last"]})
+    _, folder = session("grpo_baselines", "same", SLOW_WON)
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "last"]
+
+
+def test_the_config_says_what_the_run_changed_and_where_values_came_from(session: Any) -> None:
+    session()
+    run, _ = session("grpo_baselines", "other", SLOW_WON)
+    config = read_yaml(paths.RUNS / run.name / "config.yaml")
+    assert (config["run"], config["same_as"], config["seed"]) == ("grpo_baselines/other-0", None, 0)
+    assert config["overrides"] == {"cliprange": 0.1}
+    assert config["updates_per_rollout_batch"] == 2
+    assert config["config"]["cliprange"] == {"value": 0.1, "from": "arm other"}
+    assert config["config"]["learning_rate"] == {"value": 1e-3, "from": "winner of grpo_learning_rate (slow)"}
+    assert config["divergence"]["patience"] == 2 and config["checkpoints"] == ["last", "best"]
+
+
+@pytest.mark.parametrize("kind", ["last", "best"])
+def test_a_run_with_one_kind_of_checkpoint_names_that_one(tmp_path: Path, model: Any, tokenizer: Any, kind: str) -> None:
+    save_checkpoint(tmp_path / kind, model, tokenizer)
+    with pytest.raises(UserError, match=rf"Use {tmp_path}/{kind}\.$"):
+        require_checkpoint(tmp_path)
+
+
+def test_a_folder_without_a_model_names_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"{paths.model('main')}: holds no model .*dvc repro model"):
+        require_checkpoint(paths.model("main"))
+    for folder in (tmp_path, tmp_path / "nowhere"):  # which no stage makes
+        with pytest.raises(UserError, match=rf"{folder}: holds no model .* Name a folder in Hugging Face format"):
+            require_checkpoint(folder)
+
+
+def test_phases_add_up_and_start_anew_each_step(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    for step in (1, 2):
+        for phase in ("rollout", "training", "rollout"):
+            with log.phase(phase):
+                time.sleep(0.01)
+        log.step(step, [{"loss": 0.5}], {"train/reward": 1.0}, tokens=100)
+    log.close()
+    for times in log.times:
+        assert 0.02 <= times["rollout_s"] < 0.5
+        assert 0.01 <= times["training_s"] < 0.5
+        assert times["tokens_per_s"] == pytest.approx(100 / (times["rollout_s"] + times["training_s"]))
+    assert (tmp_path / "history.csv").read_text() == "step,update,train/reward,loss\n1,1,1.0,0.5\n2,2,1.0,0.5\n"

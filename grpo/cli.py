@@ -133,9 +133,11 @@ def study_check(
     verbose: VERBOSE = False,
 ) -> None:
     """Validate a study, show each run's effective configuration as far as it is known, and say what was changed in it."""
-    from grpo.commands.study import check
+    from grpo.commands.study import check, require_stages
 
     print(check(name, verbose))
+    if name is None:
+        require_stages()
 
 
 @study_app.command("use")

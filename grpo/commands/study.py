@@ -59,13 +59,19 @@ def check(name: str | None, verbose: bool) -> str:
         own = _own_file(active)
         told = _edits_told(active) if own.exists() else [f"what was changed by hand cannot be told, as {own} is not there"]
         told = told or [f"{PARAMS_FILE} is as composed from {own}"]
-        return "\n".join([describe(study), "", *told, *unlike_dvc(study)])
+        return "\n".join([describe(study), "", *told])
     path = study_path(name)
     lines = [describe(load_study(path))]
     if extended := files_of(path)[1:2]:
         lines += ["", f"differs from {extended[0]}, which it extends, in:"]
         lines += _summary(compose(extended[0]), compose(path), verbose) or ["  nothing"]
     return "\n".join(lines)
+
+
+def require_stages() -> None:
+    """UserError where dvc.yaml lacks the stage of an experiment of the active study, or has another; it says what to add."""
+    if unlike := unlike_dvc(load_study()):
+        raise UserError("\n".join(unlike))
 
 
 def describe(study: Study) -> str:

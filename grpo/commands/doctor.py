@@ -14,8 +14,8 @@ from typing import Any
 from grpo.commands import gpu_memory
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import GrpoConfig
-from grpo.study.schema import MAIN, Study
-from grpo.study.sections import HubModel
+from grpo.study.schema import Study
+from grpo.study.sections import MAIN, HubModel
 from grpo.tasks.downloaded import HubDataset, LocalFiles
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
 

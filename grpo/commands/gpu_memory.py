@@ -42,8 +42,8 @@ from grpo.rollout.make import memory_share, sleeps
 from grpo.study import paths
 from grpo.study.effective import effective_run
 from grpo.study.methods import RunConfig, SamplingConfig
-from grpo.study.schema import MAIN, Study
-from grpo.study.sections import HubModel, LocalModel
+from grpo.study.schema import Study
+from grpo.study.sections import MAIN, HubModel, LocalModel
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}

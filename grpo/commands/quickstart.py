@@ -18,7 +18,8 @@ from grpo.common.files import write_text
 from grpo.common.lock import only_one
 from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER
-from grpo.study.schema import MAIN, PARAMS_FILE, Study, load_study
+from grpo.study.schema import PARAMS_FILE, Study, load_study
+from grpo.study.sections import MAIN
 from grpo.tracking.mlflow_client import tracking_uri, without_password
 
 STUDY = STUDIES_FOLDER / "quickstart.yaml"

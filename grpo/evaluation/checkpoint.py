@@ -22,7 +22,8 @@ from grpo.rollout.make import make_engine
 from grpo.study import paths
 from grpo.study.effective import digest
 from grpo.study.environment import ROOT, packages, software
-from grpo.study.schema import MAIN, Study
+from grpo.study.schema import Study
+from grpo.study.sections import MAIN
 from grpo.study.training_inputs import EVALUATION_CODE, code_digests, task_inputs
 from grpo.tasks.task import find_format
 

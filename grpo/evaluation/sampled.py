@@ -15,8 +15,8 @@ from grpo.evaluation.checkpoint import CheckpointEvaluator
 from grpo.grader.pool import grade_batch
 from grpo.results.statistics import mean_over_problems
 from grpo.study import paths
-from grpo.study.schema import MAIN, Study
-from grpo.study.sections import BestOfN
+from grpo.study.schema import Study
+from grpo.study.sections import MAIN, BestOfN
 from grpo.tasks.task import Format, find_format
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.mlflow_study import flat, study_params, study_tags

@@ -8,7 +8,8 @@ from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.common.records import read_problems
 from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint
 from grpo.study import paths
-from grpo.study.schema import MAIN, Study
+from grpo.study.schema import Study
+from grpo.study.sections import MAIN
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.mlflow_study import study_params, study_tags
 

@@ -17,8 +17,8 @@ from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, dr
 from grpo.reporting.keyword import discuss_keyword
 from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
-from grpo.study.schema import MAIN, Study
-from grpo.study.sections import ReportPiece
+from grpo.study.schema import Study
+from grpo.study.sections import MAIN, ReportPiece
 
 Curve = tuple[str, str, str]  # table (history or validation), column, title
 Selection = dict[str, Any]

@@ -19,7 +19,8 @@ from grpo.results.claims import about_this_study
 from grpo.results.runs import Run, experiments, read_baseline, read_best_of_n, read_runs, read_selection
 from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study import paths
-from grpo.study.schema import MAIN, Study, read_yaml
+from grpo.study.schema import Study, read_yaml
+from grpo.study.sections import MAIN
 
 SAMPLES_SHOWN = 2
 

@@ -14,11 +14,12 @@ from typing import Any
 from grpo.common.errors import UserError
 from grpo.common.files import parse_yaml
 from grpo.study.annotated import Note, Notes, read_annotated
+from grpo.study.sections import MAIN
 
 STUDIES_FOLDER = Path("studies")
 WHICH = ("use", "source", "name")  # a mapping in which one of these differs is of another kind: other keys belong to it
 WHOLE = ("arms", "documents", "sft_datasets")  # mappings that are replaced whole: an overlay that names arms means these arms
-BY_TASK = ("tasks", "models")  # of their entries, one for a task each, `null` takes one away
+BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with an entry for a task each, of which `null` takes one away
 COMPUTED = ("study", "folder", "select_in")  # what composing sets, whatever a study file says
 _SELECT_IN = Note(
     above=(
@@ -100,9 +101,19 @@ def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping
     }
 
 
+def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
+    """The tasks that only experiments without arms are about: nothing is made for them."""
+    tasks: dict[bool, set[str]] = {True: {MAIN}, False: set()}
+    for experiment in experiments.values():
+        if isinstance(experiment, Mapping):
+            tasks[bool(_arms(experiment))].add(str(experiment.get("task", MAIN)))
+    return tasks[False] - tasks[True]
+
+
 def overlay_of(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     """The overlay of :func:`difference`, where experiments are left out by ``only`` or ``without``, whichever is shorter."""
-    overlay = difference(base, target)
+    gone = of_left_out(target.get("experiments", {}))
+    overlay = difference(_without_tasks(base, gone), _without_tasks(target, gone))
     changed = overlay.get("experiments", {})
     left_out = [name for name, value in changed.items() if value.get("arms") == {} and name in base.get("experiments", {})]
     if left_out:
@@ -112,6 +123,16 @@ def overlay_of(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, 
             changed[name] = {key: value for key, value in changed[name].items() if key != "arms"}
         overlay["experiments"] = lists | {name: value for name, value in changed.items() if value}
     return overlay
+
+
+def _without_tasks(values: Mapping[str, Any], gone: set[str]) -> dict[str, Any]:
+    """``values`` without the entries of these tasks, and without those that are ``null``."""
+    return {
+        key: {k: v for k, v in value.items() if k not in gone and v is not None}
+        if key in BY_TASK and isinstance(value, Mapping)
+        else value
+        for key, value in values.items()
+    }
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
@@ -209,11 +230,11 @@ def compose(path: Path) -> dict[str, Any]:
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
     folder = Path(os.path.relpath(path.parent))
     composed["folder"] = (STUDIES_FOLDER if folder == Path() or ".." in folder.parts else folder).as_posix()
-    for key, value in values.items():
+    experiments = values.get("experiments")
+    gone = of_left_out(experiments) if isinstance(experiments, Mapping) else set()
+    for key, value in _without_tasks(values, gone).items():
         if key == "experiments" and isinstance(value, Mapping):
             composed["select_in"] = [name for name, experiment in value.items() if _arms(experiment)]
-        if key in BY_TASK and isinstance(value, Mapping):
-            value = {task: entry for task, entry in value.items() if entry is not None}
         if key not in COMPUTED:
             composed.setdefault(key, value)
     return composed

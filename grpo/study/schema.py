@@ -28,6 +28,7 @@ from grpo.study.methods import (
     explain,
 )
 from grpo.study.sections import (
+    MAIN,
     Divergence,
     EngineSettings,
     Evaluation,
@@ -43,7 +44,6 @@ from grpo.tasks.sft_dataset import SftDataset
 from grpo.tasks.task import Split, Task, make_task
 
 PARAMS_FILE = Path("params.yaml")
-MAIN = "main"  # the task that is evaluated zero-shot, and that experiments have unless they say otherwise
 TOKENS_ON_CPU = 4096  # of a packed row, as in studies/base.yaml
 MORE_EVALUATIONS = {
     "grpo": "raise n_grpo_steps, lower evaluation.every",
@@ -247,7 +247,8 @@ class Study(Section):
             raise ValueError(f"resources: needs {', '.join(missing)}, for the stages that train no run")
         # Models are pretrained on the CPU in every study.
         on_cpu = {"model": True, "evaluate": self.engine.device == "cpu"}
-        for name, experiment in self.experiments.items():
+        for name in self.made:
+            experiment = self.experiments[name]
             own = self.for_task(experiment.task)
             computes = "cpu" in (own.engine.device, own.learner.device)
             on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or computes
@@ -311,7 +312,7 @@ class Study(Section):
 
     def _check_task(self, name: str, experiment: Experiment) -> None:
         """It is one of the study's, and where it is fine-tuned for there is something to fine-tune on."""
-        if experiment.task not in self.tasks:
+        if experiment.arms and experiment.task not in self.tasks:
             raise ValueError(f"experiments.{name}.task: no task {experiment.task!r} (known: {', '.join(self.tasks)})")
         if experiment.arms and experiment.method == "sft" and experiment.task not in self.sft_datasets:
             raise ValueError(f"experiments.{name}: there are no examples to fine-tune on: add sft_datasets.{experiment.task}")

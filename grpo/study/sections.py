@@ -8,6 +8,8 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from grpo.study.methods import Section, Share
 
+MAIN = "main"  # the task that is evaluated zero-shot, and that experiments have unless they say otherwise
+
 # --------------------------------------------------------------------------------------------------------------- model
 
 
@@ -213,7 +215,7 @@ class Experiment(Section):
 
     title: str = ""
     method: Method = "grpo"
-    task: str = "main"
+    task: str = MAIN
     builds_on: str | None = None
     passes_on: Literal["winner", "ranking"] = "winner"
     off_policy_only: bool = False

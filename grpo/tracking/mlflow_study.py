@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.study.schema import MAIN, Study
-from grpo.study.sections import HubModel, LocalModel
+from grpo.study.schema import Study
+from grpo.study.sections import MAIN, HubModel, LocalModel
 from grpo.study.training_inputs import shared_settings
 
 

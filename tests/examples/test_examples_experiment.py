@@ -1,4 +1,4 @@
-"""examples/group_size.yaml: an experiment added to a study by its entry and its stage, from the refusal without it to the report."""
+"""examples/group_size.yaml: an experiment added to a study by its entry and its stage, up to the report."""
 
 from __future__ import annotations
 

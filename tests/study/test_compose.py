@@ -209,6 +209,29 @@ def test_experiments_are_left_out_of_what_is_extended_and_arms_bring_one_back(pr
     assert load_study(write("studies/less.yaml", "extends: more\nexperiments: {without: [sft_experiment]}\n")).made == KEPT
 
 
+def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project: Path, grpo: Run) -> None:
+    """Nobody waits for a model that no run starts from."""
+    own = project / "studies/own.yaml"
+    own.write_text("extends: mini\nexperiments: {only: [grpo_learning_rate]}\n")
+    composed = compose(own)
+    assert [list(composed[section]) for section in ("tasks", "models", "sft_datasets")] == [["main"]] * 3
+    assert load_study(own).experiments["grpo_keyword_inclusion"].task == "keyword"
+    own.write_text("extends: mini\nexperiments: {only: [grpo_keyword_inclusion]}\n")
+    assert list(compose(own)["tasks"]) == ["main", "keyword"]
+    own.write_text("extends: mini\nexperiments: {only: [grpo_learning_rate]}\ntasks: {other: {use: arithmetic}}\n")
+    assert list(compose(own)["tasks"]) == ["main", "other"]  # which no experiment names: whoever adds it wants its dataset
+
+    grpo("study", "use", "mini", "--force")
+    by_hand = parse_yaml(project / "params.yaml")
+    by_hand["experiments"]["grpo_keyword_inclusion"]["arms"] = {}
+    by_hand["select_in"].remove("grpo_keyword_inclusion")
+    (project / "params.yaml").write_text(json.dumps(by_hand))
+    assert grpo("study", "save", "again")[0] == 0
+    overlay = {"extends": "mini", "experiments": {"without": ["grpo_keyword_inclusion"]}}
+    assert parse_yaml(project / "studies/again.yaml") == overlay
+    assert list(compose(project / "studies/again.yaml")["models"]) == ["main"]
+
+
 def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
     """Which experiments there may be is the schema's to say."""
     values = compose(write("studies/more.yaml", "extends: mini\nexperiments: {grpo_own: {arms: {a: {}}}}\n"))

@@ -252,7 +252,8 @@ class Study(Section):
             own = self.for_task(experiment.task)
             computes = "cpu" in (own.engine.device, own.learner.device)
             on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or computes
-            if own.engine.device == own.learner.device == "cpu" and self.resources[experiment.resources].gpus:
+            moved = own.engine.device == own.learner.device == "cpu" and {self.engine.device, self.learner.device} != {"cpu"}
+            if moved and self.resources[experiment.resources].gpus:
                 raise ValueError(
                     f"resources.{experiment.resources}.gpus: the runs of {name} compute on the CPU: set it to 0, or name other "
                     f"resources in experiments.{name}"

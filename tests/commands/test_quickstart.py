@@ -128,11 +128,13 @@ def test_ctrl_c_leaves_no_report(moment: str, tmp_path: Path) -> None:
     folder = project(tmp_path, *((20, 2000) if moment == "training" else (20000, 4)))
     command = [sys.executable, "-m", "grpo", "quickstart"]
     env = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    begun = {"pretraining": ".model.draft", "training": "history.csv"}[moment]
+    begun = {"pretraining": "model/.main.draft", "training": "history.csv"}[moment]
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=folder, env=env, **pipes) as process:
+        started = time.monotonic()
         while not list((folder / FOLDER).rglob(begun)):
             assert process.poll() is None, process.communicate()
+            assert time.monotonic() < started + 120, f"{begun} does not come"
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)

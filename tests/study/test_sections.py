@@ -273,8 +273,18 @@ def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: P
         assert edited(tmp_path, on_gpu).resources[kind].cpus == 2
 
 
-def test_runs_on_the_cpu_reserve_no_gpu(tmp_path: Path) -> None:
-    message = refused(tmp_path, lambda values: values["resources"]["train_on_cpu"].update(gpus=1))
+def test_runs_that_are_on_the_cpu_in_a_study_for_gpus_reserve_none(tmp_path: Path) -> None:
+    def reserve(values: dict[str, Any]) -> None:
+        values["resources"]["train_on_cpu"]["gpus"] = 1
+
+    def for_gpus(values: dict[str, Any]) -> None:
+        reserve(values)
+        values["learner"]["device"] = "cuda:0"
+
+    assert (
+        edited(tmp_path, reserve).resources["train_on_cpu"].gpus == 1
+    )  # of no use, but it may be wanted, as in our Slurm tests
+    message = refused(tmp_path, for_gpus)
     assert "resources.train_on_cpu.gpus: the runs of grpo_keyword_inclusion compute on the CPU: set it to 0" in message
     assert (
         "resources: no 'train_on_cpu' under resources (known: small, model, evaluate, train, asynchronous, colocate)"

@@ -102,11 +102,12 @@ def configs_of(study: Study, experiment: str) -> list[RunConfig]:
 
 
 def task_inputs(study: Study, name: str) -> dict[str, Any]:
-    """What decides how a task's problems are put and scored: its settings, its formats, and the code of its class and of those
-    that it is derived from.
+    """What decides how a task's problems are put and scored: its settings, its formats, and the code of its class, of those
+    that it is derived from, and of what the study names.
     """
     task = study.task(name)
     files = {sys.modules[kind.__module__].__file__ for kind in type(task).__mro__ if issubclass(kind, Task)}
+    files |= {str(source_of(path)) for path in task.own_code}
     return {
         "settings": study.tasks[name],
         "formats": {key: [format.template, list(format.stop)] for key, format in task.formats.items()},

@@ -77,6 +77,7 @@ class Task:
 
     formats: ClassVar[Mapping[str, Format]] = {}
     drop_overlap: bool = False  # training questions that are also validation questions are left out, not refused
+    own_code: tuple[str, ...] = ()  # import paths of what it calls, such as a verifier: results depend on it
 
     def problems(self, split: Split) -> list[Problem]:
         """The problems of a split, the same at each call; ids are unique across splits."""
@@ -166,6 +167,7 @@ TASKS = {
     "math": "grpo.tasks.math:Math",
     "gsm8k": "grpo.tasks.gsm8k:Gsm8k",
     "keyword": "grpo.tasks.keyword:Keyword",
+    "dataset": "grpo.tasks.dataset:Dataset",
 }
 
 

@@ -1,0 +1,124 @@
+"""A task from two columns of any dataset: on the Hugging Face Hub at a fixed revision, or in JSONL, parquet or CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from grpo.common.errors import UserError
+from grpo.common.imports import import_object, is_import_path
+from grpo.common.records import Problem
+from grpo.tasks.downloaded import HUB_SPLIT, LocalFiles, Row, checked_problem
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.task import Split
+
+READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # of `datasets`, by a file's ending
+Verify = Callable[[list[str], list[Problem]], list[float]]
+
+
+class HubSplits(BaseModel):
+    """What the splits are called on the Hub, or parts of one: ``train[:95%]`` and ``train[95%:]``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    train: str = HUB_SPLIT["train"]
+    validation: str = HUB_SPLIT["validation"]
+
+
+def exactly(answers: list[str], problems: list[Problem]) -> list[float]:
+    """1.0 where the answer is the ground truth, letter by letter but for white space around it."""
+    return [float(answer.strip() == p.ground_truth.strip()) for answer, p in zip(answers, problems, strict=True)]
+
+
+class Dataset(GradedTask):
+    """Problems from two columns.
+
+    Args:
+        question: the column with the question.
+        answer: the column with the ground truth: text or a number.
+        hub: a dataset on the Hub, with the ``revision`` (a commit) at which it is read, its ``config`` where it has several,
+            and the names of its ``splits``.
+        files: or two files, JSONL, parquet or CSV by their endings.
+        verify: ``math`` (the grader), ``exact``, or an import path of a function that does what :meth:`Task.verify` does.
+        drop_overlap: training questions that are also validation questions are left out, not refused.
+
+    Raises:
+        UserError: neither ``hub`` nor ``files`` is given or both are, or a file's ending or ``verify`` means nothing.
+    """
+
+    def __init__(
+        self,
+        question: str,
+        answer: str,
+        hub: str | None = None,
+        revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None,
+        config: str | None = None,
+        splits: HubSplits = HubSplits(),  # noqa: B008 - it is frozen
+        files: LocalFiles | None = None,
+        verify: str = "math",
+        drop_overlap: bool = False,
+    ):
+        if (hub is None) == (files is None):
+            raise UserError("use: dataset: name either `hub` or `files`, and not both.")
+        if hub is not None and revision is None:
+            raise UserError(f"use: dataset: {hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
+        for name in (files.train, files.validation) if files else ():
+            if Path(name).suffix not in READERS:
+                raise UserError(f"use: dataset: {name}: cannot be read. It is told by its ending, one of {', '.join(READERS)}.")
+        self.question, self.answer, self.drop_overlap = question, answer, drop_overlap
+        self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
+        self.math = verify == "math"
+        self.own_code = (verify,) if is_import_path(verify) else ()
+        if not self.own_code and verify not in ("math", "exact"):
+            raise UserError(f"use: dataset: verify: expected math, exact, or an import path MODULE:NAME, but it is {verify!r}.")
+        self._verify: Verify = {"math": super().verify, "exact": exactly}.get(verify) or import_object(verify)
+
+    def problems(self, split: Split) -> list[Problem]:
+        """See :meth:`Task.problems`; ids are the rows' places.
+
+        Raises:
+            UserError: the dataset cannot be had or read, it has no such column, or a row is not usable.
+        """
+        where, rows = self._rows(split)
+        found = []
+        for number, values in enumerate(rows):
+            row = Row(f"{where} row {number}", values, "use: dataset")
+            problem = Problem(f"{split}/{number}", row.text(self.question), row.text(self.answer))
+            if self.math:
+                problem = checked_problem(row, problem)  # a ground truth that the grader cannot read would never be met
+            elif not problem.question.strip() or not problem.ground_truth.strip():
+                raise UserError(f"{row.where}: the question or the answer is empty. Correct or remove the row.")
+            found.append(problem)
+        if not found:
+            raise UserError(f"{where}: is empty. Check what follows `use: dataset`.")
+        return found
+
+    def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
+        """By what the study's ``verify:`` names."""
+        return self._verify(answers, problems)
+
+    def _rows(self, split: Split) -> tuple[str, Any]:
+        """Where the rows are, for messages, and the rows."""
+        import datasets
+
+        datasets.disable_progress_bars()
+        options: dict[str, Any]
+        if self.files is not None:
+            where = getattr(self.files, split)
+            if not Path(where).is_file():
+                raise UserError(f"{where}: no such file. Correct `files: {{{split}: …}}`, or put the file there.")
+            options = {"path": READERS[Path(where).suffix], "data_files": {"rows": where}, "split": "rows"}
+        else:
+            where = f"{self.hub} {getattr(self.splits, split)}"
+            options = {"path": self.hub, "name": self.config, "revision": self.revision, "split": getattr(self.splits, split)}
+        try:
+            return where, datasets.load_dataset(**options)
+        except Exception as error:  # which of many it is depends on what was wrong, and on the release
+            reason = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), type(error).__name__)
+            raise UserError(
+                f"{where}: could not be read ({reason}). Check its name, `revision`, `config` and `splits`, the network, and "
+                "for a gated dataset your token (HF_TOKEN); of a file, that each row has the same columns."
+            ) from error

@@ -1,0 +1,149 @@
+"""A task from two columns of a dataset: the same problems from each kind of file, and from a repository's splits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from study_parts import values_of
+
+from grpo.common.errors import UserError
+from grpo.common.records import Problem
+from grpo.study.schema import load_study
+from grpo.study.training_inputs import task_inputs
+from grpo.tasks.task import make_task
+
+ROWS = {
+    "train": [{"asked": "1 + 1?", "solved": "2", "id": 7}, {"asked": "Half, as a decimal?", "solved": "0.5", "id": 8}],
+    "validation": [{"asked": "What is 3 {times} 2?", "solved": "6", "id": 9}],
+}
+EXPECTED = {
+    "train": [Problem("train/0", "1 + 1?", "2"), Problem("train/1", "Half, as a decimal?", "0.5")],
+    "validation": [Problem("validation/0", "What is 3 {times} 2?", "6")],
+}
+REVISION = "0123456789" * 4
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def write(folder: Path, ending: str, rows: dict[str, list[dict[str, Any]]] = ROWS) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    files = {split: str(folder / f"{split}.{ending}") for split in rows}
+    for split, file in files.items():
+        frame = pandas.DataFrame(rows[split])
+        if ending == "csv":
+            frame.to_csv(file, index=False)
+        elif ending == "parquet":
+            frame.to_parquet(file)
+        else:
+            frame.to_json(file, orient="records", lines=True)
+    return files
+
+
+def task(**settings: Any) -> Any:
+    return make_task({"use": "dataset", "question": "asked", "answer": "solved", **settings}, "tasks.main")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
+def test_two_columns_of_files_are_problems(tmp_path: Path, ending: str) -> None:
+    found = task(files=write(tmp_path / "rows", ending))
+    for split in ("train", "validation"):
+        problems = found.problems(split)
+        assert problems == found.problems(split)
+        assert [(p.id, p.question) for p in problems] == [(p.id, p.question) for p in EXPECTED[split]]
+        assert [float(p.ground_truth) for p in problems] == [float(p.ground_truth) for p in EXPECTED[split]]
+        assert ending == "csv" or problems == EXPECTED[split]  # where 2 beside 0.5 becomes 2.0
+
+
+def test_a_repository_is_read_by_its_splits_and_parts_of_them(tmp_path: Path) -> None:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS["train"] + ROWS["validation"]))
+    found = task(hub=str(folder), revision=REVISION, splits={"train": "train[:2]", "validation": "train[2:]"})
+    assert (found.problems("train"), found.problems("validation")) == (EXPECTED["train"], EXPECTED["validation"])
+    with pytest.raises(UserError, match=r"repository test: could not be read \(.*test"):
+        task(hub=str(folder), revision=REVISION).problems("validation")
+    with pytest.raises(UserError, match=r"nobody/nothing train: could not be read .*HF_TOKEN"):
+        task(hub="nobody/nothing", revision=REVISION).problems("train")
+
+
+def test_answers_are_verified_as_the_study_says(tmp_path: Path) -> None:
+    (tmp_path / "own_verifier.py").write_text("def close(answers, problems):\n    return [0.25] * len(answers)\n")
+    files, half = write(tmp_path / "rows", "jsonl"), EXPECTED["train"][1]
+    asked = [half] * 3
+    answers = ["</think> <answer>1/2</answer>", "</think> <answer> 0.5 </answer>", "0.5"]
+    for verify, expected in {"math": [1, 1, 0], "exact": [0, 1, 0], "own_verifier:close": [0.25, 0.25, 0]}.items():
+        scored = task(files=files, verify=verify).score("r1_zero", asked, answers)
+        assert [each["reward"] for each in scored.rewards] == expected and not scored.timed_out
+
+
+def test_the_code_of_a_verifier_is_part_of_what_runs_depend_on(tmp_path: Path) -> None:
+    values, inputs = values_of("smoke"), []
+    for share in ("0.25", "0.5"):
+        (tmp_path / "my_verifier.py").write_text(f"def close(answers, problems):\n    return [{share}] * len(answers)\n")
+        values["tasks"]["main"] = {"use": "dataset", "question": "q", "answer": "a", "files": write(tmp_path / "rows", "csv")}
+        values["tasks"]["main"]["verify"] = "my_verifier:close"
+        values["sft_datasets"].pop("main", None)
+        values["experiments"] = {name: entry | {"arms": {}} for name, entry in values["experiments"].items()}
+        values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-4": {"learning_rate": 3e-4}}
+        values["select_in"] = ["grpo_learning_rate"]
+        (tmp_path / "study.yaml").write_text(json.dumps(values))
+        inputs.append(task_inputs(load_study(tmp_path / "study.yaml"), "main")["code"])
+    assert {"my_verifier.py", "dataset.py"} <= inputs[0].keys()
+    assert [name for name in inputs[0] if inputs[0][name] != inputs[1][name]] == ["my_verifier.py"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "name either `hub` or `files`"),
+        ({"hub": "a/b", "files": {"train": "a.csv", "validation": "b.csv"}}, "name either `hub` or `files`"),
+        ({"hub": "a/b"}, "a/b: give the `revision`, 40 hex digits"),
+        ({"hub": "a/b", "revision": "main"}, r"tasks\.main\.revision: .*pattern"),
+        ({"files": {"train": "a.txt", "validation": "b.csv"}}, r"a\.txt: cannot be read.*\.jsonl"),
+        ({"files": {"train": "a.csv"}}, r"tasks\.main\.files\.validation: field required"),
+        (
+            {"files": {"train": "a.csv", "validation": "b.csv"}, "verify": "roughly"},
+            "verify: expected math, exact, or an import",
+        ),
+        ({"files": {"train": "a.csv", "validation": "b.csv"}, "verify": "no_such:thing"}, "no_such:thing: no such module"),
+    ],
+)
+def test_a_mistake_in_the_entry_is_told_before_anything_is_read(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        task(**settings)
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "told"),
+    [
+        (ROWS, {"question": "problem"}, r"train\.jsonl row 0: no column 'problem' \(columns: asked, solved, id\)"),
+        (ROWS | {"train": [{"asked": " ", "solved": "2"}]}, {}, r"train\.jsonl row 0: the question is empty"),
+        (ROWS | {"train": [{"asked": "?", "solved": r"\frac{1}{2"}]}, {}, r"train\.jsonl row 0: the braces"),
+        (ROWS | {"train": [{"asked": "?", "solved": ""}]}, {"verify": "exact"}, r"row 0: the question or the answer is empty"),
+        (ROWS | {"train": [{"asked": "?", "solved": None}]}, {}, r"row 0: column 'solved' holds None"),
+    ],
+)
+def test_an_unusable_row_is_named(
+    tmp_path: Path, rows: dict[str, list[dict[str, Any]]], changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        task(files=write(tmp_path / "rows", "jsonl", rows), **changes).problems("train")
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    files = write(tmp_path / "rows", "jsonl")
+    Path(files["train"]).write_text('{"asked": ')
+    with pytest.raises(UserError, match=r"train\.jsonl: could not be read"):
+        task(files=files).problems("train")
+    Path(files["train"]).unlink()
+    with pytest.raises(UserError, match=r"train\.jsonl: no such file\. Correct `files: \{train"):
+        task(files=files).problems("train")

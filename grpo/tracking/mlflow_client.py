@@ -116,7 +116,8 @@ class MlflowRun:
         told = self._describe(status=status, ended=_milliseconds())
         run_id, errors = self._answer() if told else (None, [])
         if self._trouble is not None:
-            errors.append(f"{self._lost} messages could not be kept on disk: {describe(self._trouble)}")
+            lost = f"{self._lost} messages could not be kept on disk: " if self._lost else ""
+            errors.append(lost + describe(self._trouble))
         if errors:
             print(_warning("; ".join(errors), self._about["uri"], self.folder), file=sys.stderr)
         else:
@@ -140,19 +141,22 @@ class MlflowRun:
     def _start_sender(self) -> bool:
         """Start the process that brings folders to MLflow, unless there is one; whether it was started."""
         self._checked = time.monotonic()
-        lock = lock_of_sender(self._sender)
-        if is_locked(lock) or (self._process is not None and self._process.poll() is None):
-            return False
-        with lock.with_suffix(".log").open("a") as log:  # not this run's stderr, which may be closed earlier
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "grpo.tracking.mlflow_sync", self._sender],
-                cwd=paths.workspace(),  # an experiment of DVC may work in a folder that is removed earlier
-                env={**os.environ, "MLFLOW_TRACKING_URI": self._uri},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the process that trains, which then says how the run ended
-            )
+        try:
+            lock = lock_of_sender(self._sender)
+            if is_locked(lock) or (self._process is not None and self._process.poll() is None):
+                return False
+            with lock.with_suffix(".log").open("a") as log:  # not this run's stderr, which may be closed earlier
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "grpo.tracking.mlflow_sync", self._sender],
+                    cwd=paths.workspace(),  # an experiment of DVC may work in a folder that is removed earlier
+                    env={**os.environ, "MLFLOW_TRACKING_URI": self._uri},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is for the process that trains, which then says how the run ended
+                )
+        except OSError as error:
+            self._trouble = error
         return True
 
     def _describe(self, **changed: Any) -> bool:
@@ -195,17 +199,12 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-@lru_cache
-def _sender(uri: str, settings: tuple[tuple[str, str], ...]) -> str:
-    about = [socket.gethostname(), sys.executable, __file__, uri, settings]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
-
-
 def sender() -> str:
     """Which process brings the folders of this machine's runs (in Slurm: this job's) to MLflow: one for each setting of it."""
     deciding = ("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_", "PG", "SLURM_JOB_ID", "HTTP", "NO_PROXY", "REQUESTS_")
     settings = sorted((key, value) for key, value in os.environ.items() if key.upper().startswith(deciding))
-    return _sender(tracking_uri(), tuple(settings))
+    about = [socket.gethostname(), sys.executable, __file__, tracking_uri(), settings]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
 
 def lock_of_sender(name: str) -> Path:

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -209,58 +210,46 @@ def fail_soon() -> None:
 # ----------------------------------------------------------------------------------------------------- while runs go on
 
 
-@dataclass
-class Watched:
-    """A run whose folder this process brings to MLflow."""
-
-    sent: Sent = field(default_factory=Sent)
-    version: int = 0  # of run.json, ns
-    next_look: float = 0.0
-
-
 class Sender:
     """Brings the folders of a machine's runs to one place, as long as there are any."""
 
     def __init__(self, uri: str):
-        self.uri = uri
-        self.runs: dict[Path, Watched] = {}
-        self._failed: dict[bool, tuple[float, Exception]] = {}  # when, how: of runs that went on, and of ends of runs
+        self._uri = uri
+        self._sent: defaultdict[Path, Sent] = defaultdict(Sent)
+        self._next_look: defaultdict[Path, float] = defaultdict(float)
+        self._failed: dict[bool, tuple[float, Exception]] = {}  # when and how; of ends of runs, and of runs that went on
 
     def look(self, folder: Path) -> None:
         """Send what is new in a folder, when it is time to; at the run's end say what became of it."""
-        version = (folder / RUN).stat().st_mtime_ns
-        watched = self.runs.setdefault(folder, Watched())
-        now = time.monotonic()
-        if version == watched.version and now < watched.next_look:
+        over = json.loads((folder / RUN).read_bytes())["status"] is not None
+        if not over and time.monotonic() < self._next_look[folder]:
             return
-        watched.version, watched.next_look = version, now + ROUND_SECONDS
-        over = not is_locked(folder / METRICS) or json.loads((folder / RUN).read_bytes())["status"] is not None
-        errors: list[str] = []
+        over = over or not is_locked(folder / METRICS)
+        sent, errors, pause = self._sent[folder], [], ROUND_SECONDS
         try:
             with self._waited_for_once(over):
-                over = self._sync(folder, watched.sent, patient=over)
+                over = self._sync(folder, sent, deadline=time.monotonic() + (LOCK_SECONDS if over else 0.0))
         except BlockingIOError:
             return
         except Exception as error:
-            errors, watched.next_look = [describe(error)], time.monotonic() + RETRY_SECONDS
+            errors, pause = [describe(error)], RETRY_SECONDS
+        self._next_look[folder] = time.monotonic() + pause
         if over and (folder / RUN).exists():  # an import may have been quicker
-            errors += watched.sent.complaints()
-            write_json(folder / ANSWER, {"run_id": watched.sent.run_id, "over": True, "errors": errors})
+            write_json(folder / ANSWER, {"run_id": sent.run_id, "over": True, "errors": [*errors, *sent.complaints()]})
 
-    def _sync(self, folder: Path, sent: Sent, patient: bool) -> bool:
-        deadline = time.monotonic() + LOCK_SECONDS
+    def _sync(self, folder: Path, sent: Sent, deadline: float) -> bool:
         while True:
             try:
-                return sync(folder, self.uri, sent)
+                return sync(folder, self._uri, sent)
             except Exception as error:  # MLflow itself waits for 20 s
-                if "database is locked" not in str(error) or not patient or time.monotonic() > deadline:
+                if "database is locked" not in str(error) or time.monotonic() > deadline:
                     raise
 
     @contextmanager
     def _waited_for_once(self, over: bool) -> Iterator[None]:
         """Fail at once where the same thing failed slowly a moment ago: of many runs only one waits for a silent server."""
-        failed_at, last_error = self._failed.get(over, (float("-inf"), OSError()))
         began = time.monotonic()
+        failed_at, last_error = self._failed.get(over, (float("-inf"), OSError()))
         if began - failed_at < MOMENT_SECONDS:
             raise last_error
         try:
@@ -358,39 +347,29 @@ def import_folders(folders: Iterable[Path], uri: str) -> Iterator[str]:
             sync(folder, uri, sent)
         except BlockingIOError:
             yield f"{folder}: left alone, as its run is not over; that delivers it at its end if it can"
-            continue
         except Exception as error:
-            problems.append(_problem(folder, about["uri"], uri, error))
-            continue
-        if sent.refused:
-            problems.append(f"{folder} is kept: the rest is in run {sent.run_id}, but " + "; ".join(sent.complaints()))
-            continue
-        shutil.rmtree(folder)
-        yield f"{name}: run {sent.run_id}, {sent.metrics} metrics"
-        yield from (f"  {complaint}" for complaint in sent.complaints())
+            code = getattr(error, "error_code", "INTERNAL_ERROR")
+            if code in {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE"}:
+                raise UserError(
+                    f"MLflow at {without_password(uri)} could not be written: {describe(error)}\n"
+                    f"  {folder} is kept, and so are the folders after it. Check MLFLOW_TRACKING_URI."
+                ) from error
+            reason = describe(error)
+            if code == "RESOURCE_DOES_NOT_EXIST" and sent.run_id:
+                reason = (
+                    f"it continues run {sent.run_id}, which {about['uri']} has and {without_password(uri)} has not. Set"
+                    f" MLFLOW_TRACKING_URI; or remove {ANSWER} from it, and the import makes a new run"
+                )
+            problems.append(f"{folder} is kept: {reason}")
+        else:
+            if sent.refused:
+                problems.append(f"{folder} is kept: the rest is in run {sent.run_id}, but {'; '.join(sent.complaints())}")
+                continue
+            shutil.rmtree(folder)
+            yield f"{name}: run {sent.run_id}, {sent.metrics} metrics"
+            yield from (f"  {complaint}" for complaint in sent.complaints())
     if problems:
         raise UserError("\n".join(problems))
-
-
-def _problem(folder: Path, of: str, uri: str, error: Exception) -> str:
-    """Why a folder could not be brought to MLflow.
-
-    Raises:
-        UserError: the reason holds for other folders too.
-    """
-    code = getattr(error, "error_code", "INTERNAL_ERROR")
-    run_id = read_answer(folder)["run_id"]
-    if code == "RESOURCE_DOES_NOT_EXIST" and run_id:
-        return (
-            f"{folder} is kept: it continues run {run_id}, which {of} has and {without_password(uri)} has not. Set"
-            f" MLFLOW_TRACKING_URI; or remove {ANSWER} from it, and the import makes a new run"
-        )
-    if code in {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE"}:
-        raise UserError(
-            f"MLflow at {without_password(uri)} could not be written: {describe(error)}\n"
-            f"  {folder} is kept, and so are the folders after it. Check MLFLOW_TRACKING_URI."
-        ) from error
-    return f"{folder} is kept: {describe(error)}"
 
 
 if __name__ == "__main__":

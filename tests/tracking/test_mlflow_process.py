@@ -12,6 +12,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -707,3 +708,25 @@ def test_many_runs_of_a_process_wait_for_a_silent_server_once(folder: Path, monk
         for filler in fillers:
             filler.close()
     assert len(unsent()) == 5
+
+
+def test_a_password_is_written_nowhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            with suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{server.getsockname()[1]}")
+        assert MlflowRun("toy", "one", {}, {}).finish() is None
+        server.shutdown(socket.SHUT_RDWR)
+    warning = capsys.readouterr().err
+    assert (
+        "MLflow at http://me:***@127.0.0.1:" in warning and "http://me:***@127.0.0.1:" in warning.partition("could not be")[2]
+    )
+    texts = [file.read_text() for file in (*unsent()[0].iterdir(), lock_of_sender(tracking.sender()).with_suffix(".log"))]
+    assert "secret" not in warning and not any("secret" in text for text in texts)

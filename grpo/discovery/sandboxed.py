@@ -214,7 +214,7 @@ def too_many_files(folder: str, most: float) -> bool:
                             return True
                         if entry.is_dir(follow_symlinks=False):
                             waiting.append(entry.path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
             return True

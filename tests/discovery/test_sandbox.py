@@ -497,7 +497,9 @@ def test_a_folder_deeper_than_recursion_goes(tmp_path: Path) -> None:
 def test_a_program_that_removes_its_folder_where_it_can(instead: str, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
-    program = f"import os\nhere, old = os.getcwd(), {str(kept)!r}\nos.rmdir(here)\n{instead}\npoints = [[1]]"
+    program = (
+        f"import os, time\nhere, old = os.getcwd(), {str(kept)!r}\nos.rmdir(here)\n{instead}\ntime.sleep(0.1)\npoints = [[1]]"
+    )
     assert run(program, without=("landlock", "mounts")).points == [[1]]
     assert kept.is_dir()
     if protections()["filesystem"]:

@@ -404,4 +404,4 @@ def validated(values: Any, path: Path) -> Study:
     try:
         return Study.model_validate(values)
     except ValidationError as error:
-        raise UserError("\n".join(explain(path, item) for item in error.errors())) from error
+        raise UserError("\n".join(explain(path, item, values) for item in error.errors())) from error

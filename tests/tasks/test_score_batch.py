@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cachetools import LRUCache
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
@@ -160,7 +161,7 @@ def test_equal_pairs_of_a_batch_are_graded_once(calls: Callable[[], list[str]]) 
 
 
 def test_the_memory_is_bounded(calls: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "CACHED_VERDICTS", 3)
+    monkeypatch.setattr(pool, "_memory", LRUCache(3))
     for i in range(3):
         is_equal("used", "")  # each time, so it stays
         is_equal(str(i), "")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from grpo.common.records import Completion
+from grpo.common.world import ALONE, World
 from grpo.models.packed_attention import NO_MASK
 from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
 from grpo.rollout.engine import SamplingParams, require_room
@@ -22,18 +23,51 @@ REPLACEMENT = "\ufffd"  # what incomplete UTF-8 decodes to
 COMPACT_BELOW = 0.8  # drop finished sequences once fewer than this share of the batch's rows still run
 
 
+class UniformNumbers:
+    """One random number from [0, 1) for each token of a batch of sequences.
+
+    They are drawn for all sequences, for finished ones and other processes' too: what one samples never depends on when another
+    one ends, nor on who samples that.
+
+    Args:
+        generator: draws them, on its device.
+        total: sequences of the batch.
+        mine: the places of those that this process samples.
+
+    Attributes:
+        drawn: how often.
+    """
+
+    def __init__(self, generator: torch.Generator, total: int, mine: list[int]):
+        self.generator, self.total = generator, total
+        self.mine = torch.tensor(mine, dtype=torch.long, device=generator.device)
+        self.drawn = 0
+
+    def draw(self) -> torch.Tensor:
+        """(len(mine),) in float64, for the next token of each sequence."""
+        self.drawn += 1
+        return torch.rand(self.total, dtype=torch.float64, device=self.generator.device, generator=self.generator)[self.mine]
+
+    def skip_to(self, drawn: int) -> None:
+        """Draw until it has been done so often."""
+        while self.drawn < drawn:
+            self.draw()
+
+
 class TransformersEngine:
     """Samples from the very module the learner trains (or any other), so its weights need no copying.
 
     Args:
         model: as :func:`grpo.models.checkpoint.load_model` gives it.
         max_batch_size: sequences decoded at once; a group is never split, so a larger group counts as one batch.
+        world: the processes that decode a batch together.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, max_batch_size: int = 1024):
+    def __init__(self, model: Any, tokenizer: Any, max_batch_size: int = 1024, world: World = ALONE):
         self.model = model
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
+        self.world = world
         self.policy_version = 0
         self._stop_token_ids: dict[tuple[str, ...], torch.Tensor] = {}
 
@@ -51,6 +85,7 @@ class TransformersEngine:
         """
         require_room(self.model.config.max_position_embeddings, prompts, params.max_tokens)
         per_batch = max(1, self.max_batch_size // n)
+        shared = range(len(prompts))[self.world.share]
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
         groups: list[list[Completion]] = []
         was_training = self.model.training
@@ -60,13 +95,19 @@ class TransformersEngine:
             compiled = "torch._dynamo" in sys.modules
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 for start in range(0, len(prompts), per_batch):
-                    groups += self._generate_batch(prompts[start : start + per_batch], params, n, generator)
+                    batch = range(start, min(start + per_batch, len(prompts)))
+                    mine = [i for i in batch if i in shared]
+                    uniform = UniformNumbers(generator, len(batch) * n, [(i - start) * n + k for i in mine for k in range(n)])
+                    if mine:
+                        groups += self._generate_batch([prompts[i] for i in mine], params, n, uniform)
+                    # The next batch begins where this one's longest completion ends, whoever has sampled it.
+                    uniform.skip_to(max(self.world.all_gather(uniform.drawn)))
         finally:
             self.model.train(was_training)
         return groups
 
     def _generate_batch(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, generator: torch.Generator
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, uniform: UniformNumbers
     ) -> list[list[Completion]]:
         """Decode one batch of ``len(prompts) * n`` sequences."""
         logits, prefix, next_position = self._prefill(prompts, n)
@@ -77,9 +118,7 @@ class TransformersEngine:
         reasons = ["length"] * len(rows)
         past_stop = [0] * len(rows)  # characters that stand after the stop string
         for length in range(1, params.max_tokens + 1):
-            # Drawn for finished sequences too, so that what one sequence samples never depends on when another one ends.
-            uniform = torch.rand(len(token_ids), dtype=torch.float64, device=logits.device, generator=generator)[rows]
-            tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, uniform)
+            tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, uniform.draw()[rows])
             for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
                 if reasons[row] == "length":
                     token_ids[row].append(token)

@@ -17,13 +17,12 @@ def stop_after_the_step() -> Iterator[Callable[[], bool]]:
     train one run together the first says so.
     """
     came: list[int] = []
+    first = os.environ.get("RANK", "0") == "0"
 
     def wish(signum: int, frame: Any) -> None:
         if signum == signal.SIGINT and signum in came:
             raise KeyboardInterrupt
-        if (
-            not came and os.environ.get("RANK", "0") == "0"
-        ):  # by os.write, since the signal may have come in the middle of a print
+        if not came and first:  # by os.write, since the signal may have come in the middle of a print
             os.write(2, b"\ntold to stop: finishing the step and saving the state (Ctrl-C twice ends it at once)\n")
         came.append(signum)
 

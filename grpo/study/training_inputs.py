@@ -39,6 +39,7 @@ EVALUATION_CODE = (
 SHARED_CODE = (
     "grpo/study/methods.py",
     "grpo/common/cpu.py",
+    "grpo/common/world.py",
     "grpo/study/effective.py",
     "grpo/evaluation/evaluate.py",
     "grpo/models/checkpoint.py",

@@ -48,7 +48,8 @@ class Monitor:
         self.updates = 0
         self.outcomes: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
-        self.bar = tqdm(total=ctx.config.n_steps, desc=name, unit="step", mininterval=1.0, disable=ctx.world.rank > 0)
+        hidden = {"disable": True} if ctx.world.rank else {}
+        self.bar = tqdm(total=ctx.config.n_steps, desc=name, unit="step", mininterval=1.0, **hidden)
 
     def __call__(self, step: int, updates: Updates) -> bool:
         """Evaluate, if ``step`` is one of the evaluation steps or the run ends here.

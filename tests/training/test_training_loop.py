@@ -280,7 +280,7 @@ def test_rollouts_carry_the_advantages_that_the_handouts_function_gives() -> Non
 
     rollouts = [Rollout(problems(2)[i // 4], (1,), Completion((i,), text, (-1.0,), "stop")) for i, text in enumerate(texts)]
     config = CONFIG.model_copy(update={"rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4})
-    metrics = score(RunContext(config=config, seed=0, score=by(share)), rollouts)
+    _, metrics = score(RunContext(config=config, seed=0, score=by(share)), rollouts)
     truths = [rollout.problem.ground_truth for rollout in rollouts]
     expected, _, _ = compute_group_normalized_rewards(share, texts, truths, 4, config.advantage_eps, True)
     assert torch.equal(torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32), expected)

@@ -9,10 +9,12 @@ all-reduced. (Not DistributedDataParallel, which wants as many backward passes o
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -104,21 +106,30 @@ def start_processes(n: int, device: str) -> None:
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
     command = [*torchrun, *(["--virtual-local-rank"] if device == "cuda" else []), "-m", "grpo", *sys.argv[1:]]
-    # At Ctrl-C torchrun ends by SIGTERM what the terminal has told already. (A signal that it knows it sends on, and a second
-    # SIGINT would end them at once.)
-    settings = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{PATIENCE_S:.0f}", "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM"}
-    with stop_after_the_step() as told_to_stop, subprocess.Popen(command, env=os.environ | settings) as process:
-        while process.poll() is None and not told_to_stop():
-            time.sleep(0.2)
-        if process.poll() is None:
-            # A wish to stop may have come to all, by Ctrl-C as from Slurm, or to this process alone: it is passed on, past
-            # torchrun, which lets go of its processes at a second one. To these it may come any number of times.
-            for each in psutil.Process(process.pid).children():
-                each.terminate()
+    environment = os.environ | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{PATIENCE_S:.0f}"}
+    started: list[psutil.Process] = []
+    with stop_after_the_step() as told_to_stop, subprocess.Popen(command, env=environment) as process:
+        try:
+            while process.poll() is None and not told_to_stop():
+                time.sleep(0.2)
+            # The wish may have come to torchrun too, by Ctrl-C as from Slurm, or to this process alone. It is passed on, past
+            # torchrun, which lets go of its processes at a second one; to these SIGTERM may come any number of times.
+            started = [] if process.poll() is not None else psutil.Process(process.pid).children()
+            _send(signal.SIGTERM, started)
+            process.wait()
+        except KeyboardInterrupt:  # a second Ctrl-C
+            _send(signal.SIGKILL, started)
+            raise
     if process.returncode and told_to_stop():
         raise ToBeResumed("stopped. Run the same command again to go on from the last saved state.")
     if process.returncode:
         raise SystemExit(process.returncode)
+
+
+def _send(signum: int, processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)
 
 
 def init_world(device: str) -> World:

@@ -66,6 +66,7 @@ def assert_close(weights: Tensor, expected: Tensor) -> None:
     assert (weights - expected).norm() / moved < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [None, 40])
 @pytest.mark.parametrize("case", loops_worker.CASES)
 def test_two_and_three_processes_end_with_the_weights_of_one(one: Found, two: Any, three: Any, case: str, packed: Any) -> None:
@@ -77,6 +78,7 @@ def test_two_and_three_processes_end_with_the_weights_of_one(one: Found, two: An
             assert repr(other["validations"]) == repr(leader["validations"])  # NaN where nothing is right
 
 
+@pytest.mark.slow
 def test_the_runs_do_something_that_could_differ(one: Found) -> None:
     history = one["grpo_clip, None"]["history"]
     assert len(history) == 12 and 0 < history[0]["train/reward"] < 1
@@ -84,12 +86,14 @@ def test_the_runs_do_something_that_could_differ(one: Found) -> None:
     assert max(row["ratio_max"] for row in history) > 1.01 and history[-1]["kl/per_token"] != 0
 
 
+@pytest.mark.slow
 def test_when_a_run_ends_is_decided_by_rank_0(two: Any, three: list[Found]) -> None:
     for ranks in (two[0], three):
         assert [found["time of 0"]["steps"] for found in ranks] == [1] * len(ranks)
         assert [found["time of 1"]["steps"] for found in ranks] == [3] * len(ranks)
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_goes_on_from_a_saved_state(
     one: Found, two: Any, three: list[Found], tmp_path: Path
 ) -> None:

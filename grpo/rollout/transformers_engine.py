@@ -7,8 +7,9 @@ finished leave the batch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,37 +22,6 @@ from grpo.rollout.engine import SamplingParams, require_room
 
 REPLACEMENT = "\ufffd"  # what incomplete UTF-8 decodes to
 COMPACT_BELOW = 0.8  # drop finished sequences once fewer than this share of the batch's rows still run
-
-
-class UniformNumbers:
-    """One random number from [0, 1) for each token of a batch of sequences.
-
-    They are drawn for all sequences, for finished ones and other processes' too: what one samples never depends on when another
-    one ends, nor on who samples that.
-
-    Args:
-        generator: draws them, on its device.
-        total: sequences of the batch.
-        mine: the places of those that this process samples.
-
-    Attributes:
-        drawn: how often.
-    """
-
-    def __init__(self, generator: torch.Generator, total: int, mine: list[int]):
-        self.generator, self.total = generator, total
-        self.mine = torch.tensor(mine, dtype=torch.long, device=generator.device)
-        self.drawn = 0
-
-    def draw(self) -> torch.Tensor:
-        """(len(mine),) in float64, for the next token of each sequence."""
-        self.drawn += 1
-        return torch.rand(self.total, dtype=torch.float64, device=self.generator.device, generator=self.generator)[self.mine]
-
-    def skip_to(self, drawn: int) -> None:
-        """Draw until it has been done so often."""
-        while self.drawn < drawn:
-            self.draw()
 
 
 class TransformersEngine:
@@ -97,19 +67,21 @@ class TransformersEngine:
                 for start in range(0, len(prompts), per_batch):
                     batch = range(start, min(start + per_batch, len(prompts)))
                     mine = [i for i in batch if i in shared]
-                    uniform = UniformNumbers(generator, len(batch) * n, [(i - start) * n + k for i in mine for k in range(n)])
-                    if mine:
-                        groups += self._generate_batch([prompts[i] for i in mine], params, n, uniform)
-                    # The next batch begins where this one's longest completion ends, whoever has sampled it.
-                    uniform.skip_to(max(self.world.all_gather(uniform.drawn)))
+                    draw = partial(_draw, generator, len(batch) * n, [(i - start) * n + k for i in mine for k in range(n)])
+                    found = self._generate_batch([prompts[i] for i in mine], params, n, draw) if mine else []
+                    # The next batch's numbers begin where those of this one's longest completion end, whoever has sampled it.
+                    drawn = max((len(one.token_ids) for group in found for one in group), default=0)
+                    for _ in range(max(self.world.all_gather(drawn)) - drawn):
+                        draw()
+                    groups += found
         finally:
             self.model.train(was_training)
         return groups
 
     def _generate_batch(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, uniform: UniformNumbers
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draw: Callable[[], torch.Tensor]
     ) -> list[list[Completion]]:
-        """Decode one batch of ``len(prompts) * n`` sequences."""
+        """Decode one batch of ``len(prompts) * n`` sequences, for each of whose next tokens ``draw`` gives a number."""
         logits, prefix, next_position = self._prefill(prompts, n)
         cache = KeyValueCache(params.max_tokens)
         rows = list(range(len(prompts) * n))  # which sequence each row of the batch holds
@@ -118,7 +90,7 @@ class TransformersEngine:
         reasons = ["length"] * len(rows)
         past_stop = [0] * len(rows)  # characters that stand after the stop string
         for length in range(1, params.max_tokens + 1):
-            tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, uniform.draw()[rows])
+            tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, draw()[rows])
             for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
                 if reasons[row] == "length":
                     token_ids[row].append(token)
@@ -206,6 +178,15 @@ class TransformersEngine:
         ends = [text.find(string, max(0, known - len(string) + 1)) + len(string) for string in stop]
         ends = [end for end, string in zip(ends, stop, strict=True) if end >= len(string)]
         return len(text) - min(ends) if ends else None
+
+
+def _draw(generator: torch.Generator, total: int, mine: list[int]) -> torch.Tensor:
+    """(len(mine),) in float64, from [0, 1), one for the next token of each of this process's sequences.
+
+    They are drawn for all ``total`` sequences of the batch, for finished ones and other processes' too: what one samples never
+    depends on when another one ends, nor on who samples that.
+    """
+    return torch.rand(total, dtype=torch.float64, device=generator.device, generator=generator)[mine]
 
 
 def sample(

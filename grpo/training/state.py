@@ -113,7 +113,8 @@ class SavedState:
         world: World = ALONE,
     ):
         self.folder, self.every, self.parts, self.checkpoints = folder, every, parts, checkpoints
-        self.told_to_stop, self.world = told_to_stop, world
+        self.told_to_stop: Callable[[], bool] = lambda: world.of_rank_0(told_to_stop())
+        self.world = world
         self.step = 0
         self.loop: dict[str, Any] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
@@ -145,7 +146,7 @@ class SavedState:
         """
         if self._writing is not None and self._writing.done():
             self.finish()
-        return step % self.every == 0 or self._is_to_stop()
+        return step % self.every == 0 or self.told_to_stop()
 
     def save(self, step: int, loop: dict[str, Any] | None = None) -> None:
         """Take the state after ``step`` steps, and have it written while the run goes on.
@@ -160,12 +161,9 @@ class SavedState:
         self.finish()
         if self.world.rank == 0:
             self._take(step, loop or {})
-        if self._is_to_stop():
+        if self.told_to_stop():
             self.finish()
             raise ToBeResumed(f"stopped after step {step}; the state is saved. Run the same command again to go on from there.")
-
-    def _is_to_stop(self) -> bool:
-        return self.world.of_rank_0(self.told_to_stop())
 
     def _take(self, step: int, loop: dict[str, Any]) -> None:
         """Take the state, and hand it to the thread."""

@@ -565,11 +565,11 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
 
     models, hooked, configs = [], [], []
 
-    def noting(study: Study, folder: Path, model: Any, tokenizer: Any, check_weights: bool, config: Any) -> Any:
+    def noting(study: Study, folder: Path, model: Any, tokenizer: Any, check_weights: bool, config: Any, *rest: Any) -> Any:
         models.append(model)
         hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()))
         configs.append(config)
-        return make_engine(study, folder, model, tokenizer, check_weights, config)
+        return make_engine(study, folder, model, tokenizer, check_weights, config, *rest)
 
     monkeypatch.setattr(start_module, "make_engine", noting)
     arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}

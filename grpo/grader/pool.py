@@ -250,10 +250,11 @@ def forget_verdicts() -> None:
 
 
 def available_cores() -> int:
-    """How many CPU cores this process may use."""
+    """How many CPU cores this process may use; those that torchrun starts together share them."""
+    cores = os.cpu_count() or 1
     with contextlib.suppress(AttributeError):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _recall(pair: tuple[str, str]) -> Verdict | None:

@@ -187,7 +187,7 @@ def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: C
     config = GrpoConfig(rollout_batch_size=4, train_batch_size=4, group_size=2, gradient_accumulation_steps=1)
     reward = partial(score_by_task, GradedTask(), "question_only")
     sampled = [Rollout(Problem("p", "q", "1"), (5,), completion) for completion in completions]
-    metrics = step.score(RunContext(config=config, seed=0, score=reward), sampled)
+    _, metrics = step.score(RunContext(config=config, seed=0, score=reward), sampled)
     assert [rollout.rewards["reward"] for rollout in sampled] == [1.0, 0.0, 0.0, 0.0]
     # Of the first group 1 and 0: half a reward from the mean, and a standard deviation of sqrt(1/2). The second has no signal.
     assert [rollout.advantage for rollout in sampled] == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0, 0.0], abs=1e-5)

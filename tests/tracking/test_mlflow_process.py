@@ -258,7 +258,7 @@ def a_run(study: Study, experiment: str) -> EffectiveRun:
     return effective_run(study, experiment, next(iter(study.experiments[experiment].arms)), 0, [])
 
 
-IDENTITY = {"train": "a", "validation": "b", "model": "c"}
+IDENTITY: dict[str, Any] = {"train": "a", "validation": "b", "model": "c", "learner": {"device": "cpu", "processes": 1}}
 
 
 def test_runs_of_different_studies_can_be_told_apart(
@@ -415,6 +415,7 @@ def test_a_saved_state_is_one_configurations_and_one_codes(mini_study: Study, mo
     run = a_run(mini_study, "grpo_baselines")
     before = run_module._state_folder(run, IDENTITY)
     assert before.parent == paths.RUN_STATE / run.name and run_module._state_folder(run, dict(IDENTITY)) == before
+    assert run_module._state_folder(run, IDENTITY | {"learner": {"device": "cpu", "processes": 3}}) == before
     other = run_module._state_folder(run, IDENTITY | {"train": "x"})
     monkeypatch.setattr(run_module, "code_of_runs", lambda: {"grpo/training/step.py": "edited"})
     assert len({before, other, run_module._state_folder(run, IDENTITY)}) == 3

@@ -23,7 +23,6 @@ from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_err
 from grpo.study.paths import workspace
 
 
-
 class Kind(StrEnum):
     """The checkpoints that a run keeps."""
 
@@ -136,7 +135,9 @@ def plan(
 def publish(
     run: Annotated[str, typer.Argument(metavar="EXPERIMENT/ARM-SEED", help="A finished run of the active study.")],
     kind: Annotated[Kind, typer.Option(help="The checkpoint; best is chosen by validation answer reward.")] = Kind.best,
-    out: Annotated[Path | None, typer.Option(help="An empty or new folder; published/EXPERIMENT--ARM-SEED-KIND by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="An empty or new folder; published/EXPERIMENT--ARM-SEED-KIND by default.")
+    ] = None,
     repo: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Also upload to this repository on the Hub.")] = None,
     license: Annotated[str | None, typer.Option(help="Of the weights, such as apache-2.0; not stated, if not given.")] = None,
     artifact: Annotated[str | None, typer.Option(help="Also name the checkpoint so in artifacts/dvc.yaml, for DVC.")] = None,

@@ -64,7 +64,9 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
     for name in study.made:
         before = [winners[experiment] for experiment in study.needed_selections(name)]
         winners[name] = _winner(study, name, before, active)
-        effective += [effective_run(study, name, arm, seed, before) for arm in study.experiments[name].arms for seed in study.seeds]
+        effective += [
+            effective_run(study, name, arm, seed, before) for arm in study.experiments[name].arms for seed in study.seeds
+        ]
     measured = _measured(effective) if active else {}
     twins = _twins(study, effective)
     runs = [_planned(study, run, twins[run.name], measured, effective, seconds_per_step) for run in effective]
@@ -98,8 +100,12 @@ def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active:
     entry, path = study.experiments[experiment], paths.SELECT / f"{experiment}.json"
     runs = {arm: effective_run(study, experiment, arm, study.seeds[0], before) for arm in entry.arms}
     arm = study.selection.pinned.get(experiment) or next(iter(runs))
-    off_policy = [a for a, run in runs.items() if isinstance(run.config, GrpoConfig) and run.config.updates_per_rollout_batch > 1]
-    ranking = sorted(off_policy, key=lambda a: a != arm) * study.selection.best_few  # one that lacks arms is refused by `grpo train`
+    off_policy = [
+        a for a, run in runs.items() if isinstance(run.config, GrpoConfig) and run.config.updates_per_rollout_batch > 1
+    ]
+    ranking = (
+        sorted(off_policy, key=lambda a: a != arm) * study.selection.best_few
+    )  # one that lacks arms is refused by `grpo train`
     assumed = {
         "experiment": experiment,
         "winner": arm,
@@ -258,7 +264,15 @@ def _cells(sums: dict[str, Any]) -> list[str]:
     hours = "?" if sums["runs"] and sums["runs_of_unknown_time"] == sums["runs"] else f"{sums['hours']:,.2f}"
     disk = "?" if sums["disk_gib"] is None else f"{sums['disk_gib']:,.2f}"
     counts = [str(sums["runs"]), str(taken if isinstance(taken, int) else len(taken)), f"{sums['steps']:,}"]
-    return [*counts, f"{sums['rollouts']:,}", hours, f"{sums['gpu_hours']:,.1f}", disk, f"{sums['cost']:,.0f}", ", ".join(time_from)]
+    return [
+        *counts,
+        f"{sums['rollouts']:,}",
+        hours,
+        f"{sums['gpu_hours']:,.1f}",
+        disk,
+        f"{sums['cost']:,.0f}",
+        ", ".join(time_from),
+    ]
 
 
 def _notes(found: dict[str, Any]) -> list[str]:
@@ -266,10 +280,16 @@ def _notes(found: dict[str, Any]) -> list[str]:
     used = {source for sums in experiments.values() for source in sums["time_from"]}
     notes = [f"cost: at {found['price_per_gpu_hour']:g} a GPU-hour, of the GPUs that `resources` reserves"]
     notes += [f"times: {found['guess']}"] if "guess" in used else []
-    told = {"measured": "of the same arm", "other arms": "of the experiment's other arms", "like runs": "of runs of the same method"}
+    told = {
+        "measured": "of the same arm",
+        "other arms": "of the experiment's other arms",
+        "like runs": "of runs of the same method",
+    }
     notes += [f"{name}: times {what} in data/timing, by the work of a step" for name, what in told.items() if name in used]
     if total["runs_of_unknown_time"]:
-        notes.append(f"unknown: {total['runs_of_unknown_time']} run(s) that nothing is measured of; they are in no sum of hours")
+        notes.append(
+            f"unknown: {total['runs_of_unknown_time']} run(s) that nothing is measured of; they are in no sum of hours"
+        )
     notes.append("not counted: the stages that train no run (model, zero-shot baseline, best of N), which are short")
     state = found["state_gib_of_a_run_in_progress"]
     also = f"; and while a run is in progress up to {state:,.2f} for its saved states" if state is not None else ""

@@ -25,8 +25,8 @@ HANDOUT_ROLLOUTS = 256  # of the published step
 # step at the handouts' setting is estimated to take on H100s (nothing of it is measured).
 SAMPLING, TRAINING = 0.4, 0.6
 GUESS = (
-    f"a guess: {PUBLISHED_S_PER_STEP:g} s a GRPO step of {HANDOUT_ROLLOUTS} rollouts, as published for Qwen2.5-Math-1.5B on one "
-    f"H100 (Garg 2026, evaluations left out), {SAMPLING:.0%} of it sampling; other models and cards differ"
+    f"a guess: {PUBLISHED_S_PER_STEP:g} s a GRPO step of {HANDOUT_ROLLOUTS} rollouts, as published for Qwen2.5-Math-1.5B on "
+    f"one H100 (Garg 2026, evaluations left out), {SAMPLING:.0%} of it sampling; other models and cards differ"
 )
 
 
@@ -114,7 +114,9 @@ def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active:
         "before": before,
     }
     if active and path.exists():
-        found = read_json(path, made_by=f"select@{experiment}", keys=("experiment", "winner", "overrides", "before"))
+        found: dict[str, Any] = read_json(
+            path, made_by=f"select@{experiment}", keys=("experiment", "winner", "overrides", "before")
+        )
         if found["winner"] in entry.arms:
             return assumed | found
     return assumed | {"assumed": True}

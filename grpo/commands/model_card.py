@@ -1,4 +1,4 @@
-"""The model card of a run's checkpoint: what its result files say and nothing else; what is unknown is left out or called so."""
+"""The model card of a checkpoint: what the result files of its run say; what is unknown is left out, or called so."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _results(study: Study, run: Run, about: dict[str, Any], kind: str) -> str:
     if kind == "best":
         choice = (
             f"`best` was chosen by this very number, as the highest of {len(run.outcomes) - 1} evaluations on the same "
-            "problems, and is biased upwards by that. Compare by the mean of the last evaluations, or evaluate on other problems."
+            "problems, and is biased upwards by that: compare by the mean of the last evaluations, or on other problems."
         )
     ended = ""
     if metrics["diverged_step"] is not None:
@@ -104,8 +104,8 @@ def _results(study: Study, run: Run, about: dict[str, Any], kind: str) -> str:
         ended = f" Its time was up at step {metrics['time_limit_step']}."
     how = (
         f"Mean answer reward on {metrics['validation_problems']} fixed validation problems, one sampled answer each "
-        f"(temperature {sampling['temperature']:g}, top-p {sampling['top_p']:g}, at most {sampling['max_tokens']} tokens, prompt "
-        f"`{about['prompt']}`), with a 95% interval over the problems. It is one run: the spread between seeds is not in it."
+        f"(temperature {sampling['temperature']:g}, top-p {sampling['top_p']:g}, at most {sampling['max_tokens']} tokens, "
+        f"prompt `{about['prompt']}`), with a 95% interval over the problems. It is one run: nothing is said of other seeds."
     )
     table = _table(["answer reward of", "value (95% interval)"], [[name, format_interval(row)] for name, row in rows.items()])
     curve = "![Validation answer reward over steps](curve.png)"

@@ -8,7 +8,6 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from grpo.commands.doctor import PUBLISHED_S_PER_STEP, STATES_ON_DISK
@@ -29,26 +28,7 @@ GUESS = (
     f"one H100 (Garg 2026, evaluations left out), {SAMPLING:.0%} of it sampling; other models and cards differ"
 )
 
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run and what it takes; one that is taken over takes nothing.
-
-    Attributes:
-        hours: None where nothing is known of how long it takes.
-        time_from: what ``hours`` are made of.
-    """
-
-    experiment: str
-    arm: str
-    name: str
-    same_as: str | None
-    steps: int
-    rollouts: int
-    hours: float | None
-    gpu_hours: float
-    disk_gib: float | None
-    time_from: str
+Measured = dict[str, tuple[float, float]]  # by run, its seconds and its work
 
 
 def plan(study: Study, active: bool, seconds_per_step: float | None, price: float) -> dict[str, Any]:
@@ -67,15 +47,13 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         effective += [
             effective_run(study, name, arm, seed, before) for arm in study.experiments[name].arms for seed in study.seeds
         ]
-    measured = _measured(effective) if active else {}
-    twins = _twins(study, effective)
-    runs = [_planned(study, run, twins[run.name], measured, effective, seconds_per_step) for run in effective]
-    experiments = {name: _sums([run for run in runs if run.experiment == name], price) for name in study.made}
-    for name, sums in experiments.items():
-        sums["taken_over"] = {run.name: run.same_as for run in runs if run.experiment == name and run.same_as}
-        sums["time_from"] = sorted({run.time_from for run in runs if run.experiment == name and not run.same_as})
-    total = _sums(runs, price)
-    shape = _shape_of_pretrained(study, MAIN) or shape_of(study)
+    measured, twins = _measured(effective) if active else {}, _twins(study, effective)
+    rows = [
+        _row(study, run, twins[run.name], *_seconds_per_work(study, run, effective, measured, seconds_per_step))
+        for run in effective
+    ]
+    experiments = {name: _sums([row for row in rows if row["experiment"] == name], price) for name in study.made}
+    total, shape = _sums(rows, price), _shape(study, MAIN)
     seeds = len(study.seeds)
     return {
         "study": study.study,
@@ -100,23 +78,19 @@ def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active:
     entry, path = study.experiments[experiment], paths.SELECT / f"{experiment}.json"
     runs = {arm: effective_run(study, experiment, arm, study.seeds[0], before) for arm in entry.arms}
     arm = study.selection.pinned.get(experiment) or next(iter(runs))
-    off_policy = [
-        a for a, run in runs.items() if isinstance(run.config, GrpoConfig) and run.config.updates_per_rollout_batch > 1
-    ]
-    ranking = (
-        sorted(off_policy, key=lambda a: a != arm) * study.selection.best_few
-    )  # one that lacks arms is refused by `grpo train`
+    configs = {a: run.config for a, run in runs.items()}
+    off_policy = [a for a, c in configs.items() if isinstance(c, GrpoConfig) and c.updates_per_rollout_batch > 1]
+    ranking = sorted(off_policy, key=lambda a: a != arm)[: study.selection.best_few]
     assumed = {
         "experiment": experiment,
         "winner": arm,
         "overrides": runs[arm].overrides,
-        "off_policy_ranking": [{"arm": a, "overrides": runs[a].overrides} for a in ranking[: study.selection.best_few]],
+        "off_policy_ranking": [{"arm": a, "overrides": runs[a].overrides} for a in ranking],
         "before": before,
     }
     if active and path.exists():
-        found: dict[str, Any] = read_json(
-            path, made_by=f"select@{experiment}", keys=("experiment", "winner", "overrides", "before")
-        )
+        keys = ("experiment", "winner", "overrides", "before")
+        found: dict[str, Any] = read_json(path, made_by=f"select@{experiment}", keys=keys)
         if found["winner"] in entry.arms:
             return assumed | found
     return assumed | {"assumed": True}
@@ -133,7 +107,7 @@ def _twins(study: Study, runs: list[EffectiveRun]) -> dict[str, str | None]:
     return twins
 
 
-def _measured(runs: list[EffectiveRun]) -> dict[str, tuple[float, float]]:
+def _measured(runs: list[EffectiveRun]) -> Measured:
     """Of each run that was trained here, its seconds and its work; see :func:`work`."""
     found = {}
     for run in runs:
@@ -167,57 +141,52 @@ def rollouts_of_step(config: RunConfig) -> int:
     return config.rollout_batch_size
 
 
-def _planned(
-    study: Study,
-    run: EffectiveRun,
-    twin: str | None,
-    measured: dict[str, tuple[float, float]],
-    runs: list[EffectiveRun],
-    seconds_per_step: float | None,
-) -> PlannedRun:
-    steps, gpus = run.config.n_steps, study.resources[study.experiments[run.experiment].resources].gpus
-    if twin:
-        return PlannedRun(run.experiment, run.arm, run.name, twin, 0, 0, 0.0, 0.0, 0.0, "")
-    per_work, time_from = _seconds_per_work(study, run, gpus, measured, runs, seconds_per_step)
-    hours = None
-    if per_work is not None:
-        seconds = per_work * work(run.config) * steps
-        hours = min(seconds, run.config.wall_clock_limit_s or seconds) / 3600
-    shape = _shape_of_pretrained(study, run.task) or shape_of(study, run.task)
-    kept = len(study.checkpoints) + len(getattr(run.config, "keep_steps", ()))
-    disk = kept * shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else None
-    rollouts = steps * rollouts_of_step(run.config)
-    gpu_hours = (hours or 0.0) * gpus
-    return PlannedRun(run.experiment, run.arm, run.name, None, steps, rollouts, hours, gpu_hours, disk, time_from)
+def _row(study: Study, run: EffectiveRun, twin: str | None, per_work: float | None, time_from: str) -> dict[str, Any]:
+    """A run and what it takes; one that is taken over takes nothing, and of unknown time ``hours`` is None."""
+    taken: dict[str, float | None] = {"steps": 0, "rollouts": 0, "hours": 0.0, "gpu_hours": 0.0, "disk_gib": 0.0}
+    if not twin:
+        config, shape = run.config, _shape(study, run.task)
+        seconds = None if per_work is None else per_work * work(config) * config.n_steps
+        hours = None if seconds is None else min(seconds, config.wall_clock_limit_s or seconds) / 3600
+        kept = len(study.checkpoints) + len(getattr(config, "keep_steps", ()))
+        weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else None
+        taken = {
+            "steps": config.n_steps,
+            "rollouts": config.n_steps * rollouts_of_step(config),
+            "hours": hours,
+            "gpu_hours": (hours or 0.0) * _gpus(study, run),
+            "disk_gib": None if weights is None else kept * weights,
+        }
+    return {"experiment": run.experiment, "name": run.name, "same_as": twin, "time_from": time_from, **taken}
+
+
+def _gpus(study: Study, run: EffectiveRun) -> int:
+    return study.resources[study.experiments[run.experiment].resources].gpus
 
 
 def _seconds_per_work(
-    study: Study,
-    run: EffectiveRun,
-    gpus: int,
-    measured: dict[str, tuple[float, float]],
-    runs: list[EffectiveRun],
-    seconds_per_step: float | None,
+    study: Study, run: EffectiveRun, runs: list[EffectiveRun], measured: Measured, given: float | None
 ) -> tuple[float | None, str]:
     """Seconds of a unit of :func:`work`, from the runs that are most like this one, and where they are from."""
-    if seconds_per_step is not None and run.task == MAIN:
-        return seconds_per_step / work(study.grpo), "given"
+    if given is not None and run.task == MAIN:
+        return given / work(study.grpo), "given"
+    there = [other for other in runs if other.name in measured]
     alike = {
-        "measured": [o for o in runs if (o.experiment, o.arm) == (run.experiment, run.arm)],
-        "other arms": [o for o in runs if o.experiment == run.experiment],
-        "like runs": [o for o in runs if (o.task, o.method) == (run.task, run.method)],
+        "measured": [o for o in there if (o.experiment, o.arm) == (run.experiment, run.arm)],
+        "other arms": [o for o in there if o.experiment == run.experiment],
+        "like runs": [o for o in there if (o.task, o.method) == (run.task, run.method)],
     }
     for time_from, others in alike.items():
-        if known := [measured[other.name] for other in others if other.name in measured]:
+        if known := [measured[other.name] for other in others]:
             return sum(seconds for seconds, _ in known) / sum(amount for _, amount in known), time_from
-    return (PUBLISHED_S_PER_STEP, "guess") if gpus else (None, "unknown")
+    return (PUBLISHED_S_PER_STEP, "guess") if _gpus(study, run) else (None, "unknown")
 
 
-def _shape_of_pretrained(study: Study, task: str) -> Shape | None:
-    """The shape of a model that the study pretrains itself, before it is there."""
+def _shape(study: Study, task: str) -> Shape | None:
+    """The shape of a task's model, if it is known; of one that the study pretrains itself also before it is there."""
     model = study.models[task]
     if not isinstance(model, PretrainedHere):
-        return None
+        return shape_of(study, task)
     heads = model.num_attention_heads
     return Shape(
         model.num_hidden_layers,
@@ -233,26 +202,26 @@ def _shape_of_pretrained(study: Study, task: str) -> Shape | None:
     )
 
 
-def _sums(runs: list[PlannedRun], price: float) -> dict[str, Any]:
+def _sums(rows: list[dict[str, Any]], price: float) -> dict[str, Any]:
     """Of the runs that are trained."""
-    new, gpu_hours = [run for run in runs if not run.same_as], sum(run.gpu_hours for run in runs)
+    new = [row for row in rows if not row["same_as"]]
+    sums = {key: sum(row[key] or 0 for row in new) for key in ("steps", "rollouts", "hours", "gpu_hours", "disk_gib")}
     return {
         "runs": len(new),
-        "taken_over": len(runs) - len(new),
-        "steps": sum(run.steps for run in new),
-        "rollouts": sum(run.rollouts for run in new),
-        "hours": sum(run.hours or 0.0 for run in new),
-        "runs_of_unknown_time": sum(run.hours is None for run in new),
-        "gpu_hours": gpu_hours,
-        "disk_gib": None if any(run.disk_gib is None for run in new) else sum(run.disk_gib or 0.0 for run in new),
-        "cost": gpu_hours * price,
+        "taken_over": {row["name"]: row["same_as"] for row in rows if row["same_as"]},
+        **sums,
+        "runs_of_unknown_time": sum(row["hours"] is None for row in new),
+        "disk_gib": None if any(row["disk_gib"] is None for row in new) else sums["disk_gib"],
+        "cost": sums["gpu_hours"] * price,
+        "time_from": sorted({row["time_from"] for row in new}),
     }
 
 
 def table(found: dict[str, Any]) -> str:
     """A plan as text: a row for each experiment, and below it what the numbers are made from and what could be saved."""
     heads = ["experiment", "runs", "taken over", "steps", "rollouts", "hours", "GPU-hours", "disk GiB", "cost", "time from"]
-    rows = [heads, *([name, *_cells(sums)] for name, sums in found["experiments"].items()), ["in all", *_cells(found["total"])]]
+    rows = [heads, *([name, *_cells(sums)] for name, sums in found["experiments"].items())]
+    rows.append(["in all", *_cells(found["total"])[:-1]])
     widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(heads))]
     lines = []
     for name, *cells in rows:
@@ -262,41 +231,25 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _cells(sums: dict[str, Any]) -> list[str]:
-    taken, time_from = sums["taken_over"], sums.get("time_from", [])
     hours = "?" if sums["runs"] and sums["runs_of_unknown_time"] == sums["runs"] else f"{sums['hours']:,.2f}"
     disk = "?" if sums["disk_gib"] is None else f"{sums['disk_gib']:,.2f}"
-    counts = [str(sums["runs"]), str(taken if isinstance(taken, int) else len(taken)), f"{sums['steps']:,}"]
-    return [
-        *counts,
-        f"{sums['rollouts']:,}",
-        hours,
-        f"{sums['gpu_hours']:,.1f}",
-        disk,
-        f"{sums['cost']:,.0f}",
-        ", ".join(time_from),
-    ]
+    counts = [f"{value:,}" for value in (sums["runs"], len(sums["taken_over"]), sums["steps"], sums["rollouts"])]
+    return [*counts, hours, f"{sums['gpu_hours']:,.1f}", disk, f"{sums['cost']:,.0f}", ", ".join(sums["time_from"])]
 
 
 def _notes(found: dict[str, Any]) -> list[str]:
-    total, experiments = found["total"], found["experiments"]
-    used = {source for sums in experiments.values() for source in sums["time_from"]}
+    total, used = found["total"], found["total"]["time_from"]
     notes = [f"cost: at {found['price_per_gpu_hour']:g} a GPU-hour, of the GPUs that `resources` reserves"]
     notes += [f"times: {found['guess']}"] if "guess" in used else []
-    told = {
-        "measured": "of the same arm",
-        "other arms": "of the experiment's other arms",
-        "like runs": "of runs of the same method",
-    }
+    told = {"measured": "of the arm", "other arms": "of the experiment's other arms", "like runs": "of runs by the same method"}
     notes += [f"{name}: times {what} in data/timing, by the work of a step" for name, what in told.items() if name in used]
     if total["runs_of_unknown_time"]:
-        notes.append(
-            f"unknown: {total['runs_of_unknown_time']} run(s) that nothing is measured of; they are in no sum of hours"
-        )
-    notes.append("not counted: the stages that train no run (model, zero-shot baseline, best of N), which are short")
+        notes.append(f"unknown: {total['runs_of_unknown_time']} run(s) that nothing is measured of; in no sum of hours")
+    notes.append("not counted: the stages that train no run (model, zero-shot baseline, best of N)")
     state = found["state_gib_of_a_run_in_progress"]
     also = f"; and while a run is in progress up to {state:,.2f} for its saved states" if state is not None else ""
     notes.append(f"disk: the checkpoints kept, twice that where DVC's cache cannot share them with the workspace{also}")
-    free = dict.fromkeys(name.rpartition("-")[0] for sums in experiments.values() for name in sums["taken_over"])
+    free = dict.fromkeys(name.rpartition("-")[0] for name in total["taken_over"])
     if free:
         notes.append(f"arms that equal earlier runs, whose results are taken over at no cost: {', '.join(free)}")
     if found["assumed_winners"]:

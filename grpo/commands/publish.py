@@ -12,7 +12,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from grpo.commands.model_card import METADATA, about_checkpoint, draw_curve, model_card
 from grpo.common.errors import UserError, reason
-from grpo.common.files import whole_folder
+from grpo.common.files import require_keys, whole_folder
 from grpo.reporting.figures import save_figure
 from grpo.results.runs import Run, read_run
 from grpo.study import paths
@@ -20,6 +20,7 @@ from grpo.study.effective import effective_run
 from grpo.study.schema import Study
 
 PUBLISHED = Path("published")
+RECORDED = ("method", "task", "evaluation", "model", "train", "validation", "identity")  # of config.yaml, for the card
 ARTIFACTS = Path(
     "artifacts/dvc.yaml"
 )  # a file of its own: dvc.yaml is the same in every study, and no stage is named in this one
@@ -68,7 +69,9 @@ def _find_run(study: Study, name: str) -> Run:
         raise UserError(f"{name}: names no run. Name it as EXPERIMENT/ARM-SEED, such as grpo_learning_rate/3e-4-0.")
     experiment, arm, seed = parts[1], parts[2], int(parts[3])
     effective_run(study, experiment, arm, seed, [])  # tells what is not in the study
-    return read_run(experiment, arm, seed)
+    run = read_run(experiment, arm, seed)
+    require_keys(paths.RUNS / name / "config.yaml", run.config, RECORDED, name.replace("/", "@"))
+    return run
 
 
 def _find_checkpoint(run: Run, kind: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from study_parts import activate
 
-from grpo.commands.plan import _shape_of_pretrained, plan
+from grpo.commands.plan import _shape, plan
 from grpo.common.files import write_json
 from grpo.pretraining.pretrain import pretrain
 from grpo.study import paths
@@ -109,7 +109,7 @@ def test_a_model_has_the_parameters_that_its_disk_is_reckoned_from(task: str) ->
     model, tokenizer = pretrain(
         settings, of_task.documents(settings.seed, **settings.documents), of_task.pieces, lambda *_: None
     )
-    shape = _shape_of_pretrained(study, task)
+    shape = _shape(study, task)
     assert shape is not None and len(tokenizer) == settings.vocab_size
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 

@@ -91,6 +91,9 @@ def _results(study: Study, run: Run, about: dict[str, Any], kind: str) -> str:
         f"the mean of its last {n}, by which the study compares runs (interval by bootstrap)": counted,
         "before training": _estimate(run, first),
     }
+    if (full := metrics.get("full/answer_reward")) is not None:
+        low, high = wilson_interval(full * metrics["full/problems"], metrics["full/problems"])
+        rows[f"the last weights on all {metrics['full/problems']} problems"] = {"value": full, "low": low, "high": high}
     choice = "`last` is the run's last evaluation, which was not chosen by its reward."
     if kind == "best":
         choice = (

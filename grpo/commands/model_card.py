@@ -88,7 +88,7 @@ def _results(study: Study, run: Run, about: dict[str, Any], kind: str) -> str:
     rows = {
         f"**this checkpoint** (step {about['step']})": _estimate(run, about["step"]),
         f"the run's last evaluation (step {last})": _estimate(run, last),
-        f"the mean of its last {n}, by which the study compares runs (interval by bootstrap)": counted,
+        f"the mean of its last {n} evaluation(s), by which the study compares runs (bootstrap)": counted,
         "before training": _estimate(run, first),
     }
     if (full := metrics.get("full/answer_reward")) is not None:

@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,14 @@ from grpo.commands.stages import STAGES
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error
 from grpo.study.paths import workspace
+
+
+class Kind(StrEnum):
+    """The checkpoints that a run keeps."""
+
+    best = "best"
+    last = "last"
+
 
 app = typer.Typer(
     help="GRPO with verified rewards as a reproducible study. The stages are run by `dvc repro` or Snakemake; see README.md.",
@@ -97,6 +106,48 @@ def doctor() -> None:
     print(f"study {study.study}\n{report(findings)}")
     if any(finding.good is False for finding in findings):
         raise typer.Exit(2)
+
+
+@app.command("plan")
+def plan(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[STUDY]", help="A name in studies/ or a path to a study file; else params.yaml.")
+    ] = None,
+    price: Annotated[float, typer.Option(min=0, help="Of a GPU-hour.")] = 2.5,
+    seconds_per_step: Annotated[
+        float | None, typer.Option(min=0, help="Of a GRPO step at the study's defaults, in the place of what was measured.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+) -> None:
+    """What a study would run: runs, steps, GPU-hours, disk and cost of each experiment, and what could be saved."""
+    import json
+
+    from grpo.commands.plan import plan as make_plan
+    from grpo.commands.plan import table
+    from grpo.study.compose import study_path
+    from grpo.study.schema import load_study
+
+    found = make_plan(load_study(study_path(name)) if name else load_study(), name is None, seconds_per_step, price)
+    print(json.dumps(found, indent=2) if as_json else table(found))
+
+
+@app.command("publish")
+def publish(
+    run: Annotated[str, typer.Argument(metavar="EXPERIMENT/ARM-SEED", help="A finished run of the active study.")],
+    kind: Annotated[Kind, typer.Option(help="The checkpoint; best is chosen by validation answer reward.")] = Kind.best,
+    out: Annotated[
+        Path | None, typer.Option(help="An empty or new folder; published/EXPERIMENT--ARM-SEED-KIND by default.")
+    ] = None,
+    repo: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Also upload to this repository on the Hub.")] = None,
+    license: Annotated[str | None, typer.Option(help="Of the weights, such as apache-2.0; not stated, if not given.")] = None,
+    artifact: Annotated[str | None, typer.Option(help="Also name the checkpoint so in artifacts/dvc.yaml, for DVC.")] = None,
+) -> None:
+    """Put a run's checkpoint into a folder with a model card written from its results, and on the Hugging Face Hub if asked."""
+    from grpo.commands.publish import publish as publish_it
+    from grpo.study.schema import load_study
+
+    for line in publish_it(load_study(), run, kind.value, out, repo, license, artifact):
+        print(line)
 
 
 @app.command("mlflow_import")

@@ -37,7 +37,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.learner.chunked import TOKENS_AT_ONCE
 from grpo.rollout.make import memory_share, sleeps
 from grpo.study import paths
 from grpo.study.effective import effective_run
@@ -116,12 +115,12 @@ SHAPES = {
 }
 
 
-def shape_of(study: Study) -> Shape | None:
-    """The shape of a study's model, where it is known here or its config.json is at hand."""
-    model = study.models[MAIN]
+def shape_of(study: Study, task: str = MAIN) -> Shape | None:
+    """The shape of a task's model, where it is known here or its config.json is at hand."""
+    model = study.models[task]
     if isinstance(model, HubModel) and model.repo in SHAPES:
         return SHAPES[model.repo]
-    folder = Path(model.path) if isinstance(model, LocalModel) else paths.model(MAIN)
+    folder = Path(model.path) if isinstance(model, LocalModel) else paths.model(task)
     return read_shape(folder / "config.json")
 
 
@@ -188,6 +187,8 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     Args:
         card_gib: memory of each GPU.
     """
+    from grpo.learner.chunked import TOKENS_AT_ONCE  # which imports torch, and `grpo plan` does not
+
     engine, learner = _device(study.engine.device), _device(study.learner.device)
     held = _held(study, shape)
     precision = BYTES[study.learner.dtype]

@@ -1,0 +1,260 @@
+"""What a study would run, before anything runs: how many runs, steps and rollouts, how long, how much disk, at what price.
+
+Winners that are not known yet decide which runs equal earlier ones and are taken over; those of the active study are read from
+reports/select, others are the pinned ones, or else each experiment's first arm. How many are taken over seldom depends on it.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo.commands.doctor import PUBLISHED_S_PER_STEP, STATES_ON_DISK
+from grpo.commands.gpu_memory import BYTES, GIB, Shape, saved_state_bytes, shape_of
+from grpo.common.files import read_json
+from grpo.study import paths
+from grpo.study.effective import EffectiveRun, digest, effective_run
+from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
+from grpo.study.schema import Study
+from grpo.study.sections import MAIN, PretrainedHere
+
+HANDOUT_ROLLOUTS = 256  # of the published step
+# Of a step's time, for sampling its rollouts and for one pass of training over them: as 6.5 s to 9.5 s, the middle of what one
+# step at the handouts' setting is estimated to take on H100s (nothing of it is measured).
+SAMPLING, TRAINING = 0.4, 0.6
+GUESS = (
+    f"a guess: {PUBLISHED_S_PER_STEP:g} s a GRPO step of {HANDOUT_ROLLOUTS} rollouts, as published for Qwen2.5-Math-1.5B on "
+    f"one H100 (Garg 2026, evaluations left out), {SAMPLING:.0%} of it sampling; other models and cards differ"
+)
+
+Measured = dict[str, tuple[float, float]]  # by run, its seconds and its work
+
+
+def plan(study: Study, active: bool, seconds_per_step: float | None, price: float) -> dict[str, Any]:
+    """Everything that `grpo plan` tells, as it is written with ``--json``.
+
+    Args:
+        active: whether the results in data/ and reports/ are the study's; its measured times and winners count then.
+        seconds_per_step: of a GRPO step at the study's defaults, in the place of what was measured.
+        price: of a GPU-hour.
+    """
+    winners: dict[str, dict[str, Any]] = {}
+    effective: list[EffectiveRun] = []
+    for name in study.made:
+        before = [winners[experiment] for experiment in study.needed_selections(name)]
+        winners[name] = _winner(study, name, before, active)
+        effective += [
+            effective_run(study, name, arm, seed, before) for arm in study.experiments[name].arms for seed in study.seeds
+        ]
+    measured, twins = _measured(effective) if active else {}, _twins(study, effective)
+    rows = [
+        _row(study, run, twins[run.name], *_seconds_per_work(study, run, effective, measured, seconds_per_step))
+        for run in effective
+    ]
+    experiments = {name: _sums([row for row in rows if row["experiment"] == name], price) for name in study.made}
+    total, shape = _sums(rows, price), _shape(study, MAIN)
+    seeds = len(study.seeds)
+    return {
+        "study": study.study,
+        "seeds": study.seeds,
+        "price_per_gpu_hour": price,
+        "experiments": experiments,
+        "total": total,
+        "state_gib_of_a_run_in_progress": STATES_ON_DISK * saved_state_bytes(study, shape) / GIB if shape else None,
+        "one_seed_less_saves": {key: total[key] / seeds for key in ("runs", "gpu_hours", "cost")} if seeds > 1 else None,
+        "may_be_left_out": [a for a in study.made if not any(a in study.needed_experiments(b) for b in study.made)],
+        "assumed_winners": {name: w["winner"] for name, w in winners.items() if "assumed" in w and _is_needed(study, name)},
+        "guess": GUESS,
+    }
+
+
+def _is_needed(study: Study, experiment: str) -> bool:
+    return any(experiment in study.needed_selections(other) for other in study.made)
+
+
+def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active: bool) -> dict[str, Any]:
+    """A selection as :func:`grpo.results.selection.winner_file` has it: the one on disk, or one that is assumed."""
+    entry, path = study.experiments[experiment], paths.SELECT / f"{experiment}.json"
+    runs = {arm: effective_run(study, experiment, arm, study.seeds[0], before) for arm in entry.arms}
+    arm = study.selection.pinned.get(experiment) or next(iter(runs))
+    configs = {a: run.config for a, run in runs.items()}
+    off_policy = [a for a, c in configs.items() if isinstance(c, GrpoConfig) and c.updates_per_rollout_batch > 1]
+    ranking = sorted(off_policy, key=lambda a: a != arm)[: study.selection.best_few]
+    assumed = {
+        "experiment": experiment,
+        "winner": arm,
+        "overrides": runs[arm].overrides,
+        "off_policy_ranking": [{"arm": a, "overrides": runs[a].overrides} for a in ranking],
+        "before": before,
+    }
+    if active and path.exists():
+        keys = ("experiment", "winner", "overrides", "before")
+        found: dict[str, Any] = read_json(path, made_by=f"select@{experiment}", keys=keys)
+        if found["winner"] in entry.arms:
+            return assumed | found
+    return assumed | {"assumed": True}
+
+
+def _twins(study: Study, runs: list[EffectiveRun]) -> dict[str, str | None]:
+    """For each run the run before that it equals, in an experiment that its own waits for (as training finds it)."""
+    keys = {run.name: digest([run.task, run.method, run.config.model_dump(), run.seed]) for run in runs}
+    twins: dict[str, str | None] = {}
+    for run in runs:
+        before = study.needed_selections(run.experiment)
+        equal = [o.name for b in before for o in runs if o.experiment == b and keys[o.name] == keys[run.name]]
+        twins[run.name] = (twins[equal[0]] or equal[0]) if equal else None
+    return twins
+
+
+def _measured(runs: list[EffectiveRun]) -> Measured:
+    """Of each run that was trained here, its seconds and its work; see :func:`work`."""
+    found = {}
+    for run in runs:
+        path = paths.TIMING / f"{run.name}.json"
+        if path.exists():
+            timing = read_json(path, made_by=run.name.replace("/", "@"), keys=("total_s", "steps", "same_as"))
+            if timing["steps"] and not timing["same_as"]:
+                found[run.name] = (timing["total_s"], len(timing["steps"]) * work(run.config))
+    return found
+
+
+def work(config: RunConfig) -> float:
+    """Of one step, in steps of 256 rollouts that are trained on once; of expert iteration, if all its answers were right."""
+    match config:
+        case SftConfig():
+            return TRAINING * config.train_batch_size / HANDOUT_ROLLOUTS
+        case ExpertIterationConfig():
+            epochs = config.epochs_per_ei_step
+        case _:
+            epochs = config.epochs_per_rollout_batch
+    return (SAMPLING + TRAINING * epochs) * rollouts_of_step(config) / HANDOUT_ROLLOUTS
+
+
+def rollouts_of_step(config: RunConfig) -> int:
+    """How many responses a step samples."""
+    match config:
+        case SftConfig():
+            return 0
+        case ExpertIterationConfig():
+            return config.ei_batch_size * config.group_size
+    return config.rollout_batch_size
+
+
+def _row(study: Study, run: EffectiveRun, twin: str | None, per_work: float | None, time_from: str) -> dict[str, Any]:
+    """A run and what it takes; one that is taken over takes nothing, and of unknown time ``hours`` is None."""
+    taken: dict[str, float | None] = {"steps": 0, "rollouts": 0, "hours": 0.0, "gpu_hours": 0.0, "disk_gib": 0.0}
+    if not twin:
+        config, shape = run.config, _shape(study, run.task)
+        seconds = None if per_work is None else per_work * work(config) * config.n_steps
+        hours = None if seconds is None else min(seconds, config.wall_clock_limit_s or seconds) / 3600
+        kept = len(study.checkpoints) + len(getattr(config, "keep_steps", ()))
+        weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else None
+        taken = {
+            "steps": config.n_steps,
+            "rollouts": config.n_steps * rollouts_of_step(config),
+            "hours": hours,
+            "gpu_hours": (hours or 0.0) * _gpus(study, run),
+            "disk_gib": None if weights is None else kept * weights,
+        }
+    return {"experiment": run.experiment, "name": run.name, "same_as": twin, "time_from": time_from, **taken}
+
+
+def _gpus(study: Study, run: EffectiveRun) -> int:
+    return study.resources[study.experiments[run.experiment].resources].gpus
+
+
+def _seconds_per_work(
+    study: Study, run: EffectiveRun, runs: list[EffectiveRun], measured: Measured, given: float | None
+) -> tuple[float | None, str]:
+    """Seconds of a unit of :func:`work`, from the runs that are most like this one, and where they are from."""
+    if given is not None and run.task == MAIN:
+        return given / work(study.grpo), "given"
+    there = [other for other in runs if other.name in measured]
+    alike = {
+        "measured": [o for o in there if (o.experiment, o.arm) == (run.experiment, run.arm)],
+        "other arms": [o for o in there if o.experiment == run.experiment],
+        "like runs": [o for o in there if (o.task, o.method) == (run.task, run.method)],
+    }
+    for time_from, others in alike.items():
+        if known := [measured[other.name] for other in others]:
+            return sum(seconds for seconds, _ in known) / sum(amount for _, amount in known), time_from
+    return (PUBLISHED_S_PER_STEP, "guess") if _gpus(study, run) else (None, "unknown")
+
+
+def _shape(study: Study, task: str) -> Shape | None:
+    """The shape of a task's model, if it is known; of one that the study pretrains itself also before it is there."""
+    model = study.models[task]
+    if not isinstance(model, PretrainedHere):
+        return shape_of(study, task)
+    heads = model.num_attention_heads
+    return Shape(
+        model.num_hidden_layers,
+        model.hidden_size,
+        model.intermediate_size,
+        heads,
+        heads,
+        model.hidden_size // heads,
+        model.vocab_size,
+        model.max_position_embeddings,
+        model.tie_word_embeddings,
+        attention_bias=True,
+    )
+
+
+def _sums(rows: list[dict[str, Any]], price: float) -> dict[str, Any]:
+    """Of the runs that are trained."""
+    new = [row for row in rows if not row["same_as"]]
+    sums = {key: sum(row[key] or 0 for row in new) for key in ("steps", "rollouts", "hours", "gpu_hours", "disk_gib")}
+    return {
+        "runs": len(new),
+        "taken_over": {row["name"]: row["same_as"] for row in rows if row["same_as"]},
+        **sums,
+        "runs_of_unknown_time": sum(row["hours"] is None for row in new),
+        "disk_gib": None if any(row["disk_gib"] is None for row in new) else sums["disk_gib"],
+        "cost": sums["gpu_hours"] * price,
+        "time_from": sorted({row["time_from"] for row in new}),
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """A plan as text: a row for each experiment, and below it what the numbers are made from and what could be saved."""
+    heads = ["experiment", "runs", "taken over", "steps", "rollouts", "hours", "GPU-hours", "disk GiB", "cost", "time from"]
+    rows = [heads, *([name, *_cells(sums)] for name, sums in found["experiments"].items())]
+    rows.append(["in all", *_cells(found["total"])[:-1]])
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(heads))]
+    lines = []
+    for name, *cells in rows:
+        right = [f"{cell:>{width}}" for cell, width in zip(cells[:8], widths[1:9], strict=True)]
+        lines.append("  ".join([f"{name:<{widths[0]}}", *right, *cells[8:]]).rstrip())
+    return "\n".join([f"study {found['study']}, seeds {found['seeds']}", *lines, "", *_notes(found)])
+
+
+def _cells(sums: dict[str, Any]) -> list[str]:
+    hours = "?" if sums["runs"] and sums["runs_of_unknown_time"] == sums["runs"] else f"{sums['hours']:,.2f}"
+    disk = "?" if sums["disk_gib"] is None else f"{sums['disk_gib']:,.2f}"
+    counts = [f"{value:,}" for value in (sums["runs"], len(sums["taken_over"]), sums["steps"], sums["rollouts"])]
+    return [*counts, hours, f"{sums['gpu_hours']:,.1f}", disk, f"{sums['cost']:,.0f}", ", ".join(sums["time_from"])]
+
+
+def _notes(found: dict[str, Any]) -> list[str]:
+    total, used = found["total"], found["total"]["time_from"]
+    notes = [f"cost: at {found['price_per_gpu_hour']:g} a GPU-hour, of the GPUs that `resources` reserves"]
+    notes += [f"times: {found['guess']}"] if "guess" in used else []
+    told = {"measured": "of the arm", "other arms": "of the experiment's other arms", "like runs": "of runs by the same method"}
+    notes += [f"{name}: times {what} in data/timing, by the work of a step" for name, what in told.items() if name in used]
+    if total["runs_of_unknown_time"]:
+        notes.append(f"unknown: {total['runs_of_unknown_time']} run(s) that nothing is measured of; in no sum of hours")
+    notes.append("not counted: the stages that train no run (model, zero-shot baseline, best of N)")
+    state = found["state_gib_of_a_run_in_progress"]
+    also = f"; and while a run is in progress up to {state:,.2f} for its saved states" if state is not None else ""
+    notes.append(f"disk: the checkpoints kept, twice that where DVC's cache cannot share them with the workspace{also}")
+    free = dict.fromkeys(name.rpartition("-")[0] for name in total["taken_over"])
+    if free:
+        notes.append(f"arms that equal earlier runs, whose results are taken over at no cost: {', '.join(free)}")
+    if found["assumed_winners"]:
+        assumed = ", ".join(f"{name}: {arm}" for name, arm in found["assumed_winners"].items())
+        notes.append(f"winners that are not known yet are assumed ({assumed})")
+    if less := found["one_seed_less_saves"]:
+        notes.append(f"one seed less saves {less['runs']:g} runs, {less['gpu_hours']:,.1f} GPU-hours, {less['cost']:,.0f}")
+    return [*notes, f"nothing builds on these, so leaving one out saves its row: {', '.join(found['may_be_left_out'])}"]

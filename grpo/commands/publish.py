@@ -1,0 +1,128 @@
+"""A run's checkpoint as others can use it: a folder with weights, tokenizer and model card, and where asked for on the Hub."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.utils import validate_repo_id
+
+from grpo.commands.model_card import METADATA, about_checkpoint, draw_curve, model_card
+from grpo.common.errors import UserError, reason
+from grpo.common.files import require_keys, whole_folder
+from grpo.reporting.figures import save_figure
+from grpo.results.runs import Run, read_run
+from grpo.study import paths
+from grpo.study.effective import effective_run
+from grpo.study.schema import Study
+
+PUBLISHED = Path("published")
+RECORDED = ("method", "task", "evaluation", "model", "train", "validation", "identity")  # of config.yaml, for the card
+ARTIFACTS = Path(
+    "artifacts/dvc.yaml"
+)  # a file of its own: dvc.yaml is the same in every study, and no stage is named in this one
+
+
+def publish(
+    study: Study, name: str, kind: str, out: Path | None, repo: str | None, license: str | None, artifact: str | None
+) -> list[str]:
+    """Write the folder, and where that is asked for the entry in artifacts/dvc.yaml and the repository on the Hub.
+
+    Args:
+        name: of the run, EXPERIMENT/ARM-SEED.
+        kind: of its checkpoint, ``best`` or ``last``.
+        license: of the weights; None: the card states none.
+        artifact: what DVC is to call the checkpoint.
+
+    Returns:
+        lines that say what was done.
+
+    Raises:
+        UserError: no such run or checkpoint, a folder that is not empty, no token, or an upload that fails.
+    """
+    run = _find_run(study, name)
+    source = _find_checkpoint(run, kind)
+    target = out or PUBLISHED / f"{name.replace('/', '--')}-{kind}"
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target}: is there and not empty. Remove it, or name another folder by --out.")
+    if repo is not None:
+        _require_upload_can_begin(repo)
+    card, figure = model_card(study, run, source, kind, license), draw_curve(run, about_checkpoint(run, source)["step"])
+    with whole_folder(target) as folder:
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(METADATA), dirs_exist_ok=True)
+        save_figure(figure, folder / "curve.png")
+        card.save(folder / "README.md")
+    told = [f"{target}: {kind} checkpoint of {name}, with its model card (README.md)"]
+    if run.config["same_as"]:
+        told.append(f"{name} is the same as {run.config['same_as']}, whose checkpoint this is")
+    if artifact is not None:
+        told.append(_name_artifact(artifact, source, name, kind))
+    return [*told, *([_upload(target, repo, name)] if repo is not None else [])]
+
+
+def _find_run(study: Study, name: str) -> Run:
+    parts = re.fullmatch(r"([^/]+)/(.+)-(\d+)", name)
+    if not parts:
+        raise UserError(f"{name}: names no run. Name it as EXPERIMENT/ARM-SEED, such as grpo_learning_rate/3e-4-0.")
+    experiment, arm, seed = parts[1], parts[2], int(parts[3])
+    effective_run(study, experiment, arm, seed, [])  # tells what is not in the study
+    run = read_run(experiment, arm, seed)
+    require_keys(paths.RUNS / name / "config.yaml", run.config, RECORDED, name.replace("/", "@"))
+    return run
+
+
+def _find_checkpoint(run: Run, kind: str) -> Path:
+    """The folder with the weights, which of a run that was taken over are those of the run it equals."""
+    owner = run.config["same_as"] or run.name
+    source = paths.CHECKPOINTS / owner / kind
+    if any(source.glob("*.safetensors")):
+        return source
+    kept = sorted(path.parent.name for path in (paths.CHECKPOINTS / owner).glob(f"*/{METADATA}"))
+    there = f"Its checkpoints: {', '.join(kept)}; `--kind` chooses. " if kept else ""
+    raise UserError(
+        f"{source}: no checkpoint is kept here. {there}`checkpoints:` in params.yaml says which are kept; "
+        f"`dvc checkout {paths.CHECKPOINTS / owner}` or `dvc pull` brings back one that was stored."
+    )
+
+
+def _name_artifact(artifact: str, source: Path, run: str, kind: str) -> str:
+    """Name the checkpoint under ``artifacts:``, by DVC itself; a template cannot, as DVC takes such names literally."""
+    from dvc.annotations import Artifact
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    path = Path(os.path.relpath(source, ARTIFACTS.parent)).as_posix()
+    try:
+        with Repo() as repo:
+            ARTIFACTS.parent.mkdir(exist_ok=True)
+            repo.artifacts.add(artifact, Artifact(path, f"{run}, {kind}", "model"), str(ARTIFACTS))
+    except DvcException as error:
+        raise UserError(f"--artifact {artifact}: {reason(error)}. Name it in small letters, digits and '-'.") from error
+    return f"{ARTIFACTS}: {artifact}; commit it, and `dvc push` the checkpoint"
+
+
+def _require_upload_can_begin(repo: str) -> None:
+    try:
+        validate_repo_id(repo)
+    except ValueError as error:
+        raise UserError(f"--repo {repo}: {reason(error)} Name it as OWNER/NAME.") from error
+    if get_token() is None:
+        raise UserError(
+            f"--repo {repo}: there is no token for the Hub. Set HF_TOKEN, or run `hf auth login`; or leave out --repo."
+        )
+
+
+def _upload(folder: Path, repo: str, run: str) -> str:
+    """Upload the folder; a repository that is new is private, so that its card can be read before others see it."""
+    try:
+        HfApi().create_repo(repo, private=True, exist_ok=True)
+        commit = HfApi().upload_folder(repo_id=repo, folder_path=folder, commit_message=f"{run}, by grpo publish")
+    except Exception as error:  # whatever the network, the proxy or the Hub raises
+        raise UserError(
+            f"--repo {repo}: the upload failed ({reason(error)}). {folder} is whole: check HF_TOKEN and the network, then "
+            f"`hf upload {repo} {folder}`."
+        ) from error
+    return f"uploaded: {commit.commit_url}"

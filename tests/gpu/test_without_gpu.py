@@ -15,7 +15,18 @@ from pipeline_parts import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu import (
-    PARTS, TINY, Batch, Row, Rows, Setting, keep, make_model, measured, needed_flops, plain_loss, real_tokens,
+    PARTS,
+    TINY,
+    Batch,
+    Row,
+    Rows,
+    Setting,
+    keep,
+    make_model,
+    measured,
+    needed_flops,
+    plain_loss,
+    real_tokens,
 )  # fmt: skip
 
 ON_CPU = Setting("cpu", TINY, repeats=1)

@@ -101,17 +101,17 @@ def doctor() -> None:
 
 @app.command("mlflow_import")
 def mlflow_import(
-    files: Annotated[list[Path] | None, typer.Argument(help="Files in data/state/mlflow; all, if not given.")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders in data/state/mlflow; all, if not given.")] = None,
 ) -> None:
-    """Deliver to MLflow what runs kept on disk because they could not reach it; files that are delivered are removed."""
+    """Deliver to MLflow what it lacks of runs, which could not reach it; folders that are delivered are removed."""
     from grpo.study import paths
     from grpo.tracking.mlflow_client import tracking_uri
-    from grpo.tracking.mlflow_unsent import import_files
+    from grpo.tracking.mlflow_sync import import_folders
 
-    found = files or sorted(paths.UNSENT_METRICS.glob("*.jsonl"))
+    found = folders or sorted(paths.UNSENT_METRICS.glob("*"))
     if not found:
-        print(f"nothing to import: {paths.UNSENT_METRICS} holds no files")
-    for line in import_files(found, tracking_uri()):
+        print(f"nothing to import: {paths.UNSENT_METRICS} is empty")
+    for line in import_folders(found, tracking_uri()):
         print(line)
 
 

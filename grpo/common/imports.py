@@ -90,11 +90,22 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
     return function(**values)
 
 
+def keys_of(error: Any, value: Any) -> list[str]:
+    """Where in ``value`` a pydantic error lies. Its ``loc`` also names the members of unions, which are no keys."""
+    found = []
+    for part in error["loc"]:
+        inside = part in value if isinstance(value, dict) else isinstance(value, list) and isinstance(part, int)
+        if inside or (error["type"] == "missing" and part == error["loc"][-1]):
+            found.append(str(part))
+        value = value[part] if inside else value
+    return found
+
+
 def _checked(where: str, value: Any, kind: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"]
-        place = ".".join([where, *(str(part) for part in first["loc"] if not str(part)[0].isupper())])  # not a union's member
+        place = ".".join([where, *keys_of(first, value)])
         raise UserError(f"{place}: {message[0].lower() + message[1:]}, but it is {first['input']!r}.") from error

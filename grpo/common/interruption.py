@@ -13,31 +13,22 @@ from typing import Any
 def stop_after_the_step() -> Iterator[Callable[[], bool]]:
     """Within the block SIGTERM and a first Ctrl-C end nothing; the given function tells whether there was one.
 
-    A second Ctrl-C ends the process at once. A scheduler may send SIGTERM several times, and to many processes.
+    A second Ctrl-C ends the process at once. A scheduler may send SIGTERM several times, and to many processes; of those that
+    train one run together the first says so.
     """
     came: list[int] = []
+    first = os.environ.get("RANK", "0") == "0"
 
     def wish(signum: int, frame: Any) -> None:
         if signum == signal.SIGINT and signum in came:
             raise KeyboardInterrupt
-        if not came:  # by os.write, since the signal may have come in the middle of a print
+        if not came and first:  # by os.write, since the signal may have come in the middle of a print
             os.write(2, b"\ntold to stop: finishing the step and saving the state (Ctrl-C twice ends it at once)\n")
         came.append(signum)
 
     before = {number: signal.signal(number, wish) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield lambda: bool(came)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def left_to_rank_0() -> Iterator[None]:
-    """Within the block signals to stop do nothing: rank 0 decides, and ends this process."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

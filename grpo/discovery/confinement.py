@@ -1,16 +1,17 @@
 """What a process gives up before it runs an untrusted program: system calls, files, capabilities, resources.
 
 Loaded by path from ``grpo/discovery/sandboxed.py``, so it imports nothing of the package. All by ``ctypes``, as Python has no
-functions for it; numbers and layouts are those of Linux's headers.
+functions for it; numbers and layouts are those of Linux's headers, system calls and the filter are left to libseccomp, which
+systemd and apt bring along. ``docs/kissing.md`` says why no sandbox from outside is used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import math
 import os
-import platform
 import resource
 import struct
 from collections.abc import Iterable
@@ -22,88 +23,81 @@ MAX_OPEN_FILES = 64  # with the limit of a file's size it bounds what files with
 SPARE_BYTES = 32 * MB  # beyond the limit of memory, to report that it was reached
 STACK_BYTES = 8 * MB
 
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 CAP_DAC_READ_SEARCH = 2
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_THREAD = 0x20000, 0x10000000, 0x10000
 
 # ------------------------------------------------------------------------------------------------------------ the filter
 
-# What a program needs to compute has been left out: name:number on x86_64:number on aarch64 of each system call refused.
-REFUSED = """
-fork:57:- vfork:58:- execve:59:221 execveat:322:281
-socket:41:198 socketpair:53:199 connect:42:203 bind:49:200 listen:50:201 accept:43:202 accept4:288:242 sendto:44:206
-sendmsg:46:211 sendmmsg:307:269 recvfrom:45:207 recvmsg:47:212 recvmmsg:299:243
-io_uring_setup:425:425 io_uring_enter:426:426 io_uring_register:427:427
-ptrace:101:117 process_vm_readv:310:270 process_vm_writev:311:271 process_madvise:440:440 process_mrelease:448:448 kcmp:312:272
-pidfd_open:434:434 pidfd_getfd:438:438 pidfd_send_signal:424:424 rt_sigqueueinfo:129:138 rt_tgsigqueueinfo:297:240
-sched_setparam:142:118 sched_setscheduler:144:119 sched_setattr:314:274 sched_setaffinity:203:122 setpriority:141:140
-ioprio_set:251:30 migrate_pages:256:238 move_pages:279:239
-mount:165:40 umount2:166:39 pivot_root:155:41 chroot:161:51 move_mount:429:429 open_tree:428:428 fsopen:430:430
-fsconfig:431:431 fsmount:432:432 fspick:433:433 mount_setattr:442:442 unshare:272:97 setns:308:268
-open_by_handle_at:304:265 name_to_handle_at:303:264 fanotify_init:300:262 quotactl:179:60 quotactl_fd:443:443 acct:163:89
-swapon:167:224 swapoff:168:225 keyctl:250:219 add_key:248:217 request_key:249:218 bpf:321:280 perf_event_open:298:241
-userfaultfd:323:282 memfd_create:319:279 memfd_secret:447:447 shmget:29:194 shmat:30:196 semget:64:190 msgget:68:186
-mq_open:240:180
-chmod:90:- fchmod:91:52 fchmodat:268:53 chown:92:- fchown:93:55 lchown:94:- fchownat:260:54 utime:132:- utimes:235:-
-futimesat:261:- utimensat:280:88 truncate:76:45 setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 removexattr:197:14
-lremovexattr:198:15 fremovexattr:199:16
-init_module:175:105 finit_module:313:273 delete_module:176:106 kexec_load:246:104 kexec_file_load:320:294 reboot:169:142
-syslog:103:116 personality:135:92 sethostname:170:161 setdomainname:171:162 settimeofday:164:170 clock_settime:227:112
-clock_adjtime:305:266 adjtimex:159:171 vhangup:153:58 modify_ldt:154:- iopl:172:- ioperm:173:-
+# What a program needs to compute and to use its folder. Every other system call, also one that is yet to be invented, is
+# answered as by a kernel that has never heard of it; the C library then falls back to older ones.
+ALLOWED = """
+open openat creat close close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek
+sendfile splice tee copy_file_range ftruncate fallocate fadvise64 readahead fsync fdatasync flock dup dup2 dup3 pipe pipe2
+poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
+stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getxattr lgetxattr fgetxattr
+listxattr llistxattr flistxattr getdents getdents64 getcwd chdir fchdir umask mkdir mkdirat rmdir unlink unlinkat rename
+renameat renameat2 link linkat symlink symlinkat mknod mknodat
+brk mmap munmap mremap mprotect madvise msync mincore mlock mlock2 munlock mlockall munlockall membarrier pkey_alloc pkey_free
+pkey_mprotect get_mempolicy set_mempolicy mbind
+futex futex_waitv futex_wait futex_wake futex_requeue set_robust_list get_robust_list rseq set_tid_address arch_prctl exit
+exit_group gettid getcpu sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_getattr sched_get_priority_max
+sched_get_priority_min sched_rr_get_interval getpriority wait4 waitid
+rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack pause restart_syscall
+signalfd4 alarm getitimer setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete timerfd_create
+timerfd_settime timerfd_gettime time gettimeofday clock_gettime clock_getres clock_nanosleep nanosleep times
+getpid getppid getpgid getpgrp getsid setsid setpgid getuid geteuid getgid getegid getresuid getresgid getgroups capget
+getrlimit setrlimit getrusage sysinfo uname getrandom
 """
-# System calls of which only some are refused.
-PARTLY = "clone:56:220 kill:62:129 tkill:200:130 tgkill:234:131 prlimit64:302:261 prctl:157:167 fcntl:72:25 ioctl:16:29"
-CLONE3, LAST_KNOWN = 435, 450  # later system calls have the same number everywhere
-HARMLESS_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal, its size, bytes waiting, blocking, exec
-SIGNALS_TO_OTHERS = (8, 10, 15)  # fcntl's F_SETOWN, F_SETSIG, F_SETOWN_EX
-MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # the kernel's name of it, and the column above
-
-Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
-LOAD, EQUAL, GREATER, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
-ALLOW, NOT_PERMITTED, NO_SUCH_CALL, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+ALLOW, UNKNOWN = 0x7FFF0000, 0x00050000 | errno.ENOSYS
+BAD_MACHINE, MASKED_EQUAL = 2, 7
 
 
-def system_calls(text: str, column: int) -> dict[str, int]:
-    """The numbers of the system calls listed in ``text`` on one machine, by name."""
-    rows = [entry.split(":") for entry in text.split()]
-    return {row[0]: int(row[1 + column]) for row in rows if row[1 + column] != "-"}
+class Comparison(ctypes.Structure):
+    """``struct scmp_arg_cmp``: which argument of a system call, how it is compared, which bits of it, what they must be."""
+
+    _fields_ = [("argument", ctypes.c_uint), ("how", ctypes.c_int), ("bits", ctypes.c_uint64), ("value", ctypes.c_uint64)]
 
 
-def instructions(machine: str, pid: int) -> list[Instruction]:
-    """The filter in the kernel's own little language; signals may go to process ``pid`` alone."""
-    architecture, column = MACHINES[machine]
-    partly = system_calls(PARTLY, column)
-    # Which argument decides, how it is compared, with what; then the answer where it fits, and where it does not.
-    rules = {
-        "clone": (0, ANY_BIT, [CLONE_THREAD], ALLOW, NOT_PERMITTED),
-        "kill": (0, EQUAL, [pid, 0], ALLOW, NOT_PERMITTED),
-        "tkill": (0, EQUAL, [pid], ALLOW, NOT_PERMITTED),
-        "tgkill": (0, EQUAL, [pid], ALLOW, NOT_PERMITTED),
-        "prlimit64": (0, EQUAL, [pid, 0], ALLOW, NOT_PERMITTED),
-        "ioctl": (1, EQUAL, [*HARMLESS_IOCTLS], ALLOW, NOT_PERMITTED),
-        "prctl": (0, EQUAL, [PR_SET_PDEATHSIG], NOT_PERMITTED, ALLOW),
-        "fcntl": (1, EQUAL, [*SIGNALS_TO_OTHERS], NOT_PERMITTED, ALLOW),
+def allow(seccomp: Any, context: ctypes.c_void_p, pid: int) -> None:
+    """Put what process ``pid`` may call into a filter of libseccomp; what a machine does not have is left out."""
+    word = 0xFFFFFFFF
+    partly = {  # which argument, which of its bits, their values
+        "kill": (0, word, [pid, 0]),
+        "tkill": (0, word, [pid]),
+        "tgkill": (0, word, [pid]),
+        "prlimit64": (0, word, [pid, 0]),
+        "ioctl": (
+            1,
+            word,
+            [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451],
+        ),  # a terminal? its size, what waits, modes
+        "fcntl": (1, word, [*range(8), 36, 37, 38, 1030, 1031, 1032]),  # copies, flags, locks, sizes; not whom it signals
+        "prctl": (0, word, [3, 15, 16, 0x53564D41]),  # may it be traced, names of threads and of memory
+        "clone": (0, CLONE_THREAD, [CLONE_THREAD]),
     }
-    program: list[Instruction] = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
-    program += [(GREATER, 0, 1, LAST_KNOWN), (RETURN, 0, 0, NO_SUCH_CALL)]  # with it the calls for 32-bit pointers of x86
-    program += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, NO_SUCH_CALL)]  # its flags lie where a filter cannot see them
-    for number in system_calls(REFUSED, column).values():
-        program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, NOT_PERMITTED)]
-    for name, (argument, comparison, values, fits, other) in rules.items():
-        block: list[Instruction] = [(LOAD, 0, 0, 16 + 8 * argument)]
-        for value in values:
-            block += [(comparison, 0, 1, value), (RETURN, 0, 0, fits)]
-        block.append((RETURN, 0, 0, other))
-        program += [(EQUAL, 0, len(block), partly[name]), *block]
-    return [*program, (RETURN, 0, 0, ALLOW)]
+    rules: list[tuple[str, list[Comparison]]] = [(name, []) for name in ALLOWED.split()]
+    for name, (argument, bits, values) in partly.items():
+        rules += [(name, [Comparison(argument, MASKED_EQUAL, bits, value)]) for value in values]
+    for name, compared in rules:
+        number, count = seccomp.seccomp_syscall_resolve_name(name.encode()), len(compared)
+        if number >= 0:
+            array = (Comparison * count)(*compared)
+            checked(seccomp.seccomp_rule_add_array(context, ctypes.c_uint(ALLOW), number, ctypes.c_uint(count), array))
 
 
 def refuse_system_calls() -> None:
-    """Refuse for good what leads out of this process: network, other processes, signals to them, mounts, rights of files."""
-    packed = b"".join(struct.pack("=HBBI", *one) for one in instructions(platform.machine(), os.getpid()))
-    code = ctypes.create_string_buffer(packed, len(packed))
-    program = ctypes.create_string_buffer(struct.pack("@HP", len(packed) // 8, ctypes.addressof(code)))
-    prctl(PR_SET_SECCOMP, 2, ctypes.addressof(program))
+    """Refuse for good what leads out of this process: network, other processes, signals to them, mounts, rights of files.
+
+    Raises:
+        OSError: there is no libseccomp, or the kernel has no filters.
+    """
+    seccomp = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+    seccomp.seccomp_init.restype = ctypes.c_void_p
+    context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint(UNKNOWN)))
+    checked(seccomp.seccomp_attr_set(context, BAD_MACHINE, ctypes.c_uint(UNKNOWN)))
+    allow(seccomp, context, os.getpid())
+    checked(seccomp.seccomp_load(context))
 
 
 # -------------------------------------------------------------------------------------------------- other protections
@@ -217,7 +211,7 @@ def protect(settings: dict[str, Any]) -> bool:
     """
     without, folder = settings["without"], settings["folder"]
     version = 0 if "landlock" in without else landlock_version()
-    filtered = "filter" not in without and platform.machine() in MACHINES
+    filtered = "filter" not in without
     set_limits(settings["limits"])
     if version < 3 and "mounts" not in without:  # earlier versions let a file be cut short
         with contextlib.suppress(OSError, AttributeError):

@@ -12,13 +12,11 @@ import json
 import os
 import selectors
 import signal
-import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -353,40 +351,8 @@ def remove_folder(folder: Path) -> None:
     if folder.is_symlink() or not folder.is_dir():  # where nothing kept the program from putting something else there
         folder.unlink(missing_ok=True)
         return
-    folder.chmod(0o700)
-    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        while names := _names(top):
-            for name in names:
-                if _is_folder(name, top):
-                    _empty(name, top)
-                    os.rmdir(name, dir_fd=top)
-                else:
-                    os.unlink(name, dir_fd=top)
-    finally:
-        os.close(top)
-    folder.rmdir()
-
-
-def _empty(name: str, top: int) -> None:
-    """Remove the files of the folder ``name`` in ``top``, and move its folders up into ``top`` under new names."""
-    os.chmod(name, 0o700, dir_fd=top)
-    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-    try:
-        for entry in _names(inner):
-            if _is_folder(entry, inner):
-                os.chmod(entry, 0o700, dir_fd=inner)
-                os.rename(entry, uuid.uuid4().hex, src_dir_fd=inner, dst_dir_fd=top)
-            else:
-                os.unlink(entry, dir_fd=inner)
-    finally:
-        os.close(inner)
-
-
-def _is_folder(name: str, parent: int) -> bool:
-    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-
-
-def _names(folder: int) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries]
+    with suppress(OSError):
+        folder.rmdir()  # most are empty
+        return
+    subprocess.run(["chmod", "-R", "u+rwx", folder], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(["rm", "-rf", folder], check=True)

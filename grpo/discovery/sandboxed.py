@@ -10,6 +10,7 @@ Nothing of the package is imported, so that the untrusted code finds as little a
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import math
@@ -126,7 +127,7 @@ def told(error: BaseException, source: bytes, name: str) -> str:
     message = f"{type(error).__name__}: {what[:1000]}" if what else type(error).__name__
     if isinstance(error, SystemExit):
         message = f"The program ended itself ({message}) before it gave its points"
-    elif isinstance(error, PermissionError):
+    elif isinstance(error, OSError) and error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS):
         message += " (a program has no network here, starts no other processes, and writes in its working folder only)"
     elif isinstance(error, MemoryError):
         message += f" (it may use {(resource.getrlimit(resource.RLIMIT_AS)[1] - confinement.SPARE_BYTES) // MB} MB)"
@@ -213,7 +214,7 @@ def too_many_files(folder: str, most: float) -> bool:
                             return True
                         if entry.is_dir(follow_symlinks=False):
                             waiting.append(entry.path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
             return True

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
+from grpo.common.world import ALONE, World
 from grpo.rollout.engine import Engine, SamplingParams, derive_seed
 from grpo.study.sections import Evaluation
 from grpo.tasks.task import Format, ScoredBatch, Task
@@ -58,6 +59,7 @@ def evaluate(
     seed: int,
     n: int = 1,
     state: Path | None = None,
+    world: World = ALONE,
 ) -> list[list[Rollout]]:
     """``n`` scored completions of each problem.
 
@@ -69,6 +71,7 @@ def evaluate(
         score: rewards the completions.
         state: folder in which finished chunks are kept and found, where the evaluation is long enough to be worth it. The
             caller removes it (:func:`shutil.rmtree`) once the results are written.
+        world: the processes that evaluate, each its share of the problems; all have the result.
 
     Returns:
         one list of ``n`` rollouts for each problem, in the order of ``problems``.
@@ -80,9 +83,10 @@ def evaluate(
         chunk = problems[start : start + size]
         kept = None if state is None else _read_chunk(state / f"{start}.json", chunk)
         if kept is None:
-            rollouts = sample_rollouts(engine, tokenizer, chunk, format, params, n, derive_seed(seed, "chunk", start))
+            rollouts = sample_rollouts(engine, tokenizer, chunk, format, params, n, derive_seed(seed, "chunk", start), world)
             score_rollouts(score, rollouts)
-            if late := grader_timeouts(rollouts):
+            rollouts = world.join(rollouts, each=n)
+            if (late := grader_timeouts(rollouts)) and world.rank == 0:
                 print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
             kept = [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
             if state is not None:
@@ -92,12 +96,22 @@ def evaluate(
 
 
 def sample_rollouts(
-    engine: Engine, tokenizer: Any, problems: Sequence[Problem], format: Format, params: SamplingParams, n: int, seed: int
+    engine: Engine,
+    tokenizer: Any,
+    problems: Sequence[Problem],
+    format: Format,
+    params: SamplingParams,
+    n: int,
+    seed: int,
+    world: World = ALONE,
 ) -> list[Rollout]:
-    """``n`` rollouts of each problem, those of a group side by side, not yet scored; training too samples here."""
+    """``n`` rollouts of each problem of this process's share, those of a group side by side, not yet scored; training too
+    samples here.
+    """
     prompts = encode_prompts(tokenizer, problems, format)
     groups = engine.generate(prompts, params, n=n, seed=seed)
-    return [Rollout(p, ids, c) for p, ids, group in zip(problems, prompts, groups, strict=True) for c in group]
+    mine = zip(problems[world.share], prompts[world.share], groups, strict=True)
+    return [Rollout(problem, ids, completion) for problem, ids, group in mine for completion in group]
 
 
 def score_rollouts(score: Score, rollouts: Sequence[Rollout]) -> None:

@@ -3,8 +3,8 @@
 What the answers say is decided by :mod:`grpo.grader.grader`: in this process where no computer algebra is needed, else in
 a worker (:mod:`grpo.grader.worker`). A worker that exceeds the limit is killed and replaced, which takes milliseconds.
 The limit counts the worker's own CPU time, so that a busy machine does not turn right answers into wrong ones; ten times
-the limit on the clock ends an answer in any case. Signals are not used, so any thread may grade, and a process made by
-``os.fork`` starts workers of its own. No process is started before the first answer that needs one.
+the limit on the clock ends an answer in any case. This process handles no signals, so any thread may grade, and a process
+made by ``os.fork`` starts workers of its own. No process is started before the first answer that needs one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import os
 import queue
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
+
+from cachetools import LRUCache
 
 from grpo.common.errors import UserError
 from grpo.grader.grader import cheap_verdict
@@ -28,6 +29,7 @@ TIME_LIMIT_S = 0.8
 MEMORY_LIMIT_MB = 1024
 CACHED_VERDICTS = 20_000
 
+_WALL_FACTOR = 10
 _CHUNK = 16  # pairs sent to a worker at a time
 
 
@@ -55,8 +57,8 @@ class GraderPool:
         self.workers = available_cores() if workers is None else workers
         if self.workers < 1 or time_limit_s <= 0:
             raise UserError(f"A grading pool needs at least 1 worker and a time limit above 0 s: {workers=}, {time_limit_s=}.")
-        self._time_limit_s = time_limit_s
-        self._arguments = (function, str(memory_limit_mb))
+        self._wall_limit_s = _WALL_FACTOR * time_limit_s
+        self._arguments = (function, str(memory_limit_mb), str(time_limit_s))
         self._closed = False
         self._reset()
         _POOLS.add(self)
@@ -144,7 +146,7 @@ class GraderPool:
                     self._discard(worker)
                     worker = self._new_worker()
                 usable = False
-                done, usable = worker.grade(pairs[len(verdicts) :], self._time_limit_s)
+                done, usable = worker.grade(pairs[len(verdicts) :], self._wall_limit_s)
                 if not usable:
                     self._discard(worker)
                     worker = None
@@ -216,10 +218,10 @@ def is_equal(answer: str, truth: str) -> Verdict:
     if cheap is not None:
         return Verdict(cheap)
     pair = (answer, truth)
-    verdict = _remembered.get(pair)
+    verdict = _recall(pair)
     if verdict is None:
         verdict = default_pool().verdict(answer, truth)
-        _remembered.put(pair, verdict)
+        _remember(pair, verdict)
     return verdict
 
 
@@ -229,7 +231,7 @@ def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
     hard: list[tuple[str, str]] = []
     for pair in dict.fromkeys(pairs):
         cheap = cheap_verdict(*pair)
-        known = _remembered.get(pair) if cheap is None else Verdict(cheap)
+        known = _recall(pair) if cheap is None else Verdict(cheap)
         if known is None:
             hard.append(pair)
         else:
@@ -237,53 +239,40 @@ def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
     if hard:
         for pair, verdict in zip(hard, default_pool().verdicts(hard), strict=True):
             verdicts[pair] = verdict
-            _remembered.put(pair, verdict)
+            _remember(pair, verdict)
     return [verdicts[pair] for pair in pairs]
 
 
 def forget_verdicts() -> None:
     """Empty :func:`is_equal`'s memory, for benchmarks and tests."""
-    _remembered.clear()
+    with _memory_lock:
+        _memory.clear()
 
 
 def available_cores() -> int:
-    """How many CPU cores this process may use."""
+    """How many CPU cores this process may use; those that torchrun starts together share them."""
+    cores = os.cpu_count() or 1
     with contextlib.suppress(AttributeError):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-class _Remembered:
-    """The last verdicts by exact (answer, truth), without time-outs."""
+def _recall(pair: tuple[str, str]) -> Verdict | None:
+    with _memory_lock:
+        return _memory.get(pair)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
 
-    def get(self, pair: tuple[str, str]) -> Verdict | None:
-        with self._lock:
-            verdict = self._verdicts.get(pair)
-            if verdict is not None:
-                self._verdicts.move_to_end(pair)
-            return verdict
-
-    def put(self, pair: tuple[str, str], verdict: Verdict) -> None:
-        if verdict.timed_out:
-            return
-        with self._lock:
-            self._verdicts[pair] = verdict
-            if len(self._verdicts) > CACHED_VERDICTS:
-                self._verdicts.popitem(last=False)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._verdicts.clear()
+def _remember(pair: tuple[str, str], verdict: Verdict) -> None:
+    if not verdict.timed_out:
+        with _memory_lock:
+            _memory[pair] = verdict
 
 
 _POOLS: weakref.WeakSet[GraderPool] = weakref.WeakSet()
 _default: GraderPool | None = None
 _default_lock = threading.Lock()
-_remembered = _Remembered()
+_memory: LRUCache[tuple[str, str], Verdict] = LRUCache(CACHED_VERDICTS)
+_memory_lock = threading.Lock()
 
 
 def _close_default() -> None:
@@ -295,9 +284,8 @@ def _close_default() -> None:
 
 def _after_fork_in_child() -> None:
     """Locks may be held by threads that the child does not have, and the pools' processes are the parent's."""
-    global _default_lock, _remembered
-    _default_lock = threading.Lock()
-    _remembered = _Remembered()
+    global _default_lock, _memory, _memory_lock
+    _default_lock, _memory_lock, _memory = threading.Lock(), threading.Lock(), LRUCache(CACHED_VERDICTS)
     for pool in list(_POOLS):
         pool._forget()
 

@@ -1,14 +1,15 @@
 """The grading processes: a zygote that has imported the computer algebra once, and the workers that it forks.
 
-:mod:`grpo.grader.pool` runs this module as ``python -m grpo.grader.worker CONTROL MODULE:FUNCTION MEMORY``: the number
-of a socket, what grades an answer, and how much memory (MiB) a worker may take beyond what it starts with. The zygote
-never grades what a model wrote and has a single thread, so that forking it is safe and takes milliseconds; importing
-sympy takes over a second. A worker may hang, fill its memory or crash: the pool kills it and asks for another.
+:mod:`grpo.grader.pool` runs this module as ``python -m grpo.grader.worker CONTROL MODULE:FUNCTION MEMORY SECONDS``: the
+number of a socket, what grades an answer, how much memory (MiB) a worker may take beyond what it starts with, and how much
+CPU time for one answer. The zygote never grades what a model wrote and has a single thread, so that forking it is safe and
+takes milliseconds; importing sympy takes over a second. A worker may hang, fill its memory or crash: the kernel ends one
+whose CPU time is up, the pool one that answers nothing for longer, and the pool asks for another.
 
 Control socket, each request answered by one line: ``fork`` with the worker's socket attached is answered by its process
 id, or ``error: ...``; ``kill PID`` kills and reaps one of the zygote's workers. A worker reads lines
 ``[[answer, truth], ...]`` (JSON in ASCII, so any string is one line) and writes for each pair, as soon as it is decided,
-a line ``[equal, spent, cpu]``: ``spent`` if the worker ends after this answer, ``cpu`` the seconds it has computed so far.
+a line ``[equal, spent]``: ``spent`` if the worker ends after this answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -51,9 +51,11 @@ _WARM_UP = [
 ]
 
 
-def main(control: socket.socket, function: str, memory_limit_mb: int) -> None:
+def main(control: socket.socket, function: str, memory_limit_mb: int, limit_s: float) -> None:
     """Serve the control socket until its other end is closed, which the death of the parent process does too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # it ends a worker whose time is up
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     module, _, name = function.partition(":")
@@ -72,7 +74,7 @@ def main(control: socket.socket, function: str, memory_limit_mb: int) -> None:
         if not message:
             break
         if descriptors:
-            reply = _fork(control, socket.socket(fileno=descriptors[0]), grade, memory_limit_mb, workers)
+            reply = _fork(control, socket.socket(fileno=descriptors[0]), _limited(grade, limit_s), memory_limit_mb, workers)
         else:
             reply = _kill(int(message.split()[1]), workers)
         control.sendall(reply.encode() + b"\n")
@@ -87,6 +89,19 @@ def _warm_up(grade: GradeFn) -> None:
     for answer, truth in _WARM_UP:
         grade(answer, truth)
         symbolically_equal(answer, truth)
+
+
+def _limited(grade: GradeFn, limit_s: float) -> GradeFn:
+    """``grade`` in a process that the kernel ends once an answer has taken so much CPU time, whatever it does."""
+
+    def limited(answer: str, truth: str) -> bool:
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+        try:
+            return grade(answer, truth)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    return limited
 
 
 def _fork(control: socket.socket, connection: socket.socket, grade: GradeFn, memory_limit_mb: int, workers: set[int]) -> str:
@@ -131,7 +146,7 @@ def _serve(connection: socket.socket, grade: GradeFn, most_memory: int) -> None:
             for answer, truth in json.loads(request):
                 equal, spent = _grade(grade, answer, truth)
                 spent = spent or _address_space() > most_memory
-                connection.sendall(json.dumps([equal, spent, time.process_time()]).encode() + b"\n")
+                connection.sendall(json.dumps([equal, spent]).encode() + b"\n")
                 if spent:
                     return
 
@@ -166,4 +181,4 @@ def _address_space() -> int:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], int(sys.argv[3]))
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

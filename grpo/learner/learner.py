@@ -2,7 +2,7 @@
 
 A batch is a list of rollouts, computed in microbatches, packed or padded (:mod:`grpo.learner.microbatches`). Both give the same
 gradient, as each token's weight is worked out over the whole batch before it is cut; the padded path is the reference. Several
-processes may share the work (:mod:`grpo.learner.distributed`); the gradient is then still the same.
+processes may share the work (:mod:`grpo.common.world`); the gradient is then still the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grpo.common.errors import UserError
 from grpo.common.records import Rollout
-from grpo.learner.distributed import World
+from grpo.common.world import ALONE, World
 from grpo.learner.kl import estimate_kl
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
@@ -54,8 +54,8 @@ class Learner:
             ``config.micro_train_batch_size`` responses.
         optimizer: see :class:`grpo.learner.optimizer.Optimizer`.
         offload_reference: keep the starting weights in the CPU's memory while they are not needed.
-        world: the processes that share the work; all have a learner of the same model and arguments, and all but rank 0
-            :meth:`serve`.
+        world: the processes that share the work; each has a learner of the same model and arguments, and calls its methods
+            with the same whole batches.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Learner:
         max_tokens_per_microbatch: int | None = None,
         optimizer: str = "adamw",
         offload_reference: bool = False,
-        world: World | None = None,
+        world: World = ALONE,
     ):
         # Training mode, because gradient checkpointing does nothing without it; the models trained here have no dropout.
         self.model = model.train()
@@ -83,17 +83,17 @@ class Learner:
             if taken := [name for name in self.own_metrics if name in _COLUMNS]:
                 raise UserError(f"loss_type: {config.loss_type} measures {', '.join(taken)}, as the learner does: rename it.")
         self.optimizer = Optimizer(model, config.learning_rate, optimizer)
-        self.world = world or World()
+        self.world = world
 
     # ------------------------------------------------------------------------------------------- what the loops call
 
     def log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
         """Log-probabilities (response length,) of each rollout's tokens under the current weights, without gradient."""
-        return [log_probs for log_probs, _ in self._on_all_ranks("_compute", *token_ids(rollouts), False)]
+        return [log_probs for log_probs, _ in self._compute(rollouts)]
 
     def token_entropies(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Mean entropy in nats over each rollout's response tokens, under the current weights; NaN where it has none."""
-        return [entropy.mean().item() for _, entropy in self._on_all_ranks("_compute", *token_ids(rollouts), False)]
+        return [entropy.mean().item() for _, entropy in self._compute(rollouts)]
 
     def drift(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """KL(policy || starting weights) by :func:`grpo.learner.kl.estimate_kl`; empty where it is not measured.
@@ -103,7 +103,7 @@ class Learner:
         """
         if self.reference is None:
             return {}
-        reference = [log_probs for log_probs, _ in self._on_all_ranks("_compute", *token_ids(rollouts), True)]
+        reference = [log_probs for log_probs, _ in self._compute(rollouts, of_reference=True)]
         estimates = estimate_kl(_old_log_probs(rollouts) or self.log_probs(rollouts), reference)
         return {f"kl/{name}": value for name, value in estimates.items()}
 
@@ -117,75 +117,6 @@ class Learner:
             :data:`grpo.learner.mismatch.NOTICEABLE`, and the sampled KL; with ``importance_cap`` the mean weight and the
             share of tokens at the cap; ``skipped_update`` (1 or 0); means of what the loss measures itself.
         """
-        return self._on_all_ranks("_update", rollouts)  # type: ignore[no-any-return]
-
-    def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
-        """One optimizer step of supervised fine-tuning: negative log-likelihood, summed over each response's tokens and
-        averaged over responses.
-
-        Args:
-            prompts, responses: token ids of one optimizer batch.
-            normalize_constant: divides each response's sum.
-
-        Returns:
-            loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token.
-        """
-        return self._on_all_ranks("_sft_update", prompts, responses, normalize_constant)  # type: ignore[no-any-return]
-
-    def state(self) -> dict[str, Any]:
-        """Everything that training changes: the weights, and the optimizer's state."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state`."""
-        self._on_all_ranks("_restore", state)
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.restore(state["optimizer"])
-
-    @property
-    def _grpo(self) -> GrpoConfig:
-        assert isinstance(self.config, GrpoConfig), "only a GRPO run has rewards to learn from"
-        return self.config
-
-    # ------------------------------------------------------------------------------------------- several processes
-
-    def _on_all_ranks(self, method: str, *arguments: Any) -> Any:
-        """Call a method in all processes."""
-        self.world.broadcast((method, arguments))
-        return getattr(self, method)(*arguments)
-
-    def serve(self) -> None:
-        """In a worker: make the calls that rank 0 makes, until it calls :meth:`shut_down_workers`."""
-        while (call := self.world.broadcast()) is not None:
-            method, arguments = call
-            getattr(self, method)(*arguments)
-
-    def shut_down_workers(self) -> None:
-        """In rank 0: end :meth:`serve` in all others."""
-        self.world.broadcast(None)
-
-    # ------------------------------------------------------------------------------------------- on all ranks
-
-    def _compute(self, prompts: Ids, responses: Ids, of_reference: bool) -> list[tuple[Tensor, Tensor]]:
-        """Log-probabilities and entropies (response length,) of each response's tokens, without gradient."""
-        model = self.model
-        if of_reference:
-            assert self.reference is not None
-            model = self.reference.to(self.model.device)
-        mine = {}
-        with torch.no_grad():
-            for micro in self._microbatches(model, prompts, responses):
-                for i, row, entropy, keep in zip(micro.members, micro.log_probs, micro.entropy, micro.mask, strict=True):
-                    mine[i] = row[keep].cpu(), entropy[keep].cpu()
-        if of_reference:
-            model.to(self.reference_home)
-        found = {i: pair for part in self.world.all_gather(mine) for i, pair in part.items()}
-        nothing = torch.empty(0), torch.empty(0)
-        return [found.get(i, nothing) for i in range(len(responses))]
-
-    def _update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         config = self._grpo
         prompts, responses = token_ids(rollouts)
         weights = response_weights(
@@ -214,6 +145,71 @@ class Learner:
             "learning_rate": self.optimizer.learning_rate,
             **{name: sums[name] / max(1.0, sums["tokens"]) for name in self.own_metrics},
         }
+
+    def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
+        """One optimizer step of supervised fine-tuning: negative log-likelihood, summed over each response's tokens and
+        averaged over responses.
+
+        Args:
+            prompts, responses: token ids of one optimizer batch.
+            normalize_constant: divides each response's sum.
+
+        Returns:
+            loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token.
+        """
+        sums = dict.fromkeys(("loss", "tokens", "token_entropy", "mean_nll"), 0.0)
+        for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
+            mask = micro.mask
+            weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
+            loss = negative_log_likelihood(micro.log_probs, mask, weights, normalize_constant)
+            loss.backward()  # type: ignore[no-untyped-call]
+            sums["loss"] += loss.item()
+            sums["tokens"] += mask.sum().item()
+            sums["token_entropy"] += micro.entropy[mask].sum().item()
+            sums["mean_nll"] -= micro.log_probs.detach()[mask].sum().item()
+        norm, taken = self._step(sums)
+        tokens = max(1.0, sums["tokens"])
+        return {
+            "loss": sums["loss"],
+            "gradient_norm": norm,
+            "token_entropy": sums["token_entropy"] / tokens,
+            "mean_nll": sums["mean_nll"] / tokens,
+            "skipped_update": 0.0 if taken else 1.0,
+            "learning_rate": self.optimizer.learning_rate,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Everything that training changes: the weights, and the optimizer's state."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.restore(state["optimizer"])
+
+    @property
+    def _grpo(self) -> GrpoConfig:
+        assert isinstance(self.config, GrpoConfig), "only a GRPO run has rewards to learn from"
+        return self.config
+
+    # ------------------------------------------------------------------------------------------- in microbatches
+
+    def _compute(self, rollouts: Sequence[Rollout], of_reference: bool = False) -> list[tuple[Tensor, Tensor]]:
+        """Log-probabilities and entropies (response length,) of each response's tokens, without gradient."""
+        model = self.model
+        if of_reference:
+            assert self.reference is not None
+            model = self.reference.to(self.model.device)
+        mine = {}
+        with torch.no_grad():
+            for micro in self._microbatches(model, *token_ids(rollouts)):
+                for i, row, entropy, keep in zip(micro.members, micro.log_probs, micro.entropy, micro.mask, strict=True):
+                    mine[i] = row[keep].cpu(), entropy[keep].cpu()
+        if of_reference:
+            model.to(self.reference_home)
+        found = {i: pair for part in self.world.all_gather(mine) for i, pair in part.items()}
+        nothing = torch.empty(0), torch.empty(0)
+        return [found.get(i, nothing) for i in range(len(rollouts))]
 
     def _backward(
         self, rollouts: list[Rollout], micro: Microbatch, weights: Tensor, sums: dict[str, float], extremes: dict[str, float]
@@ -260,28 +256,6 @@ class Learner:
             extremes["ratio_max"] = max(extremes["ratio_max"], ratio[mask].max().item())
             extremes["mismatch_max"] = max(extremes["mismatch_max"], (old - engine)[mask].abs().max().item())
 
-    def _sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float) -> dict[str, float]:
-        sums = dict.fromkeys(("loss", "tokens", "token_entropy", "mean_nll"), 0.0)
-        for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
-            mask = micro.mask
-            weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
-            loss = negative_log_likelihood(micro.log_probs, mask, weights, normalize_constant)
-            loss.backward()  # type: ignore[no-untyped-call]
-            sums["loss"] += loss.item()
-            sums["tokens"] += mask.sum().item()
-            sums["token_entropy"] += micro.entropy[mask].sum().item()
-            sums["mean_nll"] -= micro.log_probs.detach()[mask].sum().item()
-        norm, taken = self._step(sums)
-        tokens = max(1.0, sums["tokens"])
-        return {
-            "loss": sums["loss"],
-            "gradient_norm": norm,
-            "token_entropy": sums["token_entropy"] / tokens,
-            "mean_nll": sums["mean_nll"] / tokens,
-            "skipped_update": 0.0 if taken else 1.0,
-            "learning_rate": self.optimizer.learning_rate,
-        }
-
     def _step(self, sums: dict[str, float]) -> tuple[float, bool]:
         """All-reduce gradients and sums, and take the step; see :meth:`Optimizer.step`."""
         totals = torch.tensor(list(sums.values()), dtype=torch.float64)
@@ -290,12 +264,12 @@ class Learner:
         return self.optimizer.step(self.config.max_grad_norm, sums["loss"])
 
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
-        """This rank's shard of the batch."""
+        """This process's share of the batch."""
         temperature = self.config.sampling_temperature if temperature is None else temperature
         if self.max_tokens is not None:
-            return packed_microbatches(model, prompts, responses, self.max_tokens, temperature, self.world.shard)
+            return packed_microbatches(model, prompts, responses, self.max_tokens, temperature, self.world.share)
         size = self.config.micro_train_batch_size
-        return padded_microbatches(model, prompts, responses, size, self.pad_token_id, temperature, self.world.shard)
+        return padded_microbatches(model, prompts, responses, size, self.pad_token_id, temperature, self.world.share)
 
 
 def token_ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.learner.distributed import World
+from grpo.common.world import ALONE, World
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers
 from grpo.study.methods import RunConfig
 from grpo.study.sections import LearnerSettings
 
 
-def make_learner(
-    settings: LearnerSettings, config: RunConfig, model: Any, tokenizer: Any, world: World | None = None
-) -> Learner:
+def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, tokenizer: Any, world: World = ALONE) -> Learner:
     """A learner of ``model``.
 
     Args:

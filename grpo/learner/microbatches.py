@@ -38,7 +38,7 @@ class Microbatch:
 
 
 def packed_microbatches(
-    model: Any, prompts: Ids, responses: Ids, max_tokens: int, temperature: float = 1.0, shard: slice = slice(None)
+    model: Any, prompts: Ids, responses: Ids, max_tokens: int, temperature: float = 1.0, share: slice = slice(None)
 ) -> Iterator[Microbatch]:
     """Packed rows, one after the other, so that one's activations are freed before the next.
 
@@ -47,17 +47,17 @@ def packed_microbatches(
         prompts, responses: token ids; a response without tokens is left out.
         max_tokens: budget of a row.
         temperature: the logits are divided by it.
-        shard: which of the rows.
+        share: which of the rows.
     """
-    for segments in fill_rows(prompts, responses, max_tokens)[shard]:
+    for segments in fill_rows(prompts, responses, max_tokens)[share]:
         yield _packed(model, pack(segments, prompts, responses), temperature)
 
 
 def padded_microbatches(
-    model: Any, prompts: Ids, responses: Ids, size: int, pad_token_id: int, temperature: float = 1.0, shard: slice = slice(None)
+    model: Any, prompts: Ids, responses: Ids, size: int, pad_token_id: int, temperature: float = 1.0, share: slice = slice(None)
 ) -> Iterator[Microbatch]:
     """The reference: ``size`` neighbouring responses at a time, with a copy of the prompt each, padded to the longest."""
-    for start in range(0, len(prompts), size)[shard]:
+    for start in range(0, len(prompts), size)[share]:
         members = list(range(start, min(start + size, len(prompts))))
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
         mask = tensors["response_mask"]

@@ -1,4 +1,8 @@
-"""Intervals and comparisons for the numbers that are reported."""
+"""Intervals and comparisons for the numbers that are reported.
+
+scipy has Wilson's interval too, of whole counts only, and a bootstrap whose ends differ in their last bits. Neither is shorter,
+and importing ``scipy.stats`` takes a second of each stage that trains.
+"""
 
 from __future__ import annotations
 

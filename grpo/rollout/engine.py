@@ -33,6 +33,9 @@ class SamplingParams:
 class Engine(Protocol):
     """Samples completions with the policy's current weights.
 
+    Where several processes train one run together, each has an engine of its own, is asked for the completions of all prompts,
+    and samples its share of them. What is drawn for a prompt does not depend on how many processes there are.
+
     Attributes:
         policy_version: of the weights it samples with; 0 at the start.
     """
@@ -43,7 +46,7 @@ class Engine(Protocol):
         """Sample ``n`` completions of each prompt (token ids); same arguments and weights give the same completions.
 
         Returns:
-            One list of ``n`` completions for each prompt, in the order of ``prompts``.
+            One list of ``n`` completions for each prompt of this process's share, in the order of ``prompts``.
         """
         ...
 

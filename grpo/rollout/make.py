@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
+from grpo.common.world import ALONE, World
 from grpo.rollout.engine import Engine
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
@@ -18,6 +19,7 @@ def make_engine(
     tokenizer: Any,
     check_weights: bool = False,
     config: RunConfig | None = None,
+    world: World = ALONE,
 ) -> Engine:
     """An engine that samples with ``model``'s weights.
 
@@ -26,6 +28,7 @@ def make_engine(
         model: None with vLLM samples with the folder's weights.
         check_weights: with vLLM, compare checksums after each update.
         config: of the run that samples; None in the stages that only evaluate.
+        world: the processes that train it together.
 
     Raises:
         UserError: an engine that cannot be started.
@@ -50,6 +53,7 @@ def make_engine(
             engine.max_batch_size,
             sleeps(study, follows_policy=model is not None),
             check_weights,
+            world,
         )
     if engine.device != learner.device:
         raise UserError(
@@ -58,7 +62,7 @@ def make_engine(
         )
     from grpo.rollout.transformers_engine import TransformersEngine
 
-    return TransformersEngine(model, tokenizer, engine.max_batch_size)
+    return TransformersEngine(model, tokenizer, engine.max_batch_size, world)
 
 
 def memory_share(study: Study, config: RunConfig | None) -> float:

@@ -7,13 +7,15 @@ finished leave the batch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 from grpo.common.records import Completion
+from grpo.common.world import ALONE, World
 from grpo.models.packed_attention import NO_MASK
 from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
 from grpo.rollout.engine import SamplingParams, require_room
@@ -28,12 +30,14 @@ class TransformersEngine:
     Args:
         model: as :func:`grpo.models.checkpoint.load_model` gives it.
         max_batch_size: sequences decoded at once; a group is never split, so a larger group counts as one batch.
+        world: the processes that decode a batch together.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, max_batch_size: int = 1024):
+    def __init__(self, model: Any, tokenizer: Any, max_batch_size: int = 1024, world: World = ALONE):
         self.model = model
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
+        self.world = world
         self.policy_version = 0
         self._stop_token_ids: dict[tuple[str, ...], torch.Tensor] = {}
 
@@ -51,6 +55,7 @@ class TransformersEngine:
         """
         require_room(self.model.config.max_position_embeddings, prompts, params.max_tokens)
         per_batch = max(1, self.max_batch_size // n)
+        shared = range(len(prompts))[self.world.share]
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
         groups: list[list[Completion]] = []
         was_training = self.model.training
@@ -60,15 +65,23 @@ class TransformersEngine:
             compiled = "torch._dynamo" in sys.modules
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 for start in range(0, len(prompts), per_batch):
-                    groups += self._generate_batch(prompts[start : start + per_batch], params, n, generator)
+                    batch = range(start, min(start + per_batch, len(prompts)))
+                    mine = [i for i in batch if i in shared]
+                    draw = partial(_draw, generator, len(batch) * n, [(i - start) * n + k for i in mine for k in range(n)])
+                    found = self._generate_batch([prompts[i] for i in mine], params, n, draw) if mine else []
+                    # The next batch's numbers begin where those of this one's longest completion end, whoever has sampled it.
+                    drawn = max((len(one.token_ids) for group in found for one in group), default=0)
+                    for _ in range(max(self.world.all_gather(drawn)) - drawn):
+                        draw()
+                    groups += found
         finally:
             self.model.train(was_training)
         return groups
 
     def _generate_batch(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, generator: torch.Generator
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draw: Callable[[], torch.Tensor]
     ) -> list[list[Completion]]:
-        """Decode one batch of ``len(prompts) * n`` sequences."""
+        """Decode one batch of ``len(prompts) * n`` sequences, for each of whose next tokens ``draw`` gives a number."""
         logits, prefix, next_position = self._prefill(prompts, n)
         cache = KeyValueCache(params.max_tokens)
         rows = list(range(len(prompts) * n))  # which sequence each row of the batch holds
@@ -77,9 +90,7 @@ class TransformersEngine:
         reasons = ["length"] * len(rows)
         past_stop = [0] * len(rows)  # characters that stand after the stop string
         for length in range(1, params.max_tokens + 1):
-            # Drawn for finished sequences too, so that what one sequence samples never depends on when another one ends.
-            uniform = torch.rand(len(token_ids), dtype=torch.float64, device=logits.device, generator=generator)[rows]
-            tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, uniform)
+            tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, draw()[rows])
             for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
                 if reasons[row] == "length":
                     token_ids[row].append(token)
@@ -167,6 +178,15 @@ class TransformersEngine:
         ends = [text.find(string, max(0, known - len(string) + 1)) + len(string) for string in stop]
         ends = [end for end, string in zip(ends, stop, strict=True) if end >= len(string)]
         return len(text) - min(ends) if ends else None
+
+
+def _draw(generator: torch.Generator, total: int, mine: list[int]) -> torch.Tensor:
+    """(len(mine),) in float64, from [0, 1), one for the next token of each of this process's sequences.
+
+    They are drawn for all ``total`` sequences of the batch, for finished ones and other processes' too: what one samples never
+    depends on when another one ends, nor on who samples that.
+    """
+    return torch.rand(total, dtype=torch.float64, device=generator.device, generator=generator)[mine]
 
 
 def sample(

@@ -15,6 +15,7 @@ import torch
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion
+from grpo.common.world import ALONE, World
 from grpo.rollout.engine import SamplingParams, derive_seed, require_room
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
 
@@ -30,6 +31,7 @@ class VllmEngine:
         sleep: give vLLM's memory back while nothing is sampled. Its weights are thrown away (level 2), since ``model``'s are
             put in on waking. GPU only, and with a model.
         check_weights: compare checksums of vLLM's weights and the policy's whenever these were put in.
+        world: the processes that train the run together. Each has a vLLM of its own, which sees one GPU.
 
     Raises:
         UserError: vLLM is not installed, or cannot start with these settings.
@@ -45,6 +47,7 @@ class VllmEngine:
         max_batch_size: int,
         sleep: bool = False,
         check_weights: bool = False,
+        world: World = ALONE,
     ):
         # In this process, so that weights are handed over as they are, and sampling draws from torch's generator.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -58,7 +61,7 @@ class VllmEngine:
                 f"params.yaml: engine.name: vllm cannot be imported ({error}). Install it with `pip install -e .[vllm]` "
                 "(docs/gpu.md), or set engine.name to transformers."
             ) from error
-        self._policy, self._device, self._sleep, self._check = model, device, sleep, check_weights
+        self._policy, self._device, self._sleep, self._check, self._world = model, device, sleep, check_weights, world
         self.policy_version = 0
         self._awake = True
         gpu = {} if device == "cpu" else {"gpu_memory_utilization": gpu_memory_utilization, "enable_sleep_mode": sleep}
@@ -99,10 +102,13 @@ class VllmEngine:
 
         require_room(self.context, prompts, params.max_tokens)
         self._wake()
-        asked = [VllmSamplingParams(**settings) for settings in request_settings(params, n, seed, self._device, len(prompts))]
-        torch.manual_seed(seed)  # all that decides on a CPU, and nothing on a GPU
+        settings = request_settings(params, n, seed, self._device, len(prompts))[self._world.share]
+        asked = [VllmSamplingParams(**each) for each in settings]
+        # All that decides on a CPU, where samples do depend on how many processes there are; and nothing on a GPU.
+        torch.manual_seed(seed + self._world.rank)
+        mine = [{"prompt_token_ids": list(ids)} for ids in prompts[self._world.share]]
         try:
-            outputs = self._llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], asked, use_tqdm=False)
+            outputs = self._llm.generate(mine, asked, use_tqdm=False) if mine else []
         except (torch.OutOfMemoryError, EngineDeadError) as error:
             raise UserError(
                 f"vLLM ended while it sampled ({type(error).__name__}: {str(error).splitlines()[0]}). If memory is short, "

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from grpo.common.errors import UserError
-from grpo.common.imports import is_import_path, source_of
+from grpo.common.imports import is_import_path, keys_of, source_of
 
 LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest"]
@@ -223,12 +223,9 @@ class GrpoConfig(SamplingConfig):
         return self.epochs_per_rollout_batch * (self.rollout_batch_size // self.train_batch_size)
 
 
-def explain(path: Path, item: Any) -> str:
-    """One line for one pydantic error: file, key path, what is wrong, what was expected."""
-    # pydantic puts the chosen member of a union into the location; it is no key of the file.
-    parts = [str(part) for part in item["loc"]]
-    key = ".".join(part for i, part in enumerate(parts) if not (i == 2 and parts[0] in {"models", "sft_datasets"}))
-    kind, value = item["type"], item.get("input")
+def explain(path: Path, item: Any, values: Any) -> str:
+    """One line for one pydantic error about ``values``: file, key path, what is wrong, what was expected."""
+    key, kind, value = ".".join(keys_of(item, values)), item["type"], item.get("input")
     if kind == "extra_forbidden":
         return f"{path}: {key}: unknown key. Check its spelling, or remove it."
     if kind == "missing":
@@ -278,8 +275,9 @@ def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Con
     Raises:
         ValueError: a key that the method does not have, or a value or combination it refuses.
     """
+    values = merged(config.model_dump(), overrides)
     try:
-        return type(config).model_validate(merged(config.model_dump(), overrides))
+        return type(config).model_validate(values)
     except ValidationError as error:
-        lines = [explain(Path(), item).removeprefix(".: ") for item in error.errors()]
+        lines = [explain(Path(), item, values).removeprefix(".: ") for item in error.errors()]
         raise ValueError(f"{path}: " + " ".join(lines).rstrip(".")) from error

@@ -24,7 +24,7 @@ CONVERSATION_LOG = TIMING / "kissing_number/conversation_log.json"
 
 # What is not finished, and so no stage's output: DVC would remove it before the stage runs again.
 EVALUATION_STATE = Path("data/state/evaluation")  # chunks of evaluations
-UNSENT_METRICS = Path("data/state/mlflow")  # what MLflow lacks, until `grpo mlflow_import`
+UNSENT_METRICS = Path("data/state/mlflow")  # folders of runs that MLflow does not have all of
 RUN_STATE = Path("data/state/runs")  # saved states of runs
 RUN_LOCKS = Path("data/state/locks")
 KISSING_NUMBER_STATE = Path("data/state/kissing_number")  # the log of a search

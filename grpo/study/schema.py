@@ -184,11 +184,6 @@ class Study(Section):
         self._check_left_out()
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds: {self.seeds} names a seed twice")
-        if self.learner.processes > 1 and self.engine.name == "vllm":
-            raise ValueError(
-                f"learner.processes: {self.learner.processes} processes cannot share one with vLLM in it: "
-                "set it to 1, or engine.name to transformers"
-            )
         for name, experiment in self.experiments.items():
             self._check_task(name, experiment)
             for arm, overrides in experiment.arms.items():
@@ -404,4 +399,4 @@ def validated(values: Any, path: Path) -> Study:
     try:
         return Study.model_validate(values)
     except ValidationError as error:
-        raise UserError("\n".join(explain(path, item) for item in error.errors())) from error
+        raise UserError("\n".join(explain(path, item, values) for item in error.errors())) from error

@@ -94,7 +94,8 @@ class LearnerSettings(Section):
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     offload_reference: bool = False  # the starting weights of ``measure_kl`` wait in the CPU's memory
     compile: bool = False  # torch.compile: 10 to 15% faster on CPU, after 5 to 20 s of compiling
-    processes: PositiveInt = 1  # share the work, as torchrun starts them: one GPU each, or cores of the CPU
+    # Train a run together, as torchrun starts them, each on its share of the questions: one GPU each, or cores of the CPU.
+    processes: PositiveInt = 1
 
     @model_validator(mode="after")
     def _one_gpu_each(self) -> LearnerSettings:

@@ -27,6 +27,7 @@ from grpo.tasks.task import Task
 # it as deps of the stages that evaluate, besides the texts of their prompts.
 EVALUATION_CODE = (
     "grpo/common/cpu.py",
+    "grpo/common/world.py",
     "grpo/evaluation",
     "grpo/results/statistics.py",
     "grpo/models",
@@ -39,6 +40,7 @@ EVALUATION_CODE = (
 SHARED_CODE = (
     "grpo/study/methods.py",
     "grpo/common/cpu.py",
+    "grpo/common/world.py",
     "grpo/study/effective.py",
     "grpo/evaluation/evaluate.py",
     "grpo/models/checkpoint.py",

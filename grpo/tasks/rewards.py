@@ -109,7 +109,8 @@ def apply_reward(
 
     It is called once, with keywords, each a list with one element for each completion: ``prompts`` and ``completions`` (text),
     ``completion_ids`` (token ids), of the problems ``question``, ``ground_truth``, ``level`` and ``subject``, and the task's
-    own ``format_reward`` and ``answer_reward``. It returns as many numbers, of any size.
+    own ``format_reward`` and ``answer_reward``. It returns as many numbers, of any size. (Where several processes train one run
+    together, each calls it once, with the whole groups that it has sampled.)
 
     Args:
         path: MODULE:NAME.

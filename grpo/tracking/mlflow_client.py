@@ -1,41 +1,41 @@
-"""The one place that writes metrics: CSV files for the pipeline, MLflow for the eye.
+"""MLflow as a run sees it: a folder to which it writes, and a process of its own that brings the folder to MLflow.
 
-A run's files hold everything that is reproducible; wall-clock figures go to a file of their own, so that the others can be
-compared byte for byte. MLflow is written by a process of its own: neither its import nor its database slows training down,
-and a tracking server that fails does not fail the run.
+The folder is in ``data/state/mlflow`` until MLflow has all of it, and is the truth until then: ``run.json`` says what run it
+is, ``metrics.jsonl`` has a line for each call of :meth:`MlflowRun.log`. :mod:`grpo.tracking.mlflow_sync` reads it; nothing is
+sent from here. So neither MLflow's import, which takes longer than a small run does, nor its database slows training down, and
+a server that fails does not fail the run.
 """
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import hashlib
-import itertools
 import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Mapping
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, BinaryIO
 
+from grpo.common.files import write_json
 from grpo.study import paths
 from grpo.study.environment import environment_tags
 
 DATABASE = "mlflow.db"
-ARTIFACTS = "mlruns"
-SECONDS_BETWEEN_FLUSHES = 2.0
-WRITER_STARTS_SECONDS = 60.0
+RUN, METRICS, ANSWER = "run.json", "metrics.jsonl", "mlflow.json"  # what a run's folder holds; the last is the other side's
+CHECK_SECONDS = 30.0  # how often a run sees to it that somebody brings its folder to MLflow
+ANSWER_SECONDS = 120.0  # how long its end waits for that
 
 
 def tracking_uri() -> str:
@@ -44,9 +44,10 @@ def tracking_uri() -> str:
 
 
 class MlflowRun:
-    """One MLflow run, written by a process of its own (:mod:`grpo.tracking.mlflow_process`).
+    """One MLflow run, as a folder that :mod:`grpo.tracking.mlflow_sync` brings there.
 
-    It carries the tag ``run_key``, by which it is known again when MLflow could not be written and the run is imported later.
+    It carries the tag ``run_key``, by which it is known again wherever the folder is sent twice. Its file of metrics is locked
+    (flock) as long as this process lives, however that ends.
 
     Args:
         experiment: the MLflow experiment's name; made if it does not exist.
@@ -55,81 +56,188 @@ class MlflowRun:
     """
 
     def __init__(self, experiment: str, name: str, params: Mapping[str, Any], tags: Mapping[str, Any]):
-        self._number = next(_numbers)
-        self._pending: list[tuple[str, float, int, int]] = []
-        self._last_flush = time.monotonic()
-        self._uri = tracking_uri()
+        self._uri, self._sender = tracking_uri(), sender()
         key = uuid.uuid4().hex
-        unsent = f"{_file_name(experiment)}-{_file_name(name)}-{key[:12]}.jsonl"
-        self._unsent = paths.workspace() / paths.UNSENT_METRICS / unsent  # exists as long as MLflow lacks something
-        self._send(
-            "start",
-            uri=self._uri,
-            artifacts=(paths.workspace() / ARTIFACTS / experiment).as_uri(),
-            experiment=experiment,
-            name=name,
-            params=_as_text(params),
-            tags=_as_text({**environment_tags(), **mlflow_source_tags(), **source_tags(), **tags, "run_key": key}),
-            time=_milliseconds(),
-            unsent=str(self._unsent),
-        )
+        own_tags = {**environment_tags(), **mlflow_source_tags(), **source_tags(), **tags, "run_key": key}
+        self._about: dict[str, Any] = {
+            "uri": without_password(self._uri),
+            "experiment": experiment,
+            "name": name,
+            "params": _as_text(params),
+            "tags": _as_text(own_tags),
+            "artifacts": [],
+            "started": _milliseconds(),
+            "status": None,
+            "ended": None,
+        }
+        here = f"{_file_name(experiment)}-{_file_name(name)}-{key[:12]}.{self._sender}"
+        self.folder = paths.workspace() / paths.UNSENT_METRICS / here
+        self._metrics: BinaryIO | None = None
+        self._lost = 0
+        self._trouble: OSError | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._checked = time.monotonic()
+        with self._noting_trouble():
+            self.folder.mkdir(parents=True)
+            self._metrics = (self.folder / METRICS).open("ab", buffering=0)
+            fcntl.flock(self._metrics, fcntl.LOCK_EX)
+            write_json(self.folder / RUN, self._about)  # last, as it makes the folder a run's
+        if self._metrics is not None:
+            self._start_sender()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics of one step."""
-        now = _milliseconds()
-        self._pending += [(key, float(value), now, step) for key, value in metrics.items()]
-        if time.monotonic() - self._last_flush > SECONDS_BETWEEN_FLUSHES:
-            self._flush()
+        row = {"time": _milliseconds(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
+        with self._noting_trouble():
+            if self._metrics is None:
+                raise FileNotFoundError("there is no file to write to")
+            # The first line break ends what a full disk may have left of the line before.
+            line = b"\n" + json.dumps(row).encode() + b"\n"
+            if self._metrics.write(line) < len(line):
+                raise OSError("the disk took half a line")
+            if time.monotonic() - self._checked > CHECK_SECONDS:
+                self._start_sender()
 
     def tag(self, **tags: Any) -> None:
         """Set tags."""
-        self._send("tag", tags=_as_text(tags))
+        self._describe(tags=self._about["tags"] | _as_text(tags))
 
     def artifact(self, path: Path) -> None:
-        """Keep a copy of a file with the run."""
-        self._send("artifact", path=str(path.absolute()))
+        """Have a copy of a file kept with the run, which is made when the run ends."""
+        self._describe(artifacts=[*self._about["artifacts"], str(path.absolute())])
 
     def finish(self, status: str = "FINISHED") -> str | None:
-        """Write what is left and close the run.
+        """Close the run, and wait until MLflow has it.
 
         Returns:
             the run's id, or None where it could not be made. Where something could not be written, a warning says what and
             how to deliver it later; the run's files are whole.
         """
-        self._flush()
-        self._send("finish", status=status, time=_milliseconds())
-        answer = _writer().answer()
-        if answer["error"] is not None:
-            print(_warning(self._uri, answer["error"], self._unsent), file=sys.stderr)
-        run_id: str | None = answer["run_id"]
+        told = self._describe(status=status, ended=_milliseconds())
+        run_id, errors = self._answer() if told else (None, [])
+        if self._trouble is not None:
+            lost = f"{self._lost} messages could not be kept on disk: " if self._lost else ""
+            errors.append(lost + describe(self._trouble))
+        if errors:
+            print(_warning("; ".join(errors), self._about["uri"], self.folder), file=sys.stderr)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if self._metrics is not None:
+            self._metrics.close()  # which lets go of its lock
         return run_id
 
-    def _flush(self) -> None:
-        pending, self._pending, self._last_flush = self._pending, [], time.monotonic()
-        if pending:
-            self._send("log", metrics=pending)
+    def _answer(self) -> tuple[str | None, list[str]]:
+        """Wait for what becomes of the folder: the run's id, and what is wrong, if anything."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        starts = 0
+        while not (answer := read_answer(self.folder))["over"]:
+            if time.monotonic() > deadline or starts > 2:
+                how = "ends at once" if starts > 2 else f"took longer than {ANSWER_SECONDS:.0f} s"
+                return answer["run_id"], [f"the process that writes to it {how}"]
+            starts += self._start_sender()
+            time.sleep(0.03)
+        return answer["run_id"], answer["errors"]
 
-    def _send(self, do: str, **arguments: Any) -> None:
-        _writer().send(json.dumps({"run": self._number, "do": do, **arguments}))
+    def _start_sender(self) -> bool:
+        """Start the process that brings folders to MLflow, unless there is one; whether it was started."""
+        self._checked = time.monotonic()
+        try:
+            lock = lock_of_sender(self._sender)
+            if is_locked(lock) or (self._process is not None and self._process.poll() is None):
+                return False
+            with lock.with_suffix(".log").open("a") as log:  # not this run's stderr, which may be closed earlier
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "grpo.tracking.mlflow_sync", self._sender],
+                    cwd=paths.workspace(),  # an experiment of DVC may work in a folder that is removed earlier
+                    env={**os.environ, "MLFLOW_TRACKING_URI": self._uri},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is for the process that trains, which then says how the run ended
+                )
+        except OSError as error:
+            self._trouble = error
+        return True
+
+    def _describe(self, **changed: Any) -> bool:
+        """Change what the folder says of the run; whether it says so now."""
+        self._about |= changed
+        with self._noting_trouble():
+            if self._metrics is not None:
+                write_json(self.folder / RUN, self._about)
+                return True
+        return False
+
+    @contextmanager
+    def _noting_trouble(self) -> Iterator[None]:
+        """A disk that is full or read-only costs the record in MLflow, no more."""
+        try:
+            yield
+        except OSError as error:
+            self._lost += 1
+            self._trouble = error
 
 
-def _warning(uri: str, error: str, unsent: Path) -> str:
+def read_answer(folder: Path) -> dict[str, Any]:
+    """What the other side says of a run's folder: ``run_id``, whether it is ``over`` with it, and its ``errors``."""
+    try:
+        answer: dict[str, Any] = json.loads((folder / ANSWER).read_bytes())
+    except (OSError, ValueError):
+        return {"run_id": None, "over": False, "errors": []}
+    return answer
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock (flock) of a file."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who ask at the same moment do not see each other
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def sender() -> str:
+    """Which process brings the folders of this machine's runs (in Slurm: this job's) to MLflow: one for each setting of it."""
+    deciding = ("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_", "PG", "SLURM_JOB_ID", "HTTP", "NO_PROXY", "REQUESTS_")
+    settings = sorted((key, value) for key, value in os.environ.items() if key.upper().startswith(deciding))
+    about = [socket.gethostname(), sys.executable, __file__, tracking_uri(), settings]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+
+def lock_of_sender(name: str) -> Path:
+    """The file that this process keeps locked."""
+    folder = Path(tempfile.gettempdir()) / f"grpo-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder / f"{name}.lock"
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    return without_password(f"{type(error).__name__}: {error}")
+
+
+def _warning(error: str, uri: str, folder: Path) -> str:
     """What a user has to know when MLflow could not be written."""
-    lines = [f"warning: MLflow at {without_password(uri)} could not be written: {error}", "  The run's own files are complete."]
-    if unsent.exists():
+    lines = [f"warning: MLflow at {uri} could not be written: {error}", "  The run's own files are complete."]
+    if (folder / RUN).exists():
         lines += [
-            f"  What MLflow lacks is kept in {unsent}",
+            f"  What MLflow lacks is kept in {folder}",
             "  Check MLFLOW_TRACKING_URI and the server; once it can be reached, this delivers it:",
-            f"    grpo mlflow_import {shlex.quote(str(unsent))}",
+            f"    grpo mlflow_import {shlex.quote(str(folder))}",
         ]
     else:
         lines += ["  Check MLFLOW_TRACKING_URI, or unset it to use a local file."]
     return "\n".join(lines)
 
 
-def without_password(uri: str) -> str:
-    """The URI as others may read it."""
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", uri)
+def without_password(text: str) -> str:
+    """A URI, or a text with URIs in it, as others may read it."""
+    return re.sub(r"(://[^:/@\s]*):[^@/\s]*@", r"\1:***@", text)
 
 
 def _file_name(text: str) -> str:
@@ -142,106 +250,6 @@ def _milliseconds() -> int:
 
 def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in values.items()}
-
-
-class _Writer:
-    """The line to the process that writes, which is started where there is none; see :mod:`grpo.tracking.mlflow_process`.
-
-    A thread connects and sends, so that a process that is slow holds nobody up.
-    """
-
-    def __init__(self) -> None:
-        self._lines: SimpleQueue[str] = SimpleQueue()
-        self.connection: Future[BinaryIO] = Future()
-        threading.Thread(target=self._feed, name="mlflow", daemon=True).start()
-
-    def send(self, line: str) -> None:
-        """Have a message written, sooner or later."""
-        self._lines.put(line)
-
-    def answer(self) -> dict[str, Any]:
-        """Wait for the answer to a ``finish``."""
-        line, trouble = b"", "the process that writes to it has ended"
-        try:
-            connection = self.connection.result()
-        except OSError as error:
-            trouble = f"the process that writes to it cannot be reached ({error})"
-        else:
-            with suppress(OSError):
-                line = connection.readline()
-        if not line:
-            _writer.cache_clear()  # the next run gets a new one
-            return {"run_id": None, "error": trouble}
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _feed(self) -> None:
-        try:
-            connection = _connect()
-        except OSError as error:
-            self.connection.set_exception(error)
-            return
-        self.connection.set_result(connection)
-        with suppress(OSError):  # it has ended, which its missing answer will tell
-            while True:
-                connection.write(self._lines.get().encode() + b"\n")
-                connection.flush()
-
-
-def _connect() -> BinaryIO:
-    """Connect to the process that writes for this machine's runs, and start it if nobody listens.
-
-    Raises:
-        OSError: it does not start.
-    """
-    path = _socket()
-    started = None
-    deadline = time.monotonic() + WRITER_STARTS_SECONDS
-    while True:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(str(path))
-            stream: BinaryIO = connection.makefile("rwb")  # type: ignore[assignment]
-            if stream.readline():
-                return stream
-            refusal: OSError = ConnectionResetError("it ended")
-        except (FileNotFoundError, ConnectionError) as error:
-            refusal = error
-        connection.close()
-        if time.monotonic() > deadline:
-            raise refusal
-        if started is None or started.poll() is not None:
-            with path.with_suffix(".log").open("a") as log:  # not this run's stderr, which may be closed earlier
-                started = subprocess.Popen(
-                    [sys.executable, "-m", "grpo.tracking.mlflow_process", str(path)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C is for the process that trains, which then says how the run ended
-                )
-        time.sleep(0.05)
-
-
-def _socket() -> Path:
-    """Where the process listens that writes for runs of this user, folder and job, with these settings of MLflow."""
-    deciding = ("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_", "PG", "SLURM_JOB_ID", "HTTP", "NO_PROXY", "REQUESTS_")
-    settings = {key: value for key, value in os.environ.items() if key.upper().startswith(deciding)}
-    about = json.dumps([sys.executable, __file__, str(Path.cwd()), settings], sort_keys=True)
-    temporary = tempfile.gettempdir()
-    # A socket's path holds about a hundred bytes.
-    folder = Path("/tmp" if len(os.fsencode(temporary)) > 60 else temporary) / f"grpo-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
-    return folder / hashlib.sha256(about.encode()).hexdigest()[:16]
-
-
-_numbers = itertools.count()
-
-
-@lru_cache(maxsize=1)
-def _writer() -> _Writer:
-    return _Writer()
 
 
 def source_tags() -> dict[str, str]:

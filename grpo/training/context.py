@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from grpo.common.records import Rollout
+from grpo.common.world import ALONE, World
 from grpo.evaluation.evaluate import Score
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import Engine
@@ -31,7 +32,8 @@ class RunContext(Generic[Config]):
         format: how a problem is put, and an answer is read.
         score: rewards rollouts, in training and in validation.
         measures: what else validation measures of its rollouts.
-        engine: samples with the policy's weights.
+        world: the processes that train the run together, each with a context of its own.
+        engine: samples with the policy's weights, this process's share of the questions.
         learner: holds the policy and trains it.
         save: saves the policy as a checkpoint.
         log: receives one row for each optimizer step and the time of each phase.
@@ -47,6 +49,7 @@ class RunContext(Generic[Config]):
     format: Format = ABSENT
     score: Score = ABSENT
     measures: Measures = lambda rollouts: {}
+    world: World = ALONE
     tokenizer: Any = ABSENT
     engine: Engine = ABSENT
     learner: Learner = ABSENT

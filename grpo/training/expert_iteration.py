@@ -7,12 +7,12 @@ import random
 from collections.abc import Sequence
 
 from grpo.common.records import Rollout, response_tokens
-from grpo.evaluation.evaluate import grader_timeouts, score_rollouts
+from grpo.evaluation.evaluate import grader_timeouts
 from grpo.learner.learner import Learner, token_ids
 from grpo.rollout.engine import derive_seed
 from grpo.study.methods import ExpertIterationConfig
 from grpo.training.context import RunContext, Updates
-from grpo.training.step import sample
+from grpo.training.step import reward, sample
 
 
 def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig]) -> None:
@@ -26,7 +26,7 @@ def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig]) -> None:
             rollouts = sample(ctx, step, config.ei_batch_size)
 
         with log.phase("scoring"):
-            score_rollouts(ctx.score, rollouts)
+            rollouts = reward(ctx, rollouts)
             correct = [rollout for rollout in rollouts if rollout.rewards["reward"] == 1.0]
 
         with log.phase("training"):

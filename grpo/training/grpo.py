@@ -19,7 +19,7 @@ def train_grpo(ctx: RunContext[GrpoConfig]) -> None:
             rollouts = sample(ctx, step, config.n_prompts_per_rollout_batch)
 
         with log.phase("scoring"):
-            metrics = score(ctx, rollouts)
+            rollouts, metrics = score(ctx, rollouts)
 
         with log.phase("training"):
             updates, drift = train_on(ctx, rollouts, version=step - 1)

@@ -48,7 +48,8 @@ class Monitor:
         self.updates = 0
         self.outcomes: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
-        self.bar = tqdm(total=ctx.config.n_steps, desc=name, unit="step", mininterval=1.0)
+        hidden = {"disable": True} if ctx.world.rank else {}
+        self.bar = tqdm(total=ctx.config.n_steps, desc=name, unit="step", mininterval=1.0, **hidden)
 
     def __call__(self, step: int, updates: Updates) -> bool:
         """Evaluate, if ``step`` is one of the evaluation steps or the run ends here.
@@ -65,6 +66,7 @@ class Monitor:
         self.stopping.count(updates)
         validated = self._evaluate(step, updates) if step in self.steps else None
         over = self.stopping.must_end(step, config, self.rules, self.ctx.log) or step == config.n_steps
+        over = self.ctx.world.of_rank_0(over)  # their clocks may differ
         if over and validated is None:
             validated = self._evaluate(step, updates)
         if validated is not None and (step in self.sampled_steps or over):

@@ -5,18 +5,22 @@ Imports torch only to train, as taking over an equal run's results does not need
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from grpo.common.errors import ToBeResumed
 from grpo.common.files import files_digest, read_json, whole_folder, write_json
 from grpo.common.lock import only_one
 from grpo.common.records import Problem, Rollout, read_examples, read_problems
+from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
 from grpo.evaluation.evaluate import Score, score_by_task
 from grpo.models import require_checkpoint
 from grpo.results.selection import read_config
@@ -74,12 +78,16 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
     """
     require_checkpoint(run.model)
     data, identity = read_data(run), run_identity(study, run)
-    twin = _finished_twin(study, run.experiment, identity)
-    if study.learner.processes > 1 and not twin and _done_by_others(study, run):
+    # That there is none has been found before several processes are started.
+    twin = None if started_by_torchrun() else _finished_twin(study, run.experiment, identity)
+    together = study.learner.processes > 1 and not is_asynchronous(run.config)
+    if together and not twin and not started_by_torchrun():
+        start_processes(study.learner.processes, study.learner.device)
         return
+    lock = only_one(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process")
     with (
-        only_one(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process"),
-        recorded(study, run, identity, twin) as outputs,
+        lock if is_rank_0() else nullcontext(),
+        (recorded if is_rank_0() else thrown_away)(study, run, identity, twin) as outputs,
     ):
         if twin:
             _take_over(run.name, twin, outputs)
@@ -184,22 +192,18 @@ def _times(study: Study, ctx: RunContext[Any]) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def thrown_away(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> Iterator[Outputs]:
+    """The same in a process beside rank 0: what it would write and say equals what rank 0 does."""
+    nothing = cast(MlflowRun, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))
+    with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), suppress(ToBeResumed):
+        yield Outputs(Path(folder), Path(folder), _state_folder(run, identity), nothing)
+
+
 def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
-    return paths.RUN_STATE / run.name / digest([identity, code_of_runs()])
-
-
-def _done_by_others(study: Study, run: EffectiveRun) -> bool:
-    """Where several processes train a run: start them all, or work for rank 0; False in rank 0 itself."""
-    from grpo.learner.distributed import is_worker, start_processes, started_by_torchrun
-    from grpo.training.start import serve
-
-    if not started_by_torchrun():
-        start_processes(study.learner.processes)
-        return True
-    if is_worker():
-        serve(study, run)
-        return True
-    return False
+    """Another number of processes may go on from a state."""
+    learner = {key: value for key, value in identity["learner"].items() if key != "processes"}
+    return paths.RUN_STATE / run.name / digest([identity | {"learner": learner}, code_of_runs()])
 
 
 def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> MlflowRun:

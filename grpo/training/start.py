@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.cpu import start_threads
-from grpo.common.errors import ToBeResumed
 from grpo.common.files import write_json
-from grpo.common.interruption import left_to_rank_0, stop_after_the_step
-from grpo.learner.distributed import World, init_world
+from grpo.common.interruption import stop_after_the_step
+from grpo.common.world import init_world
 from grpo.learner.losses import bind_loss
 from grpo.learner.make import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
@@ -89,7 +88,7 @@ def started(
         with (
             stop_after_the_step() as told_to_stop,
             monitor.bar,
-            SavedState(outputs.state, every, parts, outputs.checkpoints, told_to_stop) as ctx.saved,
+            SavedState(outputs.state, every, parts, outputs.checkpoints, told_to_stop, ctx.world) as ctx.saved,
         ):
             ctx.saved.restore()
             if ctx.saved.step:
@@ -106,37 +105,19 @@ def started(
 
 @contextmanager
 def start_here(study: Study, run: EffectiveRun, ctx: RunContext[Any], check_weights: bool) -> Iterator[None]:
-    """Give ``ctx`` tokenizer, engine and learner, in this process."""
-    tokenizer, model, world = _load(study, run)
-    # Before the learner: vLLM switches the stream on which this process computes, and the learner's hooks on gradients must be
-    # made on the one that its backward passes will use.
-    engine = make_engine(study, run.model, model, tokenizer, check_weights, run.config)
-    learner = make_learner(study.learner, run.config, model, tokenizer, world)
-    ctx.tokenizer, ctx.engine, ctx.learner = tokenizer, engine, learner
-    ctx.save = lambda target: save_checkpoint(target, learner.model, tokenizer)
-    try:
-        yield
-    except ToBeResumed:
-        learner.shut_down_workers()
-        raise
-    learner.shut_down_workers()
-    world.destroy()
-
-
-def serve(study: Study, run: EffectiveRun) -> None:
-    """In a worker of several processes: compute what rank 0 asks for, until it has finished."""
-    with left_to_rank_0():
-        tokenizer, model, world = _load(study, run)
-        make_learner(study.learner, run.config, model, tokenizer, world).serve()
-        world.destroy()
-
-
-def _load(study: Study, run: EffectiveRun) -> tuple[Any, Any, World]:
-    """The tokenizer, the policy as it is before training, and the processes that share the learner's work."""
+    """Give ``ctx`` tokenizer, engine and learner, in this process, which may be one of several."""
     settings = study.learner
     start_threads(max(1, study.threads // settings.processes))
     world = init_world(settings.device)
-    return load_tokenizer(run.model), load_model(run.model, settings.dtype, settings.device), world
+    tokenizer, model = load_tokenizer(run.model), load_model(run.model, settings.dtype, settings.device)
+    # Before the learner: vLLM switches the stream on which this process computes, and the learner's hooks on gradients must be
+    # made on the one that its backward passes will use.
+    engine = make_engine(study, run.model, model, tokenizer, check_weights, run.config, world)
+    learner = make_learner(settings, run.config, model, tokenizer, world)
+    ctx.world, ctx.tokenizer, ctx.engine, ctx.learner = world, tokenizer, engine, learner
+    ctx.save = lambda target: save_checkpoint(target, learner.model, tokenizer) if world.rank == 0 else None
+    yield
+    world.destroy()
 
 
 def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:

@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json
+from grpo.common.world import ALONE, World
 
 STATE = "state.pt"
 CHECKPOINTS = "checkpoints"
@@ -95,6 +96,7 @@ class SavedState:
         parts: what is saved, by name.
         checkpoints: folder of the checkpoints kept so far, which belong to the state.
         told_to_stop: whether the run is to end after this step, with its state saved.
+        world: the processes that train the run together. Rank 0 saves for all, who are equal, and decides when.
 
     Attributes:
         step: how many steps were done when the run was taken up; 0 where it is new.
@@ -108,9 +110,11 @@ class SavedState:
         parts: Mapping[str, Part],
         checkpoints: Path,
         told_to_stop: Callable[[], bool] = lambda: False,
+        world: World = ALONE,
     ):
         self.folder, self.every, self.parts, self.checkpoints = folder, every, parts, checkpoints
-        self.told_to_stop = told_to_stop
+        self.told_to_stop: Callable[[], bool] = lambda: world.of_rank_0(told_to_stop())
+        self.world = world
         self.step = 0
         self.loop: dict[str, Any] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
@@ -124,17 +128,15 @@ class SavedState:
 
     def restore(self) -> None:
         """Bring all parts to where the newest whole state has them, if there is one."""
-        for state in reversed(self._states()):
-            if damage := _damage(state):
-                tqdm.write(f"warning: {state}: {damage}. The state before it is used, or else the run starts anew.")
-                shutil.rmtree(state, ignore_errors=True)
-                continue
-            content = torch.load(state / STATE, map_location="cpu", weights_only=True)
-            for name, part in self.parts.items():
-                part.restore(content["parts"][name])
-            shutil.copytree(state / CHECKPOINTS, self.checkpoints, copy_function=_link, dirs_exist_ok=True)
-            self.step, self.loop = content["step"], content["loop"]
+        state = self.world.of_rank_0(self._newest() if self.world.rank == 0 else None)
+        if state is None:
             return
+        content = torch.load(state / STATE, map_location="cpu", weights_only=True)
+        for name, part in self.parts.items():
+            part.restore(content["parts"][name])
+        if self.world.rank == 0:
+            shutil.copytree(state / CHECKPOINTS, self.checkpoints, copy_function=_link, dirs_exist_ok=True)
+        self.step, self.loop = content["step"], content["loop"]
 
     def due(self, step: int) -> bool:
         """Whether the state is to be saved after this step.
@@ -157,20 +159,25 @@ class SavedState:
             Exception: this state could not be taken, or the one before not written; see :meth:`finish`.
         """
         self.finish()
+        if self.world.rank == 0:
+            self._take(step, loop or {})
+        if self.told_to_stop():
+            self.finish()
+            raise ToBeResumed(f"stopped after step {step}; the state is saved. Run the same command again to go on from there.")
+
+    def _take(self, step: int, loop: dict[str, Any]) -> None:
+        """Take the state, and hand it to the thread."""
         draft = self.folder / ".step.draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         try:
             shutil.copytree(self.checkpoints, draft / CHECKPOINTS, copy_function=_link)
             parts = {name: part.state() for name, part in self.parts.items()}
-            content = copy_to_cpu({"step": step, "loop": loop or {}, "parts": parts})
+            content = copy_to_cpu({"step": step, "loop": loop, "parts": parts})
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         self._writing = self._thread.submit(self._write, draft, step, content)
-        if self.told_to_stop():
-            self.finish()
-            raise ToBeResumed(f"stopped after step {step}; the state is saved. Run the same command again to go on from there.")
 
     def finish(self) -> None:
         """Wait until the last state is written.
@@ -196,6 +203,15 @@ class SavedState:
             raise
         for old in self._states()[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
+
+    def _newest(self) -> Path | None:
+        """The newest whole state, if there is one; what is damaged is removed."""
+        for state in reversed(self._states()):
+            if not (damage := _damage(state)):
+                return state
+            tqdm.write(f"warning: {state}: {damage}. The state before it is used, or else the run starts anew.")
+            shutil.rmtree(state, ignore_errors=True)
+        return None
 
     def _states(self) -> list[Path]:
         """Oldest first."""

@@ -31,28 +31,38 @@ def rollout_sampling(config: SamplingConfig, format: Format) -> SamplingParams:
 
 
 def sample(ctx: RunContext[Sampling], step: int, n_questions: int) -> list[Rollout]:
-    """Ask the step's questions, G times each; the same seed, step and weights give the same rollouts."""
+    """Ask the step's questions, G times each; the same seed, step and weights give the same rollouts.
+
+    Returns:
+        those of this process's share of the questions.
+    """
     config = ctx.config
     questions = items_of_step(ctx.data, ctx.seed, step, n_questions)
     seed = derive_seed(ctx.seed, "rollout", step)
     sampling = rollout_sampling(config, ctx.format)
-    return sample_rollouts(ctx.engine, ctx.tokenizer, questions, ctx.format, sampling, config.group_size, seed)
+    return sample_rollouts(ctx.engine, ctx.tokenizer, questions, ctx.format, sampling, config.group_size, seed, ctx.world)
 
 
-def score(ctx: RunContext[GrpoConfig], rollouts: list[Rollout]) -> dict[str, float]:
+def reward(ctx: RunContext[Sampling], rollouts: list[Rollout]) -> list[Rollout]:
+    """Write rewards into this process's rollouts; those of all processes, in the order of the questions."""
+    score_rollouts(ctx.score, rollouts)
+    return ctx.world.join(rollouts, each=ctx.config.group_size)
+
+
+def score(ctx: RunContext[GrpoConfig], rollouts: list[Rollout]) -> tuple[list[Rollout], dict[str, float]]:
     """Write rewards into the rollouts, and advantages: the rewards, normalised within each group.
 
     Returns:
-        what is logged of them.
+        the rollouts of all processes, and what is logged of them.
     """
     config = ctx.config
-    score_rollouts(ctx.score, rollouts)
+    rollouts = reward(ctx, rollouts)
     advantages, _, means = normalize_scores(
         [rollout.rewards for rollout in rollouts], config.group_size, config.advantage_eps, config.use_std_normalization
     )
     for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
         rollout.advantage = advantage
-    return rollout_metrics(means, rollouts)
+    return rollouts, rollout_metrics(means, rollouts)
 
 
 def rollout_metrics(means: dict[str, float], rollouts: list[Rollout]) -> dict[str, float]:

@@ -76,5 +76,5 @@ class Validation:
         if isinstance(config, SamplingConfig):  # a response that is too long in training is too long here
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, config.sampling_max_tokens))
         ctx = self.ctx
-        groups = evaluate(ctx.engine, ctx.tokenizer, problems, ctx.format, ctx.score, sampling, settings.seed)
+        groups = evaluate(ctx.engine, ctx.tokenizer, problems, ctx.format, ctx.score, sampling, settings.seed, world=ctx.world)
         return [rollout for (rollout,) in groups]

@@ -108,13 +108,6 @@ def test_wrong_params_are_told_with_key_and_remedy(project, monkeypatch, capsys,
     assert not (project / "data").exists() and not (project / "reports").exists()
 
 
-def test_several_processes_cannot_hold_one_vllm(project, monkeypatch, capsys):
-    edit(project, "name: transformers", "name: vllm")
-    edit(project, "learner:\n", "learner:\n  processes: 2\n")
-    code, _, error = run(monkeypatch, capsys, "dataset", "main")
-    assert code == 2 and "learner.processes: 2 processes" in error and "engine.name to transformers" in error
-
-
 def test_every_wrong_key_is_told_at_once(project, monkeypatch, capsys):
     edit(project, "study: smoke", "study: 3")
     edit(project, "    hidden_size: 32", "    hidden_size: wide")

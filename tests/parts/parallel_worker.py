@@ -12,7 +12,7 @@ from learner_parts import flat, last_gradients
 from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.distributed import World, init_world
+from grpo.common.world import ALONE, World, init_world
 from grpo.learner.learner import Learner
 from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
 from grpo.study.methods import GrpoConfig
@@ -52,9 +52,8 @@ def make_rollouts() -> list[Rollout]:
     ]
 
 
-def compute(world: World | None = None) -> dict[str, Any]:
-    """On rank 0: what the learner's methods give, with the work sharded over ``world``."""
-    world = world or World()
+def compute(world: World = ALONE) -> dict[str, Any]:
+    """What the learner's methods give, with the work shared over ``world``."""
     rollouts = make_rollouts()
     generator = torch.Generator().manual_seed(1)
     rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
@@ -64,20 +63,16 @@ def compute(world: World | None = None) -> dict[str, Any]:
             model = make_model()
             learner = make_learner(model, budget, loss, normalization, world)
             gradients = last_gradients(learner)
-            if world.rank == 0:
-                old = [lp - 0.3 for lp in learner.log_probs(rollouts)]
-                case = f"{loss}, {normalization}, {budget}"
-                found["metrics"][case] = learner.update(scored(rollouts, rewards, advantages, old))
-                found["gradients"][case] = flat(gradients)
-                found["metrics"][f"sft {case}"] = learner.sft_update(*ids_of(rollouts), normalize_constant=7.0)
-                found["gradients"][f"sft {case}"] = flat(gradients)
-                found["log_probs"] = learner.log_probs(rollouts)
-                found["entropies"] = learner.token_entropies(rollouts)
-                found["drift"] = learner.drift(rollouts)
-                learner.shut_down_workers()
-            else:
-                learner.serve()
-            found["rows_of_leader"] = sum(1 for _ in learner._microbatches(model, *ids_of(rollouts)))
+            old = [lp - 0.3 for lp in learner.log_probs(rollouts)]
+            case = f"{loss}, {normalization}, {budget}"
+            found["metrics"][case] = learner.update(scored(rollouts, rewards, advantages, old))
+            found["gradients"][case] = flat(gradients)
+            found["metrics"][f"sft {case}"] = learner.sft_update(*ids_of(rollouts), normalize_constant=7.0)
+            found["gradients"][f"sft {case}"] = flat(gradients)
+            found["log_probs"] = learner.log_probs(rollouts)
+            found["entropies"] = learner.token_entropies(rollouts)
+            found["drift"] = learner.drift(rollouts)
+            found["rows_of_one"] = sum(1 for _ in learner._microbatches(model, *ids_of(rollouts)))
             found["weights"] = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return found
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -15,12 +16,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
 from mlflow.tracking import MlflowClient
 from ruamel.yaml import YAML
+from safetensors.torch import load_file
 from study_parts import activate
 
 REPOSITORY = Path(__file__).parents[2]
@@ -135,6 +140,7 @@ GRPO = ("grpo_learning_rate", "off_policy")
 SFT = ("sft_experiment", "all")
 EXPERT_ITERATION = ("expert_iteration_experiment", "questions_16-rollouts_8-epochs_2")
 ASYNCHRONOUS = ("grpo_async_offpolicy", "lag_1")
+TRAIN = (sys.executable, "-m", "grpo", "train")
 
 
 @pytest.fixture(scope="module")
@@ -317,26 +323,76 @@ def test_a_second_process_on_the_same_run_is_refused(project, worker, undisturbe
     assert results(folder) == undisturbed(GRPO)[0]
 
 
-def test_several_processes_of_one_run_stop_and_go_on_together(project, tmp_path):
-    folders = [clone(project, tmp_path / name) for name in ("undisturbed", "stopped")]
-    for folder in folders:
-        params = folder / "params.yaml"
-        params.write_text(params.read_text().replace("learner:\n", "learner:\n  processes: 2\n"))
-    command = [sys.executable, "-m", "grpo", "train", *GRPO]
-    subprocess.run(command, cwd=folders[0], env=_environment(), check=True, capture_output=True)
+def in_processes(folder: Path, n: int) -> Path:
+    """Have the folder's runs trained by so many processes."""
+    params = folder / "params.yaml"
+    params.write_text(re.sub(r"learner:\n(  processes: \d\n)?", f"learner:\n  processes: {n}\n", params.read_text()))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_two(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The results of two processes that nobody disturbs."""
+    folder = in_processes(clone(project, tmp_path_factory.mktemp("two") / "project"), 2)
+    subprocess.run([*TRAIN, *SFT], cwd=folder, env=_environment(), check=True, capture_output=True)
+    return results(folder)
+
+
+@contextmanager
+def training_in_two_processes(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command that has started them, when they have saved a state; it leads a group of processes."""
     with subprocess.Popen(
-        command, cwd=folders[1], env=_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*TRAIN, *SFT],
+        cwd=in_processes(folder, 2),
+        env=_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
-        assert process.stderr is not None
-        while not list(folders[1].glob("data/state/runs/*/*/*/step-2")):
+        while not list(folder.glob("data/state/runs/*/*/*/step-2")):
             assert process.poll() is None
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGTERM)
+        yield process
+
+
+# As Ctrl-C does it, Slurm, and who knows only the process that was started.
+@pytest.mark.parametrize(
+    ("kill", "number"), [(os.killpg, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.kill, signal.SIGTERM)]
+)
+def test_several_processes_of_one_run_stop_and_go_on_together(kill, number, project, by_two, tmp_path):
+    folder = clone(project, tmp_path / "stopped")
+    with training_in_two_processes(folder) as process:
+        kill(process.pid, number)
+        assert process.stderr is not None
         said = process.stderr.read()
         assert process.wait() == 75, said
-    again = subprocess.run(command, cwd=folders[1], env=_environment(), check=True, capture_output=True, text=True)
+    assert said.count("the state is saved") == 1
+    again = subprocess.run([*TRAIN, *SFT], cwd=folder, env=_environment(), check=True, capture_output=True, text=True)
+    assert again.stdout.count("resumed after step") == 1
+    assert results(folder) == by_two
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_one_of_several_processes_is_killed_another_number_goes_on(victim, project, tmp_path):
+    """The others end too; one process, or three, then end with the weights of one that nobody disturbed."""
+    folder = clone(project, tmp_path / "killed")
+    with training_in_two_processes(folder) as process:
+        (torchrun,) = psutil.Process(process.pid).children()
+        both = sorted(torchrun.children(), key=lambda each: int(each.environ()["RANK"]))
+        both[victim].kill()
+        assert process.wait() == 1
+        assert not any(each.is_running() for each in both)
+    again = subprocess.run(
+        [*TRAIN, *SFT], cwd=in_processes(folder, 1 + 2 * victim), env=_environment(), check=True, capture_output=True, text=True
+    )
     assert "resumed after step" in again.stdout
-    assert results(folders[1]) == results(folders[0])
+    alone = clone(project, tmp_path / "alone")
+    subprocess.run([*TRAIN, *SFT], cwd=alone, env=_environment(), check=True, capture_output=True)
+    found, expected = (
+        load_file(each / f"data/checkpoints/{SFT[0]}/{SFT[1]}-0/last/model.safetensors") for each in (folder, alone)
+    )
+    for name, weights in expected.items():
+        assert torch.allclose(found[name], weights, rtol=1e-4, atol=1e-6), name
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -209,10 +209,10 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def use_engine(folder: Path, name: str) -> None:
+def use_engine(folder: Path, name: str, processes: int = 1) -> None:
     yaml = YAML()
     params = yaml.load(folder / "params.yaml")
-    params["engine"]["name"] = name
+    params["engine"]["name"], params["learner"]["processes"] = name, processes
     yaml.dump(params, folder / "params.yaml")
 
 
@@ -242,6 +242,20 @@ def test_the_mini_study_learns_on_vllm(mini: Path) -> None:
     print(f"answer reward after {STEPS} steps: {found:.3f} on vLLM, {expected:.3f} on transformers")
     # Four standard errors: problems (n = 512), and a spread between runs of .03.
     assert abs(found - expected) < 4 * math.sqrt(2 * (expected * (1 - expected) / n + 0.03**2))
+
+
+def test_two_processes_each_sample_with_a_vllm_of_their_own(mini: Path) -> None:
+    """Beside their process group, and with the policy's weights: each checks its own after every update."""
+    use_engine(mini, "vllm", processes=2)
+    sh(mini, "grpo", "train", "grpo_learning_rate", "3e-4", "--check-weights")
+    run = mini / "data/runs/grpo_learning_rate/3e-4-0"
+    metrics = json.loads((run / "metrics.json").read_text())
+    print(f"answer reward after {STEPS} steps in two processes: {metrics['val/answer_reward']:.3f} on vLLM")
+    assert metrics["val/answer_reward"] > metrics["first/answer_reward"] + 0.2
+    with (run / "history.csv").open(newline="") as file:
+        history = list(csv.DictReader(file))
+    assert len(history) == STEPS
+    assert max(float(row["mismatch_mean"]) for row in history) < 1e-3
 
 
 def test_with_a_generator_of_its_own_vllm_is_one_version_behind(mini: Path) -> None:

@@ -21,6 +21,7 @@ from study_parts import (
 )
 
 from grpo.common.errors import UserError
+from grpo.common.imports import call_with
 from grpo.study.effective import effective_run
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig, evaluation_steps
 from grpo.study.schema import Study, load_study, read_yaml
@@ -48,6 +49,32 @@ def new_arm(experiment: str, **overrides: Any) -> Edit:
         values["experiments"][experiment]["arms"]["extra"] = overrides
 
     return edit
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "message"),
+    [
+        ("models", {"hidden_size": "x"}, "models.main.hidden_size: input should be a valid integer, but it is 'x'."),
+        ("models", {"hidden_size": 30}, "models.main: hidden_size 30 must be a multiple of 2 x num_attention_heads"),
+        ("models", {"hub": 1}, "models.main.hub: unknown key."),
+        ("models", {"source": "hub"}, "models.main.repo: missing."),
+        ("models", {"source": "web"}, "models.main: input tag 'web' found using 'source' does not match any of"),
+        ("tasks", {"problems": {"train": [1]}}, "tasks.main: unknown: problems."),
+    ],
+)
+def test_a_mistake_is_told_by_its_place_in_the_file(tmp_path: Path, section: str, value: dict[str, Any], message: str) -> None:
+    """Also within a union, whose members' names pydantic puts among the keys."""
+    assert message in refused(tmp_path, lambda values: values[section]["main"].update(value))
+
+
+def test_an_argument_that_may_be_of_several_types(tmp_path: Path) -> None:
+    def takes(which: list[int] | str) -> None: ...
+
+    with pytest.raises(UserError, match=r"^tasks\.main\.which\.1: input should be a valid integer, but it is 'x'\."):
+        call_with(takes, {"which": [1, "x"]}, "tasks.main")
 
 
 # ---------------------------------------------------------------------------------------------------------- start_from

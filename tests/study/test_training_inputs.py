@@ -105,9 +105,7 @@ FOR_STAGES = {
 }
 NEVER = {
     "grpo.study.methods",
-    "grpo.tracking.mlflow_process",
-    "grpo.tracking.mlflow_run",
-    "grpo.tracking.mlflow_unsent",
+    "grpo.tracking.mlflow_sync",
     "grpo.study.effective",
 }
 

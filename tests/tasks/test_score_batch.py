@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cachetools import LRUCache
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
@@ -160,7 +161,7 @@ def test_equal_pairs_of_a_batch_are_graded_once(calls: Callable[[], list[str]]) 
 
 
 def test_the_memory_is_bounded(calls: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "CACHED_VERDICTS", 3)
+    monkeypatch.setattr(pool, "_memory", LRUCache(3))
     for i in range(3):
         is_equal("used", "")  # each time, so it stays
         is_equal(str(i), "")
@@ -186,7 +187,7 @@ def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: C
     config = GrpoConfig(rollout_batch_size=4, train_batch_size=4, group_size=2, gradient_accumulation_steps=1)
     reward = partial(score_by_task, GradedTask(), "question_only")
     sampled = [Rollout(Problem("p", "q", "1"), (5,), completion) for completion in completions]
-    metrics = step.score(RunContext(config=config, seed=0, score=reward), sampled)
+    _, metrics = step.score(RunContext(config=config, seed=0, score=reward), sampled)
     assert [rollout.rewards["reward"] for rollout in sampled] == [1.0, 0.0, 0.0, 0.0]
     # Of the first group 1 and 0: half a reward from the mean, and a standard deviation of sqrt(1/2). The second has no signal.
     assert [rollout.advantage for rollout in sampled] == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0, 0.0], abs=1e-5)

@@ -24,6 +24,7 @@ import pytest
 from grpo.cli import main
 from grpo.study import paths
 from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_sync import ROUND_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +115,8 @@ def history(client: Any, run_id: str, key: str) -> list[tuple[int, float]]:
     return sorted((metric.step, metric.value) for metric in client.get_metric_history(run_id, key))
 
 
-def unsent_files() -> list[Path]:
+def unsent() -> list[Path]:
+    """The folders that are left."""
     return sorted(paths.UNSENT_METRICS.glob("*"))
 
 
@@ -132,13 +134,11 @@ def start_and_lose(server: Server) -> MlflowRun:
     run = MlflowRun("toy", "one", {"a": 1}, {"stage": "toy@one"})
     for step in range(3):
         run.log({"x": step / 3}, step=step)
-    run._flush()
     wait_for(lambda: _has_metrics(server))
     server.kill()
     for step in range(3, 6):
         run.log({"x": step / 3}, step=step)
-    run._flush()
-    wait_for(unsent_files)
+    time.sleep(3 * ROUND_SECONDS)  # it is tried, in vain
     for step in range(6, 9):
         run.log({"x": step / 3}, step=step)
     return run
@@ -176,7 +176,7 @@ def test_a_server_that_starts_after_the_run_gets_all_of_it(
     assert mlflow_import(monkeypatch) == 0
     client, found = the_run(server.uri)
     assert capsys.readouterr().out == f"toy one: run {found.info.run_id}, 8 metrics\n"
-    assert unsent_files() == []
+    assert unsent() == []
     assert (found.info.run_name, found.info.status, found.data.params) == ("one", "FINISHED", {"a": "1", "b": "None"})
     assert {"stage": "toy@one", "checkpoint_digest": "abc"}.items() <= found.data.tags.items()
     assert began - 1 <= found.info.start_time <= logged[0] and logged[-1] <= found.info.end_time <= ended
@@ -193,15 +193,15 @@ def test_a_server_that_dies_and_stays_away_gets_the_rest_later(
 ) -> None:
     run = start_and_lose(server)
     run_id = run.finish()
-    (file,) = unsent_files()
-    assert f"grpo mlflow_import {file.absolute()}" in capsys.readouterr().err
+    (left,) = unsent()
+    assert f"grpo mlflow_import {left.absolute()}" in capsys.readouterr().err
 
-    shutil.copy(file, "twin.jsonl")
+    shutil.copytree(left, "twin")
     server.start()
     assert mlflow_import(monkeypatch) == 0
-    shutil.copy("twin.jsonl", file)
+    shutil.copytree("twin", left)
     assert mlflow_import(monkeypatch) == 0  # twice, which doubles nothing
-    assert unsent_files() == []
+    assert unsent() == []
     client, found = the_run(server.uri)
     assert (found.info.run_id, found.info.status, found.data.params) == (run_id, "FINISHED", {"a": "1"})
     assert history(client, found.info.run_id, "x") == [(step, step / 3) for step in range(9)]
@@ -213,7 +213,7 @@ def test_the_rest_of_a_run_goes_nowhere_else(
     run_id = start_and_lose(server).finish()
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert mlflow_import(monkeypatch) == 2
-    assert len(unsent_files()) == 1
+    assert len(unsent()) == 1
     error = capsys.readouterr().err
     assert f"it continues run {run_id}, which {server.uri} has and sqlite:///{Path.cwd()}/mlflow.db has not" in error
 
@@ -223,7 +223,7 @@ def test_a_server_that_dies_and_comes_back_leaves_nothing_to_do(server: Server, 
     server.start()
     run_id = run.finish()
     assert "warning" not in capsys.readouterr().err
-    assert unsent_files() == []
+    assert unsent() == []
     client, found = the_run(server.uri)
     assert (found.info.run_id, found.info.status) == (run_id, "FINISHED")
     assert history(client, found.info.run_id, "x") == [(step, step / 3) for step in range(9)]
@@ -237,7 +237,6 @@ from grpo.tracking.mlflow_client import MlflowRun
 run = MlflowRun(sys.argv[2], sys.argv[1], {"number": sys.argv[1]}, {})
 for step in range(50):
     run.log({f"metric{i}": float(step) for i in range(20)}, step=step)
-    run._flush()
 print(run.finish())
 """
 
@@ -257,7 +256,7 @@ def write_at_once(uri: str, count: int, experiment: str = "toy") -> None:
     ]
     ended = [writer.communicate(timeout=400) for writer in writers]
     assert not any("warning" in errors for _, errors in ended)
-    assert unsent_files() == []
+    assert unsent() == []
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)
@@ -269,22 +268,16 @@ def write_at_once(uri: str, count: int, experiment: str = "toy") -> None:
     assert len(client.search_runs([client.get_experiment_by_name(experiment).experiment_id])) == count
 
 
-@pytest.fixture
-def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder in which a run that would keep messages on disk cannot, and says so."""
-    (tmp_path / "data").touch()
+def test_eight_processes_write_to_one_new_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_eight_processes_write_to_one_new_database(nothing_kept: Path) -> None:
-    write_at_once(f"sqlite:///{nothing_kept}/mlflow.db", 8)
+    write_at_once(f"sqlite:///{tmp_path}/mlflow.db", 8)
 
 
 def test_a_database_that_is_locked_for_long_is_waited_for(
-    nothing_kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{nothing_kept}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     assert MlflowRun("toy", "first", {}, {}).finish() is not None
     run = MlflowRun("toy", "second", {}, {})
     other = sqlite3.connect("mlflow.db", check_same_thread=False, isolation_level=None)

@@ -455,11 +455,12 @@ def test_the_newest_weights_never_lag_by_more_than_the_bound(folder: Path, tmp_p
 
 
 class Killer:
-    """Kills actors at random moments, but in a seeded order."""
+    """Kills actors at random moments, but in a seeded order; each again only when the run has gone on since."""
 
     def __init__(self, notes: Path, seed: int, kills: int, between: tuple[float, float]):
         self.notes, self.rng, self.kills, self.between = notes, random.Random(seed), kills, between
         self.killed: list[str] = []
+        self.steps_at: dict[str, int] = {}  # of the run, when an actor was last killed
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._go, daemon=True)
 
@@ -469,8 +470,11 @@ class Killer:
     def _go(self) -> None:
         while len(self.killed) < self.kills and not self.over.wait(self.rng.uniform(*self.between)):
             role = self.rng.choice(["generator", "scorer", "learner"])
-            if parts.Process(self.notes, role).kill():
+            log = self.notes / "history.csv"
+            steps = log.read_text().count("\n") if log.exists() else 0
+            if steps > self.steps_at.get(role, -1) and parts.Process(self.notes, role).kill():
                 self.killed.append(role)
+                self.steps_at[role] = steps
 
 
 @shared_cluster

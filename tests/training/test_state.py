@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.interruption import left_to_rank_0, stop_after_the_step
+from grpo.common.interruption import stop_after_the_step
 from grpo.common.lock import only_one
 from grpo.training.state import RandomStates, SavedState
 
@@ -286,9 +286,3 @@ def test_a_wish_to_stop_ends_nothing_and_a_second_ctrl_c_everything(capfd: pytes
             signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     assert capfd.readouterr().err.count("told to stop: finishing the step") == 1
-
-
-def test_a_process_that_follows_leaves_it_to_the_leader() -> None:
-    with left_to_rank_0():
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)

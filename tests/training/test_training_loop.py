@@ -280,7 +280,7 @@ def test_rollouts_carry_the_advantages_that_the_handouts_function_gives() -> Non
 
     rollouts = [Rollout(problems(2)[i // 4], (1,), Completion((i,), text, (-1.0,), "stop")) for i, text in enumerate(texts)]
     config = CONFIG.model_copy(update={"rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4})
-    metrics = score(RunContext(config=config, seed=0, score=by(share)), rollouts)
+    _, metrics = score(RunContext(config=config, seed=0, score=by(share)), rollouts)
     truths = [rollout.problem.ground_truth for rollout in rollouts]
     expected, _, _ = compute_group_normalized_rewards(share, texts, truths, 4, config.advantage_eps, True)
     assert torch.equal(torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32), expected)
@@ -565,11 +565,11 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
 
     models, hooked, configs = [], [], []
 
-    def noting(study: Study, folder: Path, model: Any, tokenizer: Any, check_weights: bool, config: Any) -> Any:
+    def noting(study: Study, folder: Path, model: Any, tokenizer: Any, check_weights: bool, config: Any, *rest: Any) -> Any:
         models.append(model)
         hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()))
         configs.append(config)
-        return make_engine(study, folder, model, tokenizer, check_weights, config)
+        return make_engine(study, folder, model, tokenizer, check_weights, config, *rest)
 
     monkeypatch.setattr(start_module, "make_engine", noting)
     arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}

@@ -127,8 +127,7 @@ class Scorer:
     @costed
     def score(self, rollouts: list[Rollout]) -> tuple[list[Rollout], dict[str, float]]:
         """See :func:`grpo.training.step.score`."""
-        metrics = score(self.ctx, rollouts)
-        return rollouts, metrics
+        return score(self.ctx, rollouts)
 
 
 class LearnerActor:

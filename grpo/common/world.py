@@ -1,0 +1,146 @@
+"""The processes that train one run together, as ``torchrun`` starts them; alone, a process is a world of one.
+
+Each runs the same loop. It samples and scores its share of the questions; the rollouts, which are small, are then gathered, so
+that all hold the whole batch: whatever is worked out of it (advantages, metrics, train batches, the end of a run) is the same
+everywhere, and the same as in one process. Of a train batch each computes the gradient of its share, and the gradients are
+all-reduced. (Not DistributedDataParallel, which wants as many backward passes of each process.) Only rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
+
+from grpo.common.errors import ToBeResumed
+from grpo.common.interruption import stop_after_the_step
+
+if TYPE_CHECKING:  # who only evaluates needs no torch for this
+    from torch import Tensor
+
+Item = TypeVar("Item")
+# So long they wait for one another, and torchrun for them when it is told to stop, as they finish their step and save the run's
+# state. (Its own limit is 30 s.)
+PATIENCE_S = timedelta(days=2).total_seconds()
+
+
+@dataclass(frozen=True)
+class World:
+    """The process group: this process is ``rank`` of ``size``. What all processes call, each has to call."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def share(self) -> slice:
+        """This process's part of a list: every ``size``-th, from its own rank on."""
+        return slice(self.rank, None, self.size)
+
+    def all_gather(self, value: Item) -> list[Item]:
+        """The values of all ranks, in all processes; tensors must be on the CPU."""
+        if self.size == 1:
+            return [value]
+        from torch import distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def of_rank_0(self, value: Item) -> Item:
+        """Rank 0's value, in all processes."""
+        return self.all_gather(value)[0]
+
+    def join(self, share: Sequence[Item], each: int = 1) -> list[Item]:
+        """The list of which every process has its :attr:`share`, in pieces of ``each`` items."""
+        parts = self.all_gather([share[start : start + each] for start in range(0, len(share), each)])
+        pieces = range(sum(map(len, parts)))
+        return [item for i in pieces for item in parts[i % self.size][i // self.size]]
+
+    def all_reduce(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks."""
+        if self.size > 1:
+            from torch import distributed as dist
+
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+
+    def destroy(self) -> None:
+        """End the process group."""
+        if self.size > 1:
+            from torch import distributed as dist
+
+            dist.destroy_process_group()
+
+
+ALONE = World()
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of a world."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_rank_0() -> bool:
+    """Whether this process is the one that writes."""
+    return not started_by_torchrun() or os.environ["RANK"] == "0"
+
+
+def start_processes(n: int, device: str) -> None:
+    """Run this very command in ``n`` processes on this machine, and wait for them.
+
+    Args:
+        device: with ``cuda``, each process sees one GPU, which vLLM too takes as its first.
+
+    Raises:
+        ToBeResumed: they were told to stop; rank 0 has saved the run's state.
+        SystemExit: one of them failed; it has said why.
+    """
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
+    command = [*torchrun, *(["--virtual-local-rank"] if device == "cuda" else []), "-m", "grpo", *sys.argv[1:]]
+    environment = os.environ | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{PATIENCE_S:.0f}"}
+    started: list[psutil.Process] = []
+    with stop_after_the_step() as told_to_stop, subprocess.Popen(command, env=environment) as process:
+        try:
+            while process.poll() is None and not told_to_stop():
+                time.sleep(0.2)
+            # The wish may have come to torchrun too, by Ctrl-C as from Slurm, or to this process alone. It is passed on, past
+            # torchrun, which lets go of its processes at a second one; to these SIGTERM may come any number of times.
+            started = [] if process.poll() is not None else psutil.Process(process.pid).children()
+            _send(signal.SIGTERM, started)
+            process.wait()
+        except KeyboardInterrupt:  # a second Ctrl-C
+            _send(signal.SIGKILL, started)
+            raise
+    if process.returncode and told_to_stop():
+        raise ToBeResumed("stopped. Run the same command again to go on from the last saved state.")
+    if process.returncode:
+        raise SystemExit(process.returncode)
+
+
+def _send(signum: int, processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)
+
+
+def init_world(device: str) -> World:
+    """Connect with the other processes of ``torchrun``, through gloo on CPU and NCCL on GPUs.
+
+    Args:
+        device: ``cpu``, or ``cuda`` for one GPU each.
+    """
+    if not started_by_torchrun():
+        return ALONE
+    from torch import distributed as dist
+
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=PATIENCE_S))
+    return World(dist.get_rank(), dist.get_world_size())

@@ -1,0 +1,376 @@
+"""Brings the folders of runs to MLflow: :func:`sync` sends what a folder has and MLflow does not.
+
+It may be called at any time, and as often as one likes: a run is known by its tag ``run_key``, and MLflow keeps equal metrics
+(key, step, time, value), parameters and tags once. ``grpo mlflow_import`` calls it for what is left on disk. While runs go on,
+a process of its own does, one for all runs of a machine, since starting MLflow takes longer than a small run does: the first
+run starts it, and it ends some seconds after the last.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from grpo.common.errors import UserError
+from grpo.common.files import write_json
+from grpo.study import paths
+from grpo.tracking.mlflow_client import (
+    ANSWER,
+    METRICS,
+    RUN,
+    describe,
+    is_locked,
+    lock_of_sender,
+    read_answer,
+    tracking_uri,
+    without_password,
+)
+
+ARTIFACTS = "mlruns"  # folder for the artifacts of a local database
+ROUND_SECONDS = 2.0  # between two looks at a run that goes on
+RETRY_SECONDS = 10.0  # the same where MLflow could not be written
+LINGER_SECONDS = 8.0  # how long the process waits for another run
+LOCK_SECONDS = 60.0  # how long the end of a run waits for other writers to a SQLite database
+CONNECT_SECONDS = 5
+SLOW_SECONDS, MOMENT_SECONDS = 2.0, 60.0  # what failed this slowly, this long ago, is not waited for again
+# MLflow's own settings take minutes to fail. No request is sent twice: a second one would make a second run where only the
+# first one's answer was lost. A second call of `sync` finds it.
+HTTP_SETTINGS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+@dataclass
+class Sent:
+    """What MLflow is known to have of a folder; a new one makes :func:`sync` send all of it again, which changes nothing."""
+
+    run_id: str | None = None
+    about: dict[str, Any] = field(default_factory=dict)  # of run.json: params and tags
+    offset: int = 0  # bytes of metrics.jsonl
+    metrics: int = 0
+    damaged: int = 0  # lines
+    gone: list[str] = field(default_factory=list)  # artifacts that are no longer there
+    refused: dict[str, str] = field(default_factory=dict)  # what MLflow will never take, and why
+
+    def complaints(self) -> list[str]:
+        """What was not sent, each in a sentence without a full stop."""
+        damaged = [f"{self.damaged} damaged lines were left out"] if self.damaged else []
+        gone = [f"{path} was left out, as it is no longer there" for path in self.gone]
+        return [*damaged, *gone, *(f"MLflow refused {what}: {reason}" for what, reason in self.refused.items())]
+
+
+def sync(folder: Path, uri: str, sent: Sent) -> bool:
+    """Send to MLflow what a run's folder has and MLflow has not, and note it in ``sent``.
+
+    A run whose process is no more, and has not said how it ended, was KILLED at its last sign of life.
+
+    Returns:
+        whether the run is over.
+
+    Raises:
+        BlockingIOError: another process is at it.
+        Exception: whatever the network, the server, the database or the folder raises.
+    """
+    with (folder / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alive = is_locked(folder / METRICS)  # asked first: what is read after its end is the last word
+        about = json.loads((folder / RUN).read_bytes())
+        _knock(uri)
+        client = _client(uri)
+        if sent.run_id is None:
+            sent.run_id = read_answer(folder)["run_id"] or _find_or_make(client, about, uri)
+            write_json(folder / ANSWER, {"run_id": sent.run_id, "over": False, "errors": []})
+        _send_description(client, about, sent)
+        over = not alive or about["status"] is not None
+        _send_metrics(client, folder / METRICS, sent, to_the_end=over)
+        if not over:
+            return False
+        sent.gone = [path for path in about["artifacts"] if not Path(path).exists()]
+        for path in about["artifacts"]:
+            if path not in sent.gone:
+                client.log_artifact(sent.run_id, path)
+        last_sign = int((folder / METRICS).stat().st_mtime * 1000)
+        client.set_terminated(sent.run_id, about["status"] or "KILLED", end_time=about["ended"] or last_sign)
+        return True
+
+
+def _find_or_make(client: Any, about: dict[str, Any], uri: str) -> str:
+    """The id of the folder's run, which is made, like its experiment, where there is none."""
+    from mlflow.exceptions import MlflowException
+
+    name = about["experiment"]
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        place = (paths.workspace() / ARTIFACTS / name).as_uri() if uri.startswith("sqlite:///") else None
+        try:
+            client.create_experiment(name, artifact_location=place)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run may have made it in the meantime
+                raise
+        experiment = client.get_experiment_by_name(name)
+    runs = client.search_runs([experiment.experiment_id], f"tags.run_key = '{about['tags']['run_key']}'")
+    if not runs:
+        tags, started = about["tags"], about["started"]
+        runs = [client.create_run(experiment.experiment_id, start_time=started, run_name=about["name"], tags=tags)]
+    run_id: str = runs[0].info.run_id
+    return run_id
+
+
+def _send_description(client: Any, about: dict[str, Any], sent: Sent) -> None:
+    from mlflow.entities import Param, RunTag
+
+    for kind, make in (("params", Param), ("tags", RunTag)):
+        if sent.about.get(kind) != about[kind]:
+            _log(client, kind, [make(*each) for each in about[kind].items()], sent)
+            sent.about[kind] = about[kind]
+
+
+def _send_metrics(client: Any, file: Path, sent: Sent, to_the_end: bool) -> None:
+    """Send new lines, the last one too, if it is without an end, where nobody writes on."""
+    from mlflow.entities import Metric
+
+    with file.open("rb") as stream:
+        stream.seek(sent.offset)
+        new = stream.read()
+    if not to_the_end:
+        new = new[: new.rfind(b"\n") + 1]
+    metrics, damaged = [], 0
+    for line in filter(None, new.split(b"\n")):
+        try:
+            row = json.loads(line)
+            metrics += [Metric(key, value, row["time"], row["step"]) for key, value in row["metrics"].items()]
+        except (ValueError, KeyError, TypeError):
+            damaged += 1  # cut off by a full disk, a kill or a power cut
+    _log(client, "metrics", metrics, sent)
+    sent.offset, sent.metrics, sent.damaged = sent.offset + len(new), sent.metrics + len(metrics), sent.damaged + damaged
+
+
+def _log(client: Any, kind: str, values: list[Any], sent: Sent) -> None:
+    """Send params, tags or metrics; what MLflow will never take, such as a name with an @, does not keep the rest from it."""
+    from mlflow.exceptions import MlflowException
+
+    values = [value for value in values if f"{kind} {value.key}" not in sent.refused]
+    try:
+        client.log_batch(sent.run_id, **{kind: values})
+    except MlflowException as error:
+        if error.error_code != "INVALID_PARAMETER_VALUE":
+            raise
+        keys = {value.key for value in values}
+        if len(keys) == 1:
+            sent.refused[f"{kind} {keys.pop()}"] = str(error)
+        for key in keys if len(keys) > 1 else ():
+            _log(client, kind, [value for value in values if value.key == key], sent)
+
+
+_opened: dict[str, tuple[int, int] | None] = {}  # which file a local database was when it was opened
+
+
+@lru_cache(maxsize=1)
+def _client(uri: str) -> Any:
+    """MLflow's client. Processes that meet a new database at once race to make its tables; the first one does it alone."""
+    from filelock import FileLock
+    from mlflow.tracking import MlflowClient
+
+    database = uri.removeprefix("sqlite:///").partition("?")[0]
+    with FileLock(f"{database}.lock", timeout=LOCK_SECONDS) if uri.startswith("sqlite:///") else nullcontext():
+        client = MlflowClient(tracking_uri=uri)
+        client.search_experiments(max_results=1)
+        _opened[uri] = _file_of_database(uri)
+    return client
+
+
+def _knock(uri: str) -> None:
+    """Raise OSError where nothing listens: sooner than MLflow would, which has one limit for connecting and for answering."""
+    parts = urlsplit(uri)
+    port = {"http": 80, "https": 443}.get(parts.scheme)
+    if port is not None and parts.hostname and (parts.scheme not in getproxies() or proxy_bypass(parts.hostname)):
+        socket.create_connection((parts.hostname, parts.port or port), timeout=CONNECT_SECONDS).close()
+
+
+def fail_soon() -> None:
+    """Have MLflow's HTTP client give up after seconds instead of minutes, unless the user has set otherwise."""
+    for name, value in HTTP_SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+# ----------------------------------------------------------------------------------------------------- while runs go on
+
+
+class Sender:
+    """Brings the folders of a machine's runs to one place, as long as there are any."""
+
+    def __init__(self, uri: str):
+        self._uri = uri
+        self._sent: defaultdict[Path, Sent] = defaultdict(Sent)
+        self._next_look: defaultdict[Path, float] = defaultdict(float)
+        self._failed: dict[bool, tuple[float, Exception]] = {}  # when and how; of ends of runs, and of runs that went on
+
+    def look(self, folder: Path) -> None:
+        """Send what is new in a folder, when it is time to; at the run's end say what became of it."""
+        over = json.loads((folder / RUN).read_bytes())["status"] is not None
+        if not over and time.monotonic() < self._next_look[folder]:
+            return
+        over = over or not is_locked(folder / METRICS)
+        sent, errors, pause = self._sent[folder], [], ROUND_SECONDS
+        try:
+            with self._waited_for_once(over):
+                over = self._sync(folder, sent, deadline=time.monotonic() + (LOCK_SECONDS if over else 0.0))
+        except BlockingIOError:
+            return
+        except Exception as error:
+            errors, pause = [describe(error)], RETRY_SECONDS
+        self._next_look[folder] = time.monotonic() + pause
+        if over and (folder / RUN).exists():  # an import may have been quicker
+            write_json(folder / ANSWER, {"run_id": sent.run_id, "over": True, "errors": [*errors, *sent.complaints()]})
+
+    def _sync(self, folder: Path, sent: Sent, deadline: float) -> bool:
+        while True:
+            try:
+                return sync(folder, self._uri, sent)
+            except Exception as error:  # MLflow itself waits for 20 s
+                if "database is locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+
+    @contextmanager
+    def _waited_for_once(self, over: bool) -> Iterator[None]:
+        """Fail at once where the same thing failed slowly a moment ago: of many runs only one waits for a silent server."""
+        began = time.monotonic()
+        failed_at, last_error = self._failed.get(over, (float("-inf"), OSError()))
+        if began - failed_at < MOMENT_SECONDS:
+            raise last_error
+        try:
+            yield
+        except Exception as error:
+            if time.monotonic() - began > SLOW_SECONDS:
+                self._failed[over] = time.monotonic(), error
+            raise
+
+
+def main(name: str) -> None:
+    """Look after the folders of this sender as long as there are any, unless another process does."""
+    # What stops the training, such as the end of a Slurm job, is sent to every process; this one has to write that it ended.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    fail_soon()
+    while True:
+        with lock_of_sender(name).open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            os.truncate(lock_of_sender(name).with_suffix(".log"), 0)
+            _serve(name, tracking_uri())
+        if not _unfinished(name):  # looked for once more, as a run that has just begun may still have seen the lock
+            return
+
+
+def _serve(name: str, uri: str) -> None:
+    """Look after the folders, until there have been none for ``LINGER_SECONDS``."""
+    import mlflow.tracking  # noqa: F401 - now, while the process that trains has its own imports to do
+
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # its errors, with tracebacks, are told by the run in one message
+    sender, last = Sender(uri), time.monotonic()
+    while time.monotonic() - last < LINGER_SECONDS:
+        for folder in _unfinished(name):
+            last = time.monotonic()
+            if uri in _opened and _opened[uri] != _file_of_database(uri):  # MLflow writes to a file that was removed since
+                os.execv(sys.executable, [sys.executable, "-m", "grpo.tracking.mlflow_sync", name])
+            with suppress(FileNotFoundError):  # an import may be quicker
+                sender.look(folder)
+        time.sleep(0.05)
+
+
+def _unfinished(name: str) -> list[Path]:
+    """The folders that this sender is not done with; those that MLflow has, and whose runs were killed, are removed."""
+    unfinished = []
+    for folder in sorted((paths.workspace() / paths.UNSENT_METRICS).glob(f"*.{name}")):
+        answer = read_answer(folder)
+        if not answer["over"] and (folder / RUN).exists():
+            unfinished.append(folder)
+        elif answer["over"] and not answer["errors"] and not is_locked(folder / METRICS):
+            shutil.rmtree(folder, ignore_errors=True)
+    return unfinished
+
+
+def _file_of_database(uri: str) -> tuple[int, int] | None:
+    """Which file the local database is; None where there is none."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    with suppress(OSError):
+        about = Path(uri.removeprefix("sqlite:///").partition("?")[0]).stat()
+        return about.st_dev, about.st_ino
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- by hand
+
+
+def import_folders(folders: Iterable[Path], uri: str) -> Iterator[str]:
+    """Bring the folders of runs that are over to MLflow; one that was delivered is removed.
+
+    Yields:
+        lines that say what became of each folder.
+
+    Raises:
+        UserError: MLflow cannot be reached, or not all could be delivered. The folders in question are kept.
+    """
+    fail_soon()
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    problems: list[str] = []
+    for folder in folders:
+        if not (folder / RUN).exists():
+            problems.append(f"{folder}: no folder of a run")
+            continue
+        try:
+            about = json.loads((folder / RUN).read_bytes())
+            name = f"{about['experiment']} {about['name']}"
+        except (ValueError, KeyError, TypeError):
+            problems.append(f"{folder} is kept: {RUN}, which says what run it is, is damaged")
+            continue
+        sent = Sent()
+        try:
+            if is_locked(folder / METRICS):
+                raise BlockingIOError
+            sync(folder, uri, sent)
+        except BlockingIOError:
+            yield f"{folder}: left alone, as its run is not over; that delivers it at its end if it can"
+        except Exception as error:
+            code = getattr(error, "error_code", "INTERNAL_ERROR")
+            if code in {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE"}:
+                raise UserError(
+                    f"MLflow at {without_password(uri)} could not be written: {describe(error)}\n"
+                    f"  {folder} is kept, and so are the folders after it. Check MLFLOW_TRACKING_URI."
+                ) from error
+            reason = describe(error)
+            if code == "RESOURCE_DOES_NOT_EXIST" and sent.run_id:
+                reason = (
+                    f"it continues run {sent.run_id}, which {about['uri']} has and {without_password(uri)} has not. Set"
+                    f" MLFLOW_TRACKING_URI; or remove {ANSWER} from it, and the import makes a new run"
+                )
+            problems.append(f"{folder} is kept: {reason}")
+        else:
+            if sent.refused:
+                problems.append(f"{folder} is kept: the rest is in run {sent.run_id}, but {'; '.join(sent.complaints())}")
+                continue
+            shutil.rmtree(folder)
+            yield f"{name}: run {sent.run_id}, {sent.metrics} metrics"
+            yield from (f"  {complaint}" for complaint in sent.complaints())
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

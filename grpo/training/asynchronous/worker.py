@@ -96,14 +96,18 @@ class ActorWorker:
     def _bring_up(self) -> None:
         """A new actor, brought to where the one before was."""
         self._actor = ray.remote(self.actor_class).options(**self.resources).remote(*self.arguments)
+        if self._closed:  # in the meantime, by another thread
+            self._end()
         self._ask("start", (), keep=False, limit_s=START_S)
         for method, arguments in self.recovery:
             self._ask(method, arguments, keep=True)
 
     def _ask(self, method: str, arguments: tuple[Any, ...], keep: bool, limit_s: float | None = None) -> tuple[Any, Any]:
-        limit_s = limit_s or self.stuck_after_s
+        limit_s, actor = limit_s or self.stuck_after_s, self._actor
+        if actor is None:
+            raise WorkerLost("was ended")
         try:
-            value, cost = getattr(self._actor, method).options(num_returns=2).remote(*arguments)
+            value, cost = getattr(actor, method).options(num_returns=2).remote(*arguments)
             costs = ray.get(cost, timeout=limit_s)
             return (value if keep else ray.get(value, timeout=limit_s)), costs
         except GetTimeoutError:

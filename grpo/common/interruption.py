@@ -30,5 +30,7 @@ def stop_after_the_step() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(came)
     finally:
-        for number, handler in before.items():
+        # Each of several processes is told by torchrun and by who started it, the second time perhaps when all is saved.
+        told_again = {signal.SIGTERM: signal.SIG_IGN} if came and "RANK" in os.environ else {}
+        for number, handler in (before | told_again).items():
             signal.signal(number, handler)

@@ -93,7 +93,7 @@ def test_the_reward_and_the_loss_of_the_docs_do_what_is_said(tmp_path: Path, mon
     ):
         (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    rewards = find_reward("short_answers:short")(completion_ids=[[1, 2, 3], [1]], answer_reward=[1.0, 0.0], prompts=["", ""])
+    rewards = find_reward("my_rewards:short")(completion_ids=[[1, 2, 3], [1]], answer_reward=[1.0, 0.0], prompts=["", ""])
     assert rewards == pytest.approx([0.997, -0.001])
     loss, measured = bind_loss("my_losses:clip_higher", {"clip_high": 0.28})
     log_ratios, ones = torch.log(torch.tensor([[1.5, 1.25, 0.5]])), torch.ones(1, 1)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.commands import gpu_memory
+from grpo.commands.plan import PUBLISHED_S_PER_STEP, plan
 from grpo.study.effective import EffectiveRun, effective_run
-from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, HubModel
 from grpo.tasks.downloaded import HubDataset, LocalFiles
@@ -23,9 +23,6 @@ GIB = gpu_memory.GIB
 HUB_TIMEOUT_S = 10.0
 # NVIDIA's "CUDA Toolkit and minimum required driver": the driver's branch that a build for this CUDA needs.
 DRIVERS = {"12": "R525", "13": "R580"}
-# Of Qwen2.5-Math-1.5B on MATH at the handouts' setting on one H100, evaluations left out (Garg 2026, see claims.yaml).
-PUBLISHED_S_PER_STEP = 30.0
-STATES_ON_DISK = 3  # of a run in progress: the two that are kept, and the next while it is written
 
 
 @dataclass(frozen=True)
@@ -199,7 +196,8 @@ def _disk(study: Study) -> Finding:
             "disk", None, f"{free:.0f} GiB free; the shape of the model is not known", "Run the stage `model` first."
         )
     weights = shape.parameters * gpu_memory.BYTES[study.learner.dtype] / GIB
-    states = STATES_ON_DISK * runs_at_a_time(study) * gpu_memory.saved_state_bytes(study, shape) / GIB
+    state, at_once = gpu_memory.saved_state_bytes(study, shape) / GIB, runs_at_a_time(study)
+    states = gpu_memory.STATES_ON_DISK * at_once * state
     kept = sum(len(study.checkpoints) + len(getattr(run.config, "keep_steps", ())) for run in runs(study))
     # The starting weights, as downloaded and in data/model, and each run's checkpoints; with DVC's cache twice where the file
     # system has no reflinks.
@@ -207,8 +205,8 @@ def _disk(study: Study) -> Finding:
     needed = 3 * weights + checkpoints + states
     found = (
         f"{free:.0f} GiB free; the study may need {needed:.0f}: {checkpoints:.0f} for {kept} checkpoints of {weights:.1f} "
-        f"(twice, with DVC's cache), {states:.0f} for the saved states of {runs_at_a_time(study)} run(s) in progress "
-        f"({STATES_ON_DISK} of {states / STATES_ON_DISK / runs_at_a_time(study):.1f} each), {3 * weights:.0f} for the model"
+        f"(twice, with DVC's cache), {states:.0f} for the saved states of {at_once} run(s) in progress "
+        f"({gpu_memory.STATES_ON_DISK} of {state:.1f} each), {3 * weights:.0f} for the model"
     )
     remedy = "Free some, keep fewer checkpoints (`checkpoints:` in params.yaml), have fewer `seeds`, or leave experiments out."
     return Finding("disk", free >= needed, found, remedy)
@@ -241,23 +239,17 @@ def _ahead(study: Study) -> Finding:
     reserved = {run.name: study.resources[study.experiments[run.experiment].resources] for run in found}
     if not any(resources.gpus for resources in reserved.values()):
         return Finding("ahead", True, text)
-    grpo = [(run.config, reserved[run.name].gpus) for run in found if isinstance(run.config, GrpoConfig)]
-    hours = sum(_published_hours(config) * gpus for config, gpus in grpo if gpus)
-    steps = sum(config.n_steps for config, gpus in grpo if gpus)
+    planned = plan(study, active=False, seconds_per_step=None, price=0.0)["experiments"]
+    on_gpus = [sums for sums in planned.values() if sums["gpu_hours"]]
+    hours, steps = (sum(sums[key] for sums in on_gpus) for key in ("gpu_hours", "steps"))
     most = sum(resources.runtime_min / 60 * resources.gpus for resources in reserved.values())
     text += (
         f"\nestimated from {PUBLISHED_S_PER_STEP:g} s a GRPO step, as published for Qwen2.5-Math-1.5B on one H100 (smaller "
-        f"cards take longer): {hours:,.0f} GPU-hours for {steps:,} steps, without evaluations, fine-tuning and expert "
-        "iteration; of equal runs one is trained"
+        f"cards take longer): {hours:,.0f} GPU-hours for {steps:,} steps, without evaluations; of equal "
+        "runs one is trained (`grpo plan` says more)"
         f"\nat most {most:,.0f} GPU-hours, if each run took all the time that `resources` reserves for it"
     )
     return Finding("ahead", True, text)
-
-
-def _published_hours(config: GrpoConfig) -> float:
-    """Of one run on one GPU."""
-    seconds = config.n_steps * PUBLISHED_S_PER_STEP
-    return min(seconds, config.wall_clock_limit_s or seconds) / 3600
 
 
 def _compiler(study: Study) -> Finding:

@@ -44,6 +44,7 @@ from grpo.study.methods import RunConfig, SamplingConfig
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, HubModel, LocalModel
 
+STATES_ON_DISK = 3  # of a run in progress: the two that are kept, and the next while it is written
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
 # Assumed, not computed: the tokens of the r1_zero prompt with a question; what CUDA's context, cuBLAS's work space, a sleeping

@@ -21,9 +21,8 @@ from grpo.study.schema import Study
 
 PUBLISHED = Path("published")
 RECORDED = ("method", "task", "evaluation", "model", "train", "validation", "identity")  # of config.yaml, for the card
-ARTIFACTS = Path(
-    "artifacts/dvc.yaml"
-)  # a file of its own: dvc.yaml is the same in every study, and no stage is named in this one
+# A file of its own: dvc.yaml is the same in every study, and no stage is named in this one.
+ARTIFACTS = Path("artifacts/dvc.yaml")
 
 
 def publish(

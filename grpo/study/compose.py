@@ -103,11 +103,8 @@ def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping
 
 def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
     """The tasks that only experiments without arms are about: nothing is made for them."""
-    tasks: dict[bool, set[str]] = {True: {MAIN}, False: set()}
-    for experiment in experiments.values():
-        if isinstance(experiment, Mapping):
-            tasks[bool(_arms(experiment))].add(str(experiment.get("task", MAIN)))
-    return tasks[False] - tasks[True]
+    tasks = [(str(e.get("task", MAIN)), bool(_arms(e))) for e in experiments.values() if isinstance(e, Mapping)]
+    return {task for task, _ in tasks} - {task for task, made in tasks if made} - {MAIN}
 
 
 def overlay_of(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,11 @@ def test_the_command_ends_with_2_where_something_is_missing(
 
 
 def without(study: Study, *left_out: str) -> Study:
-    kept = {name: e.model_copy(update={"arms": {}}) if name in left_out else e for name, e in study.experiments.items()}
+    """The study without some experiments; what built on one of these starts from the study's values."""
+    kept = {
+        name: e.model_copy(update={"arms": {}} if name in left_out else {"builds_on": None} if e.builds_on in left_out else {})
+        for name, e in study.experiments.items()
+    }
     return study.model_copy(update={"experiments": kept})
 
 

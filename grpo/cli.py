@@ -34,7 +34,6 @@ app = typer.Typer(
     help="GRPO with verified rewards as a reproducible study. The stages are run by `dvc repro` or Snakemake; see README.md.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 study_app = typer.Typer(help="Show, check and switch the active study (params.yaml).", no_args_is_help=True)
 app.add_typer(study_app, name="study")
@@ -212,6 +211,16 @@ def study_save(name: Annotated[str, typer.Argument(help="Of the new study: studi
 
     for line in save(name):
         print(line)
+
+
+@study_app.command("schema")
+def study_schema() -> None:
+    """Print the JSON Schema of params.yaml and of study files, for editors; studies/study.schema.json holds it."""
+    import json
+
+    from grpo.study.json_schema import study_schema as schema
+
+    print(json.dumps(schema(), indent=1))
 
 
 @study_app.command("show")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.files import files_digest, whole_folder, write_json
+from grpo.common.imports import require_extra
 from grpo.discovery import mutation
 from grpo.discovery.log import BEST_PROGRAM, LOG, NO_LANGUAGE_MODEL, Attempt, Log, Settings, open_log
 from grpo.discovery.search import Budget, Propose, search
@@ -78,6 +79,7 @@ def proposer(strategy: str, seed: int, base_url: str | None = None, model: str |
     """
     if strategy == MUTATION:
         return mutation.propose, Settings("mutation", strategy, seed)
+    require_extra("openai", "openai", f"the strategy {strategy}")
     from grpo.discovery.language_model import endpoint_from_environment, propose_with
 
     endpoint = endpoint_from_environment(os.environ, base_url, model)

@@ -17,12 +17,12 @@ from grpo.common.errors import UserError, from_here
 from grpo.common.files import write_text
 from grpo.common.lock import only_one
 from grpo.study import paths
-from grpo.study.compose import STUDIES_FOLDER
+from grpo.study.compose import study_path
 from grpo.study.schema import PARAMS_FILE, Study, load_study
 from grpo.study.sections import MAIN
 from grpo.tracking.mlflow_client import tracking_uri, without_password
 
-STUDY = STUDIES_FOLDER / "quickstart.yaml"
+STUDY = "quickstart"  # in studies/, or the one that comes with the package
 FOLDER = Path("quickstart")
 OURS = ".made_by_grpo_quickstart"  # only a folder that has it is ever emptied; locked by the process that works in the folder
 
@@ -35,15 +35,16 @@ def quickstart() -> None:
             process is at work in it.
     """
     began = time.perf_counter()
-    study = load_study(STUDY)
-    experiment = _only_experiment(study)
+    path = study_path(STUDY)
+    study = load_study(path)
+    experiment = _only_experiment(study, path)
     again = _is_there()
     with only_one(FOLDER / OURS, f"{FOLDER}: another `grpo quickstart`"):
         print(f"{study.description}\nEverything goes into {FOLDER}/, and nothing else is touched. Ctrl-C ends it.", flush=True)
         if again:
             print(f"{FOLDER}/ is from an earlier time: it is emptied, and all is made anew. Equal settings give equal results.")
         _empty()
-        write_text(FOLDER / PARAMS_FILE, composed_text(STUDY)[0])
+        write_text(FOLDER / PARAMS_FILE, composed_text(path)[0])
         with chdir(FOLDER):
             _run_stages(study, experiment, lambda text: print(f"\n[{_clock(began)}] {text}", flush=True))
             rewards, tracked = _rewards(study, experiment), without_password(tracking_uri())
@@ -58,11 +59,11 @@ def quickstart() -> None:
     print("\nNext, for the whole study with all its experiments (minutes), type:  make repro")
 
 
-def _only_experiment(study: Study) -> str:
+def _only_experiment(study: Study, path: Path) -> str:
     """The study's one experiment; UserError where it has more to make."""
     if len(study.made) != 1 or study.evaluation.best_of_n.prompts or study.kissing_number is not None:
         raise UserError(
-            f"{STUDY}: quickstart makes one experiment alone: give experiments `only: [EXPERIMENT]`, best_of_n `prompts: []`, "
+            f"{path}: quickstart makes one experiment alone: give experiments `only: [EXPERIMENT]`, best_of_n `prompts: []`, "
             "and kissing_number null. To make more, copy the file, `grpo study use` the copy, and `make repro`."
         )
     return study.made[0]

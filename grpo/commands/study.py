@@ -24,6 +24,7 @@ from grpo.study.compose import (
     compose,
     files_of,
     overlay_of,
+    studies_folders,
     study_path,
 )
 from grpo.study.effective import effective_run
@@ -35,13 +36,14 @@ _AS_COMPOSED = re.compile(r"^# As composed: ([0-9a-f]{16})\b", re.M)
 
 
 def list_studies() -> list[str]:
-    """One line for each study in studies/, with what it extends; the active one is marked.
+    """One line for each study in studies/ or of the package, with what it extends; the active one is marked.
 
     A file without a description of its own that extends nothing is no study but what others have in common.
     """
     active = _own_file(read_yaml(PARAMS_FILE)) if PARAMS_FILE.exists() else None
     lines = []
-    for path in sorted(STUDIES_FOLDER.glob("*.yaml")):
+    found = {path.stem: path for folder in reversed(studies_folders()) for path in folder.glob("*.yaml")}
+    for _, path in sorted(found.items()):
         if description := compose(path).get("description"):
             extends = ", ".join(file.stem for file in files_of(path)[1:])
             lines.append(f"{'*' if path == active else ' '} {path.stem:<12} {description}{f' [{extends}]' if extends else ''}")

@@ -28,6 +28,12 @@ def search_in(folder: Path) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, known)))
 
 
+def require_extra(package: str, extra: str, what: str) -> None:
+    """Raise UserError unless ``package`` is installed, which only ``what`` needs; ``extra`` of this project brings it."""
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"{what} needs {package}, which is not installed. Get it: `pip install 'grpo-study[{extra}]'`.")
+
+
 def is_import_path(name: str) -> bool:
     """Whether ``name`` has the form MODULE:NAME, and is no name of the project's own."""
     return ":" in name

@@ -21,7 +21,7 @@ from grpo.results.statistics import wilson_interval
 from grpo.rollout.make import make_engine
 from grpo.study import paths
 from grpo.study.effective import digest
-from grpo.study.environment import ROOT, packages, software
+from grpo.study.environment import packages, software
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN
 from grpo.study.training_inputs import EVALUATION_CODE, code_digests, task_inputs
@@ -78,7 +78,7 @@ class CheckpointEvaluator:
                 asdict(evaluation_sampling(self.study.evaluation, find_format(self.task, prompt))),
                 self.study.evaluation.seed,
                 software(packages(self.study)),
-                code_digests(ROOT, EVALUATION_CODE),
+                code_digests(paths.ROOT, EVALUATION_CODE),
             ]
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from grpo.common.errors import UserError
 from grpo.common.files import parse_yaml
+from grpo.study import paths
 from grpo.study.annotated import Note, Notes, read_annotated
 from grpo.study.sections import MAIN
 
@@ -186,11 +187,18 @@ def study_path(name: str) -> Path:
     Raises:
         UserError: there is none.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else STUDIES_FOLDER / f"{name}.yaml"
-    if not path.exists():
-        known = ", ".join(sorted(p.stem for p in STUDIES_FOLDER.glob("*.yaml")))
-        raise UserError(f"{path}: no such study. Choose one of {known}, or give the path of a study file.")
-    return path
+    is_path = name.endswith((".yaml", ".yml"))
+    for path in [Path(name)] if is_path else [folder / f"{name}.yaml" for folder in studies_folders()]:
+        if path.exists():
+            return path
+    path = Path(name) if is_path else STUDIES_FOLDER / f"{name}.yaml"
+    known = ", ".join(sorted({p.stem for folder in studies_folders() for p in folder.glob("*.yaml")}))
+    raise UserError(f"{path}: no such study. Choose one of {known}, or give the path of a study file.")
+
+
+def studies_folders() -> list[Path]:
+    """Where a study is looked for by its name: studies/, and then those that the package brings along."""
+    return [STUDIES_FOLDER, paths.shipped("studies")]
 
 
 def files_of(path: Path) -> list[Path]:
@@ -296,11 +304,12 @@ def _extends(path: Path) -> Path | None:
     if not isinstance(name, str):
         raise UserError(f"{path}: extends: expected the name or the path of a study, but it is {name!r}.")
     is_path = name.endswith((".yaml", ".yml"))
-    places = [path.parent / name] if is_path else [path.parent / f"{name}.yaml", STUDIES_FOLDER / f"{name}.yaml"]
+    places = [path.parent / name] if is_path else [folder / f"{name}.yaml" for folder in (path.parent, *studies_folders())]
     for place in places:
         if place.exists():
             return place
-    raise UserError(f"{path}: extends: no such study as {name} (looked for {' and '.join(dict.fromkeys(map(str, places)))}).")
+    looked_for = " and ".join(dict.fromkeys(map(str, places[:2])))
+    raise UserError(f"{path}: extends: no such study as {name} (looked for {looked_for}).")
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from grpo.common.errors import UserError
+from grpo.study.paths import shipped
 
 if TYPE_CHECKING:
     from grpo.study.schema import Study
@@ -43,7 +44,6 @@ OPTIMIZER, ACTORS = "bitsandbytes", "ray"
 
 # Where versions are pinned; dvc.yaml names these files as the deps of `training_inputs`.
 CONSTRAINTS, VLLM_ON_CPU, PROJECT = "constraints.txt", "requirements-vllm-cpu.txt", "pyproject.toml"
-ROOT = Path(__file__).parents[2]
 
 
 def packages(study: Study, asynchronous: bool = False) -> tuple[str, ...]:
@@ -82,9 +82,9 @@ def pins(names: Iterable[str]) -> dict[str, str]:
     Raises:
         UserError: one of them is not pinned.
     """
-    text = "".join((ROOT / file).read_text(encoding="utf-8") for file in (CONSTRAINTS, VLLM_ON_CPU))
+    text = "".join(shipped(file).read_text(encoding="utf-8") for file in (CONSTRAINTS, VLLM_ON_CPU))
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    extras = tomllib.loads((ROOT / PROJECT).read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads(shipped(PROJECT).read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     pinned: dict[str, str] = {}
     for requirement in map(Requirement, (*filter(None, lines), *extras["vllm"])):
         pinned.setdefault(canonicalize_name(requirement.name), str(requirement.specifier))

@@ -31,6 +31,8 @@ KISSING_NUMBER_STATE = Path("data/state/kissing_number")  # the log of a search
 
 LOCK = Path("dvc.lock")
 
+ROOT = Path(__file__).parents[2]  # that the package lies in: a checkout, or site-packages
+
 REPORTS = Path("reports")
 DATASET_REPORTS = REPORTS / "dataset"
 SFT_REPORTS = REPORTS / "sft_dataset"
@@ -75,6 +77,12 @@ def dataset_report(task: str) -> Path:
 def sft_report(task: str) -> Path:
     """How many examples there are to be fine-tuned on, and how many earn the reward."""
     return SFT_REPORTS / f"{task}.json"
+
+
+def shipped(name: str) -> Path:
+    """A file that comes with the package: beside it in a checkout, inside it where it was installed from a wheel."""
+    inside = ROOT / "grpo/shipped" / name
+    return inside if inside.exists() else ROOT / name
 
 
 def workspace() -> Path:

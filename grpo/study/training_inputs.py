@@ -17,7 +17,7 @@ from grpo.common.files import whole_folder, write_json
 from grpo.common.imports import is_import_path, source_of
 from grpo.study import paths
 from grpo.study.effective import effective_run
-from grpo.study.environment import ROOT, packages, pins
+from grpo.study.environment import packages, pins
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
 from grpo.study.sections import Method
@@ -148,7 +148,7 @@ def shared_settings(study: Study) -> dict[str, Any]:
 def code_of_runs() -> dict[str, str]:
     """The code that decides the results of runs of any kind, as :func:`code_digests` gives it."""
     own = (name for names in METHOD_CODE.values() for name in names)
-    return code_digests(ROOT, (*SHARED_CODE, *own, *ASYNCHRONOUS_CODE))
+    return code_digests(paths.ROOT, (*SHARED_CODE, *own, *ASYNCHRONOUS_CODE))
 
 
 def code_digests(root: Path, names: tuple[str, ...]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo.common.cpu import start_threads
 from grpo.common.files import write_json
+from grpo.common.imports import require_extra
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.world import init_world
 from grpo.learner.losses import bind_loss
@@ -70,6 +71,7 @@ def started(
         if run.config.reward is not None:
             find_reward(run.config.reward)
     if is_asynchronous(run.config):
+        require_extra("ray", "ray", f"{run.experiment}: an asynchronous run")
         from grpo.training.asynchronous.start import start_asynchronous as start
     else:
         start = start_here

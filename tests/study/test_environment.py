@@ -14,7 +14,7 @@ import pytest
 
 from grpo.common.errors import UserError
 from grpo.reporting.environment import environments, made_otherwise
-from grpo.study import environment
+from grpo.study import environment, paths
 from grpo.study.effective import effective_run
 from grpo.study.environment import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
 from grpo.study.schema import Study, load_study, read_yaml
@@ -56,7 +56,7 @@ def other_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's files with pins, in a folder where a test may edit them."""
     for name in (environment.CONSTRAINTS, environment.VLLM_ON_CPU, environment.PROJECT):
         shutil.copy(REPOSITORY / name, tmp_path)
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     return tmp_path
 
 

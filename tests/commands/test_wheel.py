@@ -1,0 +1,42 @@
+"""The package as a wheel, installed away from its source: it must bring along all that it reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow  # a wheel is built, and the quickstart's study run: most of a minute
+def test_installed_from_its_wheel_it_trains_and_reports(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True)
+    wheel = next(tmp_path.glob("grpo_study-*.whl"))
+    with zipfile.ZipFile(wheel) as content:
+        names = set(content.namelist())
+    in_git = subprocess.run(["git", "ls-files", "grpo"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    assert set(in_git) - names == set()
+
+    # An environment with this one's packages, but for the project, whose .pth file is not followed there.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv/bin/python"
+    site = next((tmp_path / "venv/lib").glob("python*/site-packages"))
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
+    subprocess.run(install, check=True)
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "MLFLOW_TRACKING_URI"}}
+    code = "import grpo, grpo.cli; print(grpo.__file__); grpo.cli.main()"
+    ran = subprocess.run([python, "-c", code, "quickstart"], cwd=empty, env=env, check=True, capture_output=True, text=True)
+    assert ran.stdout.startswith(str(site / "grpo/__init__.py")) and "Done." in ran.stdout
+    assert "after it (mean of the last" in ran.stdout
+    assert "GRPO" in (empty / "quickstart/reports/writeup.md").read_text()

@@ -62,17 +62,8 @@ format: install ## Mend what the linter and the formatter can
 ui: install ## Open the MLflow UI of all runs on http://127.0.0.1:5000
 	mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}
 
-mlflow-server: install ## Serve MLflow to other machines, without a password; MLFLOW_PORT, MLFLOW_BACKEND=postgresql://...
-	@case "$$MLFLOW_BACKEND" in postgresql*) python -c 'import psycopg2' 2> /dev/null || \
-		$(BIN)/pip install --quiet --constraint constraints.txt 'psycopg2-binary>=2.9';; esac
-	@host=$$(python -c 'import socket; print(socket.gethostname())'); name=$${host%%.*}; port=$${MLFLOW_PORT:-5000}; \
-	names="$$name,$$name:*,$$name.*,localhost,localhost:*,127.*,10.*,192.168.*,172.1[6-9].*,172.2[0-9].*,172.3[01].*"; \
-	names=$${MLFLOW_SERVER_ALLOWED_HOSTS:-$$names}; \
-	echo "Runs write to this server where this is set: export MLFLOW_TRACKING_URI=http://$$host:$$port"; \
-	echo "There is no password: whoever reaches port $$port can read, change and delete all runs."; \
-	echo "It answers to the host names $$names (MLFLOW_SERVER_ALLOWED_HOSTS sets others)."; \
-	exec env MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow server --host 0.0.0.0 --port "$$port" --allowed-hosts "$$names" \
-		--backend-store-uri "$${MLFLOW_BACKEND:-sqlite:///mlflow.db}" --artifacts-destination "$(CURDIR)/mlruns/server"
+mlflow-server: install ## Serve MLflow; MLFLOW_HOST=0.0.0.0 for other machines, MLFLOW_PASSWORD, MLFLOW_PORT, MLFLOW_BACKEND
+	@exec python workflow/mlflow_server.py
 
 bench: install ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
 	@test -x .venv-bench/bin/python || { $(PYTHON) -m venv .venv-bench && \

@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SECRETS = {
+    name: f"keep-this-secret-{name}"
+    for name in ("HF_TOKEN", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY")
+}
 
 
 @pytest.mark.slow  # a wheel is built, and the quickstart's study run: most of a minute
@@ -34,9 +38,12 @@ def test_installed_from_its_wheel_it_trains_and_reports(tmp_path: Path) -> None:
 
     empty = tmp_path / "empty"
     empty.mkdir()
-    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "MLFLOW_TRACKING_URI"}}
+    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "MLFLOW_TRACKING_URI"}} | SECRETS
     code = "import grpo, grpo.cli; print(grpo.__file__); grpo.cli.main()"
     ran = subprocess.run([python, "-c", code, "quickstart"], cwd=empty, env=env, check=True, capture_output=True, text=True)
     assert ran.stdout.startswith(str(site / "grpo/__init__.py")) and "Done." in ran.stdout
     assert "after it (mean of the last" in ran.stdout
     assert "GRPO" in (empty / "quickstart/reports/writeup.md").read_text()
+    written = [path for path in empty.rglob("*") if path.is_file()]
+    assert len(written) > 30 and not [path for path in written if b"keep-this-secret" in path.read_bytes()]
+    assert "keep-this-secret" not in ran.stdout + ran.stderr

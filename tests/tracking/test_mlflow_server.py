@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import requests
 
 from grpo.cli import main
 from grpo.study import paths
@@ -299,7 +301,15 @@ def makefile(tmp_path: Path) -> list[str]:
     """`make mlflow-server` in a new folder, with the environment the tests run in."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "workflow").mkdir()
+    shutil.copy(ROOT / "workflow/mlflow_server.py", tmp_path / "workflow")
     return ["make", "--old-file", f"{sys.prefix}/.installed", f"VENV={sys.prefix}", "mlflow-server"]
+
+
+def listens_on(port: int) -> set[str]:
+    """The addresses on which this machine's programs take connections at a port."""
+    found = psutil.net_connections("tcp")
+    return {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN and one.laddr.port == port}
 
 
 def write_one_run(uri: str) -> str:
@@ -315,17 +325,41 @@ def write_one_run(uri: str) -> str:
 
 
 def test_make_mlflow_server_serves_other_machines(tmp_path: Path, makefile: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(tmp_path, makefile, {"MLFLOW_PORT": "PORT"})
+    server = Server(tmp_path, makefile, {"MLFLOW_PORT": "PORT", "MLFLOW_HOST": "0.0.0.0"})
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     try:
         server.start()
+        assert listens_on(server.port) == {"0.0.0.0"}
         uri = f"http://{socket.gethostname()}:{server.port}"  # as other nodes call it
         assert f"export MLFLOW_TRACKING_URI={uri}" in server.log.read_text()
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         run_id = write_one_run(uri)
         assert sqlite3.connect(tmp_path / "mlflow.db").execute("SELECT run_uuid FROM runs").fetchall() == [(run_id,)]
         assert [path.read_text() for path in (tmp_path / "mlruns/server").rglob("note.txt")] == ["kept"]
+    finally:
+        server.kill()
+
+
+def test_make_mlflow_server_with_a_password_answers_only_who_knows_it(
+    tmp_path: Path, makefile: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "open 100% sesame"
+    server = Server(tmp_path, makefile, {"MLFLOW_PORT": "PORT", "MLFLOW_PASSWORD": secret})
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    try:
+        server.start()
+        assert secret not in server.log.read_text()
+        assert (tmp_path / "mlruns/auth.ini").stat().st_mode & 0o077 == 0
+        question = f"{server.uri}/api/2.0/mlflow/experiments/search?max_results=1"
+        for user in ({}, {"auth": ("admin", "open 100% simsim")}):
+            assert requests.get(question, timeout=30, **user).status_code == 401
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", secret)
+        write_one_run(server.uri)
+        assert listens_on(server.port) == {"127.0.0.1"}
     finally:
         server.kill()
 

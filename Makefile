@@ -54,10 +54,10 @@ test-gpu: install ## Tests and measurements of a GPU, in 25 minutes at most; say
 	@code=0; pytest -m gpu -rs tests/gpu/test_gpu.py || code=1; python benchmarks/gpu.py || code=1; exit $$code
 
 lint: install ## Lint, formatting, types, and that imports go downwards
-	ruff check . && ruff format --check . && mypy && lint-imports --no-logo
+	ruff check . && ruff format --check . && snakefmt --check workflow/Snakefile && mypy && lint-imports --no-logo
 
 format: install ## Mend what the linter and the formatter can
-	ruff check --fix . && ruff format .
+	ruff check --fix . && ruff format . && snakefmt workflow/Snakefile
 
 ui: install ## Open the MLflow UI of all runs on http://127.0.0.1:5000
 	mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}

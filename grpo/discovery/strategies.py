@@ -22,7 +22,7 @@ from grpo.discovery.log import Attempt, best_of
 from grpo.discovery.sandbox import Limits
 
 Messages = list[dict[str, str]]
-Strategy = Callable[[Sequence[Attempt], int], tuple[tuple[int, ...], Messages]]  # to the attempts built on, and the prompt
+Strategy = Callable[..., tuple[tuple[int, ...], Messages]]  # attempts and a seed; to the attempts built on, and the prompt
 
 LONGEST_PROGRAM = 20_000  # characters of a program that a prompt shows; a prompt says where there were more
 PATIENCE = 3  # answers in a row without progress, after which `refine` goes back to the best program
@@ -103,10 +103,12 @@ def hybrid(attempts: Sequence[Attempt], seed: int, bounds: bool = True) -> tuple
     )
 
 
-_WITH_BOUNDS: dict[str, Strategy] = {"simple": simple, "refine": refine, "best_of_n": best_of_n, "hybrid": hybrid}
+_PLANS = (simple, refine, best_of_n, hybrid)
 # As the handout's first prompt, which states the problem only: a model that is told the bounds may recall what reaches them.
 WITHOUT_BOUNDS = "_without_bounds"
-STRATEGIES = _WITH_BOUNDS | {f"{name}{WITHOUT_BOUNDS}": partial(plan, bounds=False) for name, plan in _WITH_BOUNDS.items()}
+STRATEGIES: dict[str, Strategy] = {plan.__name__: plan for plan in _PLANS} | {
+    f"{plan.__name__}{WITHOUT_BOUNDS}": partial(plan, bounds=False) for plan in _PLANS
+}
 
 
 # -------------------------------------------------------------------------------------------------------------- prompts

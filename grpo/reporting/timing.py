@@ -101,7 +101,7 @@ def elapsed(run: Run) -> pd.Series[float]:
 
 
 def seconds_of_arms(study: Study) -> dict[str, float]:
-    """Mean seconds that a run of each arm, ``EXPERIMENT/ARM``, took to make; 0 where its runs were taken over from equal ones."""
+    """Mean seconds that a run of each arm, ``EXPERIMENT/ARM``, took to make; 0 where it was taken over from an equal one."""
     arms = [(name, arm) for name in experiments(study) for arm in study.experiments[name].arms]
     timings = {arm: [read_timing_file(f"{'/'.join(arm)}-{seed}") for seed in study.seeds] for arm in arms}
     return {"/".join(arm): float(np.mean([0.0 if t["same_as"] else t["total_s"] for t in of])) for arm, of in timings.items()}

@@ -84,7 +84,7 @@ def undecided(study: Study) -> list[dict[str, Any]]:
 
 
 def not_a_matter_of_seeds(study: Study) -> list[dict[str, Any]]:
-    """The claims that cannot be told for another reason than an interval that holds the bar, as reports/claims.json has them."""
+    """The claims that cannot be told for another reason than an interval that holds the bar, as in reports/claims.json."""
     asked = {contrast.asked_by for contrast in _of_claims(study)}
     return [claim for claim in _cannot_tell(study) if claim["id"] not in asked]
 
@@ -109,9 +109,7 @@ def _of_claims(study: Study) -> Iterator[Contrast]:
         if kind not in COMPARED or claim["experiment"] == BASELINE:
             continue
         evidence = evidence_of(study, claim["experiment"], parameters.get("other"))
-        yield from (
-            contrast for contrast in COMPARED[kind](_Claim(claim, parameters, study), evidence) if contrast.undecided()
-        )
+        yield from (contrast for contrast in COMPARED[kind](_Claim(claim, parameters, study), evidence) if contrast.undecided())
 
 
 def _cannot_tell(study: Study) -> list[dict[str, Any]]:

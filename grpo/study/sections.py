@@ -172,8 +172,14 @@ class KissingNumber(Section):
 
     strategy: Literal[
         "mutation",
-        *("simple", "refine", "best_of_n", "hybrid"),
-        *("simple_without_bounds", "refine_without_bounds", "best_of_n_without_bounds", "hybrid_without_bounds"),
+        "simple",
+        "refine",
+        "best_of_n",
+        "hybrid",
+        "simple_without_bounds",
+        "refine_without_bounds",
+        "best_of_n_without_bounds",
+        "hybrid_without_bounds",
     ] = "mutation"
     calls: PositiveInt | None = None
     tokens: PositiveInt | None = None

@@ -20,11 +20,7 @@ def study(rng: np.random.Generator, seeds: int, difference: float) -> list[NDArr
     """Scores of two arms, (seeds, N) each, whose means differ by so much; both have the problems' difficulty in common."""
     difficulty = rng.normal(0.5, 0.4, N)
     return [
-        mean
-        + difficulty
-        + rng.normal(0, PROBLEMS, N)
-        + rng.normal(0, RUNS, (seeds, 1))
-        + rng.normal(0, REST, (seeds, N))
+        mean + difficulty + rng.normal(0, PROBLEMS, N) + rng.normal(0, RUNS, (seeds, 1)) + rng.normal(0, REST, (seeds, N))
         for mean in (0.0, difference)
     ]
 

@@ -79,8 +79,8 @@ def _over_runs(runs: list[Run]) -> str:
         return f"Over runs: {len(runs)} measured it ({shown}), too few for a correlation ({FEWEST_RUNS} are the fewest tried)."
     reward, norm = (rank_correlation(ends["KL"], ends[other]) for other in ("reward", "norm"))
     return (
-        f"Over the {len(runs)} runs that measured it: rank correlation of the last KL with the last reward {_number(reward)}, with "
-        f"the median gradient norm {_number(norm)} ({shown})."
+        f"Over the {len(runs)} runs that measured it: rank correlation of the last KL with the last reward {_number(reward)}, "
+        f"with the median gradient norm {_number(norm)} ({shown})."
     )
 
 

@@ -16,14 +16,15 @@ from grpo.study import paths
 from grpo.study.schema import Study
 
 FIGURE = "../figures/kissing_number.png"
+PROGRAMS = "Where an attempt has a recipe, grpo.discovery.mutation.program_of(recipe) is its program, to the letter."
 EXAMPLES = 2  # prompts of a search with a language model that are shown
 
 
 def write_delivery(study: Study) -> None:
     """Write reports/kissing_number/; empty where the study has no search, as DVC wants a stage's outputs to be there.
 
-    The log leaves out the programs of recipes, which `grpo.discovery.mutation.program_of` makes of them to the letter: each holds the
-    whole text of the constructions.
+    The log leaves out the programs of recipes, each of which holds the whole text of the constructions;
+    :func:`grpo.discovery.mutation.program_of` makes them of the recipes to the letter.
 
     Raises:
         UserError: a result file is missing or damaged.
@@ -35,6 +36,7 @@ def write_delivery(study: Study) -> None:
         settings, attempts = read_log(paths.CONVERSATION_LOG, STAGE)
         shutil.copy(paths.KISSING_NUMBER / BEST_PROGRAM, folder / BEST_PROGRAM)
         log = to_json(settings, attempts)
+        log["programs"] = PROGRAMS if any(attempt.proposal.recipe is not None for attempt in attempts) else ""
         log["attempts"] = [_without_program(attempt) for attempt in attempts]
         write_json(folder / LOG, log)
         shown = prompts_of(attempts)
@@ -65,5 +67,8 @@ def report_page(report: dict[str, Any], prompts: dict[str, str]) -> str:
         loader=PackageLoader("grpo.reporting"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("kissing_report.md.j2").render(
-        report=report, section=section(report, FIGURE), prompts=prompts, without_bounds=report["strategy"].endswith(WITHOUT_BOUNDS)
+        report=report,
+        section=section(report, FIGURE),
+        prompts=prompts,
+        without_bounds=report["strategy"].endswith(WITHOUT_BOUNDS),
     )

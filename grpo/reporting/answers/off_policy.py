@@ -19,16 +19,13 @@ LENGTH = "val/response_length"
 def sweeps(study: Study) -> tuple[str | None, str | None]:
     """The experiments that the study makes of the broad sweep, and of the one that takes its best arms at full length."""
     broad = next((name for name in study.made if study.experiments[name].passes_on == "ranking"), None)
-    after = (
-        name
-        for name in study.made
-        if study.experiments[name].builds_on == broad and any(OFF_POLICY_RANK in a for a in study.experiments[name].arms.values())
-    )
-    return broad, next(after, None) if broad else None
+    after = [name for name in study.made if broad and study.experiments[name].builds_on == broad]
+    ranked = (name for name in after if any(OFF_POLICY_RANK in arm for arm in study.experiments[name].arms.values()))
+    return broad, next(ranked, None)
 
 
 def log_of_broad(study: Study, experiment: str) -> str:
-    """What each arm of the broad sweep was, and what came of it: the experiment log, as a table and two sentences (Markdown)."""
+    """What each arm of the broad sweep was, and what came of it: the experiment log (Markdown)."""
     runs, selection = read_runs(study, experiment), read_selection(experiment)
     arms, last_k = by_arm(runs), study.last_k(experiment)
     seconds = {run.name: elapsed(run) for run in runs}
@@ -68,16 +65,15 @@ def _range(arms: dict[str, list[Run]], last_k: int) -> str:
     few, many = by_updates[0], by_updates[-1]
     best = max(by_updates, key=lambda runs: float(final_scores(runs, last_k).mean()))
     counts = [runs[0].config["updates_per_rollout_batch"] for runs in (few, many, best)]
-    text = f"The range goes from {counts[0]} to {counts[1]} updates on a rollout batch; the best arm, {best[0].arm}, makes {counts[2]}."
+    text = (
+        f"The range goes from {counts[0]} to {counts[1]} updates a rollout batch; the best, {best[0].arm}, makes {counts[2]}."
+    )
     if counts[0] == counts[2] or counts[1] == counts[2]:
         return f"{text} It is an end of the range, so these runs do not show that the range holds the optimum."
-    apart = [runs for runs in (few, many) if two_level_difference(_final(runs, last_k), _final(best, last_k))["low"] > 0]
+    behind = [two_level_difference(final_scores(runs, last_k), final_scores(best, last_k)) for runs in (few, many)]
+    apart = [runs for runs, difference in zip((few, many), behind, strict=True) if difference["low"] > 0]
     both = "both ends are" if len(apart) == 2 else f"of the ends only {apart[0][0].arm} is" if apart else "neither end is"
     return f"{text} It lies inside the range, and {both} behind it by more than chance explains."
-
-
-def _final(runs: list[Run], last_k: int) -> np.ndarray:  # type: ignore[type-arg]
-    return final_scores(runs, last_k)
 
 
 def over_steps_and_wall_clock(study: Study, experiment: str) -> str:
@@ -92,7 +88,7 @@ def over_steps_and_wall_clock(study: Study, experiment: str) -> str:
         if arm in on_policy:
             continue
         difference = two_level_difference(final_scores(first, last_k), final_scores(runs, last_k))
-        steps = [float(np.mean([elapsed(run).diff().fillna(elapsed(run).iloc[0]).mean() for run in of])) for of in (first, runs)]
+        steps = [float(np.mean([elapsed(run).iloc[-1] / len(elapsed(run)) for run in of])) for of in (first, runs)]
         sentences.append(
             f"**{arm}** ({runs[0].config['updates_per_rollout_batch']} updates per rollout batch) against {on_policy[0]}, over "
             f"steps: {format_interval(difference)} more answer reward at the end. A step takes {steps[1]:.3f} s against "
@@ -118,7 +114,7 @@ def entropy_beside_expert_iteration(study: Study, experiment: str) -> str:
     reached = {}
     for arm, runs in arms.items():
         entropy, length = (mean_curve(runs, "validation", column)["mean"] for column in (ENTROPY, LENGTH))
-        step = int((rewards[arm] >= common - 1e-12).idxmax())
+        step = int(rewards[arm].index[(rewards[arm] >= common - 1e-12).to_numpy().argmax()])
         reached[arm] = float(entropy[step])
         lines.append(
             f"| {arm} | {entropy.iloc[0]:.3f} | {entropy.iloc[-1]:.3f} | {entropy[step]:.3f} (step {step}) | "
@@ -126,8 +122,10 @@ def entropy_beside_expert_iteration(study: Study, experiment: str) -> str:
         )
     lowest, highest = min(reached, key=lambda arm: reached[arm]), max(reached, key=lambda arm: reached[arm])
     text = (
-        f"At equal reward ({common:.3f}, the highest that all reach) {lowest} has the lowest entropy, {reached[lowest]:.3f} nats "
-        f"a token, and {highest} the highest, {reached[highest]:.3f}."
+        f"At equal reward ({common:.3f}, the highest that all reach) {lowest} has the lowest entropy, {reached[lowest]:.3f} "
+        f"nats a token, and {highest} the highest, {reached[highest]:.3f}."
     )
-    alone = "" if any(arm.startswith("expert iteration") for arm in arms) else " The study makes no expert iteration to compare."
+    alone = (
+        "" if any(arm.startswith("expert iteration") for arm in arms) else " The study makes no expert iteration to compare."
+    )
     return "\n".join([*lines, "", text + alone])

@@ -10,6 +10,8 @@ from grpo.reporting.timing import read_timing
 from grpo.results.runs import read_runs
 from grpo.study.schema import Study
 
+ABOUT_EQUAL = 1.25  # times: the longer of generation and training over the shorter
+
 
 def asynchronous_variants(study: Study) -> list[Variant]:
     """The arms whose generator and learner are apart, with the times of their steady steps."""
@@ -33,10 +35,14 @@ def dominates(found: list[Variant]) -> str:
     ]
     for variant, times in timed:
         largest = _largest(times)
-        lines.append(
-            f"| {variant.name} | {largest} | {times[largest] / times['step']:.2f} | {times['rollout'] / times['training']:.2f} | "
-            f"{times['step']:.3f} | {floor(times):.3f} | {times['waiting']:.3f} |"
-        )
+        cells = [
+            variant.name,
+            largest,
+            f"{times[largest] / times['step']:.2f}",
+            f"{times['rollout'] / times['training']:.2f}",
+            *(f"{seconds:.3f}" for seconds in (times["step"], floor(times), times["waiting"])),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
     overlapped = [(variant, times) for variant, times in timed if variant.lag]
     return "\n".join([*lines, "", *(_advice(variant, times) for variant, times in overlapped[:1])])
 
@@ -50,15 +56,17 @@ def _advice(variant: Variant, times: Mapping[str, float]) -> str:
     ratio, largest = times["rollout"] / times["training"], _largest(times)
     above = times["step"] - floor(times)
     text = (
-        f"In {variant.name}, the least lag at which the two overlap, **{largest} dominates**. A step is {above:+.3f} s from its "
-        f"floor, the longer of what generator and learner do themselves."
+        f"In {variant.name}, the least lag at which the two overlap, **{largest} dominates**. A step is {above:+.3f} s from "
+        "its floor, the longer of what generator and learner do themselves."
     )
     slower, faster, times_more = ("generator", "learner", ratio) if ratio > 1 else ("learner", "generator", 1 / ratio)
+    if times_more <= ABOUT_EQUAL:
+        return (
+            f"{text} Generator and learner take about as long as each other ({times_more:.2f} times), so little is left to "
+            "overlap: a step becomes shorter only if both do."
+        )
     return (
         f"{text} The {slower} takes {times_more:.2f} times as long as the {faster}, so beyond that floor more lag overlaps "
-        f"nothing; only a faster {slower} would help, and {math.ceil(times_more)} of its kind side by side would hide it behind "
-        f"the {faster}, at {min(times['rollout'], times['training']):.3f} s a step."
-        if times_more > 1.1
-        else f"{text} Generator and learner take about as long as each other ({times_more:.2f} times), so there is nothing left "
-        "to overlap: a step becomes shorter only if both do."
+        f"nothing; only a faster {slower} would help, and {math.ceil(times_more)} of its kind side by side would hide it "
+        f"behind the {faster}, at {min(times['rollout'], times['training']):.3f} s a step."
     )

@@ -121,7 +121,11 @@ def judge(prompt: str, records: Sequence[Record]) -> str:
     """Counts of the failures under a prompt by both readings, what follows from them, and examples of each kind (Markdown)."""
     right = [record for record in records if record["category"] == RIGHT]
     failures = [record for record in records if record["category"] in (WRONG_FORM, WRONG_ANSWER)]
-    control = f"Of {len(right)} answers that the grader finds right the second reading finds {_found_right(right)} right."
+    control = (
+        f"Of {len(right)} answers that the grader finds right the second reading finds {_found_right(right)} right."
+        if right
+        else "The grader finds no answer right, so there is nothing to try the second reading on."
+    )
     if not applies(records):
         return f"**{prompt}.** {control} It does not read this task's answers, so it says nothing of the failures."
     kinds: dict[tuple[str, str], list[Record]] = {}
@@ -149,7 +153,9 @@ def _verdict(parser: int, form: int, failures: int) -> str:
     text = f"Of {failures} failures {parser} are the parser's ({parser / failures:.1%}) and {model} the model's"
     if not form:
         return f"{text}."
-    return f"{text}; in {form} of these ({form / failures:.1%} of all) it states the right answer, and not in the form asked for."
+    return (
+        f"{text}; in {form} of these ({form / failures:.1%} of all) it states the right answer, and not in the form asked for."
+    )
 
 
 def _examples(records: Sequence[Record]) -> list[str]:

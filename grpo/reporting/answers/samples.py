@@ -54,7 +54,7 @@ def agreement(prompt: str, zero_shot: dict[str, float], sampled: dict[str, tuple
     at_one = "" if one is None else f" pass@1 is {one:.4f} and Best@1 {best_one:.4f}: choosing among one is no choice."
     return (
         f"Under {prompt}, on the {len(both)} problems that both have, zero-shot evaluation is right in {zero.mean():.3f}, the "
-        f"first of the {best['samples']} samples in {first.mean():.3f}, and all of them in {every.mean():.3f}, which is pass@1. "
+        f"first of the {best['samples']} samples in {first.mean():.3f}, and all of them in {every.mean():.3f} (pass@1). "
         f"From zero-shot to pass@1 the difference is {format_interval(difference)} (paired bootstrap over problems): "
         f"{'the two DISAGREE' if apart else 'the two agree'}.{at_one}"
     )

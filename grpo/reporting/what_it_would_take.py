@@ -92,7 +92,7 @@ def _needed(row: Row) -> str:
     if row["spread"] is None:
         return "not known: one seed shows no spread between runs"
     if row["problems_needed"] is None:
-        return "not to be told: the difference is zero"
+        return "not to be said: the measured difference is zero"
     return f"no number: {row['problems']:,} problems are too few, {row['problems_needed']:,} at least are needed"
 
 

@@ -48,9 +48,10 @@ class Contrast:
     bar: float = 0.0
 
     @property
-    def names(self) -> tuple[str, str, float]:
-        """What makes two contrasts the same."""
-        return f"{self.experiments[0]}/{self.first}", f"{self.experiments[1]}/{self.second}", self.bar
+    def names(self) -> tuple[str, ...]:
+        """What makes two contrasts the same: their arms, in any order where the bar is zero, and the bar."""
+        arms = f"{self.experiments[0]}/{self.first}", f"{self.experiments[1]}/{self.second}"
+        return (*arms, str(self.bar)) if self.bar else tuple(sorted(arms))
 
     def difference(self) -> dict[str, float]:
         """The project's own interval of it."""
@@ -75,7 +76,7 @@ def undecided(study: Study) -> list[dict[str, Any]]:
     Raises:
         UserError: a run or a result file is missing.
     """
-    found: dict[tuple[str, str, float], dict[str, Any]] = {}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
     for contrast in [*_of_selections(study), *_of_claims(study)]:
         known = found.setdefault(contrast.names, _row(study, contrast))
         if contrast.asked_by not in known["asked_by"]:

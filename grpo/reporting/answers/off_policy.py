@@ -114,7 +114,7 @@ def entropy_beside_expert_iteration(study: Study, experiment: str) -> str:
     reached = {}
     for arm, runs in arms.items():
         entropy, length = (mean_curve(runs, "validation", column)["mean"] for column in (ENTROPY, LENGTH))
-        step = int(rewards[arm].index[(rewards[arm] >= common - 1e-12).to_numpy().argmax()])
+        step = int(rewards[arm].index.to_numpy()[(rewards[arm] >= common - 1e-12).to_numpy().argmax()])
         reached[arm] = float(entropy[step])
         lines.append(
             f"| {arm} | {entropy.iloc[0]:.3f} | {entropy.iloc[-1]:.3f} | {entropy[step]:.3f} (step {step}) | "

@@ -36,11 +36,13 @@ def read_contents() -> dict[str, Any]:
 
 
 def command(row: Row) -> str:
-    """What makes a contrast's runs with as many seeds as it needs; empty where no number of seeds is enough, or known."""
-    if row["seeds_needed"] is None:
+    """What makes a contrast's runs with the seeds that it lacks; empty where it lacks none, or no number is enough or known."""
+    present, more = row["seeds"], (row["seeds_needed"] or 0) - len(row["seeds"])
+    if more <= 0:
         return ""
     targets = " ".join(f"select@{name}" for name in dict.fromkeys(row["experiments"]))
-    return f'dvc exp run -S "seeds=[$(seq -s, 0 {row["seeds_needed"] - 1})]" {targets}'
+    known, first = ",".join(map(str, present)), max(present) + 1
+    return f'dvc exp run -S "seeds=[{known},$(seq -s, {first} {first + more - 1})]" {targets}'
 
 
 def hours(row: Row, seconds: Mapping[str, float]) -> tuple[float, float] | None:
@@ -51,7 +53,7 @@ def hours(row: Row, seconds: Mapping[str, float]) -> tuple[float, float] | None:
     """
     if row["seeds_needed"] is None:
         return None
-    more = max(0, row["seeds_needed"] - row["seeds"])
+    more = max(0, row["seeds_needed"] - len(row["seeds"]))
     pair = [f"{experiment}/{arm}" for experiment, arm in zip(row["experiments"], row["arms"], strict=True)]
     every = [arm for arm in seconds if arm.partition("/")[0] in row["needs_runs_of"]]
     two, everything = (more * sum(seconds[arm] for arm in arms) / 3600 for arms in (pair, every))
@@ -75,7 +77,7 @@ def table(rows: Sequence[Row], seconds: Mapping[str, float] | None = None) -> st
             " and ".join(dict.fromkeys(row["experiments"])),
             ", ".join(row["asked_by"]),
             format_interval(row["measured"]),
-            str(row["seeds"]),
+            str(len(row["seeds"])),
             _needed(row),
         ]
         if seconds is not None:

@@ -68,7 +68,7 @@ def undecided(study: Study) -> list[dict[str, Any]]:
 
     Returns:
         ``experiments`` and ``arms`` (first, second), ``asked_by``, ``bar``, ``measured`` (second - first, with its interval),
-        ``seeds`` (a run an arm each) and ``problems`` as they are; ``spread`` (variances, None with one seed);
+        ``seeds`` (the study's) and ``problems`` (their number); ``spread`` (variances, None with one seed);
         ``seeds_needed`` to tell, with a chance of 0.8, a true difference of the size that was measured, and
         ``problems_needed`` where no number of seeds does (both None where neither is known); ``needs_runs_of``, the
         experiments whose runs more seeds would make.
@@ -198,7 +198,7 @@ def _row(study: Study, contrast: Contrast) -> dict[str, Any]:
         "asked_by": [contrast.asked_by],
         "bar": contrast.bar,
         "measured": {key: measured[key] for key in ("value", "low", "high")},
-        "seeds": len(study.seeds),
+        "seeds": list(study.seeds),
         "problems": first.shape[1],
         "spread": None if spread is None else {key: getattr(spread, key) for key in ("runs", "problems", "rest")},
         **_needed(spread, measured["value"] - contrast.bar),

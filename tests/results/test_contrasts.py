@@ -99,15 +99,16 @@ def test_what_more_seeds_cost(mini_study: Study) -> None:
     measured = {"value": 0.04, "low": -0.01, "high": 0.09}
     row = {
         "experiments": [LENGTHS, LENGTHS], "arms": ["a", "b"], "asked_by": ["selection"], "bar": 0.0, "measured": measured,
-        "seeds": 2, "problems": 200, "spread": {"runs": 0.1, "problems": 0.1, "rest": 0.1}, "seeds_needed": 12,
+        "seeds": [3, 7], "problems": 200, "spread": {"runs": 0.1, "problems": 0.1, "rest": 0.1}, "seeds_needed": 12,
         "problems_needed": None, "needs_runs_of": [RATE, LENGTHS],
     }  # fmt: skip
     seconds = {f"{LENGTHS}/a": 360.0, f"{LENGTHS}/b": 720.0, f"{LENGTHS}/c": 36.0, f"{RATE}/x": 0.0, "other/a": 9e9}
     assert hours(row, seconds) == (10 * 1080 / 3600, 10 * 1116 / 3600)
     (found,) = contents([row], [])["undecided"]
-    assert found["command"] == f'dvc exp run -S "seeds=[$(seq -s, 0 11)]" select@{LENGTHS}'
+    assert found["command"] == f'dvc exp run -S "seeds=[3,7,$(seq -s, 8 17)]" select@{LENGTHS}'
     line = table([found], seconds).splitlines()[2]
     assert "| b or a |" in line and "| 0.040 (-0.010 to 0.090) | 2 | 12 | 3.00 | 3.10 |" in line
+    assert contents([row | {"seeds_needed": 2}], [])["undecided"][0]["command"] == ""
     never = row | {"seeds_needed": None, "problems_needed": 1234}
     (found,) = contents([never], [])["undecided"]
     assert "200 problems are too few, 1,234 at least" in table([found]) and hours(never, seconds) is None

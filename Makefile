@@ -13,7 +13,7 @@ UV = links="$$($(BIN)/pip config get global.find-links 2> /dev/null)"; index="$$
 	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip install --quiet --compile-bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart repro test test-slow test-slurm test-vllm test-gpu lint format ui mlflow-server bench bench-grader report clean
+.PHONY: help install quickstart repro test test-slow test-slurm test-vllm test-gpu test-course lint format ui mlflow-server bench bench-grader report clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ test-vllm: install ## Tests with real vLLM (its CPU build), which is installed i
 test-gpu: install ## Tests and measurements of a GPU, in 25 minutes at most; says what it skips
 	@code=0; pytest -m gpu -rs tests/gpu/test_gpu.py || code=1; python benchmarks/gpu.py || code=1; exit $$code
 
+test-course: install ## A course's own unit tests against this package: DIR=folder of its tests
+	@python tests/course.py "$(DIR)"
+
 lint: install ## Lint, formatting, types, and that imports go downwards
 	ruff check . && ruff format --check . && snakefmt --check workflow/Snakefile && mypy && lint-imports --no-logo
 
@@ -75,7 +78,7 @@ bench-grader: install ## Measure the grader beside plain math-verify
 	python benchmarks/grader.py
 
 report: install ## Draw figures, tables and write-up again from the results at hand
-	dvc repro --force --single-item claims tables figures timing writeup
+	dvc repro --force --single-item claims tables figures timing answers writeup
 
 clean: ## Remove results and tracking; keeps the environment and DVC's cache
 	rm -rf data reports mlruns mlflow.db* .stamps logs

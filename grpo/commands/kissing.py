@@ -39,7 +39,10 @@ def verify(
 @kissing_app.command("search")
 def search(
     strategy: Annotated[
-        str, typer.Option(help="mutation (no language model), or with one: simple, refine, best_of_n, hybrid.")
+        str,
+        typer.Option(
+            help="mutation (no language model), or with one: simple, refine, best_of_n, hybrid, or NAME_without_bounds."
+        ),
     ] = "mutation",
     out: Annotated[Path, typer.Option(help="Folder of conversation_log.json and program.py; a search there goes on.")] = Path(
         "kissing_search"

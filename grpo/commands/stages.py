@@ -189,6 +189,14 @@ def writeup() -> None:
         print(f"dvc.lock: {name} is no stage any more; its entry is removed")
 
 
+def answers() -> None:
+    """Stage: answer the handouts' questions from the results, into reports/answers.md and reports/kissing_number."""
+    from grpo.reporting.answers.page import write_answers
+    from grpo.study.schema import load_study
+
+    write_answers(load_study())
+
+
 # In the order of a study.
 STAGES = (
     model,
@@ -204,5 +212,6 @@ STAGES = (
     timing,
     figures,
     tables,
+    answers,
     writeup,
 )

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from random import Random
 from typing import Any
@@ -22,7 +22,7 @@ from grpo.discovery.log import Attempt, best_of
 from grpo.discovery.sandbox import Limits
 
 Messages = list[dict[str, str]]
-Strategy = Callable[[Sequence[Attempt], int], tuple[tuple[int, ...], Messages]]  # to the attempts built on, and the prompt
+Strategy = Callable[..., tuple[tuple[int, ...], Messages]]  # attempts and a seed; to the attempts built on, and the prompt
 
 LONGEST_PROGRAM = 20_000  # characters of a program that a prompt shows; a prompt says where there were more
 PATIENCE = 3  # answers in a row without progress, after which `refine` goes back to the best program
@@ -34,12 +34,12 @@ REFUSED = "the endpoint refused the request"  # how the problem of an attempt be
 # ---------------------------------------------------------------------------------------------------------- strategies
 
 
-def simple(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Messages]:
+def simple(attempts: Sequence[Attempt], seed: int, bounds: bool = True) -> tuple[tuple[int, ...], Messages]:
     """The same prompt every time; nothing is fed back."""
-    return (), _prompt("problem")
+    return (), _prompt("problem", bounds=bounds)
 
 
-def refine(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Messages]:
+def refine(attempts: Sequence[Attempt], seed: int, bounds: bool = True) -> tuple[tuple[int, ...], Messages]:
     """The last program with what the verifier said of it: its message if it failed, its number of points if it was valid.
 
     Where the last answer held no program, the prompt says why not and shows the last program before it. After every
@@ -47,7 +47,7 @@ def refine(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Mes
     """
     answered = _answered(attempts)
     if not answered or _refused(attempts):
-        return simple(attempts, seed)
+        return simple(attempts, seed, bounds)
     last = answered[-1]
     programs = [attempt for attempt in answered if attempt.proposal.program is not None]
     no_program = last.proposal.problem if last.proposal.program is None else ""
@@ -58,6 +58,7 @@ def refine(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Mes
     told = last if returned else basis
     return (basis.index,) if basis else (), _prompt(
         "refine",
+        bounds=bounds,
         returned=returned,
         patience=PATIENCE,
         no_program=no_program,
@@ -67,16 +68,16 @@ def refine(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Mes
     )
 
 
-def best_of_n(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Messages]:
+def best_of_n(attempts: Sequence[Attempt], seed: int, bounds: bool = True) -> tuple[tuple[int, ...], Messages]:
     """Rounds of ``ROUND`` answers to one and the same prompt, which shows the best program of the rounds before."""
     answered = _answered(attempts)
     best = best_of(answered[: len(answered) // ROUND * ROUND])
     if best is None or _refused(attempts):
-        return simple(attempts, seed)
-    return (best.index,), _prompt("best_of_n", shown=_shown(best), points=_points(best))
+        return simple(attempts, seed, bounds)
+    return (best.index,), _prompt("best_of_n", bounds=bounds, shown=_shown(best), points=_points(best))
 
 
-def hybrid(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Messages]:
+def hybrid(attempts: Sequence[Attempt], seed: int, bounds: bool = True) -> tuple[tuple[int, ...], Messages]:
     """The best ``POPULATION`` distinct programs with their scores, and the message of the last attempt that failed.
 
     The seed draws between programs of equal scores, and which of the population the answer is to build on. Until a
@@ -84,7 +85,7 @@ def hybrid(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Mes
     """
     answered = _answered(attempts)
     if not answered or _refused(attempts):
-        return simple(attempts, seed)
+        return simple(attempts, seed, bounds)
     draw = Random(seed)
     distinct = {attempt.proposal.program: attempt for attempt in reversed(answered) if attempt.score > 0}
     # By index first, so that the draw depends on the seed and the log alone.
@@ -95,13 +96,19 @@ def hybrid(attempts: Sequence[Attempt], seed: int) -> tuple[tuple[int, ...], Mes
     failed = programs[-1:] if not population else []
     return tuple(attempt.index for attempt in population + failed), _prompt(
         "hybrid",
+        bounds=bounds,
         population=[{"points": _points(attempt), "shown": _shown(attempt)} for attempt in population],
         failed=_shown(failed[0]) if failed else None,
         message=failures[-1].verdict.message if failures else "",
     )
 
 
-STRATEGIES: dict[str, Strategy] = {"simple": simple, "refine": refine, "best_of_n": best_of_n, "hybrid": hybrid}
+_PLANS = (simple, refine, best_of_n, hybrid)
+# As the handout's first prompt, which states the problem only: a model that is told the bounds may recall what reaches them.
+WITHOUT_BOUNDS = "_without_bounds"
+STRATEGIES: dict[str, Strategy] = {plan.__name__: plan for plan in _PLANS} | {
+    f"{plan.__name__}{WITHOUT_BOUNDS}": partial(plan, bounds=False) for plan in _PLANS
+}
 
 
 # -------------------------------------------------------------------------------------------------------------- prompts

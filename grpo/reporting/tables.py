@@ -8,7 +8,9 @@ import pandas as pd
 
 from grpo.common.files import read_json, whole_folder, write_json, write_text
 from grpo.reporting.baseline import best_of_n_table, breakdown_table, zero_shot_table
+from grpo.reporting.what_it_would_take import NAME, contents, table
 from grpo.results.claims import claims_table
+from grpo.results.contrasts import not_a_matter_of_seeds, undecided
 from grpo.results.runs import (
     Run,
     experiments,
@@ -25,7 +27,7 @@ from grpo.study.schema import Study
 
 
 def write_tables(study: Study) -> None:
-    """Write reports/tables/*.md, reports/results.csv and reports/summary.json."""
+    """Write reports/tables/*, reports/results.csv and reports/summary.json."""
     baseline = read_baseline(study)
     sampled = read_best_of_n(study)
     rows: list[dict[str, Any]] = []
@@ -40,6 +42,9 @@ def write_tables(study: Study) -> None:
         if sampled:
             write_text(folder / "best_of_n.md", best_of_n_table(sampled))
         write_text(folder / "claims.md", claims_table(claims, study.left_out))
+        unknown = contents(undecided(study), not_a_matter_of_seeds(study))
+        write_json(folder / f"{NAME}.json", unknown)
+        write_text(folder / f"{NAME}.md", table(unknown["undecided"]))
         for experiment in experiments(study):
             runs, selection = read_runs(study, experiment), read_selection(experiment)
             rows += [result_row(study, run) for run in runs]

@@ -212,7 +212,7 @@ def discuss_at_equal_time(first: list[Run], second: list[Run], elapsed: Callable
     """
     times = {run.name: elapsed(run) for run in (*first, *second)}
     end = min(float(seconds.iloc[-1]) for seconds in times.values())
-    scores = tuple(np.stack([_outcome_at(run, times[run.name], end) for run in arm]) for arm in (first, second))
+    scores = tuple(np.stack([outcome_at(run, times[run.name], end) for run in arm]) for arm in (first, second))
     difference = two_level_difference(scores[0], scores[1])
     apart = difference["low"] > 0 or difference["high"] < 0
     verdict = "" if apart else ": these runs cannot tell the two apart"
@@ -223,7 +223,7 @@ def discuss_at_equal_time(first: list[Run], second: list[Run], elapsed: Callable
     )
 
 
-def _outcome_at(run: Run, elapsed: pd.Series[float], seconds: float) -> NDArray[np.float64]:
+def outcome_at(run: Run, elapsed: pd.Series[float], seconds: float) -> NDArray[np.float64]:
     """Rewards of the problems in a run's last evaluation within so many seconds: (problems,)."""
     done = [i for i, step in enumerate(run.validation["step"]) if step == 0 or elapsed[step] <= seconds]
     return np.asarray(run.outcomes[done[-1]])

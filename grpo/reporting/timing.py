@@ -100,6 +100,13 @@ def elapsed(run: Run) -> pd.Series[float]:
     return pd.DataFrame(read_timing(run)["steps"]).set_index("step")["step_s"].cumsum()
 
 
+def seconds_of_arms(study: Study) -> dict[str, float]:
+    """Mean seconds that a run of each arm, ``EXPERIMENT/ARM``, took to make; 0 where it was taken over from an equal one."""
+    arms = [(name, arm) for name in experiments(study) for arm in study.experiments[name].arms]
+    timings = {arm: [read_timing_file(f"{'/'.join(arm)}-{seed}") for seed in study.seeds] for arm in arms}
+    return {"/".join(arm): float(np.mean([0.0 if t["same_as"] else t["total_s"] for t in of])) for arm, of in timings.items()}
+
+
 def times_of_arms(study: Study, runs: list[Run]) -> dict[str, tuple[float, float]]:
     """Seconds and GPU-hours of each arm, over its seeds together."""
     rows = {arm: [time_row(study, run) for run in of_arm] for arm, of_arm in by_arm(runs).items()}

@@ -159,9 +159,14 @@ def not_below(parameters: Parameters, evidence: Evidence) -> Judgement:
     if len(set().union(*steps.values())) > 1:
         taken = ", ".join(f"{arm} {sorted(of_arm)}" for arm, of_arm in steps.items())
         raise NotMeasured(f"the runs took different numbers of steps: {taken}")
-    rival = max(rivals, key=lambda arm: float(evidence.final(arm).mean()))
+    rival = hardest(worse, evidence)
     measured, difference = _final_difference(evidence, parameters["better"], rival)
     return f"{measured}; margin {margin:g}", _above(difference["low"], difference["high"], -margin)
+
+
+def hardest(worse: str | list[str], evidence: Evidence) -> str:
+    """Of one arm, or of several, the one with the highest mean."""
+    return max([worse] if isinstance(worse, str) else worse, key=lambda arm: float(evidence.final(arm).mean()))
 
 
 def winner_above(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -436,19 +441,27 @@ def _measure(study: Study, claim: dict[str, Any]) -> tuple[str, str, str]:
         baseline = read_json(paths.BASELINE_METRICS, made_by=BASELINE, keys=[parameters["prompt"]])
         evidence = Evidence({}, study.selection.last_k, baseline)
     else:
-        evidence = _evidence(study, experiment, parameters.get("other"))
+        evidence = evidence_of(study, experiment, parameters.get("other"))
     note = ONE_RUN if len(study.seeds) == 1 and kind not in WITHOUT_SPREAD else ""
     return *KINDS[kind](parameters, evidence), note
 
 
-def _evidence(study: Study, experiment: str, other: str | None = None) -> Evidence:
+def evidence_of(study: Study, experiment: str, other: str | None = None) -> Evidence:
+    """What the study has of an experiment.
+
+    Args:
+        other: the experiment that it is compared with.
+
+    Raises:
+        NotMeasured: the study leaves it out.
+    """
     if experiment in study.left_out:
         raise NotMeasured(f"left out: the study has no arms of {experiment}")
     return Evidence(
         by_arm(read_runs(study, experiment)),
         study.last_k(experiment),
         winner=read_selection(experiment)["winner"],
-        other=None if other is None else _evidence(study, other),
+        other=None if other is None else evidence_of(study, other),
     )
 
 

@@ -47,6 +47,8 @@ TABLES = REPORTS / "tables"
 TIMING_REPORT = REPORTS / "timing"  # what is drawn from data/timing
 SUMMARY = REPORTS / "summary.json"
 WRITEUP = REPORTS / "writeup.md"
+ANSWERS = REPORTS / "answers.md"
+KISSING_NUMBER_DELIVERY = REPORTS / "kissing_number"  # program, log, prompts and report, side by side
 
 
 def model(task: str) -> Path:

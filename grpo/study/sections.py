@@ -167,10 +167,20 @@ class KissingNumber(Section):
     """The search of the ``kissing_number`` stage: how programs are proposed, and when it ends (whichever limit is met first).
 
     A strategy other than ``mutation`` asks a language model: ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and ``OPENAI_API_KEY``
-    say which.
+    say which. Those that end in ``_without_bounds`` state the problem only, not what is known of it.
     """
 
-    strategy: Literal["mutation", "simple", "refine", "best_of_n", "hybrid"] = "mutation"
+    strategy: Literal[
+        "mutation",
+        "simple",
+        "refine",
+        "best_of_n",
+        "hybrid",
+        "simple_without_bounds",
+        "refine_without_bounds",
+        "best_of_n_without_bounds",
+        "hybrid_without_bounds",
+    ] = "mutation"
     calls: PositiveInt | None = None
     tokens: PositiveInt | None = None
     seconds: PositiveFloat | None = None  # with this limit, two searches need not be equal

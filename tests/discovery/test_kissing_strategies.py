@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.discovery.log import Attempt, Proposal
-from grpo.discovery.strategies import LONGEST_PROGRAM, PATIENCE, POPULATION, REFUSED, ROUND, STRATEGIES, extract_program
+from grpo.discovery.strategies import (
+    LONGEST_PROGRAM,
+    PATIENCE,
+    POPULATION,
+    REFUSED,
+    ROUND,
+    STRATEGIES,
+    WITHOUT_BOUNDS,
+    extract_program,
+)
 from grpo.discovery.verifier import Verification
 
 FAR_OFF = "Minimum squared distance 36 < maximum squared norm 40: points 3 and 17 of {{ 2 }} & <b>\n  second line"
@@ -36,6 +45,7 @@ def ask(strategy: str, attempts: list[Attempt], seed: int = 0) -> tuple[tuple[in
 
 
 PLAIN = ask("simple", [])[1]
+PLAIN_OF = {name: ask(f"simple{WITHOUT_BOUNDS}", [])[1] if name.endswith(WITHOUT_BOUNDS) else PLAIN for name in STRATEGIES}
 
 # ---------------------------------------------------------------------------------------------------------- strategies
 
@@ -43,12 +53,12 @@ PLAIN = ask("simple", [])[1]
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_first_prompt_holds_problem_interface_and_bounds(strategy: str) -> None:
     parents, text = ask(strategy, [])
-    assert parents == () and text == PLAIN
+    assert parents == () and text == PLAIN_OF[strategy]
     for part in ("11 integer coordinates", "min ||x - y|| >= max ||x||", "run_code()", "get_centers()", "points", "```python"):
         assert part in text
     assert "has 30 seconds, 2 GB of memory" in text
     for score in ("582", "600", "604", "868"):
-        assert score in text
+        assert (score in text) is not strategy.endswith(WITHOUT_BOUNDS)
     assert "{{" not in text and "{%" not in text and "subset" not in text
 
 
@@ -113,7 +123,17 @@ def test_attempts_without_an_answer_change_no_prompt(strategy: str) -> None:
 def test_a_prompt_that_was_refused_is_followed_by_the_short_one(strategy: str) -> None:
     answered = [attempt(index, 22 + index) for index in range(ROUND)]
     refused = attempt(ROUND, 0, None, f"{REFUSED}: HTTP 400: too long", answered=False)
-    assert ask(strategy, [*answered, refused]) == ((), PLAIN)
+    assert ask(strategy, [*answered, refused]) == ((), PLAIN_OF[strategy])
+
+
+@pytest.mark.parametrize("strategy", ["simple", "refine", "best_of_n", "hybrid"])
+def test_without_bounds_a_prompt_lacks_what_is_known_and_nothing_else(strategy: str) -> None:
+    attempts = [attempt(index, count) for index, count in enumerate([0, 10, 30, 0, 20])]
+    for count in range(len(attempts) + 1):
+        (parents, told), (same, untold) = (ask(name, attempts[:count]) for name in (strategy, f"{strategy}{WITHOUT_BOUNDS}"))
+        missing = [line for line in told.splitlines() if line not in untold.splitlines()]
+        assert parents == same and len(missing) == 2 and missing[0].startswith("What is known: 582")
+        assert [line for line in untold.splitlines() if line not in told.splitlines()] == []
 
 
 def test_best_of_n_asks_the_same_in_a_round_and_shows_the_best_of_the_rounds_before() -> None:

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
 # What holds wall-clock figures or MLflow ids, and so differs between two equal studies.
-DIFFERS = ("data/timing", "reports/timing", "reports/writeup.md")
+DIFFERS = ("data/timing", "reports/timing", "reports/writeup.md", "reports/answers.md", "reports/kissing_number")
 
 
 def sh(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -53,9 +53,10 @@ def fresh_clone(target: Path) -> Path:
 
 def lock(folder: Path) -> dict[str, Any]:
     """stage -> path -> md5 of its outputs in dvc.lock, those without wall-clock figures."""
+    differs = tuple(f"{path}/" for path in DIFFERS)
     stages = YAML(typ="safe").load((folder / "dvc.lock").read_text())["stages"]
     return {
-        stage: {out["path"]: out["md5"] for out in entry.get("outs", []) if not out["path"].startswith(DIFFERS)}
+        stage: {out["path"]: out["md5"] for out in entry.get("outs", []) if not f"{out['path']}/".startswith(differs)}
         for stage, entry in stages.items()
     }
 

@@ -13,8 +13,8 @@ from study_parts import EXPERIMENTS, activate, needed_selections
 
 from grpo.study.schema import load_study
 
-STAGES = 66  # 9 before training, 35 runs, 16 selections, the kissing number, 5 of the report
-REPORT = {"claims", "tables", "figures", "timing", "writeup"}
+STAGES = 67  # 9 before training, 35 runs, 16 selections, the kissing number, 6 of the report
+REPORT = {"claims", "tables", "figures", "timing", "answers", "writeup"}
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from pipeline_parts import digests, sh
 
 pytestmark = pytest.mark.slow
 
-REPORT = ("claims", "tables", "figures", "timing", "writeup")
+REPORT = ("claims", "tables", "figures", "timing", "answers", "writeup")
 
 
 def reports(folder: Path) -> dict[str, bytes]:

@@ -154,6 +154,7 @@ def test_the_summary_counts_verdicts_and_takes_the_most_samples(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content))
     monkeypatch.setattr(tables, "experiments", lambda _: [])
+    monkeypatch.setattr(tables, "undecided", lambda _: [])
     tables.write_tables(mini_study)
     summary = json.loads(paths.SUMMARY.read_text())
     assert summary["claims"] == {"agrees": 2, "disagrees": 1}
@@ -195,6 +196,7 @@ MAKES = {  # stage -> the module that its command calls
     "tables": "grpo/reporting/tables.py",
     "figures": "grpo/reporting/figures.py",
     "timing": "grpo/reporting/timing.py",
+    "answers": "grpo/reporting/answers/page.py",
     "writeup": "grpo/reporting/writeup.py",
 }
 # Where the report's numbers come from; other modules (paths, reading of files) do not decide them.

@@ -117,7 +117,16 @@ def test_every_stage_that_computes_depends_on_the_pins() -> None:
         if any(dep.startswith("data/training_inputs/") for dep in stage.get("do", stage).get("deps", []) or [])
     }
     # The others only read results; the kissing number's search uses Python alone.
-    assert set(stages) - depending == {"training_inputs", "kissing_number", "select", "claims", "tables", "figures", "timing"}
+    assert set(stages) - depending == {
+        "training_inputs",
+        "kissing_number",
+        "select",
+        "claims",
+        "tables",
+        "figures",
+        "timing",
+        "answers",
+    }
 
 
 def test_what_is_not_as_pinned_is_named() -> None:
@@ -235,8 +244,7 @@ def test_a_report_made_with_other_software_than_pinned_says_so(other_pins: Path)
 
 def test_the_report_makes_no_runs_in_mlflow() -> None:
     """Its stages read results; a figure is not a run."""
-    stages = ("baseline", "figures", "tables", "timing", "writeup")
-    program = (
-        f"import sys\nfrom grpo.reporting import {', '.join(stages)}\nsys.exit('grpo.tracking.mlflow_client' in sys.modules)"
-    )
+    modules = ("answers.page", "baseline", "figures", "tables", "timing", "writeup")
+    imports = "; ".join(f"import grpo.reporting.{name}" for name in modules)
+    program = f"import sys; {imports}; sys.exit('grpo.tracking.mlflow_client' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=os.environ, check=True)

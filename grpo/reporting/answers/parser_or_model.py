@@ -1,0 +1,175 @@
+r"""Model or parser: a second reading of what the zero-shot evaluation judged, by rules that share no code with the first.
+
+The first reading is that of :mod:`grpo.tasks.formats` and :mod:`grpo.grader`. The second is laxer in the form (any white space,
+any case, an answer that is boxed or only stated), and compares numbers as fractions and the rest by math-verify alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from grpo.common.files import read_jsonl
+from grpo.study import paths
+
+Record = dict[str, Any]  # a line of data/math_baseline/PROMPT.jsonl
+
+SHOWN = 10  # examples of each category
+TAIL = 160  # characters of a response that an example shows
+RIGHT, WRONG_ANSWER, WRONG_FORM = "format 1, answer 1", "format 1, answer 0", "format 0, answer 0"
+# What the second reading finds in a failure, and who is at fault; in this order the first that holds.
+PARSER_FORM = "the form is there but for white space or case, and the answer is right"
+PARSER_ANSWER = "the answer that was given equals the truth"
+OTHER_FORM = "the right answer, but not in the form"
+ELSEWHERE = "another answer than the right one, which stands elsewhere in the response"
+WRONG = "an answer, and not the right one"
+NONE = "no answer in any form"
+AT_FAULT = {PARSER_FORM: "parser", PARSER_ANSWER: "parser"} | dict.fromkeys((OTHER_FORM, ELSEWHERE, WRONG, NONE), "model")
+
+_FORMS = {
+    "r1_zero": re.compile(r"</think>\s*<answer>(.*?)</answer>", re.S | re.I),
+    "question_only": re.compile(r"\\f?boxed\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}", re.I),
+}
+_TAGGED = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.S | re.I)
+_NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:\s*/\s*\d+)?")
+_RATIO = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
+# What math-verify might take for ever on: towers of powers, factorials, very long texts.
+_HEAVY = re.compile(r"!|\^.*\^|\d{20}|\^\{?\d{3}", re.S)
+_LONGEST = 100  # characters
+
+
+def read_records(prompt: str) -> list[Record]:
+    """The zero-shot completions under a prompt.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    keys = ("problem", "response", "answer", "ground_truth", "category")
+
+    def record(value: Record) -> Record:
+        return {key: value[key] for key in keys}
+
+    return read_jsonl(paths.BASELINE / f"{prompt}.jsonl", "math_baseline", record)
+
+
+def second_reading(record: Record, prompt: str) -> str:
+    """What a failure is by the second reading: a key of ``AT_FAULT``."""
+    response, truth = record["response"], str(record["ground_truth"])
+    if record["category"] == WRONG_ANSWER:
+        if equal(record["answer"] or "", truth):
+            return PARSER_ANSWER
+        return ELSEWHERE if any(equal(answer, truth) for answer in stated(response)) else WRONG
+    form = _FORMS.get(prompt)
+    if form and (found := form.findall(response)) and equal(found[-1], truth):
+        return PARSER_FORM
+    answers = stated(response)
+    if not answers:
+        return NONE
+    return OTHER_FORM if any(equal(answer, truth) for answer in answers) else WRONG
+
+
+def stated(response: str) -> list[str]:
+    """What a response may state as its answer: in its last answer tags (closed or not), its last box, its last number."""
+    tagged, boxed, numbers = (found.findall(response) for found in (_TAGGED, _FORMS["question_only"], _NUMBER))
+    return [found[-1] for found in (tagged, boxed, numbers) if found and found[-1].strip()]
+
+
+def equal(answer: str, truth: str) -> bool:
+    """Whether two texts are the same number, or equal by math-verify."""
+    answer, truth = (text.strip().strip("$").strip() for text in (answer, truth))
+    if not answer or not truth:
+        return False
+    numbers = number(answer), number(truth)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    if answer == truth:
+        return True
+    if any(_HEAVY.search(text) or len(text) > _LONGEST for text in (answer, truth)):
+        return False
+    from math_verify import parse, verify
+
+    try:
+        return bool(verify(parse(f"${truth}$"), parse(f"${answer}$")))
+    except Exception:  # sympy raises anything on odd input; then the second reading sees no equality
+        return False
+
+
+def number(text: str) -> Fraction | None:
+    """The number that a whole text is, such as ``1,200``, ``3.5``, ``-2/3`` or ``\\frac{1}{2}``."""
+    text = _RATIO.sub(r"\1\2/\3", text.strip())
+    if not _NUMBER.fullmatch(text):
+        return None
+    try:
+        return Fraction(text.replace(",", "").replace(" ", ""))
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def applies(records: Sequence[Record]) -> bool:
+    """Whether the second reading understands the task: of the answers that the first finds right it finds most right too."""
+    right = [record for record in records if record["category"] == RIGHT]
+    return not right or _found_right(right) >= len(right) / 2
+
+
+def _found_right(right: Sequence[Record]) -> int:
+    return sum(equal(record["answer"] or "", str(record["ground_truth"])) for record in right)
+
+
+def judge(prompt: str, records: Sequence[Record]) -> str:
+    """Counts of the failures under a prompt by both readings, what follows from them, and examples of each kind (Markdown)."""
+    right = [record for record in records if record["category"] == RIGHT]
+    failures = [record for record in records if record["category"] in (WRONG_FORM, WRONG_ANSWER)]
+    control = (
+        f"Of {len(right)} answers that the grader finds right the second reading finds {_found_right(right)} right."
+        if right
+        else "The grader finds no answer right, so there is nothing to try the second reading on."
+    )
+    if not applies(records):
+        return f"**{prompt}.** {control} It does not read this task's answers, so it says nothing of the failures."
+    kinds: dict[tuple[str, str], list[Record]] = {}
+    for record in failures:
+        kinds.setdefault((record["category"], second_reading(record, prompt)), []).append(record)
+    order = list(AT_FAULT)
+    kinds = dict(sorted(kinds.items(), key=lambda item: (item[0][0] != WRONG_FORM, order.index(item[0][1]))))
+    parser = sum(len(of_kind) for (_, kind), of_kind in kinds.items() if AT_FAULT[kind] == "parser")
+    form = sum(len(of_kind) for (_, kind), of_kind in kinds.items() if kind == OTHER_FORM)
+    lines = [f"**{prompt}.** {_verdict(parser, form, len(failures))} {control}"]
+    if kinds:
+        lines += ["", "| the grader's category | by the second reading | at fault | responses |", "|---|---|---|---|"]
+        lines += [f"| {name} | {kind} | {AT_FAULT[kind]} | {len(of)} |" for (name, kind), of in kinds.items()]
+        lines += ["", f"<details><summary>{prompt}: up to {SHOWN} examples of each</summary>", ""]
+        for (name, kind), of_kind in kinds.items():
+            lines += [f"{name}; {kind} ({AT_FAULT[kind]}):", "", *_examples(of_kind), ""]
+        lines.append("</details>")
+    return "\n".join(lines)
+
+
+def _verdict(parser: int, form: int, failures: int) -> str:
+    if not failures:
+        return "There is no failure."
+    model = failures - parser
+    text = f"Of {failures} failures {parser} are the parser's ({parser / failures:.1%}) and {model} the model's"
+    if not form:
+        return f"{text}."
+    return (
+        f"{text}; in {form} of these ({form / failures:.1%} of all) it states the right answer, and not in the form asked for."
+    )
+
+
+def _examples(records: Sequence[Record]) -> list[str]:
+    """A table of examples, spread over the evaluation."""
+    step = max(1, len(records) // SHOWN)
+    lines = ["| problem | truth | read as | the response ends |", "|---|---|---|---|"]
+    for record in records[::step][:SHOWN]:
+        read = "nothing" if record["answer"] is None else _code(record["answer"])
+        end = _code(record["response"][-TAIL:])
+        lines.append(f"| {record['problem']} | {_code(str(record['ground_truth']))} | {read} | {end} |")
+    return lines
+
+
+def _code(text: str) -> str:
+    """A text in one cell of a table."""
+    shown = "".join(character if character.isprintable() else "␤" if character == "\n" else " " for character in text)
+    return "`" + shown.replace("`", "'").replace("|", "\\|").strip() + "`" if shown.strip() else "(empty)"

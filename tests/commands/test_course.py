@@ -1,0 +1,68 @@
+"""`make test-course`: a course's unit tests, here small ones written in their form, run against this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import adapters
+import pytest
+from course import run
+
+TESTS = """
+import torch
+
+from .adapters import (
+    run_compute_policy_gradient_loss as compute_policy_gradient_loss,
+    run_masked_normalize as masked_normalize,
+    run_parse_mmlu_response as parse_mmlu_response,
+)
+
+
+def test_no_baseline(scale):
+    loss, _ = compute_policy_gradient_loss(torch.full((1, 2), -0.5), "no_baseline", torch.tensor([[scale]]), None, None, None)
+    assert loss.tolist() == [[1.0, 1.0]]
+
+
+def test_masked_normalize():
+    assert masked_normalize(tensor=torch.ones(2, 2), mask=torch.eye(2), dim=-1, normalize_constant=4.0).tolist() == [0.25, 0.25]
+
+
+def test_of_the_optional_part():
+    assert parse_mmlu_response({}, "The answer is B.") == "B"
+"""
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    """A course's repository, as a student has it before the assignment: its adapters raise NotImplementedError."""
+    tests = tmp_path / "course/tests"
+    tests.mkdir(parents=True)
+    (tests / "test_grpo.py").write_text(TESTS)
+    (tests / "conftest.py").write_text("import pytest\n\n\n@pytest.fixture\ndef scale():\n    return 2.0\n")
+    (tests / "adapters.py").write_text("def run_masked_normalize(*arguments):\n    raise NotImplementedError\n")
+    return tmp_path / "course"
+
+
+def test_a_courses_tests_run_against_this_package(course: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = (course / "tests/adapters.py").read_text()
+    assert run(course) == 0
+    out = capfd.readouterr().out
+    assert "2 passed, 1 skipped" in out and "run_parse_mmlu_response" in out
+    assert (course / "tests/adapters.py").read_text() == before
+    (course / "tests/test_wrong.py").write_text("def test_wrong():\n    assert False\n")
+    assert run(course / "tests") == 1
+
+
+def test_a_folder_without_tests_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == 2
+    assert f"{tmp_path}: holds no test_*.py" in capsys.readouterr().err
+
+
+def test_all_names_that_the_courses_tests_need_are_there() -> None:
+    """The names of CS336's and CSE599-O's tests/adapters.py, without the optional part of the former."""
+    losses = ("naive_policy_gradient_loss", "grpo_clip_loss", "policy_gradient_loss")
+    computed = (*losses, "entropy", "group_normalized_rewards")
+    others = ("tokenize_prompt_and_output", "get_response_log_probs", "masked_mean", "masked_normalize")
+    steps = ("sft_microbatch_train_step", "grpo_microbatch_train_step")
+    assert {f"run_compute_{name}" for name in computed} | {f"run_{name}" for name in (*others, *steps)} == set(adapters.__all__)
+    assert all(name in vars(adapters) for name in adapters.__all__)

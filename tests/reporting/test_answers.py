@@ -1,0 +1,331 @@
+"""The handouts' questions: each computed part on numbers worked out by hand, and the page of a study that makes little."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+
+from grpo.common.files import write_json
+from grpo.discovery.log import Attempt, Log, Proposal, Settings, read_log
+from grpo.discovery.mutation import fresh, program_of
+from grpo.discovery.verifier import Verification
+from grpo.reporting.answers.drift import goes_with, rank_correlation
+from grpo.reporting.answers.kissing import write_delivery
+from grpo.reporting.answers.overlap import dominates, floor
+from grpo.reporting.answers.page import write_answers
+from grpo.reporting.answers.parser_or_model import (
+    ELSEWHERE,
+    NONE,
+    OTHER_FORM,
+    PARSER_ANSWER,
+    PARSER_FORM,
+    RIGHT,
+    WRONG,
+    WRONG_ANSWER,
+    WRONG_FORM,
+    equal,
+    judge,
+    second_reading,
+)
+from grpo.reporting.answers.prompts import Split, shares
+from grpo.reporting.answers.samples import agreement, chance_of
+from grpo.reporting.tables import write_tables
+from grpo.reporting.time_breakdown import PARTS, Variant
+from grpo.reporting.timing import write_timing
+from grpo.results.claims import KL, write_claims
+from grpo.results.runs import Run
+from grpo.results.selection import select
+from grpo.study import paths
+from grpo.study.schema import Study
+from grpo.study.sections import KissingNumber
+
+# ------------------------------------------------------------------------------------------------------ parser or model
+
+
+def record(response: str, answer: str | None, truth: str = "12", category: str = WRONG_FORM) -> dict[str, Any]:
+    return {"problem": "p", "response": response, "answer": answer, "ground_truth": truth, "category": category}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "answer", "category", "kind"),
+    [
+        ("r1_zero", "so 12 </think>\n<answer> 12 </answer>", None, WRONG_FORM, PARSER_FORM),
+        ("r1_zero", "so 12 </THINK><ANSWER>12</ANSWER>", None, WRONG_FORM, PARSER_FORM),
+        ("r1_zero", "so <answer>12</answer>", None, WRONG_FORM, OTHER_FORM),
+        ("r1_zero", "so </think> <answer>12", None, WRONG_FORM, OTHER_FORM),
+        ("r1_zero", r"so \boxed{12}, found in 3 steps", None, WRONG_FORM, OTHER_FORM),
+        ("r1_zero", "5 + 7 = 12", None, WRONG_FORM, OTHER_FORM),
+        ("r1_zero", "5 + 7 = 13", None, WRONG_FORM, WRONG),
+        ("r1_zero", "I do not know.", None, WRONG_FORM, NONE),
+        ("r1_zero", "</think> <answer>12.0</answer>", "12.0", WRONG_ANSWER, PARSER_ANSWER),
+        ("r1_zero", "it is 12 </think> <answer>a dozen</answer>", "a dozen", WRONG_ANSWER, ELSEWHERE),
+        ("r1_zero", "</think> <answer>13</answer>", "13", WRONG_ANSWER, WRONG),
+        ("question_only", r"\Boxed {12}", None, WRONG_FORM, PARSER_FORM),
+        ("question_only", "12", None, WRONG_FORM, OTHER_FORM),
+        ("a format of one's own", "</think> <answer>12</answer>", None, WRONG_FORM, OTHER_FORM),
+    ],
+)
+def test_who_is_at_fault(prompt: str, response: str, answer: str | None, category: str, kind: str) -> None:
+    assert second_reading(record(response, answer, category=category), prompt) == kind
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "same"),
+    [
+        ("1,200", "1200", True), ("0.5", r"\frac{1}{2}", True), ("1/2", "2/4", True), ("$7$", "7", True), ("-3", "3", False),
+        ("x^2-1", "(x-1)(x+1)", True), ("x^2", "x^3", False), ("", "", False), ("1/0", "1/0", True), ("9^{9^{9}}", "1", False),
+        ("12,5", "125", False),
+    ],
+)  # fmt: skip
+def test_the_second_readings_equality(answer: str, truth: str, same: bool) -> None:
+    assert equal(answer, truth) is same
+
+
+def test_failures_are_counted_and_shown_and_the_right_ones_are_the_control() -> None:
+    records = [record("</think> <answer>12</answer>", "12", category=RIGHT)] * 4
+    records += [record(f"{12 + i} | `x`\n", None) for i in range(30)]
+    text = judge("r1_zero", records)
+    assert "Of 30 failures 0 are the parser's (0.0%) and 30 the model's; in 1 of these (3.3% of all)" in text
+    assert "Of 4 answers that the grader finds right the second reading finds 4 right." in text
+    assert f"| {WRONG_FORM} | {OTHER_FORM} | model | 1 |" in text and f"| {WRONG_FORM} | {WRONG} | model | 29 |" in text
+    shown = [line for line in text.splitlines() if line.startswith("| p |")]
+    assert len(shown) == 1 + 10 and shown[0] == r"| p | `12` | nothing | `12 \| 'x'␤` |"
+
+
+def test_a_task_whose_answers_it_does_not_understand_is_left_alone() -> None:
+    """Such as one that asks for any word that rhymes: a right answer is not equal to the problem's truth."""
+    records = [record("</think> <answer>house</answer>", "house", "mouse", RIGHT), record("tree", None, "bee")]
+    text = judge("r1_zero", records)
+    assert "says nothing of the failures" in text and "| model |" not in text
+
+
+# ------------------------------------------------------------------------------------------------------------- samples
+
+
+def test_the_chance_is_that_of_all_ways_to_pick_one_sample_of_each_problem() -> None:
+    zero, rights, samples = [1.0, 0.0, 0.0], [0, 2, 1], 3
+    pools = [[z, *([1.0] * right), *([0.0] * (samples - right))] for z, right in zip(zero, rights, strict=True)]
+    sums = [sum(picked) for picked in itertools.product(*pools)]
+    share = {total: sums.count(total) / len(sums) for total in set(sums)}
+    expected = sum(chance for chance in share.values() if chance <= share[1.0] + 1e-12)
+    assert chance_of(zero, rights, samples) == pytest.approx(expected)
+
+
+def test_both_figures_are_compared_on_the_problems_that_both_have() -> None:
+    best = {"samples": 4, "n": {"1": {kind: {"value": 0.5} for kind in ("pass", "best")}}}
+    sampled = {str(i): (1.0, 0.5) for i in range(40)}
+    same = agreement("r1_zero", {str(i): float(i % 2) for i in range(80)}, sampled, best)
+    assert "in 0.500 of its 80 problems. On the 40" in same and "right in 0.500, the first of the 4 samples in 1.000" in same
+    assert "the two agree" in same and "pass@1 is 0.5000 and Best@1 0.5000" in same
+    assert "DISAGREE" in agreement("r1_zero", {str(i): 1.0 for i in range(40)}, sampled, best)
+    assert "no problem in common" in agreement("r1_zero", {"other": 1.0}, sampled, best)
+
+
+# ----------------------------------------------------------------------------------------------- prompts, drift, overlap
+
+
+def test_form_and_answers_within_it_share_the_gain() -> None:
+    form, within = shares(Split(0.1, 0.8), Split(0.9, 0.6))
+    assert form == pytest.approx(0.8 * 0.7) and within == pytest.approx(-0.2 * 0.5)
+    assert form + within == pytest.approx(0.9 * 0.6 - 0.1 * 0.8)
+    assert shares(Split(0.0, None), Split(0.5, 0.6)) == (pytest.approx(0.3), 0.0)
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    first, second = pd.Series([0.1, 0.4, 0.4, 0.2, 9.0]), pd.Series([3.0, 1.0, 2.0, 2.0, 5.0])
+    assert rank_correlation(first, second) == pytest.approx(spearmanr(first, second).statistic)
+    assert np.isnan(rank_correlation(first, pd.Series([1.0] * 5)))
+
+
+def with_kl(seed: int, kl: Any, reward: Any, norm: Any) -> Run:
+    columns = {"step": range(1, len(kl) + 1), KL: kl, "train/answer_reward": reward, "gradient_norm": norm}
+    history = pd.DataFrame(columns | {"token_entropy": np.ones(len(kl))})
+    return Run("e", "best", seed, {}, {}, history, pd.DataFrame({"val/answer_reward": [0.1, reward[-1]]}), np.zeros((2, 2)))
+
+
+def test_kl_that_jumps_with_the_gradient_norm_goes_with_it() -> None:
+    jumps = np.random.default_rng(0).uniform(size=40)
+    runs = [with_kl(seed, np.r_[0.0, jumps], np.linspace(0, 1, 41), np.r_[1.0, 10 * jumps]) for seed in (0, 1)]
+    text = goes_with(runs)
+    assert "| e/best-0 | 40 |" in text and "from one step to the next KL moves with gradient norm (+1.00)." in text
+    assert "Over runs: 2 measured it" in text and "too few for a correlation" in text
+    assert "rank correlation of the last KL with the last reward" in goes_with(
+        [with_kl(s, [0, s], [0, s], [1, 1]) for s in range(4)]
+    )
+
+
+def times(**parts: float) -> dict[str, float]:
+    return dict.fromkeys(PARTS, 0.0) | {"efficiency": 1.0, "steps": 9.0} | parts
+
+
+def test_what_dominates_and_what_would_overlap_better() -> None:
+    slow = times(rollout=3.0, training=1.0, synchronization=0.2, generator_synchronization=0.1, waiting=2.0, step=3.3)
+    assert floor(slow) == pytest.approx(3.1)
+    text = dominates([Variant("lag_0", 0, slow), Variant("lag_1", 1, slow), Variant("lag_4", 4, None)])
+    assert "| lag_1 | rollout | 0.91 | 3.00 | 3.300 | 3.100 | 2.000 |" in text and "lag_4" not in text
+    assert "In lag_1, the least lag at which the two overlap, **rollout dominates**. A step is +0.200 s" in text
+    assert (
+        "The generator takes 3.00 times as long" in text
+        and "3 of its kind side by side" in text
+        and "at 1.000 s a step" in text
+    )
+    even = dominates([Variant("lag_1", 1, times(rollout=1.0, training=1.1, step=1.2))])
+    assert "**training dominates**" in even and "about as long as each other (1.10 times)" in even
+    assert "too short" in dominates([Variant("lag_1", 1, None)])
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
+
+
+@pytest.fixture
+def small(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """One experiment with two arms and one seed; no samples for Best-of-N, no search."""
+    monkeypatch.chdir(tmp_path)
+    arms: dict[str, Any] = {"grpo_learning_rate": {"3e-4": {}, "1e-3": {}}}
+    entries = {
+        name: old.model_copy(update={"arms": arms.get(name, {}), "report": []}) for name, old in mini_study.experiments.items()
+    }
+    best_of_n = mini_study.evaluation.best_of_n.model_copy(update={"prompts": []})
+    evaluation = mini_study.evaluation.model_copy(update={"best_of_n": best_of_n, "zero_shot_prompts": ["r1_zero"]})
+    update = {"experiments": entries, "seeds": [0], "evaluation": evaluation, "kissing_number": None}
+    return mini_study.model_copy(update=update)
+
+
+def write_results(study: Study) -> None:
+    """Runs, times and zero-shot answers, and what the report's earlier stages make of them."""
+    for place, arm in enumerate(study.experiments["grpo_learning_rate"].arms):
+        folder = paths.RUNS / f"grpo_learning_rate/{arm}-0"
+        folder.mkdir(parents=True)
+        outcomes = [np.zeros(20), (np.arange(20) < 10 + place).astype(float)]
+        config = {"identity": "i", "same_as": None, "overrides": {}, "before": [], "config": {}, "software": {}}
+        (folder / "config.yaml").write_text(json.dumps(config | {"updates_per_rollout_batch": 1}))
+        metrics = {
+            "diverged_step": None,
+            "diverged_reason": "",
+            "time_limit_step": None,
+            "best/answer_reward": 0.5,
+            "best/step": 8,
+        }
+        metrics |= {"first/answer_reward": 0.0, "val/format_reward": 0.5, "val/response_length": 9.0}
+        write_json(folder / "metrics.json", metrics)
+        history = pd.DataFrame({"step": [1, 2], "gradient_norm": [1.0, 2.0], "token_entropy": [0.5, 0.4]})
+        history.to_csv(folder / "history.csv", index=False)
+        rewards = {"step": [0, 2], "val/answer_reward": [float(one.mean()) for one in outcomes]}
+        pd.DataFrame(rewards).to_csv(folder / "validation.csv", index=False)
+        (folder / "outcomes.jsonl").write_text("".join(json.dumps({"answer_reward": list(one)}) + "\n" for one in outcomes))
+        steps = [{"step": step, "step_s": 1.0} for step in (1, 2)]
+        timing = {
+            "total_s": 36.0,
+            "phases": {},
+            "steps": steps,
+            "mlflow_run_id": None,
+            "same_as": None,
+            "git_commit": "",
+            "git_changed": "",
+        }
+        write_json(paths.TIMING / f"grpo_learning_rate/{arm}-0.json", timing | {"hardware": {}})
+    interval = {"value": 0.25, "low": 0.125, "high": 0.5, "problems": 4}
+    parts = {f"accuracy_by_{by}": {"1": interval} for by in ("level", "subject")}
+    shares = {"categories": {RIGHT: 1, WRONG_FORM: 1}, "answer_reward": 0.5, "accuracy": interval, "response_length": 8.0}
+    write_json(paths.BASELINE_METRICS, {"r1_zero": shares | parts | {"problems": 2}})
+    paths.BASELINE.mkdir(parents=True)
+    lines = [record("</think> <answer>12</answer>", "12", category=RIGHT), record("it is 12", None)]
+    (paths.BASELINE / "r1_zero.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_json(paths.CANDIDATES / "grpo_learning_rate.json", select(study, "grpo_learning_rate"))
+    write_claims(study)
+    write_tables(study)
+    write_timing(study)
+
+
+def test_a_study_that_makes_little_has_a_page_of_what_it_made(small: Study) -> None:
+    write_results(small)
+    write_answers(small)
+    text = paths.ANSWERS.read_text()
+    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert headings == [
+        "What it would take to know",
+        "math_baseline (b): is it the model or the parser?",
+        "think_about_length_normalization",
+    ]
+    assert (
+        "| 1e-3 or 3e-4 | grpo_learning_rate | selection, learning-rate-matters, learning-rate-too-low | 0.050 (0.000 to"
+        in text
+    )
+    assert "not known: one seed shows no spread between runs" in text
+    assert "Of 1 failures 0 are the parser's" in text and "Measured:" not in text
+    assert list(paths.KISSING_NUMBER_DELIVERY.iterdir()) == []
+
+
+# ---------------------------------------------------------------------------------------------- the kissing number
+
+
+def write_search(attempts: list[Attempt], settings: Settings, report: dict[str, Any]) -> None:
+    log = Log(paths.CONVERSATION_LOG, settings)
+    for attempt in attempts:
+        log.add(attempt)
+    paths.KISSING_NUMBER.mkdir(parents=True)
+    (paths.KISSING_NUMBER / "program.py").write_text("points = []\n")
+    write_json(paths.KISSING_NUMBER_REPORT, report)
+
+
+def searched(model: str | None, strategy: str) -> dict[str, Any]:
+    committed = {"num_points": 600, "validity": 1.0, "message": ""}
+    note = "" if model else "No language model was used: the programs are mutations of parameterised constructions."
+    course = [{"attempt": 0, "score": 22, "kind": "orbit", "parents": []}]
+    kinds = {"orbit": {"attempts": 2, "valid": 1, "best": 22}}
+    return {
+        "strategy": strategy, "note": note, "model": model, "best": 600, "best_from": "committed program", "best_of_search": 22,
+        "committed_program": committed, "by_kind": kinds, "failures": {"too near": 1}, "course": course,
+        "attempts": 2, "valid": 1, "calls": 2, "failed_calls": 0, "tokens": 10,
+        "ended_by": "2 of 2 calls", "found_at": 0, "recipe": None, "seed": 0,
+    }  # fmt: skip
+
+
+def attempt(index: int, proposal: Proposal, points: int) -> Attempt:
+    verdict = Verification(points, 11, float(points > 0), float(points), "" if points else "too near")
+    return Attempt(index, index, "2026-01-01T00:00:00+00:00", 0.1, 0.1, proposal, verdict)
+
+
+def test_a_search_without_a_language_model_is_delivered_and_says_so(small: Study) -> None:
+    from random import Random
+
+    study = small.model_copy(update={"kissing_number": KissingNumber(calls=2)})
+    recipes = [fresh("orbit", Random(seed)) for seed in (0, 1)]
+    attempts = [attempt(i, Proposal(program_of(recipe), recipe=recipe), 22 - 22 * i) for i, recipe in enumerate(recipes)]
+    write_search(attempts, Settings("mutation", "mutation", 0), searched(None, "mutation"))
+    write_delivery(study)
+    folder = paths.KISSING_NUMBER_DELIVERY
+    assert {path.name for path in folder.iterdir()} == {"program.py", "conversation_log.json", "report.md", "prompts"}
+    text = (folder / "report.md").read_text()
+    reflection = text[text.index("## Reflection") :]
+    assert "**No language model was used.**" in reflection and "1 of 2 attempts were valid, the best, 22 points" in reflection
+    assert "So none of these was sent" in text
+    told, untold = ((folder / f"prompts/problem{arm}.md").read_text() for arm in ("", "_without_bounds"))
+    assert "What is known" in told and "What is known" not in untold and untold.strip() in text and "min ||x - y||" in untold
+    log = json.loads((folder / "conversation_log.json").read_text())
+    assert [one["proposal"]["program"] for one in log["attempts"]] == [None, None] and "program_of" in log["programs"]
+    assert [program_of(one["proposal"]["recipe"]) for one in log["attempts"]] == [one.proposal.program for one in attempts]
+    assert len((folder / "conversation_log.json").read_text()) < len(paths.CONVERSATION_LOG.read_text()) / 4
+
+
+def test_a_search_with_a_language_model_is_delivered_whole(small: Study) -> None:
+    study = small.model_copy(update={"kissing_number": KissingNumber(strategy="refine_without_bounds", calls=2)})
+    asked = [Proposal(f"points = {i}\n", messages=[{"role": "user", "content": f"prompt {i}"}], answer="a") for i in (0, 1)]
+    attempts = [attempt(i, proposal, 22 - 22 * i) for i, proposal in enumerate(asked)]
+    settings = Settings("language model", "refine_without_bounds", 0, "some-model", "http://x")
+    write_search(attempts, settings, searched("some-model", "refine_without_bounds"))
+    write_delivery(study)
+    folder = paths.KISSING_NUMBER_DELIVERY
+    text = (folder / "report.md").read_text()
+    assert "No language model" not in text and "The programs are those of some-model." in text
+    assert "The search stated the problem only" in text and "prompt 0" in text and "prompt 1" in text
+    assert (folder / "prompts/sent_2.md").read_text() == "prompt 1"
+    found, _ = read_log(folder / "conversation_log.json")
+    assert found == settings and json.loads((folder / "conversation_log.json").read_text())["programs"] == ""

@@ -1,0 +1,114 @@
+"""What a study could not tell, from run folders that its own stages `select` and `claims` have read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from grpo.common.files import write_json
+from grpo.reporting.what_it_would_take import contents, hours, table
+from grpo.results.claims import write_claims
+from grpo.results.contrasts import not_a_matter_of_seeds, undecided
+from grpo.results.power import seeds_needed, spread_of
+from grpo.results.selection import select
+from grpo.study.schema import Study
+
+LENGTHS, RATE = "grpo_length_normalization", "grpo_learning_rate"
+PROBLEMS = 200
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def scores(mean: float, seed: int) -> NDArray[np.float64]:
+    """Rewards of 0 and 1, with so many problems right; which ones depends on the seed."""
+    right = np.arange(PROBLEMS) < round(mean * PROBLEMS)
+    return np.random.default_rng(seed).permutation(right).astype(float)
+
+
+def write_run(experiment: str, arm: str, seed: int, final: NDArray[np.float64], norms: list[float]) -> None:
+    folder = Path(f"data/runs/{experiment}/{arm}-{seed}")
+    folder.mkdir(parents=True)
+    config = {"identity": "i", "same_as": None, "overrides": {}, "before": [], "config": {}, "software": {}}
+    (folder / "config.yaml").write_text(json.dumps(config | {"updates_per_rollout_batch": 1}))
+    write_json(folder / "metrics.json", {"diverged_step": None, "diverged_reason": ""})
+    pd.DataFrame({"step": range(1, len(norms) + 1), "gradient_norm": norms}).to_csv(folder / "history.csv", index=False)
+    pd.DataFrame({"step": [0, 8], "val/answer_reward": [0.0, final.mean()]}).to_csv(folder / "validation.csv", index=False)
+    lines = [json.dumps({"answer_reward": list(one)}) for one in (np.zeros(PROBLEMS), final)]
+    (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def finished(study: Study, means: dict[str, dict[str, list[float]]], norms: list[float]) -> Study:
+    """A study of these experiments alone, with a run for each mean, selected and judged."""
+    seeds = list(range(len(next(iter(next(iter(means.values())).values())))))
+    made = {name: {arm: {} for arm in means.get(name, {})} for name in study.experiments}
+    entries = {name: old.model_copy(update={"arms": made[name]}) for name, old in study.experiments.items()}
+    selection = study.selection.model_copy(update={"last_k": 1})
+    study = study.model_copy(update={"experiments": entries, "seeds": seeds, "selection": selection})
+    for experiment, arms in means.items():
+        for place, (arm, of_arm) in enumerate(arms.items()):
+            for seed in seeds:
+                write_run(experiment, arm, seed, scores(of_arm[seed], 10 * place + seed), norms)
+        write_json(Path(f"reports/candidates/{experiment}.json"), select(study, experiment))
+    accuracy = {"value": 0.04, "low": 0.03, "high": 0.06}
+    write_json(Path("reports/math_baseline.json"), {"r1_zero": {"accuracy": accuracy}})
+    write_claims(study)
+    return study
+
+
+def test_pairs_that_the_interval_cannot_tell_come_once_with_all_who_ask(mini_study: Study) -> None:
+    close = {"masked_mean": [0.70, 0.74], "masked_normalize": [0.75, 0.77], "microbatch_longest": [0.2, 0.2]}
+    study = finished(mini_study, {RATE: {"3e-4": [0.7, 0.7]}, LENGTHS: close}, [1.0] * 8)
+    (row,) = undecided(study)  # microbatch_longest is far behind, and the learning rate has one arm
+    assert row["arms"] == ["masked_mean", "masked_normalize"] and row["experiments"] == [LENGTHS, LENGTHS]
+    assert row["asked_by"] == ["selection", "constant-length-normalization"]
+    assert row["measured"]["value"] == pytest.approx(0.04) and row["measured"]["low"] < 0 < row["measured"]["high"]
+    first, second = (np.stack([scores(mean, 10 * place + seed) for seed, mean in enumerate(close[arm])]) for place, arm in
+                     enumerate(row["arms"]))  # fmt: skip
+    assert row["seeds_needed"] == seeds_needed(spread_of(first, second), 0.04) and row["problems_needed"] is None
+    assert row["needs_runs_of"] == [RATE, LENGTHS]  # grpo_baselines, between them, is left out
+
+
+def test_one_seed_shows_no_spread_and_equal_means_need_no_number(mini_study: Study) -> None:
+    study = finished(mini_study, {LENGTHS: {"masked_mean": [0.70], "masked_normalize": [0.72]}}, [1.0] * 8)
+    (row,) = undecided(study)
+    assert (row["spread"], row["seeds_needed"], row["problems_needed"]) == (None, None, None)
+    found = contents([row], [])["undecided"]
+    assert found[0]["command"] == "" and "not known: one seed" in table(found)
+
+
+def test_a_claim_that_is_no_interval_of_rewards_is_told_apart(mini_study: Study) -> None:
+    """Gradient norms over 24 steps are too few for an interval, whatever the seeds."""
+    arms = {"with_std": [0.9, 0.9], "without_std": [0.1, 0.1]}
+    study = finished(mini_study, {"grpo_group_standard_deviation": arms}, list(np.linspace(1, 2, 24)))
+    # The two trained alike as far as their gradient norms go, but not to the last number.
+    assert undecided(study) == []
+    (claim,) = not_a_matter_of_seeds(study)
+    assert claim["id"] == "std-gradient-norm" and "only 24 steps in common" in claim["measured"]
+    assert "Nothing" in table([])
+
+
+def test_what_more_seeds_cost(mini_study: Study) -> None:
+    measured = {"value": 0.04, "low": -0.01, "high": 0.09}
+    row = {
+        "experiments": [LENGTHS, LENGTHS], "arms": ["a", "b"], "asked_by": ["selection"], "bar": 0.0, "measured": measured,
+        "seeds": [3, 7], "problems": 200, "spread": {"runs": 0.1, "problems": 0.1, "rest": 0.1}, "seeds_needed": 12,
+        "problems_needed": None, "needs_runs_of": [RATE, LENGTHS],
+    }  # fmt: skip
+    seconds = {f"{LENGTHS}/a": 360.0, f"{LENGTHS}/b": 720.0, f"{LENGTHS}/c": 36.0, f"{RATE}/x": 0.0, "other/a": 9e9}
+    assert hours(row, seconds) == (10 * 1080 / 3600, 10 * 1116 / 3600)
+    (found,) = contents([row], [])["undecided"]
+    assert found["command"] == f'dvc exp run -S "seeds=[3,7,$(seq -s, 8 17)]" select@{LENGTHS}'
+    line = table([found], seconds).splitlines()[2]
+    assert "| b or a |" in line and "| 0.040 (-0.010 to 0.090) | 2 | 12 | 3.00 | 3.10 |" in line
+    assert contents([row | {"seeds_needed": 2}], [])["undecided"][0]["command"] == ""
+    never = row | {"seeds_needed": None, "problems_needed": 1234}
+    (found,) = contents([never], [])["undecided"]
+    assert "200 problems are too few, 1,234 at least" in table([found]) and hours(never, seconds) is None

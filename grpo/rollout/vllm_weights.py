@@ -44,7 +44,7 @@ def checksums_of_policy(model: Any, names: Iterable[str]) -> dict[str, tuple[flo
     state = model.state_dict()
     found = {}
     for name in names:
-        stack = next((key for key in STACKED if f".{key}." in name), None)
+        stack = None if name in state else next((key for key in STACKED if f".{key}." in name), None)  # Phi-3 has them stacked
         parts = [name] if stack is None else [name.replace(stack, part) for part in STACKED[stack]]
         found[name] = checksum(torch.cat([state[part] for part in parts]))
     return found

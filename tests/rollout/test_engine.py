@@ -161,11 +161,11 @@ def test_top_p_is_the_share_of_what_is_allowed() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(2000, 4)  # the first token is end of text
     params = SamplingParams(top_p=0.55, min_tokens=3, max_tokens=5)
     uniform = torch.rand(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    tokens, log_probs = sample(logits, params, eos_token_id=0, length=1, uniform=uniform)
+    tokens, log_probs = sample(logits, params, stop_token_ids=[0], length=1, uniform=uniform)
     # Of the others' .5 the second has .6, which is the nucleus by itself.
     assert set(tokens.tolist()) == {1}
     assert log_probs.abs().max() < 1e-6
-    tokens, _ = sample(logits, params, eos_token_id=0, length=4, uniform=uniform)
+    tokens, _ = sample(logits, params, stop_token_ids=[0], length=4, uniform=uniform)
     assert set(tokens.tolist()) == {0, 1}
 
 
@@ -216,6 +216,7 @@ def test_batches_of_one_call_draw_different_numbers(model: Any, tokenizer: Any, 
 
 # ------------------------------------------------------------------------------------------------ what vLLM is asked for
 
+ENDS = SimpleNamespace(stop_token_ids=(0, 7))  # all that vLLM needs of a tokenizer
 PARAMS = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=9, stop=("x", "yz"))
 
 
@@ -305,7 +306,7 @@ def on_vllm(study: Study, **engine: Any) -> Study:
 @pytest.mark.usefixtures("on_gpu")
 def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(mini_study: Study, model: Any) -> None:
     """Room for weights, the weights as they are now, and only then room for keys and values."""
-    engine = make_engine(on_vllm(mini_study, sleep_level=2), Path("model"), model, None)
+    engine = make_engine(on_vllm(mini_study, sleep_level=2), Path("model"), model, ENDS)
     llm = engine._llm  # type: ignore[attr-defined]
     assert llm.settings["enable_sleep_mode"] is True
     put = ["reload_weights", "forget prefixes"]
@@ -324,7 +325,7 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(mini_study: Stud
 def test_a_vllm_that_stays_awake_takes_weights_at_once(mini_study: Study, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Any] = []
     monkeypatch.setattr("grpo.rollout.vllm_engine.require_equal_weights", lambda *pair: checked.append(pair))
-    engine = make_engine(on_vllm(mini_study), Path("model"), model, None, check_weights=True)
+    engine = make_engine(on_vllm(mini_study), Path("model"), model, ENDS, check_weights=True)
     llm = engine._llm  # type: ignore[attr-defined]
     engine.synchronize(model, policy_version=1)
     assert checked == [(llm, model)] * 2
@@ -366,9 +367,9 @@ def test_the_runs_own_share_of_memory_reaches_the_engine(
     save_checkpoint(tmp_path, model, tokenizer)
     study, own = on_vllm(mini_study, sleep_level=2), mini_study.grpo.model_copy(update={"gpu_memory_utilization": 0.3})
     assert mini_study.grpo.gpu_memory_utilization == 0.85
-    assert share(make_engine(study, tmp_path, model, None, config=own)) == 0.3
-    assert share(make_engine(study, tmp_path, model, None, config=study.sft)) == 0.85
-    assert share(make_engine(study, tmp_path, model, None)) == 0.85
+    assert share(make_engine(study, tmp_path, model, ENDS, config=own)) == 0.3
+    assert share(make_engine(study, tmp_path, model, ENDS, config=study.sft)) == 0.85
+    assert share(make_engine(study, tmp_path, model, ENDS)) == 0.85
     monkeypatch.setattr(start, "_settle", lambda *_: None)  # this process is no actor's
     generator, _, _ = start._make_generator(study, own, tmp_path, Path(), check_weights=False)
     assert share(generator) == 0.3

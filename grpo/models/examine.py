@@ -55,6 +55,8 @@ def examine(model: Any) -> Traits:
     head = model.get_output_embeddings()
     plain = head is not None and torch.equal(logits.float(), torch.nn.functional.linear(expected, head.weight).float())
     why = _by_config(config)
+    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+        why = "it counts positions by itself"
     if not why:
         model.set_attn_implementation(SHARED_PROMPT)
         why = _by_trying(model, expected, logits)
@@ -105,8 +107,6 @@ def _by_trying(model: Any, expected: Tensor, logits: Tensor) -> str:
         positions += [*range(len(prompt)), *(len(prompt) + k for response in responses for k in range(len(response)))]
         wanted += [expected[2 * i, : len(prompt)]]
         wanted += [expected[2 * i + j, len(prompt) : len(prompt) + len(r)] for j, r in enumerate(responses)]
-    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
-        return "it counts positions by itself"
     try:
         packed = model.base_model(
             input_ids=torch.tensor([ids]),

@@ -61,7 +61,7 @@ class Tokenizer:
         ids = self._backend.get_vocab()
         self.eos_token_id, self.pad_token_id = ids[self.eos_token], ids[special.get("pad_token") or self.eos_token]
         self._special = {key: token for key, token in special.items() if token}
-        self._begin = self._find_begin(config, ids)
+        self._begin = self._find_begin()
         self._chat_template = self._find_chat_template(config)
         ends = json.loads(self._files.get(GENERATION_CONFIG, b"{}")).get("eos_token_id")
         self._more_ends = tuple(ends if isinstance(ends, list) else [] if ends is None else [ends])
@@ -71,11 +71,8 @@ class Tokenizer:
         """The tokens that end a response: end of text, and those that generation_config.json names (Llama 3 has three)."""
         return tuple(dict.fromkeys((self.eos_token_id, *self._more_ends)))
 
-    def _find_begin(self, config: Mapping[str, Any], ids: Mapping[str, int]) -> list[int]:
-        """What stands before every text: by tokenizer_config.json, or where it says nothing by tokenizer.json."""
-        begin = config.get("add_bos_token")
-        if begin is not None:
-            return [ids[self._special["bos_token"]]] if begin and "bos_token" in self._special else []
+    def _find_begin(self) -> list[int]:
+        """What stands before every text: by tokenizer.json alone, as in transformers 5, whatever ``add_bos_token`` says."""
         bare, whole = (self._backend.encode("a", add_special_tokens=added).ids for added in (False, True))
         return whole[: next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)]
 

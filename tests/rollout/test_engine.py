@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from model_parts import tiny_checkpoint
 from torch import Tensor
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion
-from grpo.models.checkpoint import compile_layers, save_checkpoint
+from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.rollout.make import make_engine, sleeps
@@ -261,6 +262,7 @@ class NotesCalls:
     def generate(self, prompts: list[Any], params: list[Any], use_tqdm: bool) -> list[Any]:
         self.calls.append("generate")
         self.seeds = [one.seed for one in params]
+        self.stop_token_ids = params[0].stop_token_ids
         self.prompts = [prompt["prompt_token_ids"] for prompt in prompts]
         ids = [(i, len(prompt)) for i, prompt in enumerate(self.prompts)]
         answers = [
@@ -315,7 +317,7 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(mini_study: Stud
     assert llm.calls == [*put, "sleep 2"]  # not while it sleeps
     groups = engine.generate([(5, 6), (7,)], PARAMS, n=2, seed=4)
     assert llm.calls[3:] == ["wake weights", *put, "wake kv_cache", "generate", "sleep 2"]
-    assert llm.prompts == [[5, 6], [7]]
+    assert llm.prompts == [[5, 6], [7]] and llm.stop_token_ids == [0, 7]
     assert llm.seeds == [settings["seed"] for settings in request_settings(PARAMS, 2, 4, "cuda", 2)]
     expected = [Completion((i, n), f"text {i}", (-i / 4, -n / 4), "stop", policy_version=3) for i, n in ((0, 2), (1, 1))]
     assert groups == [[one, one] for one in expected]
@@ -629,3 +631,20 @@ def test_compiling_without_a_compiler_says_what_to_install(model: Any, monkeypat
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UserError, match=r"learner\.compile: needs a C\+\+ compiler such as g\+\+"):
         compile_layers(model)
+
+
+def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:
+    """And stays in it, though no text shows it; before min_tokens none is drawn. Where padding is one of them, it is real."""
+    tiny_checkpoint(tmp_path, "llama", "like_qwen3", TEXTS, initializer_range=0.1)
+    model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
+    assert len(tokenizer.stop_token_ids) == 2 and tokenizer.pad_token_id == tokenizer.eos_token_id
+    prompts = [tokenizer.prompt_ids(text) for text in TEXTS]
+    engine = TransformersEngine(model, tokenizer)
+    completions = flatten(engine.generate(prompts, SamplingParams(max_tokens=30), n=150, seed=1))
+    ended_by = Counter(c.token_ids[-1] for c in completions if c.finish_reason == "stop")
+    assert set(ended_by) == set(tokenizer.stop_token_ids)
+    assert all(not set(c.token_ids[:-1]) & set(ended_by) for c in completions)
+    assert all(len(c.token_ids) == 30 for c in completions if c.finish_reason == "length")
+    assert not any("<|" in c.text for c in completions)
+    late = flatten(engine.generate(prompts, SamplingParams(min_tokens=20, max_tokens=30), n=150, seed=1))
+    assert not any(set(c.token_ids[:20]) & set(ended_by) for c in late)

@@ -48,8 +48,12 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     model.traits = examine(model)
-    # With settings for sampling that it finds inconsistent transformers would not save the model. The tokenizer keeps the file.
-    model.generation_config = GenerationConfig()
+    # With settings for sampling that it finds inconsistent transformers would not save the model. The tokenizer keeps the file;
+    # where there is none, one with what config.json says is written.
+    said = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=said.bos_token_id, eos_token_id=said.eos_token_id, pad_token_id=said.pad_token_id
+    )
     return model
 
 

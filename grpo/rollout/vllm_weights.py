@@ -14,7 +14,10 @@ def put_weights(llm: Any, model: Any) -> None:
 
     vLLM stacks some matrices (query, key and value; gate and up); its loader, which reads checkpoints, does that here too.
     """
-    weights = ((name, tensor.detach()) for name, tensor in model.state_dict().items())
+    # A head that is the embedding is left out: some of vLLM's models (Gemma) have none then.
+    tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    state = model.state_dict().items()
+    weights = ((name, tensor.detach()) for name, tensor in state if not (tied and name == "lm_head.weight"))
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     llm.reset_prefix_cache()
 

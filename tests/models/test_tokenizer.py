@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,22 @@ def test_chats_are_those_of_apply_chat_template(hub: Path, request: pytest.Fixtu
     begin = BEGINS.get(request.node.callspec.params["hub"])
     assert begin is None or text.count(begin) == 1
     assert text.endswith("<think>\n\n</think>\n\n") == (begin is None)
+
+
+@pytest.mark.parametrize("hub", ["like_qwen3"], indirect=True)
+def test_a_chat_format_is_a_chat(hub: Path) -> None:
+    """A system message only where the format has one, and the template's options; the answer is in the box."""
+    ours, theirs = Tokenizer.from_folder(hub), AutoTokenizer.from_pretrained(hub)
+    prompt = formats.CHAT.prompt("What is 1 + 1?")
+    user, system = ({"role": role, "content": text} for role, text in (("user", prompt), ("system", "Be brief.")))
+    for format, chat, options in (
+        (formats.CHAT, [user], {}),
+        (formats.CHAT_WITHOUT_THINKING, [user], {"enable_thinking": False}),
+        (replace(formats.CHAT, system="Be brief."), [system, user], {}),
+    ):
+        expected = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, **options)
+        assert list(format.encode(ours, prompt)) == expected
+    assert (formats.CHAT.read("<think>3?</think> It is \\boxed{2}."), formats.CHAT.read("It is 2.")) == ("2", None)
 
 
 def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:

@@ -230,7 +230,8 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     asked = set()
     for way in ways:
         monkeypatch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.", **way)})
-        assert changed(after := written()) == {"keyword"}
+        after = written()
+        assert changed(after) == {"keyword"}
         asked.add(after["keyword"])
     assert len(asked) == len(ways)
 

@@ -14,14 +14,14 @@ def put_weights(llm: Any, model: Any) -> None:
 
     vLLM stacks some matrices (query, key and value; gate and up); its loader, which reads checkpoints, does that here too.
     """
-    # A head that is the embedding is left out: some of vLLM's models (Gemma) have none then.
-    tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    state = model.state_dict().items()
-    weights = ((name, tensor.detach()) for name, tensor in state if not (tied and name == "lm_head.weight"))
+    # Where the head is the embedding some of vLLM's models (Gemma) have none, and refuse its weight.
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != HEAD or _has_head(llm)}
+    weights = ((name, tensor.detach()) for name, tensor in state.items())
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     llm.reset_prefix_cache()
 
 
+HEAD = "lm_head.weight"
 STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -34,6 +34,15 @@ def checksum(tensor: Tensor) -> tuple[float, float]:
 def _of_worker(worker: Any) -> dict[str, tuple[float, float]]:
     parameters = worker.model_runner.model.named_parameters()
     return {name: checksum(parameter) for name, parameter in parameters if parameter.numel()}
+
+
+def _has_head(llm: Any) -> bool:
+    found: list[bool] = llm.collective_rpc(_worker_has_head)
+    return found[0]
+
+
+def _worker_has_head(worker: Any) -> bool:
+    return hasattr(worker.model_runner.model, "lm_head")
 
 
 def checksums_of_vllm(llm: Any) -> dict[str, tuple[float, float]]:

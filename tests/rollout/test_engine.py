@@ -278,9 +278,12 @@ class NotesCalls:
     def wake_up(self, tags: list[str]) -> None:
         self.calls += [f"wake {tag}" for tag in tags]
 
-    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+    def collective_rpc(self, method: Any, kwargs: dict[str, Any] | None = None) -> list[bool] | None:
+        if kwargs is None:
+            return [True]  # it has a head
         dict(kwargs["weights_iterator"])
         self.calls.append(method)
+        return None
 
     def reset_prefix_cache(self) -> None:
         self.calls.append("forget prefixes")

@@ -138,28 +138,10 @@ def byte_tokenizer(_texts: list[str]) -> Any:
 def fresh_model(tokenizer: Any) -> Any:
     """What ``model`` is a copy of; not to be changed."""
     import torch
-
-    from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
+    from model_parts import tiny_model
 
     torch.set_num_threads(1)  # a second thread costs more than it saves on so small a model
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,  # so that next-token distributions are far from uniform and depend on the context
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = Qwen2ForCausalLM(config).eval()
-    model.set_attn_implementation(SHARED_PROMPT)  # as load_model does
-    return model
+    return tiny_model(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
 
 
 @pytest.fixture

@@ -116,9 +116,10 @@ def _results(study: Study, run: Run, about: dict[str, Any], kind: str) -> str:
 
 
 def _use(run: Run, about: dict[str, Any]) -> str:
-    template, stop = run.config["task"]["formats"][about["prompt"]][:2]
+    template, stop, *chat = run.config["task"]["formats"][about["prompt"]]
     stops = f", and answers end at {', '.join(f'`{text}`' for text in stop)}" if stop else ""
-    return f"## Use\n\nThe prompt it was trained with{stops}:\n\n~~~~text\n{template}\n~~~~"
+    asked = f", as a user's message through the chat template ({json.dumps(chat[0])})" if chat else ""
+    return f"## Use\n\nThe prompt it was trained with{asked}{stops}:\n\n~~~~text\n{template}\n~~~~"
 
 
 def _configuration(study: Study, run: Run) -> str:

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,7 @@ def evaluation_sampling(evaluation: Evaluation, format: Format) -> SamplingParam
 
 def encode_prompts(tokenizer: Any, problems: Sequence[Problem], format: Format) -> list[tuple[int, ...]]:
     """The token ids of each problem's prompt."""
-    return [_encode(tokenizer, format.prompt(problem.question)) for problem in problems]
-
-
-@lru_cache(maxsize=8192)  # a run asks the same validation questions again and again
-def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return [format.encode(tokenizer, format.prompt(problem.question)) for problem in problems]
 
 
 def evaluate(

@@ -65,3 +65,10 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperatur
     """
     log_probs, entropy = _LogProbs.apply(hidden, weight, labels, temperature)  # type: ignore[no-untyped-call]
     return log_probs, entropy
+
+
+def log_probs_of(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """:func:`chunked_log_probs` from the logits (tokens, vocabulary) themselves."""
+    distribution = torch.log_softmax(logits.float() / temperature, dim=-1)
+    entropy = -(distribution.exp() * distribution).sum(dim=-1).detach()
+    return distribution.gather(-1, labels[:, None])[:, 0], entropy

@@ -24,6 +24,7 @@ from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import Ids, Microbatch, packed_microbatches, padded_microbatches
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.learner.optimizer import Optimizer
+from grpo.models.traits import traits_of
 from grpo.study.methods import GrpoConfig, RunConfig
 
 _MEANS = (  # over a train batch's response tokens
@@ -51,7 +52,7 @@ class Learner:
     Args:
         model: as :func:`grpo.models.checkpoint.load_model` gives it.
         max_tokens_per_microbatch: budget of a packed row; None computes padded microbatches of
-            ``config.micro_train_batch_size`` responses.
+            ``config.micro_train_batch_size`` responses, and so does any model in which prompts cannot be shared.
         optimizer: see :class:`grpo.learner.optimizer.Optimizer`.
         offload_reference: keep the starting weights in the CPU's memory while they are not needed.
         world: the processes that share the work; each has a learner of the same model and arguments, and calls its methods
@@ -72,7 +73,7 @@ class Learner:
         self.model = model.train()
         self.config = config
         self.pad_token_id = pad_token_id
-        self.max_tokens = max_tokens_per_microbatch
+        self.max_tokens = None if traits_of(model).copied_because else max_tokens_per_microbatch
         wanted = isinstance(config, GrpoConfig) and config.measure_kl
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
         self.reference_home = "cpu" if offload_reference else model.device

@@ -7,6 +7,7 @@ from typing import Any
 from grpo.common.world import ALONE, World
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers
+from grpo.models.traits import traits_of
 from grpo.study.methods import RunConfig
 from grpo.study.sections import LearnerSettings
 
@@ -20,6 +21,9 @@ def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, token
     """
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable()
+    why = traits_of(model).copied_because
+    if why and settings.max_tokens_per_microbatch is not None and world.rank == 0:
+        print(f"learner: padded microbatches of {config.micro_train_batch_size} responses, not packed rows: {why}", flush=True)
     if settings.compile:
         compile_layers(model)
     return Learner(

@@ -1,7 +1,7 @@
 """A batch of prompts and responses through the model, piece by piece, packed or padded.
 
 In both ways logits are computed for response tokens only, a few at a time (:mod:`grpo.learner.chunked`): those of all
-tokens would be the largest tensors by far.
+tokens would be the largest tensors by far. Only of a model whose head is more than a matrix they are all computed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo.learner.chunked import chunked_log_probs
+from grpo.learner.chunked import chunked_log_probs, log_probs_of
 from grpo.learner.packing import PackedRow, fill_rows, pack
 from grpo.learner.padding import pad_and_shift
 from grpo.models.packed_attention import NO_MASK
+from grpo.models.traits import traits_of
 
 Ids = Sequence[Sequence[int]]
 
@@ -62,38 +63,50 @@ def padded_microbatches(
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
         mask = tensors["response_mask"]
         # Padding stands on the right, where causal attention hides it from every real token: no attention mask is needed.
-        hidden = model.base_model(input_ids=tensors["input_ids"].to(model.device), use_cache=False).last_hidden_state
-        predicting, labels = hidden[mask.to(model.device)], tensors["labels"][mask]
-        yield _predicted(model, predicting, labels, members, [len(responses[i]) for i in members], temperature)
+        inputs = {"input_ids": tensors["input_ids"].to(model.device)}
+        source, labels, lengths = mask.flatten().nonzero()[:, 0], tensors["labels"][mask], [len(responses[i]) for i in members]
+        yield _predicted(model, inputs, source, labels, members, lengths, temperature)
 
 
 def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
     """One packed row through the model."""
     device = model.device
-    hidden = model.base_model(
-        input_ids=row.input_ids.to(device),
-        position_ids=row.position_ids.to(device),
-        attention_mask=NO_MASK,
-        use_cache=False,
-        shared=row.layout.block_mask(device) if device.type == "cuda" else row.layout,
-    ).last_hidden_state[0]
-    predicting = hidden.index_select(0, row.source.to(device))
-    return _predicted(model, predicting, row.labels, row.members, row.lengths, temperature)
+    inputs = {
+        "input_ids": row.input_ids.to(device),
+        "position_ids": row.position_ids.to(device),
+        "attention_mask": NO_MASK,
+        "shared": row.layout.block_mask(device) if device.type == "cuda" else row.layout,
+    }
+    return _predicted(model, inputs, row.source, row.labels, row.members, row.lengths, temperature)
 
 
 def _predicted(
-    model: Any, hidden: Tensor, labels: Tensor, members: list[int], lengths: list[int], temperature: float
+    model: Any,
+    inputs: dict[str, Any],
+    source: Tensor,
+    labels: Tensor,
+    members: list[int],
+    lengths: list[int],
+    temperature: float,
 ) -> Microbatch:
     """The microbatch of some responses.
 
     Args:
-        hidden: (response tokens, width), the states that predict the members' tokens, one response after the other.
+        inputs: of the model.
+        source: (response tokens,) where in the inputs, one row after the other, the members' tokens are predicted, one
+            response after the other.
         labels: (response tokens,) these tokens.
         members: positions in the batch.
         lengths: of the members' responses.
     """
-    device = hidden.device
-    computed = chunked_log_probs(hidden, model.get_output_embeddings().weight, labels.to(device), temperature)
+    source, labels = source.to(model.device), labels.to(model.device)
+    if traits_of(model).linear_head:
+        states = model.base_model(**inputs, use_cache=False).last_hidden_state
+        hidden = states.flatten(0, 1).index_select(0, source)
+        computed = chunked_log_probs(hidden, model.get_output_embeddings().weight, labels, temperature)
+    else:
+        logits = model(**inputs, use_cache=False).logits.flatten(0, 1).index_select(0, source)
+        computed = log_probs_of(logits, labels, temperature)
     log_probs, entropy = (pad_sequence(list(torch.split(flat, lengths)), batch_first=True) for flat in computed)
-    mask = torch.arange(log_probs.shape[1], device=device) < torch.tensor(lengths, device=device)[:, None]
+    mask = torch.arange(log_probs.shape[1], device=model.device) < torch.tensor(lengths, device=model.device)[:, None]
     return Microbatch(members, log_probs, mask, entropy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,18 +14,24 @@ from grpo.common.errors import UserError, reason
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
 from grpo.models.packed_attention import keep_out_of_graphs
 from grpo.models.qwen2_format import written_here
-from grpo.models.tokenizer import Tokenizer
+from grpo.models.tokenizer import TOKENIZER, Tokenizer
 from grpo.models.transformer import TransformerLM
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint.
+    """The tokenizer of a checkpoint; one that is kept in older files than tokenizer.json is converted.
 
     Raises:
         UserError: the folder or its tokenizer is missing or damaged.
     """
     require_checkpoint(folder)
     try:
+        if not (folder / TOKENIZER).exists() and any(folder.glob("*.model")) | any(folder.glob("vocab*")):
+            from grpo.models.hugging_face import convert_tokenizer
+
+            with TemporaryDirectory() as converted:
+                convert_tokenizer(folder, Path(converted))
+                return Tokenizer.from_folder(Path(converted))
         return Tokenizer.from_folder(folder)
     except Exception as error:  # on a damaged file the libraries raise whatever comes, plain Exception too
         raise UserError(
@@ -72,7 +79,10 @@ def compile_layers(model: Any) -> None:
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
         raise UserError("params.yaml: learner.compile: needs a C++ compiler such as g++, and none was found. Set it to false.")
     keep_out_of_graphs()
-    for layer in model.base_model.layers:
+    layers = getattr(model.base_model, "layers", None)
+    if layers is None:
+        raise UserError("params.yaml: learner.compile: this model keeps its layers in another way than most. Set it to false.")
+    for layer in layers:
         layer.compile(dynamic=True)
 
 
@@ -80,4 +90,4 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Tokenizer) -> None:
     """Write model (safetensors) and tokenizer; ``AutoModelForCausalLM`` and vLLM can load the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)  # after the model: of generation_config.json the one that the model came with counts

@@ -5,6 +5,7 @@ The only module that imports transformers, which takes seconds; nothing imports 
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from grpo.models.examine import SHARED_PROMPT, NotComputed, examine
 from grpo.models.packed_attention import Layout, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
+from grpo.models.tokenizer import GENERATION_CONFIG
 
-__all__ = ["SHARED_PROMPT", "Qwen2Config", "Qwen2ForCausalLM", "load_hugging_face"]
+__all__ = ["SHARED_PROMPT", "Qwen2Config", "Qwen2ForCausalLM", "convert_tokenizer", "load_hugging_face"]
 
 # transformers imports scikit-learn wherever it is installed (MLflow brings it along), for a generation feature that is not
 # used here. Hiding it while transformers is imported saves over a second.
@@ -24,7 +27,7 @@ _hidden = "sklearn" not in sys.modules
 if _hidden:
     sys.modules["sklearn"] = None  # type: ignore[assignment]
 try:
-    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
@@ -35,12 +38,30 @@ finally:
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
-SHARED_PROMPT = "shared_prompt"  # the name under which a model is told to use this attention
+# What layers hand their attention besides, and of which nothing changes the result (or is None).
+HARMLESS = {"position_ids", "use_cache", "output_router_logits"}
 
 
 def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
-    """A causal language model of any architecture that transformers knows."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=SHARED_PROMPT)
+    """A causal language model of any architecture that transformers knows, with its traits
+    (:mod:`grpo.models.examine`).
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model.traits = examine(model)
+    # With settings for sampling that it finds inconsistent transformers would not save the model. The tokenizer keeps the file;
+    # where there is none, one with what config.json says is written.
+    said = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=said.bos_token_id, eos_token_id=said.eos_token_id, pad_token_id=said.pad_token_id
+    )
+    return model
+
+
+def convert_tokenizer(folder: Path, target: Path) -> None:
+    """Write a checkpoint's tokenizer as a tokenizer.json, where it has none, with the file that names the stop tokens."""
+    AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    if (folder / GENERATION_CONFIG).exists():
+        shutil.copy(folder / GENERATION_CONFIG, target)
 
 
 def shared_prompt_attention(
@@ -63,12 +84,17 @@ def shared_prompt_attention(
 
     Returns:
         (batch, tokens, heads, size)
+
+    Raises:
+        NotComputed: the layer asks for something else, such as a sliding window, and prompts are to be shared.
     """
     if shared is None:
         usual: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return usual
+    if more := [name for name, value in kwargs.items() if value is not None and name not in HARMLESS]:
+        raise NotComputed(sorted(more))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(shared, SharedPrefix):
         out = shared.attend(module.layer_idx, query, key, value, scale)

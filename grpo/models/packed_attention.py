@@ -21,7 +21,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-NO_MASK = {"full_attention": None}  # as a model's attention_mask: what attends to what is said by ``shared`` alone
+# As a model's attention_mask: what attends to what is said by ``shared`` alone. (Models of transformers make no mask where they
+# are given one of this shape, and what is in it is not looked at.)
+NO_MASK = torch.empty(1, 1, 1, 1)
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

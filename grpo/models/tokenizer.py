@@ -14,12 +14,15 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from grpo.common.errors import UserError
+
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, CONFIG, LEGACY_CONFIG = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-# What transformers, of any version, keeps of a tokenizer beside a model.
+GENERATION_CONFIG, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
+# What transformers, of any version, keeps of a tokenizer beside a model, and the file that says which tokens end a response.
 FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
-    *("chat_template*", "additional_chat_templates/*"),
+    *("chat_template*", "additional_chat_templates/*", GENERATION_CONFIG),
 )
 
 
@@ -33,7 +36,7 @@ class Tokenizer:
 
     Attributes:
         eos_token_id: end of text.
-        pad_token_id: end of text where the files name no other.
+        pad_token_id: end of text where the files name no other. What is padding is told by lengths, never by this token.
 
     Raises:
         ValueError: a file is missing or damaged, or none names the end-of-text token. (On a damaged tokenizer.json the library
@@ -57,6 +60,66 @@ class Tokenizer:
             raise ValueError(f"{CONFIG} names no eos_token")
         ids = self._backend.get_vocab()
         self.eos_token_id, self.pad_token_id = ids[self.eos_token], ids[special.get("pad_token") or self.eos_token]
+        self._special = {key: token for key, token in special.items() if token}
+        self._begin = self._find_begin()
+        self._chat_template = self._find_chat_template(config)
+        ends = json.loads(self._files.get(GENERATION_CONFIG, b"{}")).get("eos_token_id")
+        self._more_ends = tuple(ends if isinstance(ends, list) else [] if ends is None else [ends])
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response: end of text, and those that generation_config.json names (Llama 3 has three)."""
+        return tuple(dict.fromkeys((self.eos_token_id, *self._more_ends)))
+
+    def _find_begin(self) -> list[int]:
+        """What stands before every text: by tokenizer.json alone, as in transformers 5, whatever ``add_bos_token`` says."""
+        bare, whole = (self._backend.encode("a", add_special_tokens=added).ids for added in (False, True))
+        return whole[: next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)]
+
+    def _find_chat_template(self, config: Mapping[str, Any]) -> str | None:
+        """The default one: a file of its own, or in tokenizer_config.json alone or beside others by its name."""
+        if CHAT_TEMPLATE in self._files:
+            return self._files[CHAT_TEMPLATE].decode()
+        found = config.get("chat_template")
+        if isinstance(found, list):
+            found = next((one["template"] for one in found if one["name"] == "default"), None)
+        return found
+
+    def prompt_ids(self, text: str) -> tuple[int, ...]:
+        """A prompt's token ids: the text's, and before them a beginning-of-text token where the tokenizer wants one and the
+        text has none.
+        """
+        ids = self(text, add_special_tokens=False)["input_ids"]
+        return (*(() if ids[: len(self._begin)] == self._begin else self._begin), *ids)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, str]], **options: Any) -> tuple[int, ...]:
+        """The token ids of a chat up to where the model's turn begins, by the chat template and with nothing added to it, as
+        ``apply_chat_template(messages, add_generation_prompt=True)`` of transformers gives them.
+
+        Args:
+            messages: each with ``role`` and ``content``.
+            options: what else the template takes, such as Qwen3's ``enable_thinking``.
+
+        Raises:
+            UserError: there is no chat template, or it refuses the messages.
+        """
+        if self._chat_template is None:
+            raise UserError(
+                "prompt: the model's tokenizer has no chat template, so it cannot be asked in a chat. Use a format such as "
+                "r1_zero or question_only, or a model that was trained for chats."
+            )
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            values = {**self._special, **options}
+            ((text,), _) = render_jinja_template(
+                [list(messages)], chat_template=self._chat_template, add_generation_prompt=True, **values
+            )  # type: ignore[no-untyped-call]
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {error}") from error
+        return tuple(self(text, add_special_tokens=False)["input_ids"])
 
     def _add_tokens(self, config: Mapping[str, Any], special: Iterable[str]) -> None:
         """Add the tokens that tokenizer_config.json has beyond those of tokenizer.json, as transformers does."""

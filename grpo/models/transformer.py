@@ -10,7 +10,6 @@ head has (width / heads); ``inner`` intermediate_size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 Shared: TypeAlias = "Layout | BlockMask | SharedPrefix"
-Mask = Tensor | Mapping[str, Tensor | None]
 
 
 class Hidden(NamedTuple):
@@ -95,25 +93,24 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def visible_keys(attention_mask: Mask | None, new: int, past: int, device: torch.device) -> Tensor | None:
+def visible_keys(attention_mask: Tensor | None, new: int, past: int, device: torch.device) -> Tensor | None:
     """Which keys each new token attends to: those that do not come after it, and are not padding.
 
     Args:
-        attention_mask: (batch, past + new), 0 where there is padding; or for each kind of attention such a mask or None.
+        attention_mask: (batch, past + new), 0 where there is padding.
         new, past: tokens.
 
     Returns:
         bool (batch or 1, 1, new, past + new); None where it is simply the causal mask of a text without past, or all.
     """
-    padding = attention_mask["full_attention"] if isinstance(attention_mask, Mapping) else attention_mask
-    if padding is None and (past == 0 or new == 1):
+    if attention_mask is None and (past == 0 or new == 1):
         return None
     keys = torch.arange(past + new, device=device)
     causal = keys <= keys[past:, None]
-    if padding is None:
+    if attention_mask is None:
         return causal[None, None]
     # Padding attends to itself: softmax over nothing is not a number.
-    return causal & padding[:, None, None, :].bool() | (keys == keys[past:, None])
+    return causal & attention_mask[:, None, None, :].bool() | (keys == keys[past:, None])
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
@@ -239,7 +236,7 @@ class Decoder(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Mask | None = None,
+        attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: KeyValueCache | None = None,
         use_cache: bool = False,
@@ -287,7 +284,7 @@ class TransformerLM(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Mask | None = None,
+        attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: KeyValueCache | None = None,
         use_cache: bool = False,
@@ -298,8 +295,7 @@ class TransformerLM(nn.Module):
 
         Args:
             input_ids: (batch, tokens), those that are not in the cache yet.
-            attention_mask: (batch, tokens in the cache and new ones), 0 where there is padding;
-                :data:`grpo.models.packed_attention.NO_MASK` is the same as None.
+            attention_mask: (batch, tokens in the cache and new ones), 0 where there is padding.
             position_ids: (batch or 1, tokens); by default they count on from the cache's last token, padding included.
             past_key_values: used and extended where it is given.
             use_cache: says only that ``past_key_values`` must be given.

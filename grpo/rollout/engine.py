@@ -61,14 +61,14 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def require_room(context: int, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
-    """Refuse sampling that could run past the model's context of so many tokens.
+def require_room(context: int | None, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+    """Refuse sampling that could run past the model's context of so many tokens, if it has such a limit.
 
     Raises:
         UserError: naming the longest prompt, the response limit and the context.
     """
     longest = max(len(prompt) for prompt in prompts)
-    if longest + max_tokens > context:
+    if context is not None and longest + max_tokens > context:
         remedy = f"Lower it to {context - longest} or less." if longest < context else "Use a model with a longer context."
         raise UserError(
             f"grpo.sampling_max_tokens / evaluation.max_tokens: a prompt of {longest} tokens and a response of up to "

@@ -1,7 +1,6 @@
 """Sampling in this process, with the project's own model or one of transformers.
 
-The prompt of a group is computed once, and its keys and values are kept and read once for the whole group; sequences that have
-finished leave the batch.
+The prompt of a group is computed once (:mod:`grpo.models.decoding`); sequences that have finished leave the batch.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from typing import Any
 
 import torch
 
+from grpo.common.errors import UserError
 from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
-from grpo.models.packed_attention import NO_MASK
-from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
+from grpo.models.decoding import CopiedPrompts, SharedPrompts
+from grpo.models.traits import traits_of
 from grpo.rollout.engine import SamplingParams, require_room
 
 REPLACEMENT = "\ufffd"  # what incomplete UTF-8 decodes to
@@ -31,9 +31,14 @@ class TransformersEngine:
         model: as :func:`grpo.models.checkpoint.load_model` gives it.
         max_batch_size: sequences decoded at once; a group is never split, so a larger group counts as one batch.
         world: the processes that decode a batch together.
+
+    Raises:
+        UserError: a model that only vLLM can sample.
     """
 
     def __init__(self, model: Any, tokenizer: Any, max_batch_size: int = 1024, world: World = ALONE):
+        if why := traits_of(model).unsampled_because:
+            raise UserError(f"params.yaml: engine.name: transformers: cannot sample this model ({why}). Set it to vllm.")
         self.model = model
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
@@ -53,7 +58,7 @@ class TransformersEngine:
         Raises:
             UserError: a prompt and ``max_tokens`` together exceed the model's context.
         """
-        require_room(self.model.config.max_position_embeddings, prompts, params.max_tokens)
+        require_room(traits_of(self.model).context, prompts, params.max_tokens)
         per_batch = max(1, self.max_batch_size // n)
         shared = range(len(prompts))[self.world.share]
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
@@ -82,15 +87,15 @@ class TransformersEngine:
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draw: Callable[[], torch.Tensor]
     ) -> list[list[Completion]]:
         """Decode one batch of ``len(prompts) * n`` sequences, for each of whose next tokens ``draw`` gives a number."""
-        logits, prefix, next_position = self._prefill(prompts, n)
-        cache = KeyValueCache(params.max_tokens)
+        kind = CopiedPrompts if traits_of(self.model).copied_because else SharedPrompts
+        decoding = kind(self.model, prompts, n, params.max_tokens, self.tokenizer.pad_token_id)
         rows = list(range(len(prompts) * n))  # which sequence each row of the batch holds
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
         reasons = ["length"] * len(rows)
         past_stop = [0] * len(rows)  # characters that stand after the stop string
         for length in range(1, params.max_tokens + 1):
-            tokens, chosen = sample(logits, params, self.tokenizer.eos_token_id, length, draw()[rows])
+            tokens, chosen = sample(decoding.logits, params, self.tokenizer.stop_token_ids, length, draw()[rows])
             for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
                 if reasons[row] == "length":
                     token_ids[row].append(token)
@@ -107,18 +112,9 @@ class TransformersEngine:
             if len(alive) < COMPACT_BELOW * len(rows):
                 keep = torch.tensor(alive, device=tokens.device)
                 rows = [rows[i] for i in alive]
-                tokens, next_position = tokens[keep], next_position[keep]
-                prefix.keep(keep)
-                cache.keep(keep)
-            output = self.model(
-                tokens[:, None],
-                attention_mask=NO_MASK,
-                position_ids=next_position[:, None],
-                past_key_values=cache,
-                use_cache=True,
-                shared=prefix,
-            )
-            logits, next_position = output.logits[:, -1], next_position + 1
+                tokens = tokens[keep]
+                decoding.keep(keep)
+            decoding.step(tokens)
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         completions = [
             Completion(tuple(ids), text[: len(text) - past], tuple(lp), reason, self.policy_version)
@@ -126,34 +122,8 @@ class TransformersEngine:
         ]
         return [completions[i : i + n] for i in range(0, len(completions), n)]
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], n: int) -> tuple[torch.Tensor, SharedPrefix, torch.Tensor]:
-        """Run the prompts once, padded on the left, and share each out to its ``n`` rows.
-
-        Returns:
-            logits (rows, vocabulary) of the first new token; the prompts' keys and values; the position (rows,) of the first
-            new token.
-        """
-        device, dtype = self.model.device, self.model.dtype
-        width = max(len(prompt) for prompt in prompts)
-        pad = self.tokenizer.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
-        real = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        cache = KeyValueCache(width)
-        output = self.model(
-            ids,
-            attention_mask=real,
-            position_ids=(real.cumsum(-1) - 1).clamp(min=0),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        mask = torch.zeros(len(prompts), 1, 1, width, device=device, dtype=dtype)
-        mask.masked_fill_(real[:, None, None, :] == 0, torch.finfo(dtype).min)
-        prefix = SharedPrefix(cache.keys, cache.values, mask, n)
-        return output.logits[:, -1].repeat_interleave(n, dim=0), prefix, real.sum(-1).repeat_interleave(n, dim=0)
-
     def _may_have_stopped(self, tokens: torch.Tensor, stop: tuple[str, ...]) -> torch.Tensor:
-        """Indices of rows whose newest token is end-of-text or holds the last character of a stop string.
+        """Indices of rows whose newest token is a stop token or holds the last character of a stop string.
 
         Only those texts have to be looked at, which keeps decoding off the hot path.
         """
@@ -162,13 +132,13 @@ class TransformersEngine:
             ends = {string[-1] for string in stop}
             # A piece that is part of a character decodes to the replacement character, and may complete any of them.
             candidates = [i for i, piece in enumerate(pieces) if any(end in piece for end in (*ends, REPLACEMENT))]
-            ids = torch.tensor([self.tokenizer.eos_token_id, *candidates], device=self.model.device)
+            ids = torch.tensor([*self.tokenizer.stop_token_ids, *candidates], device=self.model.device)
             self._stop_token_ids[stop] = ids
         return torch.isin(tokens, self._stop_token_ids[stop]).nonzero()[:, 0]
 
     def _characters_past_stop(self, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
         """How many characters follow the stop string that the newest token completed; None where it completed none."""
-        if token_ids[-1] == self.tokenizer.eos_token_id:
+        if token_ids[-1] in self.tokenizer.stop_token_ids:
             return 0
         # Every token decodes to at least one byte, so a stop string spans at most this many tokens.
         tail = token_ids[-max((len(string.encode()) for string in stop), default=0) :]
@@ -190,12 +160,13 @@ def _draw(generator: torch.Generator, total: int, mine: list[int]) -> torch.Tens
 
 
 def sample(
-    logits: torch.Tensor, params: SamplingParams, eos_token_id: int, length: int, uniform: torch.Tensor
+    logits: torch.Tensor, params: SamplingParams, stop_token_ids: Sequence[int], length: int, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row.
 
     Args:
         logits: (rows, vocabulary).
+        stop_token_ids: not drawn where the completion must go on (``params.min_tokens``).
         length: how many tokens the completion has with this one.
         uniform: (rows,) float64, one random number from [0, 1) for each row.
 
@@ -204,7 +175,7 @@ def sample(
     """
     log_probs = torch.log_softmax(logits.float() / params.temperature, dim=-1)
     if length <= params.min_tokens:
-        log_probs[:, eos_token_id] = -torch.inf
+        log_probs[:, list(stop_token_ids)] = -torch.inf
         log_probs = torch.log_softmax(log_probs, dim=-1)
     if params.top_p < 1.0:
         ordered, order = log_probs.sort(dim=-1, descending=True)

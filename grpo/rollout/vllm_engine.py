@@ -32,6 +32,7 @@ class VllmEngine:
             put in on waking. GPU only, and with a model.
         check_weights: compare checksums of vLLM's weights and the policy's whenever these were put in.
         world: the processes that train the run together. Each has a vLLM of its own, which sees one GPU.
+        stop_token_ids: tokens that end a response.
 
     Raises:
         UserError: vLLM is not installed, or cannot start with these settings.
@@ -48,6 +49,7 @@ class VllmEngine:
         sleep: bool = False,
         check_weights: bool = False,
         world: World = ALONE,
+        stop_token_ids: Sequence[int] = (),
     ):
         # In this process, so that weights are handed over as they are, and sampling draws from torch's generator.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -62,6 +64,7 @@ class VllmEngine:
                 "(docs/gpu.md), or set engine.name to transformers."
             ) from error
         self._policy, self._device, self._sleep, self._check, self._world = model, device, sleep, check_weights, world
+        self._stop_token_ids = tuple(stop_token_ids)
         self.policy_version = 0
         self._awake = True
         gpu = {} if device == "cpu" else {"gpu_memory_utilization": gpu_memory_utilization, "enable_sleep_mode": sleep}
@@ -103,7 +106,8 @@ class VllmEngine:
         require_room(self.context, prompts, params.max_tokens)
         self._wake()
         settings = request_settings(params, n, seed, self._device, len(prompts))[self._world.share]
-        asked = [VllmSamplingParams(**each) for each in settings]
+        # vLLM reads generation_config.json too; this way both engines end at the same tokens, whatever it makes of it.
+        asked = [VllmSamplingParams(**each, stop_token_ids=list(self._stop_token_ids)) for each in settings]
         # All that decides on a CPU, where samples do depend on how many processes there are; and nothing on a GPU.
         torch.manual_seed(seed + self._world.rank)
         mine = [{"prompt_token_ids": list(ids)} for ids in prompts[self._world.share]]

@@ -14,11 +14,14 @@ def put_weights(llm: Any, model: Any) -> None:
 
     vLLM stacks some matrices (query, key and value; gate and up); its loader, which reads checkpoints, does that here too.
     """
-    weights = ((name, tensor.detach()) for name, tensor in model.state_dict().items())
+    # Where the head is the embedding some of vLLM's models (Gemma) have none, and refuse its weight.
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != HEAD or _has_head(llm)}
+    weights = ((name, tensor.detach()) for name, tensor in state.items())
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     llm.reset_prefix_cache()
 
 
+HEAD = "lm_head.weight"
 STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -33,6 +36,15 @@ def _of_worker(worker: Any) -> dict[str, tuple[float, float]]:
     return {name: checksum(parameter) for name, parameter in parameters if parameter.numel()}
 
 
+def _has_head(llm: Any) -> bool:
+    found: list[bool] = llm.collective_rpc(_worker_has_head)
+    return found[0]
+
+
+def _worker_has_head(worker: Any) -> bool:
+    return hasattr(worker.model_runner.model, "lm_head")
+
+
 def checksums_of_vllm(llm: Any) -> dict[str, tuple[float, float]]:
     """:func:`checksum` of each parameter that vLLM holds. On CPU it packs most matrices into a form of its own; those lack."""
     found: dict[str, tuple[float, float]] = llm.collective_rpc(_of_worker)[0]
@@ -44,7 +56,7 @@ def checksums_of_policy(model: Any, names: Iterable[str]) -> dict[str, tuple[flo
     state = model.state_dict()
     found = {}
     for name in names:
-        stack = next((key for key in STACKED if f".{key}." in name), None)
+        stack = None if name in state else next((key for key in STACKED if f".{key}." in name), None)  # Phi-3 has them stacked
         parts = [name] if stack is None else [name.replace(stack, part) for part in STACKED[stack]]
         found[name] = checksum(torch.cat([state[part] for part in parts]))
     return found

@@ -21,7 +21,7 @@ from grpo.study.environment import packages, pins
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
 from grpo.study.sections import Method
-from grpo.tasks.task import Task
+from grpo.tasks.task import Format, Task
 
 # Of an evaluation that is no part of a run: what it had finished before a kill counts only with the same code. dvc.yaml names
 # it as deps of the stages that evaluate, besides the texts of their prompts.
@@ -44,11 +44,14 @@ SHARED_CODE = (
     "grpo/study/effective.py",
     "grpo/evaluation/evaluate.py",
     "grpo/models/checkpoint.py",
+    "grpo/models/decoding.py",
+    "grpo/models/examine.py",
     "grpo/models/hugging_face.py",
     "grpo/models/packed_attention.py",
     "grpo/models/prefix_attention.py",
     "grpo/models/qwen2_format.py",
     "grpo/models/tokenizer.py",
+    "grpo/models/traits.py",
     "grpo/models/transformer.py",
     "grpo/learner",
     "grpo/grader",
@@ -112,9 +115,14 @@ def task_inputs(study: Study, name: str) -> dict[str, Any]:
     files |= {str(source_of(path)) for path in task.own_code}
     return {
         "settings": study.tasks[name],
-        "formats": {key: [format.template, list(format.stop)] for key, format in task.formats.items()},
+        "formats": {key: _asked(format) for key, format in task.formats.items()},
         "code": code_of_modules(Path(file) for file in sorted(filter(None, files))),
     }
+
+
+def _asked(format: Format) -> list[Any]:
+    chat = [{"system": format.system, "options": dict(format.options)}] if format.chat else []
+    return [format.template, list(format.stop), *chat]
 
 
 def code_of_modules(files: Iterable[Path]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -57,3 +58,7 @@ def tagged_answer(response: str) -> str | None:
 
 R1_ZERO = Format(load_template(PROMPTS / "r1_zero.prompt"), stop=("</answer>",), read=tagged_answer)
 QUESTION_ONLY = Format(load_template(PROMPTS / "question_only.prompt"), read=last_boxed)
+# For models that were trained to chat. Of those that can think before they answer the second asks an answer at once, by the
+# option of Qwen3's template; other templates take no notice of it.
+CHAT = Format("{question}\n\nReason step by step, and put the final answer into \\boxed{}.", read=last_boxed, chat=True)
+CHAT_WITHOUT_THINKING = replace(CHAT, options={"enable_thinking": False})

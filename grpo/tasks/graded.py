@@ -1,4 +1,4 @@
-"""Tasks whose answers are mathematics: asked in the handouts' two formats, and verified by the grader."""
+"""Tasks whose answers are mathematics: asked in the handouts' two formats or in chats, and verified by the grader."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import math
 
 from grpo.common.records import Problem
 from grpo.grader.pool import grade_batch
-from grpo.tasks.formats import QUESTION_ONLY, R1_ZERO
+from grpo.tasks.formats import CHAT, CHAT_WITHOUT_THINKING, QUESTION_ONLY, R1_ZERO
 from grpo.tasks.task import Task
 
 # How a response ends after the steps of a solution.
-_ENDINGS = {"r1_zero": " </think> <answer>{answer}</answer>", "question_only": " \\boxed{{{answer}}}"}
+_TAGS, _BOX = " </think> <answer>{answer}</answer>", " \\boxed{{{answer}}}"
 
 
 class GradedTask(Task):
     """An answer is right where :mod:`grpo.grader` finds it equal to the problem's ground truth."""
 
-    formats = {"r1_zero": R1_ZERO, "question_only": QUESTION_ONLY}
+    formats = {
+        "r1_zero": R1_ZERO,
+        "question_only": QUESTION_ONLY,
+        "chat": CHAT,
+        "chat_without_thinking": CHAT_WITHOUT_THINKING,
+    }
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
         """1.0 or 0.0; NaN where the grader ran out of time. What needs computer algebra is spread over all cores.
@@ -30,4 +35,5 @@ class GradedTask(Task):
 
 def worked_response(format: str, steps: str, answer: str) -> str:
     """A response that gives the steps of a solution and the answer, in the form that ``format`` asks for."""
-    return f" {steps}" + _ENDINGS[format].format(answer=answer)
+    response = f" {steps}" + (_TAGS if format == "r1_zero" else _BOX).format(answer=answer)
+    return response.lstrip() if GradedTask.formats[format].chat else response

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, final
 
 from grpo.common.errors import UserError
@@ -29,11 +29,17 @@ class Format:
         template: the prompt, byte for byte, with ``{question}`` where the question belongs.
         stop: strings that end a response; the string itself stays part of it.
         read: the answer that a response gives; None: it has not the form that the prompt asks for.
+        chat: put the prompt as a user's message through the chat template of the model's tokenizer.
+        system: with ``chat``, a system message before it; empty: none.
+        options: with ``chat``, what else the chat template takes, such as Qwen3's ``{"enable_thinking": False}``.
     """
 
     template: str
     stop: tuple[str, ...] = ()
     read: Callable[[str], str | None] = whole_response
+    chat: bool = False
+    system: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.template:
@@ -44,6 +50,23 @@ class Format:
     def prompt(self, question: str) -> str:
         """The template with ``{question}`` replaced. Other braces, in either text, stay as they are; nothing is appended."""
         return self.template.replace(PLACEHOLDER, question)
+
+    def encode(self, tokenizer: Any, prompt: str) -> tuple[int, ...]:
+        """The token ids with which the model is asked.
+
+        Args:
+            tokenizer: as :class:`grpo.models.tokenizer.Tokenizer`.
+            prompt: as :meth:`prompt` gives it.
+
+        Raises:
+            UserError: a chat, and the tokenizer has no chat template.
+        """
+        if not self.chat:
+            ids: tuple[int, ...] = tokenizer.prompt_ids(prompt)
+            return ids
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        ids = tokenizer.chat_ids([*system, {"role": "user", "content": prompt}], **self.options)
+        return ids
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from grpo.study.methods import SftConfig
 from grpo.training.context import RunContext
 from grpo.training.order import items_of_step
@@ -16,9 +14,9 @@ def train_sft(ctx: RunContext[SftConfig]) -> None:
     only; prompts are masked.
     """
     config, log = ctx.config, ctx.log
-    prompts = _encode(ctx.tokenizer, [example.prompt for example in ctx.data])
-    responses = _encode(ctx.tokenizer, [example.response for example in ctx.data])
-    encoded = list(zip(prompts, responses, strict=True))
+    prompts = [ctx.format.encode(ctx.tokenizer, example.prompt) for example in ctx.data]
+    responses = [tuple(ctx.tokenizer(example.response, add_special_tokens=False)["input_ids"]) for example in ctx.data]
+    encoded = list(zip(prompts, responses, strict=True))  # tokenised apart, as tokenize_prompt_and_output does
     if ctx.saved.step == 0:
         with log.phase("evaluation"):
             ctx.validation(0, [])
@@ -35,8 +33,3 @@ def train_sft(ctx: RunContext[SftConfig]) -> None:
             break
         if ctx.saved.due(step):
             ctx.saved.save(step)
-
-
-def _encode(tokenizer: Any, texts: list[str]) -> list[tuple[int, ...]]:
-    """Token ids; prompt and response are tokenised apart, as :func:`tokenize_prompt_and_output` does."""
-    return [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

@@ -78,6 +78,8 @@ def started(
     ctx: RunContext[Any] = RunContext(config=run.config, seed=run.seed, data=data.train)
     task = study.task(run.task)
     ctx.format, ctx.score, ctx.measures = find_format(task, run.config.prompt), score_of(task, run), task.measures
+    if ctx.format.chat:
+        ctx.format.encode(load_tokenizer(run.model), "?")  # refuses where there is no chat template
     with start(study, run, ctx, check_weights):
         ctx.log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
 

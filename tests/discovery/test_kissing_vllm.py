@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from model_parts import FOR_VLLM, tiny_model
 
 from grpo.common.errors import UserError
 from grpo.discovery.language_model import Endpoint, propose_with
@@ -20,7 +20,6 @@ from grpo.discovery.log import Attempt, Log, Settings
 from grpo.discovery.search import Budget, search
 from grpo.discovery.verifier import verify_text
 from grpo.models.checkpoint import save_checkpoint
-from grpo.models.hugging_face import Qwen2Config, Qwen2ForCausalLM
 
 pytestmark = pytest.mark.vllm
 CONTEXT = 2048  # tokens, fewer than the search would allow an answer
@@ -29,21 +28,10 @@ CONTEXT = 2048  # tokens, fewer than the search would allow an answer
 @pytest.fixture(scope="module")
 def endpoint(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """vLLM's server with a random model."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    config = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **FOR_VLLM}
+    config |= {"max_position_embeddings": CONTEXT, "initializer_range": 0.02}
     folder = tmp_path_factory.mktemp("served")
-    save_checkpoint(folder, Qwen2ForCausalLM(config), tokenizer)
+    save_checkpoint(folder, tiny_model("qwen2", len(tokenizer), **config), tokenizer)
     (folder / "chat.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

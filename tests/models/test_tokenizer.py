@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from model_parts import TOKENIZERS
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from grpo.common.errors import UserError
+from grpo.models.checkpoint import load_tokenizer
 from grpo.models.tokenizer import Tokenizer
+from grpo.tasks import formats
 
 TEXTS = [
     "",
@@ -141,3 +146,124 @@ def test_tokens_that_only_the_config_names_are_added_as_by_transformers(like_qwe
     ids = ours(text)["input_ids"]
     assert ids == theirs(text, truncation=False)["input_ids"] and {size, size + 1} <= set(ids)
     assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+
+
+# ------------------------------------------------------------------------------------- beginning of text, chats, stop tokens
+
+WITH_TEMPLATE = ["like_llama3", "like_gemma", "like_qwen3"]
+BEGINS = {"like_llama3": "<|begin_of_text|>", "like_gemma": "<bos>"}
+CHATS = [
+    [{"role": "user", "content": "What is 1 + 1?"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Say {{ this }} \n"}],
+]
+
+
+@pytest.fixture
+def hub(request: pytest.FixtureRequest, tmp_path: Path, _texts: list[str]) -> Path:
+    TOKENIZERS[request.param](tmp_path, _texts)
+    return tmp_path
+
+
+@pytest.mark.parametrize("hub", TOKENIZERS, indirect=True)
+def test_a_prompt_begins_once_where_the_tokenizer_wants_it(hub: Path, request: pytest.FixtureRequest) -> None:
+    ours, theirs = Tokenizer.from_folder(hub), AutoTokenizer.from_pretrained(hub)
+    begin = BEGINS.get(request.node.callspec.params["hub"], "")
+    for text in TEXTS:
+        assert list(ours.prompt_ids(text)) == theirs(text)["input_ids"]
+        assert ours.prompt_ids(begin + text) == ours.prompt_ids(text)  # a template of one's own may have it
+    assert ours.decode(ours.prompt_ids("x")) == begin + "x"
+    assert ours("x", add_special_tokens=False)["input_ids"] == list(ours.prompt_ids("x"))[bool(begin) :]
+
+
+@pytest.mark.parametrize("hub", ["like_gemma"], indirect=True)
+def test_tokenizer_json_alone_decides_on_the_beginning(hub: Path) -> None:
+    """As in transformers; and an end that it puts after texts is not for prompts."""
+    config = json.loads((hub / "tokenizer_config.json").read_text()) | {"add_bos_token": False, "add_eos_token": True}
+    (hub / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = AutoTokenizer.from_pretrained(hub)("Mia")["input_ids"]
+    assert list(Tokenizer.from_folder(hub).prompt_ids("Mia")) == theirs and theirs[0] >= 300
+    backend = Backend.from_file(str(hub / "tokenizer.json"))
+    special = [(token, backend.token_to_id(token)) for token in ("<bos>", "<eos>")]
+    backend.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=special)
+    backend.save(str(hub / "tokenizer.json"))
+    assert AutoTokenizer.from_pretrained(hub)("Mia")["input_ids"] == [*theirs, special[1][1]]
+    assert list(Tokenizer.from_folder(hub).prompt_ids("Mia")) == theirs
+
+
+@pytest.mark.parametrize("hub", WITH_TEMPLATE, indirect=True)
+def test_chats_are_those_of_apply_chat_template(hub: Path, request: pytest.FixtureRequest) -> None:
+    ours, theirs = Tokenizer.from_folder(hub), AutoTokenizer.from_pretrained(hub)
+    for chat in CHATS:
+        for options in ({}, {"enable_thinking": False}):
+            if hub.joinpath("tokenizer_config.json").read_text().count("System role") and len(chat) > 1:
+                with pytest.raises(UserError, match="refuses messages of system, user: System role not supported"):
+                    ours.chat_ids(chat, **options)
+                continue
+            expected = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, **options)
+            assert list(ours.chat_ids(chat, **options)) == expected
+    text = ours.decode(ours.chat_ids(CHATS[0], enable_thinking=False))
+    begin = BEGINS.get(request.node.callspec.params["hub"])
+    assert begin is None or text.count(begin) == 1
+    assert text.endswith("<think>\n\n</think>\n\n") == (begin is None)
+
+
+@pytest.mark.parametrize("hub", ["like_qwen3"], indirect=True)
+def test_a_chat_format_is_a_chat(hub: Path) -> None:
+    """A system message only where the format has one, and the template's options; the answer is in the box."""
+    ours, theirs = Tokenizer.from_folder(hub), AutoTokenizer.from_pretrained(hub)
+    prompt = formats.CHAT.prompt("What is 1 + 1?")
+    user, system = ({"role": role, "content": text} for role, text in (("user", prompt), ("system", "Be brief.")))
+    for format, chat, options in (
+        (formats.CHAT, [user], {}),
+        (formats.CHAT_WITHOUT_THINKING, [user], {"enable_thinking": False}),
+        (replace(formats.CHAT, system="Be brief."), [system, user], {}),
+    ):
+        expected = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, **options)
+        assert list(format.encode(ours, prompt)) == expected
+    assert (formats.CHAT.read("<think>3?</think> It is \\boxed{2}."), formats.CHAT.read("It is 2.")) == ("2", None)
+
+
+def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:
+    files = {path.name: path.read_bytes() for path in like_qwen.iterdir() if path.name != "chat_template.jinja"}
+    config = json.loads(files["tokenizer_config.json"])
+    config["chat_template"] = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "Mia"}]
+    tokenizer = Tokenizer(files | {"tokenizer_config.json": json.dumps(config).encode()})
+    assert tokenizer.chat_ids(CHATS[0]) == tuple(tokenizer("Mia")["input_ids"])
+
+
+def test_without_a_chat_template_there_are_no_chats(tokenizer: Any) -> None:
+    with pytest.raises(UserError, match=r"has no chat template.*r1_zero or question_only"):
+        formats.CHAT.encode(tokenizer, "?")
+
+
+@pytest.mark.parametrize("hub", TOKENIZERS, indirect=True)
+def test_tokens_that_end_a_response(hub: Path, request: pytest.FixtureRequest) -> None:
+    """The tokenizer's own, and those of generation_config.json, which is saved as it was."""
+    tokenizer = Tokenizer.from_folder(hub)
+    expected = {
+        "like_llama3": {"<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"},
+        "like_gemma": {"<eos>", "<end_of_turn>"},
+        "like_qwen3": {"<|im_end|>", "<|endoftext|>"},
+        "like_olmo": {"<|endoftext|>"},
+    }[request.node.callspec.params["hub"]]
+    assert {tokenizer.decode([i]) for i in tokenizer.stop_token_ids} == expected
+    assert tokenizer.stop_token_ids[0] == tokenizer.eos_token_id
+    tokenizer.save_pretrained(hub / "saved")
+    assert Tokenizer.from_folder(hub / "saved").stop_token_ids == tokenizer.stop_token_ids
+
+
+def test_a_tokenizer_in_older_files_is_converted(tmp_path: Path, _texts: list[str]) -> None:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False
+    )
+    backend.train_from_iterator(_texts, trainer)
+    backend.model.save(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}')
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer(TEXTS[2])["input_ids"] == AutoTokenizer.from_pretrained(tmp_path)(TEXTS[2])["input_ids"]
+    assert tokenizer.stop_token_ids == (0, 7)

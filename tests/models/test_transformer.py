@@ -194,7 +194,7 @@ def test_piece_by_piece_is_the_same_as_at_once(theirs: bool, pieces: list[int], 
     found = []
     for length in pieces:
         ids = token_ids()[:, start : start + length]
-        mask = LEFT_PADDED[:, : start + length] if padded else [None, NO_MASK][start % 2 if length == 1 or not theirs else 0]
+        mask = LEFT_PADDED[:, : start + length] if padded else None
         found.append(model(ids, attention_mask=mask, past_key_values=cache, use_cache=True).logits)
         start += length
     real = LEFT_PADDED.bool() if padded else torch.ones(3, 12, dtype=torch.bool)
@@ -573,7 +573,7 @@ def test_visible_keys_by_hand() -> None:
     found = visible_keys(torch.tensor([[0, 1, 1, 1], [0, 0, 0, 1]]), 2, 2, device)
     assert found is not None and found.dtype == torch.bool
     assert found[:, 0].int().tolist() == [[[0, 1, 1, 0], [0, 1, 1, 1]], [[0, 0, 1, 0], [0, 0, 0, 1]]]
-    for nothing_hidden in (visible_keys(None, 3, 0, device), visible_keys(NO_MASK, 1, 5, device)):
+    for nothing_hidden in (visible_keys(None, 3, 0, device), visible_keys(None, 1, 5, device)):
         assert nothing_hidden is None
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from model_parts import SMALLER, tiny_model
 from training_parts import NoMlflow, context, problems
 
 from grpo.common.errors import ToBeResumed
 from grpo.common.records import Example
 from grpo.common.world import World, init_world
 from grpo.learner.learner import Learner
-from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
 from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import LOSS_TYPES, ExpertIterationConfig, GrpoConfig, SftConfig
@@ -68,23 +68,9 @@ TIMED = GRPO.model_copy(update={"wall_clock_limit_s": 5000.0})
 
 
 def make_model() -> Any:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(TOKENIZER),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        eos_token_id=TOKENIZER.eos_token_id,
-        pad_token_id=TOKENIZER.pad_token_id,
+    return tiny_model(
+        vocab_size=len(TOKENIZER), eos_token_id=TOKENIZER.eos_token_id, pad_token_id=TOKENIZER.pad_token_id, **SMALLER
     )
-    model = Qwen2ForCausalLM(config)
-    model.set_attn_implementation(SHARED_PROMPT)
-    return model
 
 
 def a_third(response: str, truth: str) -> dict[str, float]:

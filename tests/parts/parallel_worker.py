@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from learner_parts import flat, last_gradients
+from model_parts import SMALLER, tiny_model
 from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.common.world import ALONE, World, init_world
 from grpo.learner.learner import Learner
-from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
 from grpo.study.methods import GrpoConfig
 
 LENGTHS = [[5, 1, 9, 3], [2, 2, 0, 1], [12, 7, 1, 4]]
@@ -22,20 +22,7 @@ VOCABULARY = 50
 
 
 def make_model() -> Any:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config)
-    model.set_attn_implementation(SHARED_PROMPT)
-    return model
+    return tiny_model(vocab_size=VOCABULARY, **SMALLER)
 
 
 def make_rollouts() -> list[Rollout]:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from model_parts import tiny_checkpoint
 from torch import Tensor
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion
-from grpo.models.checkpoint import compile_layers, save_checkpoint
+from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.rollout.make import make_engine, sleeps
@@ -161,11 +162,11 @@ def test_top_p_is_the_share_of_what_is_allowed() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(2000, 4)  # the first token is end of text
     params = SamplingParams(top_p=0.55, min_tokens=3, max_tokens=5)
     uniform = torch.rand(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    tokens, log_probs = sample(logits, params, eos_token_id=0, length=1, uniform=uniform)
+    tokens, log_probs = sample(logits, params, stop_token_ids=[0], length=1, uniform=uniform)
     # Of the others' .5 the second has .6, which is the nucleus by itself.
     assert set(tokens.tolist()) == {1}
     assert log_probs.abs().max() < 1e-6
-    tokens, _ = sample(logits, params, eos_token_id=0, length=4, uniform=uniform)
+    tokens, _ = sample(logits, params, stop_token_ids=[0], length=4, uniform=uniform)
     assert set(tokens.tolist()) == {0, 1}
 
 
@@ -216,6 +217,7 @@ def test_batches_of_one_call_draw_different_numbers(model: Any, tokenizer: Any, 
 
 # ------------------------------------------------------------------------------------------------ what vLLM is asked for
 
+ENDS = SimpleNamespace(stop_token_ids=(0, 7))  # all that vLLM needs of a tokenizer
 PARAMS = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=9, stop=("x", "yz"))
 
 
@@ -260,6 +262,7 @@ class NotesCalls:
     def generate(self, prompts: list[Any], params: list[Any], use_tqdm: bool) -> list[Any]:
         self.calls.append("generate")
         self.seeds = [one.seed for one in params]
+        self.stop_token_ids = params[0].stop_token_ids
         self.prompts = [prompt["prompt_token_ids"] for prompt in prompts]
         ids = [(i, len(prompt)) for i, prompt in enumerate(self.prompts)]
         answers = [
@@ -275,9 +278,12 @@ class NotesCalls:
     def wake_up(self, tags: list[str]) -> None:
         self.calls += [f"wake {tag}" for tag in tags]
 
-    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+    def collective_rpc(self, method: Any, kwargs: dict[str, Any] | None = None) -> list[bool] | None:
+        if kwargs is None:
+            return [True]  # it has a head
         dict(kwargs["weights_iterator"])
         self.calls.append(method)
+        return None
 
     def reset_prefix_cache(self) -> None:
         self.calls.append("forget prefixes")
@@ -305,7 +311,7 @@ def on_vllm(study: Study, **engine: Any) -> Study:
 @pytest.mark.usefixtures("on_gpu")
 def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(mini_study: Study, model: Any) -> None:
     """Room for weights, the weights as they are now, and only then room for keys and values."""
-    engine = make_engine(on_vllm(mini_study, sleep_level=2), Path("model"), model, None)
+    engine = make_engine(on_vllm(mini_study, sleep_level=2), Path("model"), model, ENDS)
     llm = engine._llm  # type: ignore[attr-defined]
     assert llm.settings["enable_sleep_mode"] is True
     put = ["reload_weights", "forget prefixes"]
@@ -314,7 +320,7 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(mini_study: Stud
     assert llm.calls == [*put, "sleep 2"]  # not while it sleeps
     groups = engine.generate([(5, 6), (7,)], PARAMS, n=2, seed=4)
     assert llm.calls[3:] == ["wake weights", *put, "wake kv_cache", "generate", "sleep 2"]
-    assert llm.prompts == [[5, 6], [7]]
+    assert llm.prompts == [[5, 6], [7]] and llm.stop_token_ids == [0, 7]
     assert llm.seeds == [settings["seed"] for settings in request_settings(PARAMS, 2, 4, "cuda", 2)]
     expected = [Completion((i, n), f"text {i}", (-i / 4, -n / 4), "stop", policy_version=3) for i, n in ((0, 2), (1, 1))]
     assert groups == [[one, one] for one in expected]
@@ -324,7 +330,7 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(mini_study: Stud
 def test_a_vllm_that_stays_awake_takes_weights_at_once(mini_study: Study, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Any] = []
     monkeypatch.setattr("grpo.rollout.vllm_engine.require_equal_weights", lambda *pair: checked.append(pair))
-    engine = make_engine(on_vllm(mini_study), Path("model"), model, None, check_weights=True)
+    engine = make_engine(on_vllm(mini_study), Path("model"), model, ENDS, check_weights=True)
     llm = engine._llm  # type: ignore[attr-defined]
     engine.synchronize(model, policy_version=1)
     assert checked == [(llm, model)] * 2
@@ -366,9 +372,9 @@ def test_the_runs_own_share_of_memory_reaches_the_engine(
     save_checkpoint(tmp_path, model, tokenizer)
     study, own = on_vllm(mini_study, sleep_level=2), mini_study.grpo.model_copy(update={"gpu_memory_utilization": 0.3})
     assert mini_study.grpo.gpu_memory_utilization == 0.85
-    assert share(make_engine(study, tmp_path, model, None, config=own)) == 0.3
-    assert share(make_engine(study, tmp_path, model, None, config=study.sft)) == 0.85
-    assert share(make_engine(study, tmp_path, model, None)) == 0.85
+    assert share(make_engine(study, tmp_path, model, ENDS, config=own)) == 0.3
+    assert share(make_engine(study, tmp_path, model, ENDS, config=study.sft)) == 0.85
+    assert share(make_engine(study, tmp_path, model, ENDS)) == 0.85
     monkeypatch.setattr(start, "_settle", lambda *_: None)  # this process is no actor's
     generator, _, _ = start._make_generator(study, own, tmp_path, Path(), check_weights=False)
     assert share(generator) == 0.3
@@ -628,3 +634,20 @@ def test_compiling_without_a_compiler_says_what_to_install(model: Any, monkeypat
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UserError, match=r"learner\.compile: needs a C\+\+ compiler such as g\+\+"):
         compile_layers(model)
+
+
+def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:
+    """And stays in it, though no text shows it; before min_tokens none is drawn. Where padding is one of them, it is real."""
+    tiny_checkpoint(tmp_path, "llama", "like_qwen3", TEXTS, initializer_range=0.1)
+    model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
+    assert len(tokenizer.stop_token_ids) == 2 and tokenizer.pad_token_id == tokenizer.eos_token_id
+    prompts = [tokenizer.prompt_ids(text) for text in TEXTS]
+    engine = TransformersEngine(model, tokenizer)
+    completions = flatten(engine.generate(prompts, SamplingParams(max_tokens=30), n=150, seed=1))
+    ended_by = Counter(c.token_ids[-1] for c in completions if c.finish_reason == "stop")
+    assert set(ended_by) == set(tokenizer.stop_token_ids)
+    assert all(not set(c.token_ids[:-1]) & set(ended_by) for c in completions)
+    assert all(len(c.token_ids) == 30 for c in completions if c.finish_reason == "length")
+    assert not any("<|" in c.text for c in completions)
+    late = flatten(engine.generate(prompts, SamplingParams(min_tokens=20, max_tokens=30), n=150, seed=1))
+    assert not any(set(c.token_ids[:20]) & set(ended_by) for c in late)

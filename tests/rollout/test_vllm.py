@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_parts import FOR_VLLM, tiny_checkpoint, tiny_model
 from pipeline_parts import ROOT, sh
 from ruamel.yaml import YAML
 from study_parts import ASYNCHRONOUS, activate, needed_selections
@@ -23,13 +24,13 @@ from grpo.common.files import write_json
 from grpo.common.records import Problem, Rollout
 from grpo.handouts import evaluate_vllm
 from grpo.learner.learner import Learner
-from grpo.models.checkpoint import load_model, save_checkpoint
-from grpo.models.hugging_face import Qwen2Config, Qwen2ForCausalLM
+from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.rollout.vllm_engine import VllmEngine
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
 from grpo.study.methods import GrpoConfig
+from grpo.tasks import formats
 
 pytestmark = pytest.mark.vllm
 STEPS = 14  # of a run of the mini study
@@ -39,23 +40,9 @@ STEPS = 14  # of a run of the mini study
 def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """A random model (grouped-query attention, heads of 32, the smallest that vLLM's CPU attention takes), and vLLM with it."""
     torch.set_num_threads(2)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    config = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     folder = tmp_path_factory.mktemp("checkpoint")
-    save_checkpoint(folder, Qwen2ForCausalLM(config), tokenizer)
+    save_checkpoint(folder, tiny_model("qwen2", **config, **FOR_VLLM), tokenizer)
     model = load_model(folder)
     engine = VllmEngine(folder, model, "float32", "cpu", 0.5, max_batch_size=64, check_weights=True)
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in ("Mia has 3 apples.", "How many", "Tom")]
@@ -153,6 +140,33 @@ def test_after_an_update_vllm_samples_with_the_new_weights(served: Any) -> None:
     assert {r.completion.policy_version for r in after} == {2}
     for rollout, log_probs in zip(after, learner.log_probs(after), strict=True):
         assert torch.tensor(rollout.completion.log_probs) == pytest.approx(log_probs, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokenizer_kind"), [("llama", "like_llama3"), ("qwen3", "like_qwen3"), ("gemma2", "like_gemma")]
+)
+def test_other_architectures_and_several_stop_tokens(kind: str, tokenizer_kind: str, tmp_path: Path) -> None:
+    """vLLM samples with the learner's log-probabilities, asked in a chat where there is a template, and ends where our engine
+    does; before and after an update.
+    """
+    sizes = {"head_dim": 32, "sliding_window": 64} if kind == "gemma2" else {"head_dim": 32}
+    tiny_checkpoint(tmp_path, kind, tokenizer_kind, ["What is 1 + 1?", "It is 2."], **FOR_VLLM | sizes)
+    model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
+    asked = (formats.CHAT, formats.QUESTION_ONLY)
+    prompts = [f.encode(tokenizer, f.prompt(text)) for f in asked for text in ("What is 1 + 1?", "And 2 + 2?")]
+    engine = VllmEngine(tmp_path, model, "float32", "cpu", 0.5, 64, stop_token_ids=tokenizer.stop_token_ids)
+    learner = make_learner(model)
+    for version in (1, 2):
+        groups = engine.generate(prompts, SamplingParams(max_tokens=40), n=64, seed=version)
+        found = [Rollout(Problem("", "", ""), p, c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
+        for rollout, log_probs in zip(found, learner.log_probs(found), strict=True):
+            assert rollout.completion.log_probs == pytest.approx(log_probs.tolist(), abs=1e-3)
+            *before, last = rollout.completion.token_ids
+            assert not set(before) & set(tokenizer.stop_token_ids)
+            assert (last in tokenizer.stop_token_ids) == (rollout.completion.finish_reason == "stop")
+        assert {r.completion.token_ids[-1] for r in found} >= set(tokenizer.stop_token_ids)
+        learner.update(scored(found, torch.rand(len(found)), torch.randn(len(found))))
+        engine.synchronize(model, version)
 
 
 def test_an_engine_that_ends_says_what_to_change(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:

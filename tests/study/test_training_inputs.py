@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from study_parts import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
@@ -220,8 +221,19 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     (tmp_path / "own.py").write_text(OWN_TASK.replace("# Easy.", ""))
     assert changed(written()) == set()
     assert changed(written(study.model_copy(update={"tasks": study.tasks | {"own": {"use": "own:Own", "size": 4}}}))) == {"own"}
-    monkeypatch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.")})
-    assert changed(written()) == {"keyword"}
+    ways: list[dict[str, Any]] = [
+        {},
+        {"chat": True},
+        {"chat": True, "system": "Be brief."},
+        {"chat": True, "options": {"a": 1}},
+    ]
+    asked = set()
+    for way in ways:
+        monkeypatch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.", **way)})
+        after = written()
+        assert changed(after) == {"keyword"}
+        asked.add(after["keyword"])
+    assert len(asked) == len(ways)
 
 
 def test_the_runs_of_an_experiment_depend_on_their_own_task_only(

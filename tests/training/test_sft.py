@@ -8,10 +8,12 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from model_parts import like_llama3
 from state_parts import never_saved
 from study_parts import entry
 from torch import Tensor
@@ -21,12 +23,15 @@ from grpo.common.errors import UserError
 from grpo.common.records import Completion, Example, Problem, write_records
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, save_checkpoint
+from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import SftConfig
 from grpo.study.schema import Study
+from grpo.tasks import formats
 from grpo.tasks.rewards import r1_zero_reward_fn
+from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
 from grpo.training.monitor import Monitor
 from grpo.training.order import choose_examples, items_of_step
@@ -408,3 +413,26 @@ def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, mode
     assert [evaluations["sft"][1][key] for key in measured] == [evaluations["early"][0][key] for key in measured]
     assert [evaluations["sft"][0][key] for key in measured] == [evaluations["base"][0][key] for key in measured]
     assert evaluations["early"][0]["val/token_entropy"] != evaluations["base"][0]["val/token_entropy"]
+
+
+@pytest.mark.parametrize("format", [formats.R1_ZERO, formats.CHAT], ids=["r1_zero", "chat"])
+def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Path) -> None:
+    """With the beginning of text that the tokenizer wants, or as a user's message; responses are tokenised apart."""
+    like_llama3(tmp_path, ["Mia has 3 apples."])
+    tokenizer, seen = Tokenizer.from_folder(tmp_path), []
+
+    def update(prompts: Any, responses: Any, constant: float) -> dict[str, float]:
+        seen.extend(zip(prompts, responses, strict=True))
+        return {"loss": 0.0}
+
+    config = CONFIG.model_copy(update={"n_sft_steps": 1, "train_batch_size": 10})
+    parts = {"data": EXAMPLES, "engine": None, "learner": SimpleNamespace(sft_update=update), "tokenizer": tokenizer}
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    train_sft(context(config, log, never_saved(tmp_path), **parts, format=format))
+    log.close()
+    expected = {
+        (format.encode(tokenizer, e.prompt), tuple(tokenizer(e.response, add_special_tokens=False)["input_ids"]))
+        for e in EXAMPLES
+    }
+    assert set(seen) == expected and len(expected) == 10
+    assert all(prompt.count(tokenizer.prompt_ids("")[0]) == 1 for prompt, _ in seen)

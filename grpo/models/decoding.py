@@ -1,0 +1,110 @@
+"""A batch of prompts with several responses each, one more token at a time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.models.packed_attention import NO_MASK
+from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
+
+Prompts = Sequence[Sequence[int]]
+
+
+class SharedPrompts:
+    """Each prompt is computed once, and its keys and values are kept and read once for all its responses.
+
+    Args:
+        model: whose traits say that prompts can be shared.
+        prompts: token ids.
+        n: responses to each.
+        room: the most tokens a response may have.
+        pad: any token.
+
+    Attributes:
+        logits: (rows, vocabulary) of the next token of each response, those to a prompt side by side.
+    """
+
+    def __init__(self, model: Any, prompts: Prompts, n: int, room: int, pad: int):
+        self.model = model
+        ids, real = pad_left(prompts, pad, model.device)
+        width, dtype = ids.shape[1], model.dtype
+        cache = KeyValueCache(width)
+        output = model(
+            ids,
+            attention_mask=real,
+            position_ids=(real.cumsum(-1) - 1).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        mask = torch.zeros(len(prompts), 1, 1, width, device=ids.device, dtype=dtype)
+        mask.masked_fill_(real[:, None, None, :] == 0, torch.finfo(dtype).min)
+        self.prefix = SharedPrefix(cache.keys, cache.values, mask, n)
+        self.cache = KeyValueCache(room)
+        self.logits: Tensor = output.logits[:, -1].repeat_interleave(n, dim=0)
+        self.positions = real.sum(-1).repeat_interleave(n, dim=0)  # of the next token
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the rows only."""
+        self.positions = self.positions[rows]
+        self.prefix.keep(rows)
+        self.cache.keep(rows)
+
+    def step(self, tokens: Tensor) -> None:
+        """Append a token to each row (rows,)."""
+        output = self.model(
+            tokens[:, None],
+            attention_mask=NO_MASK,
+            position_ids=self.positions[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+            shared=self.prefix,
+        )
+        self.logits, self.positions = output.logits[:, -1], self.positions + 1
+
+
+class CopiedPrompts:
+    """The same for models in which prompts cannot be shared: each response has a copy of its prompt's keys and values, in the
+    cache that transformers makes for the architecture.
+
+    Arguments and attributes as of :class:`SharedPrompts`.
+    """
+
+    def __init__(self, model: Any, prompts: Prompts, n: int, room: int, pad: int):
+        from transformers import DynamicCache
+
+        self.model = model
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        ids, self.real = pad_left(prompts, pad, model.device)
+        self.cache = DynamicCache(config=model.config)
+        logits = self._forward(ids, (self.real.cumsum(-1) - 1).clamp(min=0))
+        self.cache.batch_repeat_interleave(n)
+        self.real, self.logits = self.real.repeat_interleave(n, dim=0), logits.repeat_interleave(n, dim=0)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the rows only."""
+        self.real = self.real[rows]
+        self.cache.batch_select_indices(rows)  # type: ignore[no-untyped-call]
+
+    def step(self, tokens: Tensor) -> None:
+        """Append a token to each row (rows,)."""
+        self.real = torch.cat([self.real, torch.ones_like(tokens)[:, None]], dim=1)
+        self.logits = self._forward(tokens[:, None], self.real.sum(-1, keepdim=True) - 1)
+
+    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        more = {"position_ids": positions} if self.takes_positions else {}
+        output = self.model(ids, attention_mask=self.real, past_key_values=self.cache, use_cache=True, **more)
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+
+def pad_left(prompts: Prompts, pad: int, device: Any) -> tuple[Tensor, Tensor]:
+    """Token ids (prompts, longest prompt), and 0 where there is padding and 1 elsewhere, of the same shape."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
+    return ids, torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)

@@ -1,0 +1,155 @@
+"""Finding out what a Hugging Face model can be asked for.
+
+Responses share their prompt's copy by an attention function of this project's, which takes the place of the architecture's
+own. Where that one computes more than softmax(q k^T) v over all earlier tokens, the result would be wrong without a word. So
+three things must hold before it is used: the configuration asks for nothing of the kind, no layer hands the function what it
+does not compute (:class:`NotComputed`), and on a few short texts the results are those of the architecture's own attention.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.common.errors import reason
+from grpo.models.decoding import CopiedPrompts, SharedPrompts
+from grpo.models.packed_attention import NO_MASK, Layout, Stretch
+from grpo.models.traits import Traits
+
+SHARED_PROMPT = "shared_prompt"  # the name under which a model is told to use this project's attention
+# Two prompts with two responses each; the ids are in any vocabulary.
+TEXTS = (((1, 2, 3, 4, 5), ((6, 7, 8), (9, 3, 1))), ((8, 2), ((4, 4, 7), (5, 1, 2))))
+# How far results may lie apart, as a share of their norm. Rounding in bfloat16 adds up over the layers; what is meant to be
+# found (an unheeded position, another token's state) moves them by their own size.
+NEAR = {torch.float32: 1e-3}
+NEAR_IN_HALF = 0.1
+
+
+class NotComputed(Exception):
+    """A layer asks the shared attention for something that it does not compute."""
+
+    def __init__(self, names: list[str]):
+        super().__init__(f"its attention takes {', '.join(names)}")
+        self.names = names
+
+
+@torch.no_grad()
+def examine(model: Any) -> Traits:
+    """What a model can be asked for; it is told which attention to use, and loses dropout and a padding token without gradient.
+
+    Args:
+        model: of transformers, with the attention that this chooses for it.
+    """
+    _prepare(model)
+    config = model.config.get_text_config()
+    usual = config._attn_implementation
+    if getattr(config, "attn_logit_softcapping", None) and usual == "sdpa":
+        usual = "eager"  # the other ignores it
+        model.set_attn_implementation(usual)
+    rows = torch.tensor([_padded(prompt + response) for prompt, two in TEXTS for response in two])
+    expected = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
+    logits = model(input_ids=rows, use_cache=False).logits
+    head = model.get_output_embeddings()
+    plain = head is not None and torch.equal(logits.float(), torch.nn.functional.linear(expected, head.weight).float())
+    why = _by_config(config)
+    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+        why = "it counts positions by itself"
+    if not why:
+        model.set_attn_implementation(SHARED_PROMPT)
+        why = _by_trying(model, expected, logits)
+        if why:
+            model.set_attn_implementation(usual)
+    unsampled = _decoding(CopiedPrompts, model, logits) if why else ""
+    context = getattr(config, "max_position_embeddings", None)
+    return Traits(context, why, unsampled, plain)
+
+
+def _prepare(model: Any) -> None:
+    """No dropout, without which a policy's log-probabilities are not those that it sampled with; and no token whose embedding
+    gets no gradient, since where padding and end of text are one token that one stands in chats.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    model.get_input_embeddings().padding_idx = None
+
+
+def _by_config(config: Any) -> str:
+    """What the configuration says that no short text would show; empty where it says nothing of the kind."""
+    if kinds := set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
+        return f"it has layers of {', '.join(sorted(kinds))}"
+    if getattr(config, "attention_chunk_size", None):
+        return "its attention goes by chunks"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if (kind := rope.get("rope_type")) in ("dynamic", "longrope"):
+        return f"its positions ({kind} RoPE) depend on the longest text of a batch"
+    return ""
+
+
+def _by_trying(model: Any, expected: Tensor, logits: Tensor) -> str:
+    """Compute the texts in the ways that share prompts; empty where the results are the same.
+
+    Args:
+        expected: (rows, tokens, width), last hidden states by the architecture's own attention.
+        logits: (rows, tokens, vocabulary), likewise.
+    """
+    ids: list[int] = []
+    positions: list[int] = []
+    stretches, wanted = [], []
+    for i, (prompt, responses) in enumerate(TEXTS):
+        stretches.append(Stretch(len(ids), len(prompt), tuple(len(r) for r in responses)))
+        ids += [*prompt, *(token for response in responses for token in response)]
+        positions += [*range(len(prompt)), *(len(prompt) + k for response in responses for k in range(len(response)))]
+        wanted += [expected[2 * i, : len(prompt)]]
+        wanted += [expected[2 * i + j, len(prompt) : len(prompt) + len(r)] for j, r in enumerate(responses)]
+    try:
+        packed = model.base_model(
+            input_ids=torch.tensor([ids]),
+            position_ids=torch.tensor([positions]),
+            attention_mask=NO_MASK,
+            use_cache=False,
+            shared=Layout(tuple(stretches)),
+        ).last_hidden_state[0]
+    except NotComputed as error:
+        return str(error)
+    except Exception as error:  # whatever an architecture raises that is built in another way
+        return reason(error)
+    if not _near(packed, torch.cat(wanted)):
+        return "packed rows gave other results than its own attention"
+    return _decoding(SharedPrompts, model, logits)
+
+
+def _decoding(kind: type[SharedPrompts | CopiedPrompts], model: Any, logits: Tensor) -> str:
+    """Decode the texts' responses token by token, and after the first go on without the first row; empty if that is right."""
+    prompts, responses = [prompt for prompt, _ in TEXTS], [response for _, two in TEXTS for response in two]
+    lengths = [len(prompt) for prompt in prompts for _ in range(2)]
+    rows = list(range(len(responses)))
+    try:
+        decoding = kind(model, prompts, 2, len(responses[0]), 0)
+        for k in range(len(responses[0])):
+            wanted = torch.stack([logits[i, lengths[i] - 1 + k] for i in rows])
+            if not _near(decoding.logits, wanted):
+                return "sampling token by token gave other results than whole texts"
+            if k == 1:
+                decoding.keep(torch.tensor([1, 2, 3]))
+                rows = rows[1:]
+            decoding.step(torch.tensor([responses[i][k] for i in rows]))
+    except Exception as error:  # as above
+        return reason(error)
+    return ""
+
+
+def _near(found: Tensor, expected: Tensor) -> bool:
+    limit = NEAR.get(found.dtype, NEAR_IN_HALF)
+    return bool((found.float() - expected.float()).norm() <= limit * expected.float().norm())
+
+
+def _padded(ids: tuple[int, ...]) -> list[int]:
+    """On the right, where causal attention hides it."""
+    longest = max(len(prompt) + len(response) for prompt, two in TEXTS for response in two)
+    return [*ids, *[0] * (longest - len(ids))]

@@ -1,0 +1,90 @@
+"""docs/models.md: its study is trained, from a checkpoint as it comes from the Hub, and learns; its other settings are ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from model_parts import tiny_checkpoint
+from ruamel.yaml import YAML
+
+from grpo.models.checkpoint import load_tokenizer
+from grpo.study.compose import compose
+from grpo.study.schema import load_study
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/models.md").read_text()
+
+
+def snippets(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
+
+
+@pytest.fixture
+def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the page's study is in use, with few and short steps, and `my-model` beside it: a tiny Llama."""
+    (study,) = (text for text in snippets("yaml") if "studies/digits.yaml" in text)
+    (module,) = snippets("python")
+    folder = tmp_path / "studies"
+    folder.mkdir()
+    for name in ("base", "mini"):
+        (folder / f"{name}.yaml").write_text((ROOT / f"studies/{name}.yaml").read_text())
+    (folder / "digits.py").write_text(module)
+    (folder / "digits.yaml").write_text(study)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    values = compose(Path("studies/digits.yaml"))
+    values["experiments"]["grpo_learning_rate"]["arms"] = {"1e-2": {"learning_rate": 1e-2}}
+    short = {"n_grpo_steps": 20, "rollout_batch_size": 64, "train_batch_size": 64, "sampling_max_tokens": 8}
+    values["grpo"] |= short | {"sampling_min_tokens": 0, "gradient_accumulation_steps": 4}
+    values["evaluation"] |= {"every": 10, "max_tokens": 8}
+    YAML().dump(values, tmp_path / "params.yaml")
+    tiny_checkpoint(tmp_path / "my-model", "llama", "like_llama3", ["Say number 12 in digits.", "You are a calculator."])
+    return tmp_path
+
+
+def test_a_llama_that_is_asked_in_chats_learns(digits: Path, grpo: Callable[..., tuple[int, str, str]]) -> None:
+    for command in ("dataset main", "model main", "math_baseline", "train grpo_learning_rate 1e-2"):
+        code, _, error = grpo(*command.split())
+        assert code == 0, error
+    run = digits / "data/runs/grpo_learning_rate/1e-2-0"
+    metrics = json.loads((run / "metrics.json").read_text())
+    print(f"share of digits: {metrics['first/answer_reward']:.2f} before, {metrics['val/answer_reward']:.2f} after")
+    assert metrics["first/answer_reward"] < 0.2 and metrics["val/answer_reward"] > 0.3
+    with (run / "history.csv").open(newline="") as file:
+        assert max(float(row["mismatch_mean"]) for row in csv.DictReader(file)) < 1e-4
+    sample = json.loads((run / "rollouts.jsonl").read_text().splitlines()[0])
+    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    assert sample["prompt"].startswith(f"<|begin_of_text|>{header.format('system')}You are a calculator.<|eot_id|>")
+    assert sample["prompt"].endswith(f" in digits.<|eot_id|>{header.format('assistant')}")
+    kept = digits / "data/checkpoints/grpo_learning_rate/1e-2-0/last"
+    for name in ("generation_config.json", "chat_template.jinja"):
+        assert (kept / name).read_bytes() == (digits / "my-model" / name).read_bytes()
+    assert len(load_tokenizer(kept).stop_token_ids) == 3
+
+
+def test_a_model_without_a_chat_template_is_refused(digits: Path, grpo: Callable[..., tuple[int, str, str]]) -> None:
+    (digits / "my-model/chat_template.jinja").unlink()
+    for command in ("dataset main", "model main"):
+        assert grpo(*command.split())[0] == 0
+    code, _, error = grpo("train", "grpo_learning_rate", "1e-2")
+    assert code == 2 and "has no chat template" in error
+    assert not (digits / "data/runs/grpo_learning_rate/1e-2-0").exists()
+
+
+def test_the_pages_other_settings_are_accepted(tmp_path: Path) -> None:
+    """Each put over the GSM8K study; and that one asks in chats."""
+    others = [text for text in snippets("yaml") if "extends" not in text]
+    assert len(others) == 3
+    for text in others:
+        (tmp_path / "own.yaml").write_text(f"extends: gsm8k\ndescription: Mine.\n{text}")
+        for name in ("base", "math-h100", "gsm8k"):
+            (tmp_path / f"{name}.yaml").write_text((ROOT / f"studies/{name}.yaml").read_text())
+        load_study(tmp_path / "own.yaml")
+    study = load_study(ROOT / "studies/gsm8k.yaml")
+    arms = study.experiments["grpo_prompt_ablation"].arms
+    assert {study.task("main").formats[arm["prompt"]].chat for arm in arms.values()} == {True, False}

@@ -1,0 +1,179 @@
+"""Models of other architectures, random and tiny: engine, learner and checkpoint against transformers' own forward pass."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_parts import config, last_gradients
+from model_parts import TINY, tiny_checkpoint, tiny_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from grpo.common.errors import UserError
+from grpo.common.records import Problem, Rollout
+from grpo.learner.learner import Learner
+from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.examine import examine
+from grpo.models.traits import traits_of
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+
+TEXTS = ["What is 1 + 1?", "The answer is 2, since 1 and 1 make 2.", "No.", "Mia has 3 apples and eats one of them."]
+COPIED = {  # why responses cannot share a prompt
+    "mistral": "its attention takes sliding_window",
+    "olmo3": "it has layers of sliding_attention",
+    "gemma2": "it has layers of sliding_attention",
+    "gemma3_text": "it has layers of sliding_attention",
+    "gpt_oss": "it has layers of sliding_attention",
+    "bloom": "it counts positions by itself",
+}
+TOKENIZER_OF = {"llama": "like_llama3", "gemma": "like_gemma", "gemma2": "like_gemma", "gemma3_text": "like_gemma"}
+# Of what is like another one here the longer tests come later.
+SLOW = {"granite", "gpt_neox", "gpt2", "mistral", "bloom", "mixtral", "gpt_oss"}
+every_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in SLOW)) for k in TINY])
+
+
+@pytest.fixture
+def folder(kind: str, tmp_path: Path) -> Path:
+    """A checkpoint as it comes from the Hub."""
+    default = "like_olmo" if kind.startswith("olmo") else "like_qwen3"
+    tiny_checkpoint(tmp_path / "hub", kind, TOKENIZER_OF.get(kind, default), TEXTS)
+    return tmp_path / "hub"
+
+
+def sampled(model: Any, tokenizer: Any) -> list[Rollout]:
+    """Four responses to each of three prompts, which are of unequal length and longer than the windows of attention."""
+    prompts = [tokenizer.prompt_ids(text) for text in TEXTS[:3]]
+    groups = TransformersEngine(model, tokenizer).generate(prompts, SamplingParams(0.8, max_tokens=12), n=4, seed=3)
+    return [Rollout(Problem("", "", ""), p, c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
+
+
+def by_transformers(model: Any, rollout: Rollout, temperature: float = 0.8) -> Tensor:
+    """Log-probabilities (response length,) of a response from a forward pass of transformers over it alone."""
+    ids = torch.tensor([rollout.prompt_ids + rollout.completion.token_ids])
+    logits = model(ids).logits[0, len(rollout.prompt_ids) - 1 : -1].float() / temperature
+    return torch.log_softmax(logits, -1).gather(-1, ids[0, len(rollout.prompt_ids) :, None])[:, 0]
+
+
+@every_kind
+def test_engine_learner_and_what_is_saved_agree_with_transformers(kind: str, folder: Path, tmp_path: Path) -> None:
+    """Sampled tokens have the log-probabilities that transformers' slowest attention gives them, in the learner too, packed and
+    padded, and after saving and loading.
+    """
+    theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    rollouts = sampled(model, tokenizer)
+    assert len({len(r.completion.token_ids) for r in rollouts}) + len({len(r.prompt_ids) for r in rollouts}) >= 4
+    with torch.no_grad():
+        expected = [by_transformers(theirs, rollout) for rollout in rollouts]
+    for rollout, log_probs in zip(rollouts, expected, strict=True):
+        assert rollout.completion.log_probs == pytest.approx(log_probs.tolist(), abs=1e-4)
+    assert torch.cat(expected).std() > 0.5  # else nothing was tried
+
+    save_checkpoint(tmp_path / "saved", model, tokenizer)
+    reloaded = load_model(tmp_path / "saved")
+    for trained, budget in ((model, None), (model, 60), (reloaded, 60)):
+        learner = Learner(trained, config(sampling_temperature=0.8), tokenizer.pad_token_id, budget)
+        for found, log_probs in zip(learner.log_probs(rollouts), expected, strict=True):
+            assert torch.allclose(found, log_probs, atol=1e-4)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        if (folder / name).exists():
+            assert (tmp_path / "saved" / name).read_bytes() == (folder / name).read_bytes()
+    assert load_tokenizer(tmp_path / "saved").stop_token_ids == tokenizer.stop_token_ids
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", attn_implementation="eager")
+    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), theirs.state_dict().values(), strict=True))
+
+
+@every_kind
+def test_gradients_are_those_of_a_plain_loop(kind: str, folder: Path) -> None:
+    """Of the mean negative log-likelihood of responses, packed and padded, against autograd over one response at a time."""
+    tokenizer = load_tokenizer(folder)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    rollouts = sampled(load_model(folder), tokenizer)
+    loss = -torch.stack([by_transformers(theirs, r, temperature=1.0).sum() for r in rollouts]).mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    expected = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    for budget in (None, 60):
+        learner = Learner(load_model(folder), config(), tokenizer.pad_token_id, budget)
+        assert (learner.max_tokens is not None) == (budget is not None and kind not in COPIED)
+        gradients = last_gradients(learner)
+        learner.sft_update([r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts])
+        for name, gradient in expected.items():
+            assert torch.allclose(gradients[name], gradient, atol=1e-4 + 1e-3 * gradient.abs().max().item()), name
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_prompts_are_shared_where_that_is_right(kind: str) -> None:
+    """What is known of each, so that a new release of transformers changes none of it unseen."""
+    traits = traits_of(tiny_model(kind))
+    assert traits.copied_because == COPIED.get(kind, "")
+    assert traits.unsampled_because == "" and traits.linear_head == (kind != "gemma2")
+    assert traits.context == 256
+
+
+FULL = ["full_attention"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "why"),
+    [
+        ("gemma2", {"layer_types": FULL}, "its attention takes softcap"),
+        ("gpt_oss", {"layer_types": FULL}, "its attention takes s_aux"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+            "it has layers of sliding_attention",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            r"its positions \(dynamic RoPE\) depend on the longest text of a batch",
+        ),
+    ],
+)
+def test_what_shared_attention_does_not_compute_is_seen(kind: str, changes: dict[str, Any], why: str) -> None:
+    model = tiny_model(kind, **changes)
+    assert re.fullmatch(why, traits_of(model).copied_because)
+    if "softcap" in why or "s_aux" in why:
+        assert model.config._attn_implementation == "eager"  # transformers' faster one leaves both out
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_model_that_does_not_heed_positions_is_seen_by_its_results(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are absolute, padding before a prompt spoils sampling, too, and the engine refuses the model."""
+    model = tiny_model(kind)
+    forward = type(model.base_model).forward
+
+    def heedless(self: Any, input_ids: Any = None, position_ids: Any = None, **inputs: Any) -> Any:
+        return forward(self, input_ids=input_ids, **inputs)
+
+    monkeypatch.setattr(type(model.base_model), "forward", heedless)
+    model.traits = examine(model)
+    assert traits_of(model).copied_because == "packed rows gave other results than its own attention"
+    if kind == "llama":  # only differences of positions count
+        TransformersEngine(model, None)
+        return
+    with pytest.raises(UserError, match=r"cannot sample this model \(sampling token by token .*Set it to vllm"):
+        TransformersEngine(model, None)
+
+
+def test_a_head_that_is_more_than_a_matrix_is_seen() -> None:
+    assert not traits_of(tiny_model("granite", logits_scaling=2.0)).linear_head
+
+
+def test_the_token_that_is_padding_learns_where_it_is_read() -> None:
+    """Where the end of a turn is also the padding, chats have it in their prompts."""
+    own, none = (tiny_model("llama", pad_token_id=pad, tie_word_embeddings=False) for pad in (5, None))
+    none.load_state_dict(own.state_dict())
+    found = []
+    for model in (own, none):
+        learner = Learner(model, config(), pad_token_id=5)
+        gradients = last_gradients(learner)
+        learner.sft_update([(3, 5, 4), (5, 5, 9, 9)], [(8, 5), (5,)])
+        found.append(copy.deepcopy(gradients["model.embed_tokens.weight"]))
+    assert torch.equal(*found) and found[0][5].abs().max() > 1e-3

@@ -1,0 +1,154 @@
+"""Tiny models with random weights, of several architectures, and tiny tokenizers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+# Of each architecture what its configuration needs to be tiny, besides what they share.
+TINY: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "llama": {},
+    "smollm3": {},
+    "olmo2": {"attention_dropout": 0.5},  # which training must not have
+    "granite": {},
+    "gpt_neox": {},
+    "gpt2": {"n_inner": 64},
+    "gemma": {"head_dim": 16},
+    "mistral": {"sliding_window": 6},
+    "olmo3": {"sliding_window": 6},
+    "gemma2": {"head_dim": 16, "sliding_window": 6, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 6},
+    "bloom": {},
+    "gpt_oss": {"sliding_window": 6, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
+    "mixtral": {},
+}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # So that next-token distributions are far from uniform and depend on the context.
+    "initializer_range": 0.3,
+    "tie_word_embeddings": True,
+}
+SMALLER = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+# Heads of 32, the smallest that vLLM's attention on the CPU takes.
+FOR_VLLM = {**SMALLER, "hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.2}
+
+
+def tiny_model(kind: str = "qwen2", vocab_size: int = 512, **changes: Any) -> Any:
+    """A randomly initialised model, as load_model would give it."""
+    from transformers import AutoConfig
+
+    from grpo.models.hugging_face import AutoModelForCausalLM, examine  # it knows the attention that is asked for
+
+    torch.manual_seed(0)
+    values = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **SIZES, **TINY[kind], **changes}
+    config = AutoConfig.for_model(kind, vocab_size=vocab_size, **values)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.traits = examine(model)
+    return model
+
+
+def like_llama3(folder: Path, texts: Sequence[str]) -> None:
+    """A tokenizer whose tokenizer.json puts a beginning before each text, and its chat template another; three stop tokens, and
+    none for padding.
+    """
+    begin, end, turn, more = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"
+    backend = _byte_level(texts, [begin, end, turn, more, "<|start_header_id|>", "<|end_header_id|>"])
+    add = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, backend.token_to_id(begin))])
+    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), add])
+    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    template = (
+        "{{ bos_token }}{% for message in messages %}"
+        + header.format("{{ message['role'] }}")
+        + "{{ message['content'] | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
+        + header.format("assistant")
+        + "{% endif %}"
+    )
+    ends = [backend.token_to_id(token) for token in (end, more, turn)]
+    config = {"bos_token": begin, "eos_token": turn}
+    _write(folder, backend, config, template, {"eos_token_id": ends, "temperature": 0.6, "top_p": 0.9})
+
+
+def like_gemma(folder: Path, texts: Sequence[str]) -> None:
+    """A beginning, a token for padding, and a chat template (in tokenizer_config.json) that refuses system messages."""
+    backend = _byte_level(texts, ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"])
+    begin = backend.token_to_id("<bos>")
+    backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", begin)])
+    template = (
+        "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}"
+        "{{ raise_exception('System role not supported') }}{% endif %}"
+        "<start_of_turn>{{ message['role'] }}\n{{ message['content'] }}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    )
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "add_bos_token": True}
+    ends = [backend.token_to_id(token) for token in ("<eos>", "<end_of_turn>")]
+    _write(folder, backend, config | {"chat_template": template}, None, {"eos_token_id": ends})
+
+
+def like_qwen3(folder: Path, texts: Sequence[str]) -> None:
+    """No beginning; the end of a turn is also padding; thinking can be left out."""
+    backend = _byte_level(texts, ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"])
+    template = (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    )
+    config = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "bos_token": None, "add_bos_token": False}
+    ends = [backend.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
+    _write(folder, backend, config, template, {"eos_token_id": ends})
+
+
+def like_olmo(folder: Path, texts: Sequence[str]) -> None:
+    """No beginning, no chat template, one stop token, and no generation_config.json."""
+    _write(folder, _byte_level(texts, ["<|endoftext|>"]), {"eos_token": "<|endoftext|>"}, None, None)
+
+
+TOKENIZERS = {"like_llama3": like_llama3, "like_gemma": like_gemma, "like_qwen3": like_qwen3, "like_olmo": like_olmo}
+
+
+def _byte_level(texts: Sequence[str], special: Sequence[str]) -> Backend:
+    """Byte-level BPE of 300 tokens and these."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    backend.add_special_tokens(list(special))
+    return backend
+
+
+def _write(
+    folder: Path, backend: Backend, config: dict[str, Any], template: str | None, generation: dict[str, Any] | None
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+
+
+def tiny_checkpoint(folder: Path, kind: str, tokenizer: str, texts: Sequence[str], **changes: Any) -> None:
+    """A folder as it comes from the Hub: a tiny model of an architecture, saved by transformers, and such a tokenizer."""
+    TOKENIZERS[tokenizer](folder, texts)
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    size = Backend.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    tiny_model(kind, size, **changes).save_pretrained(folder)
+    for name, content in kept.items():
+        (folder / name).write_bytes(content)
+    if "generation_config.json" not in kept:
+        (folder / "generation_config.json").unlink()

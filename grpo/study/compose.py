@@ -19,7 +19,8 @@ from grpo.study.sections import MAIN
 
 STUDIES_FOLDER = Path("studies")
 WHICH = ("use", "source", "name")  # a mapping in which one of these differs is of another kind: other keys belong to it
-WHOLE = ("arms", "documents", "sft_datasets")  # mappings that are replaced whole: an overlay that names arms means these arms
+# Mappings that are replaced whole: an overlay that names arms means these arms.
+WHOLE = ("arms", "documents", "sft_datasets", "reward")
 BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with an entry for a task each, of which `null` takes one away
 COMPUTED = ("study", "folder", "select_in")  # what composing sets, whatever a study file says
 _SELECT_IN = Note(

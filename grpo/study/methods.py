@@ -9,6 +9,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    FiniteFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -20,11 +21,12 @@ from pydantic import (
 
 from grpo.common.errors import UserError
 from grpo.common.imports import is_import_path, keys_of, source_of
+from grpo.tasks.task import OWN_REWARDS
 
 LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
+RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
 
 OFF_POLICY_RANK = "off_policy_rank"  # in an arm: "the values of the K-th best off-policy arm of the sweep before"
 
@@ -163,7 +165,8 @@ class GrpoConfig(SamplingConfig):
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
     loss_type: str = "reinforce_with_baseline"  # one of LOSS_TYPES, or MODULE:NAME (grpo.learner.losses.Loss)
     loss_options: dict[str, float] = Field(default_factory=dict)  # handed to the loss; an arm with another loss starts anew
-    reward: str | None = None  # MODULE:NAME (grpo.tasks.rewards.apply_reward); null: the task's own
+    # MODULE:NAME (grpo.tasks.rewards.apply_reward), or several with their weights; null: the task's own
+    reward: str | RewardWeights | None = None
     use_std_normalization: bool = True
     length_normalization: LengthNormalization = "masked_mean"
     cliprange: PositiveFloat = 0.2
@@ -174,17 +177,18 @@ class GrpoConfig(SamplingConfig):
 
     @field_validator("loss_type", "reward")
     @classmethod
-    def _is_found(cls, name: str | None, info: ValidationInfo) -> str | None:
-        known = LOSS_TYPES if info.field_name == "loss_type" else ()
-        if name is None or name in known:
-            return name
-        if not is_import_path(name):
-            raise ValueError(f"{name!r} is unknown: expected {', '.join((*known, 'MODULE:NAME of your own'))}")
-        try:
-            source_of(name)
-        except UserError as error:
-            raise ValueError(str(error).removesuffix(".")) from None
-        return name
+    def _is_found(cls, named: str | dict[str, float] | None, info: ValidationInfo) -> str | dict[str, float] | None:
+        known = LOSS_TYPES if info.field_name == "loss_type" else OWN_REWARDS if isinstance(named, dict) else ()
+        for name in [named] if isinstance(named, str) else named or ():
+            if name in known:
+                continue
+            if not is_import_path(name):
+                raise ValueError(f"{name!r} is unknown: expected {', '.join((*known, 'MODULE:NAME of your own'))}")
+            try:
+                source_of(name)
+            except UserError as error:
+                raise ValueError(str(error).removesuffix(".")) from None
+        return named
 
     @model_validator(mode="after")
     def _sanity_checks(self) -> GrpoConfig:

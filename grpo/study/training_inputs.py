@@ -87,7 +87,8 @@ def write_training_inputs(study: Study) -> None:
             entry, configs = study.experiments[name], configs_of(study, name)
             asynchronous = any(isinstance(config, GrpoConfig) and config.asynchronous is not None for config in configs)
             own = (*METHOD_CODE[entry.method], *(ASYNCHRONOUS_CODE if asynchronous else ()))
-            named = {value for config in configs for value in config.model_dump().values() if isinstance(value, str)}
+            values = [value for config in configs for value in config.model_dump().values()]
+            named = {name for v in values for name in ([v] if isinstance(v, str) else v if isinstance(v, dict) else ())}
             content = {
                 "settings": settings | {entry.method: study.defaults(entry.method).model_dump()},
                 "code": code | code_digests(Path(), own),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from numbers import Rational, Real
 from typing import Any
@@ -15,7 +15,7 @@ from grpo.common.records import Completion, Problem
 from grpo.grader.extract import last_boxed
 from grpo.grader.pool import is_equal
 from grpo.tasks.formats import tagged_answer
-from grpo.tasks.task import ScoredBatch, rewards
+from grpo.tasks.task import OWN_REWARDS, ScoredBatch, rewards
 
 SingleTruth = str | int | float | Fraction
 GroundTruth = SingleTruth | Sequence[SingleTruth]
@@ -85,8 +85,25 @@ REWARD_ARGUMENTS = (
 )
 
 
+def find_rewards(reward: str | Mapping[str, float]) -> dict[str, tuple[Callable[..., Any], float]]:
+    """The functions that :func:`apply_reward` is to call, each with its weight.
+
+    Args:
+        reward: MODULE:NAME; or several of them, or of :data:`OWN_REWARDS`, with their weights.
+
+    Raises:
+        UserError: there is none of that name, or it does not take what it is called with.
+    """
+    weights = {reward: 1.0} if isinstance(reward, str) else reward
+    return {name: (_own_reward(name) if name in OWN_REWARDS else find_reward(name), weights[name]) for name in weights}
+
+
+def _own_reward(name: str) -> Callable[..., Any]:
+    return lambda **columns: columns[name]
+
+
 def find_reward(path: str) -> Callable[..., Any]:
-    """The function that an import path names, which :func:`apply_reward` is to call.
+    """The function that an import path names.
 
     Raises:
         UserError: there is none, or it does not take what it is called with.
@@ -103,40 +120,59 @@ def find_reward(path: str) -> Callable[..., Any]:
 
 
 def apply_reward(
-    path: str, prompts: Sequence[str], completions: Sequence[Completion], problems: Sequence[Problem], scored: ScoredBatch
+    reward: str | Mapping[str, float],
+    prompts: Sequence[str],
+    completions: Sequence[Completion],
+    problems: Sequence[Problem],
+    scored: ScoredBatch,
 ) -> ScoredBatch:
-    """Let a function of the user's own give the reward, in the signature of TRL's reward functions.
+    """Let functions of the user's own give the reward, in the signature of TRL's reward functions.
 
-    It is called once, with keywords, each a list with one element for each completion: ``prompts`` and ``completions`` (text),
-    ``completion_ids`` (token ids), of the problems ``question``, ``ground_truth``, ``level`` and ``subject``, and the task's
-    own ``format_reward`` and ``answer_reward``. It returns as many numbers, of any size. (Where several processes train one run
-    together, each calls it once, with the whole groups that it has sampled.)
+    Each is called once, with keywords, each a list with one element for each completion: ``prompts`` and ``completions``
+    (text), ``completion_ids`` (token ids), of the problems ``question``, ``ground_truth``, ``level`` and ``subject``, and the
+    task's own ``format_reward`` and ``answer_reward``. It returns as many numbers, of any size. (Where several processes train
+    one run together, each calls it once, with the whole groups that it has sampled.)
 
     Args:
-        path: MODULE:NAME.
+        reward: MODULE:NAME; or several with their weights: the reward is then the weighted sum, as under TRL's
+            ``reward_weights``, and of a function that gives None for a completion (it does not apply) nothing is added.
         scored: by the task. Its ``format_reward`` and ``answer_reward`` stay.
 
     Returns:
         ``scored`` with that ``reward``.
 
     Raises:
-        UserError: see :func:`find_reward`; or it does not return one finite number for each completion.
+        UserError: see :func:`find_rewards`; or a function does not return one finite number for each completion.
     """
-    returned = find_reward(path)(
-        prompts=list(prompts),
-        completions=[completion.text for completion in completions],
-        completion_ids=[list(completion.token_ids) for completion in completions],
+    columns = {
+        "prompts": list(prompts),
+        "completions": [completion.text for completion in completions],
+        "completion_ids": [list(completion.token_ids) for completion in completions],
         **{name: [getattr(p, name) for p in problems] for name in ("question", "ground_truth", "level", "subject")},
-        **{name: [rewards[name] for rewards in scored.rewards] for name in ("format_reward", "answer_reward")},
-    )
+        **{name: [rewards[name] for rewards in scored.rewards] for name in OWN_REWARDS},
+    }
+    returned = {
+        name: (_checked(name, function(**columns), len(completions), may_be_none=not isinstance(reward, str)), weight)
+        for name, (function, weight) in find_rewards(reward).items()
+    }
+    totals = []
+    for i in range(len(completions)):
+        given = [weight * float(values[i]) for values, weight in returned.values() if values[i] is not None]
+        if not given:
+            raise UserError(f"reward: none of {', '.join(returned)} gives completion {i} of {len(completions)} a reward.")
+        totals.append(sum(given[1:], given[0]))
+    return ScoredBatch([own | {"reward": total} for own, total in zip(scored.rewards, totals, strict=True)], scored.out_of_time)
+
+
+def _checked(path: str, returned: Any, n: int, may_be_none: bool) -> Sequence[Any]:
     if not hasattr(returned, "__len__"):
         raise UserError(f"reward: {path} returned {returned!r}. Return a list with one number for each completion.")
-    if len(returned) != len(completions):
-        raise UserError(f"reward: {path} returned {len(returned)} rewards for {len(completions)} completions. Return as many.")
+    if len(returned) != n:
+        raise UserError(f"reward: {path} returned {len(returned)} rewards for {n} completions. Return as many.")
     for i, value in enumerate(returned):
+        if value is None and may_be_none:
+            continue
         if not isinstance(value, Real) or not math.isfinite(value):
-            raise UserError(
-                f"reward: {path} returned {value!r} for completion {i} of {len(completions)}. Return finite numbers."
-            )
-    rewards = [own | {"reward": float(value)} for own, value in zip(scored.rewards, returned, strict=True)]
-    return ScoredBatch(rewards, scored.out_of_time)
+            raise UserError(f"reward: {path} returned {value!r} for completion {i} of {n}. Return finite numbers.")
+    values: Sequence[Any] = returned
+    return values

@@ -14,6 +14,7 @@ from grpo.common.records import Problem, Rollout
 PLACEHOLDER = "{question}"
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
+OWN_REWARDS = ("format_reward", "answer_reward")  # of a task; a weighted sum of rewards may name them beside import paths
 
 
 def whole_response(response: str) -> str | None:
@@ -191,6 +192,7 @@ TASKS = {
     "gsm8k": "grpo.tasks.gsm8k:Gsm8k",
     "keyword": "grpo.tasks.keyword:Keyword",
     "dataset": "grpo.tasks.dataset:Dataset",
+    "verifiers": "grpo.tasks.verifiers:Verifiers",
 }
 
 

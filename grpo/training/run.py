@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -143,7 +143,9 @@ def score_of(task: Task, run: EffectiveRun) -> Score:
     return by_task if own is None else partial(_score_by_own_reward, own, by_task, find_format(task, run.config.prompt))
 
 
-def _score_by_own_reward(reward: str, by_task: Score, format: Format, rollouts: Sequence[Rollout]) -> ScoredBatch:
+def _score_by_own_reward(
+    reward: str | Mapping[str, float], by_task: Score, format: Format, rollouts: Sequence[Rollout]
+) -> ScoredBatch:
     prompts = [format.prompt(rollout.problem.question) for rollout in rollouts]
     completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
     return apply_reward(reward, prompts, completions, problems, by_task(rollouts))

@@ -22,7 +22,7 @@ from grpo.study import paths
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
-from grpo.tasks.rewards import find_reward
+from grpo.tasks.rewards import find_rewards
 from grpo.tasks.task import find_format
 from grpo.tracking.run_log import RunLog
 from grpo.training.context import RunContext
@@ -69,7 +69,7 @@ def started(
     if isinstance(run.config, GrpoConfig):  # what cannot work is told before anything is loaded
         bind_loss(run.config.loss_type, run.config.loss_options)
         if run.config.reward is not None:
-            find_reward(run.config.reward)
+            find_rewards(run.config.reward)
     if is_asynchronous(run.config):
         require_extra("ray", "ray", f"{run.experiment}: an asynchronous run")
         from grpo.training.asynchronous.start import start_asynchronous as start

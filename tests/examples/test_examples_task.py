@@ -101,7 +101,10 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
         ({"use": "countdown:Nothing"}, "countdown.py holds nothing named 'Nothing'"),
         ({"use": "nowhere:Countdown"}, "no such module"),
         ({"use": "countdown:score"}, "no subclass of grpo.tasks.Task"),
-        ({"use": "sudoku"}, r"tasks\.main\.use: expected one of arithmetic, math, gsm8k, keyword, dataset, or an import path"),
+        (
+            {"use": "sudoku"},
+            r"tasks\.main\.use: expected one of arithmetic, math, gsm8k, keyword, dataset, verifiers, or an import path",
+        ),
         ({}, r"tasks\.main\.use: expected one of"),
     ],
 )

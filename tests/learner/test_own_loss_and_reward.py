@@ -16,6 +16,7 @@ from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem
 from grpo.learner.learner import Learner
 from grpo.learner.losses import LOSSES, bind_loss, find_loss
+from grpo.study.compose import lay_over
 from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides, merged
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import ScoredBatch
@@ -48,6 +49,8 @@ def reward(prompts, completions, **columns):
     seen.update(columns, prompts=prompts, completions=completions)
     return [2, -0.5, 1e3]
 
+where_it_applies = lambda prompts, **columns: [None, 0.5, 1.0]
+to_none = lambda prompts, **columns: [None, None, None]
 too_few = lambda prompts, **columns: [0.0]
 nothing = lambda prompts, **columns: None
 texts = lambda prompts, **columns: ["1.0", 1.0, 1.0]
@@ -125,6 +128,10 @@ def test_a_loss_must_not_measure_under_a_name_that_history_csv_has(model: Any) -
         ({"loss_type": "not_of_my_own:scaled"}, "not_of_my_own:scaled: no such module"),
         ({"reward": "of_my_own"}, "'of_my_own' is unknown: expected MODULE:NAME of your own"),
         ({"reward": "of_my_own:"}, "of_my_own:: no such module"),
+        ({"reward": {"answer_reward": 1.0, "of_my_own": 0.5}}, "'of_my_own' is unknown: .*answer_reward, MODULE:NAME of your"),
+        ({"reward": {"not_of_my_own:reward": 1.0}}, "not_of_my_own:reward: no such module"),
+        ({"reward": {"of_my_own:reward": float("inf")}}, "finite number"),
+        ({"reward": {}}, "at least 1 item"),
         ({"loss_options": {"scale": "large"}}, "loss_options.scale"),
         ({"group_size": 1, "loss_type": "grpo_clip"}, "use at least 2, or loss_type no_baseline"),
     ],
@@ -159,8 +166,9 @@ SCORED = ScoredBatch([{"format_reward": 1.0, "answer_reward": a, "reward": a} fo
 PROMPTS = ["A", "B", "C"]
 
 
-def applied(name: str) -> ScoredBatch:
-    return apply_reward(f"of_my_own:{name}", PROMPTS, COMPLETIONS, PROBLEMS, SCORED)
+def applied(name: str | dict[str, float]) -> ScoredBatch:
+    reward = f"of_my_own:{name}" if isinstance(name, str) else name
+    return apply_reward(reward, PROMPTS, COMPLETIONS, PROBLEMS, SCORED)
 
 
 def test_a_reward_is_given_all_there_is_and_takes_the_place_of_the_tasks() -> None:
@@ -181,6 +189,27 @@ def test_a_reward_is_given_all_there_is_and_takes_the_place_of_the_tasks() -> No
         "format_reward": [1.0] * 3,
         "answer_reward": [1.0, 0.25, 0.0],
     }
+
+
+def test_several_rewards_are_a_weighted_sum_of_those_that_apply() -> None:
+    """Of (2, -0.5, 1000), (-, 0.5, 1) and the task's answer (1, 0.25, 0)."""
+    found = applied({"of_my_own:reward": 0.5, "of_my_own:where_it_applies": -2.0, "answer_reward": 4})
+    assert [r["reward"] for r in found.rewards] == [0.5 * 2 + 4, 0.5 * -0.5 - 2 * 0.5 + 4 * 0.25, 500.0 - 2.0]
+    assert [r["answer_reward"] for r in found.rewards] == [1.0, 0.25, 0.0]
+
+
+def test_a_completion_that_no_reward_applies_to_is_told() -> None:
+    with pytest.raises(UserError, match="none of of_my_own:where_it_applies, of_my_own:to_none gives completion 0 of 3"):
+        applied({"of_my_own:where_it_applies": 1.0, "of_my_own:to_none": 1.0})
+    with pytest.raises(UserError, match="of_my_own:to_none returned None for completion 0"):
+        applied("to_none")
+
+
+def test_another_sum_of_rewards_takes_the_place_of_the_former() -> None:
+    base = GrpoConfig(reward={"answer_reward": 1.0, "of_my_own:reward": 0.5})
+    assert apply_overrides(base, {"reward": {"format_reward": 1.0}}, "arm").reward == {"format_reward": 1.0}
+    another = {"reward": {"format_reward": 1.0}}
+    assert lay_over({"reward": {"answer_reward": 1.0}}, another) == another
 
 
 @pytest.mark.parametrize(

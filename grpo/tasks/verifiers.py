@@ -1,0 +1,250 @@
+"""A task from a taskset of Prime Intellect's ``verifiers`` (0.4): its prompts are the questions, its rewards the verifier.
+
+Only what one response to one prompt decides can be a :class:`Task`: a taskset with tools, a sandbox, turns of a user or an
+environment of its own is refused. https://github.com/PrimeIntellect-ai/verifiers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from grpo.common.errors import UserError, reason
+from grpo.common.imports import import_object, is_import_path, source_of
+from grpo.common.records import Problem
+from grpo.tasks.task import SPLITS, Format, Split, Task
+
+INSTALL = "pip install -e '.[verifiers]'"
+
+
+class Part(BaseModel):
+    """Which tasks a split has.
+
+    Attributes:
+        config: of the taskset, beside what both splits have, such as ``{split: test}``.
+        select: which of its tasks, by the keys of ``SelectConfig``: ``include``, ``exclude``, ``shuffle``, ``skip``, ``limit``.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    config: dict[str, Any] = {}
+    select: dict[str, Any] = {}
+
+
+class Verifiers(Task):
+    """The tasks of a taskset.
+
+    Args:
+        environment: the id of an installed taskset, as ``verifiers`` takes it, or an import path of a ``Taskset``.
+        train, validation: which of its tasks each split has.
+        config: of the taskset, in both splits.
+        drop_overlap: training questions that are also validation questions are left out, not refused.
+
+    Raises:
+        UserError: there is no such module.
+    """
+
+    formats = {"plain": Format("{question}")}
+
+    def __init__(
+        self,
+        environment: str,
+        train: Part,
+        validation: Part,
+        config: dict[str, Any] = {},  # noqa: B006 - it is only read
+        drop_overlap: bool = False,
+    ):
+        self.environment, self.config, self.drop_overlap = environment, config, drop_overlap
+        self.parts: dict[Split, Part] = {"train": train, "validation": validation}
+        self.own_code = (environment,) if is_import_path(environment) else (f"{_module(environment)}:Taskset",)
+        source_of(self.own_code[0])
+
+    def problems(self, split: Split) -> list[Problem]:
+        """See :meth:`Task.problems`; ids are the tasks' places, ground truths their ``answer``, else what else they hold.
+
+        Raises:
+            UserError: ``verifiers`` is not installed, the taskset does not take its settings, or a task is not one response to
+                one prompt.
+        """
+        found = [_problem(split, task) for task in self._load(split)]
+        if not found:
+            raise UserError(f"use: verifiers: {self.environment}: the {split} split is empty. Check its `config` and `select`.")
+        return found
+
+    def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
+        """The rewards that the taskset gives to each answer, their weighted sum over the sum of the positive weights: 1 where
+        it has all of them. NaN where the task's time for scoring is up.
+
+        Raises:
+            UserError: another taskset than the one that the problems come from, or a sum that is not from 0 to 1.
+        """
+        tasks = [self._task_of(problem) for problem in problems]
+
+        async def score_all() -> list[float]:
+            return await asyncio.gather(*(_score(task, answer) for task, answer in zip(tasks, answers, strict=True)))
+
+        return asyncio.run(score_all())
+
+    @cached_property
+    def _tasks(self) -> dict[str, Any]:
+        return {_problem(split, task).id: task for split in SPLITS for task in self._load(split)}
+
+    def _task_of(self, problem: Problem) -> Any:
+        task = self._tasks.get(problem.id)
+        if task is None or _question(task) != problem.question:
+            raise UserError(
+                f"use: verifiers: {self.environment}: problem {problem.id} is not what it was when the dataset was made. "
+                "Run the stage again: `dvc repro -f -s dataset@TASK`."
+            )
+        return task
+
+    def _load(self, split: Split) -> Iterator[Any]:
+        """The tasks of a split, each checked."""
+        vf = _library()
+        taskset = self._taskset(vf, split)
+        where = f"use: verifiers: {self.environment}"
+        if not taskset.bounded:
+            raise UserError(f"{where}: has no end. Say how many: `{split}: {{select: {{limit: N}}}}`.")
+        for task in taskset:
+            if (wrong := _what_needs_more_than_a_response(vf, task)) is not None:
+                raise UserError(f"{where}: {wrong}: not one response to one prompt. Train on it with prime-rl instead.")
+            yield task
+
+    def _taskset(self, vf: Any, split: Split) -> Any:
+        part, where = self.parts[split], f"use: verifiers: {self.environment}"
+        kind: Any = import_object(self.environment) if is_import_path(self.environment) else _installed(vf, self.environment)
+        if not (isinstance(kind, type) and issubclass(kind, vf.Taskset)):
+            raise UserError(f"{where}: is no subclass of verifiers.v1.Taskset.")
+        from verifiers.v1.utils.generic import concrete_type
+
+        settings = concrete_type(kind, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
+        try:
+            config = settings.model_validate({**self.config, **part.config})
+            taskset = kind(config).select(vf.SelectConfig.model_validate(part.select))
+        except (ValidationError, ValueError) as error:
+            first = error.errors()[0] if isinstance(error, ValidationError) else None
+            wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else reason(error)
+            raise UserError(f"{where}: {split}: {wrong}. Correct its `config` or `select`.") from error
+        if taskset.toolsets(config):
+            raise UserError(f"{where}: has tools: not one response to one prompt. Train on it with prime-rl instead.")
+        return taskset
+
+
+def _library() -> Any:
+    try:
+        import verifiers.v1
+    except ImportError as error:
+        raise UserError(f"use: verifiers: needs the package verifiers 0.4 ({reason(error)}). {INSTALL}") from error
+    return verifiers.v1
+
+
+def _module(environment: str) -> str:
+    """The module of a taskset's id, as ``verifiers`` finds it: ``owner/my-taskset@1.0`` is ``my_taskset``."""
+    return environment.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+
+
+def _installed(vf: Any, environment: str) -> Any:
+    """The class that an installed taskset exports."""
+    from verifiers.v1.utils.loaders import environment_class, taskset_class
+
+    where = f"use: verifiers: {environment}"
+    try:
+        kind, played_by = taskset_class(environment), environment_class(environment)
+    except (AttributeError, TypeError, ValueError) as error:  # what its package exports
+        raise UserError(f"{where}: {reason(error)}. Name its class: MODULE:NAME.") from error
+    if played_by is not vf.SingleAgentEnv:
+        raise UserError(f"{where}: brings an environment of its own, {played_by.__name__}, which single responses do not play.")
+    return kind
+
+
+def _what_needs_more_than_a_response(vf: Any, task: Any) -> str | None:
+    kind, data = type(task), task.data
+    name = f"task {data.idx} ({kind.__name__})"
+    needs_runtime = [fn.__name__ for fn in task.hooks("reward") if _is_needed("runtime", fn)]
+    if kind.NEEDS_CONTAINER or data.image is not None:
+        return f"{name} runs in a container"
+    if kind.toolsets(task.config):
+        return f"{name} has tools"
+    if needs_runtime:
+        return f"the reward {needs_runtime[0]} of {name} looks into a sandbox"
+    if any(getattr(kind, hook) is not getattr(vf.Task, hook) for hook in ("setup", "finalize")):
+        return f"{name} prepares or ends something in a sandbox (setup, finalize)"
+    if not task.hooks("reward") and not task.config.judges:
+        return f"{name} has no reward"
+    messages = data.prompt if isinstance(data.prompt, list) else []
+    if not data.prompt or any(message.role not in ("system", "user") for message in messages):
+        return f"{name} has no prompt, or one in which others than system and user speak"
+    if any(not isinstance(message.content, str) for message in messages):
+        return f"{name} shows more than text"
+    return None
+
+
+def _is_needed(name: str, function: Any) -> bool:
+    parameter = inspect.signature(function).parameters.get(name)
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _question(task: Any) -> str:
+    """System prompt and prompt, a paragraph each."""
+    return "\n\n".join(text for text in (task.data.system_prompt, task.data.prompt_text) if text)
+
+
+def _problem(split: Split, task: Any) -> Problem:
+    data = task.data
+    own = {name: value for name, value in data.model_dump(mode="json").items() if name not in _fields_of_all()}
+    answer = own.get("answer")
+    truth = str(answer) if isinstance(answer, str | int | float) else json.dumps(own, ensure_ascii=False)
+    return Problem(f"{split}/{data.idx}", _question(task), truth)
+
+
+def _fields_of_all() -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = _library().TaskData.model_fields
+    return fields
+
+
+async def _score(task: Any, answer: str) -> float:
+    trace = trace_of(task, answer)
+    try:
+        async with asyncio.timeout(task.data.timeout.scoring):
+            await task.score(trace)
+    except TimeoutError:
+        return math.nan
+    given = [reward for reward in trace.rewards.values() if reward is not None]
+    most = sum(max(reward.weight, 0.0) for reward in given)
+    share = float(sum(reward.value for reward in given) / most) if most else math.nan
+    if not 0.0 <= share <= 1.0:
+        told = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
+        raise UserError(
+            f"use: verifiers: task {task.data.idx} ({type(task).__name__}) gives {told}: by their weights {share:.3g} of what "
+            "can be had, and 0 to 1 is expected. Let each reward be from 0 to 1, with a positive weight."
+        )
+    return share
+
+
+def trace_of(task: Any, response: str) -> Any:
+    """What ``verifiers`` records of one response to a task's prompt."""
+    vf = _library()
+    from verifiers.v1.state import state_cls
+
+    prompt = task.data.prompt
+    messages = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt)
+    if task.data.system_prompt:
+        messages.insert(0, vf.SystemMessage(content=task.data.system_prompt))
+    nodes = [vf.MessageNode(parent=i - 1 if i else None, message=message) for i, message in enumerate(messages)]
+    nodes.append(vf.MessageNode(parent=len(nodes) - 1, message=vf.AssistantMessage(content=response), sampled=True))
+    trace = vf.Trace(
+        task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+        state=state_cls(type(task))(),
+        agent=vf.AgentInfo(config=vf.AgentConfig()),
+        nodes=nodes,
+    )
+    trace.ok = True
+    trace.stop("agent_completed")
+    return trace

@@ -1,0 +1,87 @@
+"""Our grader as a reward of TRL and of `verifiers`, by the lines of docs/extending.md; and TRL's own rewards in ours."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.common.imports import import_object
+from grpo.common.records import Completion, Problem
+from grpo.models.checkpoint import save_checkpoint
+from grpo.tasks.rewards import apply_reward
+from grpo.tasks.task import ScoredBatch, make_task
+
+pytestmark = pytest.mark.adapters
+DOCS = Path(__file__).parents[2] / "docs/extending.md"
+
+
+@pytest.fixture(autouse=True)
+def _documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = re.findall(r"^```python\n# (grader_for_\w+\.py)\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
+    assert [name for name, _ in found] == ["grader_for_trl.py", "grader_for_verifiers.py"]
+    for name, code in found:
+        sys.modules.pop(name.removesuffix(".py"), None)
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_trl_trains_on_our_grader(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """A real trainer calls it in each of two steps, and logs as its reward what the responses earn."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    save_checkpoint(tmp_path / "model", model, tokenizer)
+    right, judged = import_object("grader_for_trl:right"), []
+
+    def boxed(completions: list[str], **columns: Any) -> list[float]:
+        """What a random model samples, and in the place of every second response one that is right."""
+        responses = [r"\boxed{0.50}" if i % 2 else text for i, text in enumerate(completions)]
+        judged.append(right(completions=responses, **columns))
+        return judged[-1]
+
+    trainer = GRPOTrainer(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
+        reward_funcs=boxed,
+        args=GRPOConfig(
+            str(tmp_path / "out"), max_steps=2, per_device_train_batch_size=4, num_generations=4, max_completion_length=8,
+            logging_steps=1, report_to="none", save_strategy="no", use_cpu=True, beta=0.0, seed=0,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": ["Half of one?", "Two quarters?"], "answer": ["1/2", r"\frac12"]}),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(tmp_path / "model"),
+    )  # fmt: skip
+    trainer.train()
+    assert judged == [[0.0, 1.0, 0.0, 1.0]] * 2
+    logged = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert [entry["reward"] for entry in logged] == [0.5, 0.5] and all(entry["grad_norm"] > 0 for entry in logged)
+
+
+def test_a_reward_of_trl_is_a_reward_of_ours(tmp_path: Path) -> None:
+    """TRL's own function, called as a study calls it, with a weight beside the task's answer reward."""
+    (tmp_path / "rewards_of_trl.py").write_text(
+        "from trl.rewards import get_soft_overlong_punishment\n\n"
+        "punish = get_soft_overlong_punishment(max_completion_len=10, soft_punish_cache=4)\n"
+    )  # 0 up to 6 tokens, -1 from 10 on, linear between
+    completions = [Completion(tuple(range(n)), "", (0.0,) * n, "stop") for n in (6, 8, 12)]
+    problems = [Problem(f"p/{i}", "?", "1") for i in range(3)]
+    scored = ScoredBatch([{"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}] * 3, [False] * 3)
+    found = apply_reward({"answer_reward": 1.0, "rewards_of_trl:punish": 2.0}, ["?"] * 3, completions, problems, scored)
+    assert [each["reward"] for each in found.rewards] == [1.0, 0.0, -1.0]
+
+
+def test_a_taskset_of_verifiers_with_our_grader(tmp_path: Path) -> None:
+    (tmp_path / "halves.py").write_text(
+        "import verifiers.v1 as vf\n\n\nclass Data(vf.TaskData):\n    answer: str\n\n\n"
+        "class Halves(vf.Taskset[vf.Task[Data], vf.TasksetConfig]):\n    def load(self):\n"
+        "        for n in range(4):\n"
+        "            yield vf.Task[Data](Data(prompt=f'Half of {n}?', answer=f'{n}/2'), self.config.task)\n"
+    )
+    plugged = {"task": {"rewards": {"right": {"fn": "grader_for_verifiers:right"}}}}
+    parts = {"train": {"select": {"limit": 2}}, "validation": {"select": {"skip": 2}}}
+    task = make_task({"use": "verifiers", "environment": "halves:Halves", "config": plugged, **parts})
+    problems = task.problems("train")
+    assert task.verify([r"\boxed{0.50}", "0.5", r"\boxed{0}"], [problems[1], problems[1], problems[0]]) == [1.0, 0.0, 1.0]

@@ -1,0 +1,229 @@
+"""Tasksets of the real `verifiers` as a task: what is asked, what is rewarded, what is refused, and a run of a study."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_parts import values_of
+
+from grpo.common.errors import UserError
+from grpo.common.records import Problem, read_problems
+from grpo.models.checkpoint import save_checkpoint
+from grpo.study import paths
+from grpo.tasks.task import Task, make_task
+
+pytestmark = pytest.mark.adapters
+ALL = {"train": {"select": {"limit": 6}}, "validation": {"select": {"skip": 6}}}
+
+MODULE = """
+import asyncio
+
+import verifiers.v1 as vf
+
+
+class SumData(vf.TaskData):
+    answer: int
+
+
+class SumTask(vf.Task[SumData]):
+    @vf.reward(weight=3.0)
+    async def right(self, trace):
+        return vf.verify_boxed_math_answer(trace.last_reply, str(self.data.answer))
+
+    @vf.reward
+    async def brief(self, task, trace):
+        return float(len(trace.last_reply) < 50)
+
+    @vf.metric
+    async def asked(self, trace, runtime):
+        raise AssertionError("there is no sandbox")
+
+
+async def even(task, trace):
+    return float(len(trace.last_reply) % 2 == 0)
+
+
+class SumConfig(vf.TasksetConfig):
+    largest: int = 2
+
+
+class Sums(vf.Taskset[SumTask, SumConfig]):
+    def load(self):
+        for a in range(self.config.largest):
+            for b in range(self.config.largest):
+                yield SumTask(SumData(prompt=f"{a} + {b}?", system_prompt="Box it.", answer=a + b), self.config.task)
+
+
+class Fair(SumTask):
+    @vf.reward
+    async def brief(self, task, trace):
+        return -5.0
+
+
+class Slow(SumTask):
+    @vf.reward
+    async def brief(self, task, trace):
+        await asyncio.sleep(60)
+
+
+class InABox(SumTask):
+    @vf.reward
+    async def brief(self, trace, runtime):
+        return 1.0
+
+
+class Prepared(SumTask):
+    async def setup(self, trace, runtime): ...
+
+
+class Unrewarded(vf.Task[SumData]): ...
+
+
+class Tools(SumTask):
+    @classmethod
+    def toolsets(cls, config):
+        return ["a toolset"]
+
+
+def one(task, **values):
+    class One(vf.Taskset[task, vf.TasksetConfig]):
+        def load(self):
+            for n in range(2):
+                yield task(SumData(**{"prompt": str(n), "answer": n} | values), self.config.task)
+
+    return One
+
+
+Unfair, Late = one(Fair), one(Slow, timeout=vf.TaskTimeout(scoring=0.05))
+Boxed, SetUp, Worthless, Tooled, Imaged = one(InABox), one(Prepared), one(Unrewarded), one(Tools), one(SumTask, image="python")
+Silent = one(SumTask, prompt=None)
+Answered = one(SumTask, prompt=[vf.UserMessage(content="1 + 1?"), vf.AssistantMessage(content="2")])
+
+
+class Endless(Sums):
+    INFINITE = True
+
+__all__ = ["Sums"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sums_env.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def task(environment: str = "sums_env:Sums", **settings: Any) -> Task:
+    return make_task(
+        {"use": "verifiers", "environment": environment, "config": {"largest": 3}, **ALL, **settings}, "tasks.main"
+    )
+
+
+@pytest.mark.parametrize("environment", ["sums_env:Sums", "sums-env", "somebody/sums-env@0.1"])
+def test_a_taskset_is_found_split_and_asked(environment: str) -> None:
+    found = task(environment)
+    assert [problem.id for problem in found.problems("train")] == [f"train/{i}" for i in range(6)]
+    assert [problem.id for problem in found.problems("validation")] == [f"validation/{i}" for i in range(6, 9)]
+    assert found.problems("train")[5] == Problem("train/5", "Box it.\n\n1 + 2?", "3")
+
+
+def test_its_rewards_are_weighed_to_one() -> None:
+    """Right is worth 3, fewer than 50 characters 1."""
+    found = task()
+    problem = found.problems("train")[5]
+    responses = [
+        r"\boxed{3}",
+        "It is, as far as I see and after some thought, " + r"\boxed{3.0}",
+        "3",
+        "No idea, and many words of it, so that it is not brief at all.",
+        " ",
+    ]
+    scored = found.score("plain", [problem] * 5, responses)
+    assert [each["reward"] for each in scored.rewards] == [1.0, 0.75, 0.25, 0.0, 0.0]
+    assert [each["format_reward"] for each in scored.rewards] == [1.0, 1.0, 1.0, 1.0, 0.0]
+
+
+def test_a_reward_that_takes_too_long_is_not_waited_for() -> None:
+    found = task("sums_env:Late", config={}, train={}, validation={})
+    assert math.isnan(found.verify(["1"], found.problems("train")[:1])[0])
+
+
+def test_rewards_beyond_one_are_told() -> None:
+    found = task("sums_env:Unfair", config={}, train={}, validation={})
+    with pytest.raises(UserError, match=r"task 0 \(Fair\) gives \{'brief': -5.0, 'right': 0.0\}"):
+        found.verify(["nothing"], found.problems("train")[:1])
+
+
+def test_another_taskset_than_that_of_the_dataset_is_told() -> None:
+    with pytest.raises(UserError, match=r"problem train/5 is not what it was .*dvc repro -f -s dataset@"):
+        task(config={"largest": 4}).verify(["3"], task().problems("train")[5:])
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ("sums_env:Boxed", r"the reward brief of task 0 \(InABox\) looks into a sandbox: not one response"),
+        ("sums_env:SetUp", "prepares or ends something in a sandbox"),
+        ("sums_env:Worthless", "has no reward"),
+        ("sums_env:Tooled", "has tools"),
+        ("sums_env:Imaged", "runs in a container"),
+        ("sums_env:Silent", "has no prompt"),
+        ("sums_env:Answered", "in which others than system and user speak"),
+        ("sums_env:SumTask", "is no subclass of verifiers.v1.Taskset"),
+    ],
+)
+def test_what_is_not_one_response_to_one_prompt_is_refused(environment: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        task(environment, config={}).problems("train")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"environment": "no-such-env"}, "no such module"),
+        ({"environment": "sums_env:Endless", "train": {}}, r"has no end.*train: \{select: \{limit: N\}\}"),
+        ({"config": {"biggest": 3}}, "biggest"),
+        ({"train": {"select": {"first": 3}}}, "first"),
+        ({"train": {"select": {"skip": 100}}}, "the train split is empty"),
+        ({"train": {"selection": {}}}, r"tasks\.main\.train\.selection"),
+    ],
+)
+def test_a_mistake_in_the_entry_is_told(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        task(**settings).problems("train")
+
+
+def test_a_study_trains_on_a_taskset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    values = values_of("smoke")
+    instead = {"rewards": {"brief": {"fn": "sums_env:even"}}}
+    values["tasks"]["main"] = {"use": "verifiers", "environment": "sums-env", "config": {"largest": 10, "task": instead}} | {
+        "train": {"select": {"limit": 80}},
+        "validation": {"select": {"skip": 80}},
+    }
+    values["models"]["main"] = {"source": "local", "path": "given"}
+    del values["sft_datasets"]["main"]
+    values["experiments"] = {name: e | {"arms": {}} for name, e in values["experiments"].items()}
+    values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-3": {"learning_rate": 3e-3}}
+    values["select_in"] = ["grpo_learning_rate"]
+    values["grpo"] |= {"prompt": "plain"}
+    values["evaluation"] |= {"problems": 16, "zero_shot_problems": 16, "zero_shot_prompts": ["plain"]}
+    values["evaluation"]["best_of_n"] |= {"problems": 8, "prompts": ["plain"]}
+    save_checkpoint(tmp_path / "given", model, tokenizer)
+    (tmp_path / "params.yaml").write_text(json.dumps(values))
+    for command in ("dataset main", "model main", "train grpo_learning_rate 3e-3"):
+        code, _, error = grpo(*command.split())
+        assert code == 0, error
+    assert len(read_problems(paths.validation("main"))) == 20
+    lines = (paths.RUNS / "grpo_learning_rate/3e-3-0/rollouts.jsonl").read_text().splitlines()
+    rollouts = [json.loads(line) for line in lines]
+    assert {r["reward"] for r in rollouts} == {0.0, 0.25}  # a random model is right nowhere
+    assert all(r["reward"] == (len(r["response"].strip()) % 2 == 0) / 4 for r in rollouts)

@@ -1,7 +1,8 @@
 """A batch of prompts and responses through the model, piece by piece, packed or padded.
 
 In both ways logits are computed for response tokens only, a few at a time (:mod:`grpo.learner.chunked`): those of all
-tokens would be the largest tensors by far.
+tokens would be the largest tensors by far. Where a response's tokens stand is worked out from the lengths on the host: a mask
+as an index (``x[mask]``) would make it wait for a GPU, to learn how long the result is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from grpo.learner.chunked import chunked_log_probs
 from grpo.learner.packing import PackedRow, fill_rows, pack
 from grpo.learner.padding import pad_and_shift
 from grpo.models.packed_attention import NO_MASK
+from grpo.models.transfer import send
 
 Ids = Sequence[Sequence[int]]
 
@@ -29,12 +31,18 @@ class Microbatch:
     Attributes:
         members: their positions in the batch.
         log_probs, entropy: (members, longest response), of the response tokens where ``mask`` is true.
+        tokens: (response tokens,) index of each of them in the flattened ``mask``.
     """
 
     members: list[int]
     log_probs: Tensor
     mask: Tensor
     entropy: Tensor
+    tokens: Tensor
+
+    def flat(self, x: Tensor) -> Tensor:
+        """``x[mask]`` (response tokens,) of x (members, longest response)."""
+        return x.flatten().index_select(0, self.tokens)
 
 
 def packed_microbatches(
@@ -60,24 +68,25 @@ def padded_microbatches(
     for start in range(0, len(prompts), size)[share]:
         members = list(range(start, min(start + size, len(prompts))))
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
-        mask = tensors["response_mask"]
+        width, lengths = tensors["labels"].shape[1], [len(responses[i]) for i in members]
+        source = _ranges([row * width + len(prompts[i]) - 1 for row, i in enumerate(members)], lengths)
         # Padding stands on the right, where causal attention hides it from every real token: no attention mask is needed.
-        hidden = model.base_model(input_ids=tensors["input_ids"].to(model.device), use_cache=False).last_hidden_state
-        predicting, labels = hidden[mask.to(model.device)], tensors["labels"][mask]
-        yield _predicted(model, predicting, labels, members, [len(responses[i]) for i in members], temperature)
+        hidden = model.base_model(input_ids=send(tensors["input_ids"], model.device), use_cache=False).last_hidden_state
+        predicting, labels = hidden.flatten(0, 1).index_select(0, send(source, model.device)), tensors["labels"].take(source)
+        yield _predicted(model, predicting, labels, members, lengths, temperature)
 
 
 def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
     """One packed row through the model."""
     device = model.device
     hidden = model.base_model(
-        input_ids=row.input_ids.to(device),
-        position_ids=row.position_ids.to(device),
+        input_ids=send(row.input_ids, device),
+        position_ids=send(row.position_ids, device),
         attention_mask=NO_MASK,
         use_cache=False,
-        shared=row.layout.block_mask(device) if device.type == "cuda" else row.layout,
+        shared=row.layout.on(device, model.dtype),
     ).last_hidden_state[0]
-    predicting = hidden.index_select(0, row.source.to(device))
+    predicting = hidden.index_select(0, send(row.source, device))
     return _predicted(model, predicting, row.labels, row.members, row.lengths, temperature)
 
 
@@ -93,7 +102,14 @@ def _predicted(
         lengths: of the members' responses.
     """
     device = hidden.device
-    computed = chunked_log_probs(hidden, model.get_output_embeddings().weight, labels.to(device), temperature)
+    computed = chunked_log_probs(hidden, model.get_output_embeddings().weight, send(labels, device), temperature)
     log_probs, entropy = (pad_sequence(list(torch.split(flat, lengths)), batch_first=True) for flat in computed)
-    mask = torch.arange(log_probs.shape[1], device=device) < torch.tensor(lengths, device=device)[:, None]
-    return Microbatch(members, log_probs, mask, entropy)
+    longest = log_probs.shape[1]
+    mask = torch.arange(longest, device=device) < send(torch.tensor(lengths), device)[:, None]
+    tokens = _ranges([row * longest for row in range(len(lengths))], lengths)
+    return Microbatch(members, log_probs, mask, entropy, send(tokens, device))
+
+
+def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """The numbers start, ..., start + length - 1 of each pair, one range after the other."""
+    return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])

@@ -127,9 +127,9 @@ class Optimizer:
         if finite:
             self.adamw.step()
             with torch.no_grad():
-                rounded = [(p, weight) for p, weight in zip(self.parameters, self.weights, strict=True) if p is not weight]
+                rounded = [i for i, weight in enumerate(self.weights) if weight is not self.parameters[i]]
                 if rounded:
-                    torch._foreach_copy_(*map(list, zip(*rounded, strict=True)))
+                    torch._foreach_copy_([self.parameters[i] for i in rounded], [self.weights[i] for i in rounded])
         for weight in self.weights:
             weight.grad = None
         return finite

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from grpo.models.varlen_attention import Varlen, varlen_attention
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-    Shared = Layout | Varlen | BlockMask
+OnDevice: TypeAlias = "Layout | Varlen | BlockMask"
+"""A row's layout in the form that attention takes."""
 
 NO_MASK = {"full_attention": None}  # as a model's attention_mask: what attends to what is said by ``shared`` alone
 
@@ -73,7 +74,7 @@ class Layout:
 
     stretches: tuple[Stretch, ...]
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> Shared:
+    def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
         """In the form that attention in this precision takes on this device."""
         if device.type != "cuda":
             return self
@@ -167,7 +168,7 @@ def _flex_attention(compiled: bool) -> Any:
     return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: Shared, scale: float) -> Tensor:
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice, scale: float) -> Tensor:
     """Attention in a packed row.
 
     Args:
@@ -181,7 +182,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: Shared, 
     return _attend(query, key, value, layout, scale)
 
 
-def _packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: Shared, scale: float) -> Tensor:
+def _packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice, scale: float) -> Tensor:
     if isinstance(layout, Varlen):
         return varlen_attention(query, key, value, layout, scale)
     if not isinstance(layout, Layout):

@@ -1,6 +1,6 @@
 """Attention in packed rows by flash attention over pieces of unequal lengths, on a GPU in half precision.
 
-Two calls a layer, whatever is in the row: all prompts and responses on themselves, causally; and the responses on their prompts.
+Two calls a layer, whatever is in the row: all prompts and responses on themselves, causally; and responses on their prompts.
 They are merged by their log-sum-exp, and their gradients are exact, as :mod:`grpo.models.packed_attention` says, which does the
 same on a CPU piece by piece. Nothing is compiled, and grouped queries need no copies of their keys.
 """
@@ -68,11 +68,9 @@ class Varlen:
     @classmethod
     def of(cls, pieces: Sequence[int], responses: Sequence[slice], prompts: Sequence[slice]) -> Varlen:
         """Of a row's pieces, by their lengths, and of the responses to each prompt and that prompt, by their tokens."""
-        lengths = ([part.stop - part.start for part in parts] for parts in (responses, prompts))
-        rows = (
-            torch.cat([torch.arange(0), *(torch.arange(part.start, part.stop) for part in p)]) for p in (responses, prompts)
-        )
-        return cls(Pieces.of(pieces, pieces, causal=True), Pieces.of(*lengths, causal=False), *rows)
+        queries, keys = ([part.stop - part.start for part in parts] for parts in (responses, prompts))
+        rows = (torch.tensor([i for p in parts for i in range(p.start, p.stop)]).long() for parts in (responses, prompts))
+        return cls(Pieces.of(pieces, pieces, causal=True), Pieces.of(queries, keys, causal=False), *rows)
 
     def on(self, device: Any) -> Varlen:
         """The same on a device."""
@@ -97,11 +95,12 @@ class _VarlenAttention(torch.autograd.Function):
             ctx.states.append(state[:2])
             own_sums = normalizer[:, mine]  # (heads, tokens) log of the sum of exponentials
             share = torch.sigmoid(sums - own_sums).to(out.dtype)
-            out = out.index_copy(0, mine, torch.lerp(out[mine], cross, share.T[..., None]))
-            normalizer = normalizer.index_copy(1, mine, torch.logaddexp(own_sums, sums))
+            out.index_copy_(0, mine, torch.lerp(out[mine], cross, share.T[..., None]))
+            normalizer.index_copy_(1, mine, torch.logaddexp(own_sums, sums))
         ctx.save_for_backward(query, key, value, out, normalizer)
         ctx.layout, ctx.scale = layout, scale
-        return out
+        merged: Tensor = out
+        return merged
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

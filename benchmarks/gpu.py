@@ -23,13 +23,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the package need not be installed
@@ -42,6 +43,7 @@ from grpo.common.memory import peak_mb, reset_peak  # noqa: E402
 from grpo.common.records import Completion, Problem, Rollout  # noqa: E402
 from grpo.learner.microbatches import Microbatch, packed_microbatches, padded_microbatches  # noqa: E402
 from grpo.learner.optimizer import Optimizer  # noqa: E402
+from grpo.models.packed_attention import Layout  # noqa: E402
 
 PACKAGES = ("torch", "transformers", "vllm", "bitsandbytes", "triton", "pydantic")
 STUDY_NEEDS = ("pydantic", "ruamel", "typer", "mlflow", "dvc", "math_verify", "filelock", "tokenizers")
@@ -369,6 +371,7 @@ def throughput(setting: Setting) -> Rows:
         checkpointed: bool = False,
         compiled: bool = False,
         own: bool = False,
+        flex: bool = False,
     ) -> Row:
         if optimizer == "adamw_8bit":
             require("bitsandbytes")
@@ -386,7 +389,8 @@ def throughput(setting: Setting) -> Rows:
             backward(model, batch, budget, scale.padded)
             taking_steps.step(1.0)
 
-        seconds = median_seconds(setting, update, before=lambda: reset_peak(device))
+        with patch.object(Layout, "on", lambda layout, device, _: layout.block_mask(device)) if flex else nullcontext():
+            seconds = median_seconds(setting, update, before=lambda: reset_peak(device))
         tokens = real_tokens(batch, scale.update.group)
         return {
             "seconds": seconds,
@@ -398,6 +402,8 @@ def throughput(setting: Setting) -> Rows:
 
     yield "matrix products", "", matrix_products
     yield "packed", "40% of the peak", measure
+    if setting.on_gpu:  # on a CPU it has no backward pass
+        yield "packed, FlexAttention", "", lambda: measure(flex=True)
     yield "packed, rows twice as long", "", lambda: measure(2 * scale.budget)
     yield "packed, checkpointed", "", lambda: measure(checkpointed=True)
     yield "packed, 8-bit moments", "", lambda: measure(optimizer="adamw_8bit")

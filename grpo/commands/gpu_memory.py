@@ -24,7 +24,8 @@ and for a while:
 - logits                 10 V for each token of a chunk: in bfloat16, in float32, and their exponentials
                          (:mod:`grpo.learner.chunked`)
 - gradient of the output (4 + b) V d: the output layer's, in float32 and in the model's precision
-- AdamW's step           4N: the roots of the second moments of all weights at once (torch's ``foreach``); 0 with 8 bits
+
+AdamW's step, one kernel, takes no more.
 
 Held by vLLM while it samples: ``gpu_memory_utilization`` times the card, of which weights, its work space and CUDA's graphs go
 off; the rest is for keys and values, 2 b L k a token. A sleeping engine holds nothing.
@@ -204,10 +205,9 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     found = []
     if learner != "cpu":
         backward = {"activations": _activations_gib(study, shape), **logits, "gradient of the output": output}
-        step = {"AdamW's step": 0.0 if study.learner.optimizer == "adamw_8bit" else 4 * shape.parameters / GIB}
         found += [
             Phase("backward pass", learner, held | stays | gradients | backward | awake | rest),
-            Phase("optimizer step", learner, held | stays | gradients | step | awake | rest),
+            Phase("optimizer step", learner, held | stays | gradients | awake | rest),
         ]
         if reference:
             found.append(Phase(USES_REFERENCE, learner, held | reference | logits | awake | rest))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from grpo.common.errors import UserError
 from grpo.common.records import Rollout
 from grpo.common.world import ALONE, World
+from grpo.learner.batch import TrainBatch, old_log_probs
 from grpo.learner.kl import estimate_kl
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
@@ -105,7 +106,7 @@ class Learner:
         if self.reference is None:
             return {}
         reference = [log_probs for log_probs, _ in self._compute(rollouts, of_reference=True)]
-        estimates = estimate_kl(_old_log_probs(rollouts) or self.log_probs(rollouts), reference)
+        estimates = estimate_kl(old_log_probs(rollouts) or self.log_probs(rollouts), reference)
         return {f"kl/{name}": value for name, value in estimates.items()}
 
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -127,13 +128,13 @@ class Learner:
             config.micro_train_batch_size,
             config.sampling_max_tokens,
         )
-        sums = dict.fromkeys(("loss", "tokens", *_MEANS, *self.own_metrics), 0.0)
-        extremes = {"ratio_min": float("inf"), "ratio_max": float("-inf"), "mismatch_max": 0.0}
+        batch = TrainBatch.of(rollouts, weights, self.model.device)
+        totals = self._zeros("loss", "tokens", *_MEANS, *self.own_metrics)
+        extremes = {"ratio_min": math.inf, "ratio_max": -math.inf, "mismatch_max": 0.0}
+        extreme = {name: torch.full((), value, device=self.model.device) for name, value in extremes.items()}
         for micro in self._microbatches(self.model, prompts, responses):
-            self._backward(
-                [rollouts[i] for i in micro.members], micro, weights[micro.members, None].to(micro.mask.device), sums, extremes
-            )
-        norm, taken = self._step(sums)
+            self._backward(batch.part(micro), micro, totals, extreme)
+        sums, extremes, norm, taken = self._step(totals, extreme)
         of_ranks = self.world.all_gather(extremes)
         over_all = {name: (min if name == "ratio_min" else max)(each[name] for each in of_ranks) for name in extremes}
         without = () if config.importance_cap is not None else ("importance_mean", "importance_capped")
@@ -158,17 +159,17 @@ class Learner:
         Returns:
             loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token.
         """
-        sums = dict.fromkeys(("loss", "tokens", "token_entropy", "mean_nll"), 0.0)
+        totals = self._zeros("loss", "tokens", "token_entropy", "mean_nll")
         for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
             mask = micro.mask
             weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
             loss = negative_log_likelihood(micro.log_probs, mask, weights, normalize_constant)
             loss.backward()  # type: ignore[no-untyped-call]
-            sums["loss"] += loss.item()
-            sums["tokens"] += mask.sum().item()
-            sums["token_entropy"] += micro.entropy[mask].sum().item()
-            sums["mean_nll"] -= micro.log_probs.detach()[mask].sum().item()
-        norm, taken = self._step(sums)
+            totals["loss"] += loss.detach()
+            totals["tokens"] += len(micro.tokens)
+            totals["token_entropy"] += micro.flat(micro.entropy).sum()
+            totals["mean_nll"] -= micro.flat(micro.log_probs.detach()).sum()
+        sums, _, norm, taken = self._step(totals, {})
         tokens = max(1.0, sums["tokens"])
         return {
             "loss": sums["loss"],
@@ -201,68 +202,85 @@ class Learner:
         if of_reference:
             assert self.reference is not None
             model = self.reference.to(self.model.device)
-        mine = {}
+        prompts, responses = token_ids(rollouts)
+        members: list[int] = []
+        parts: list[Tensor] = []
         with torch.no_grad():
-            for micro in self._microbatches(model, *token_ids(rollouts)):
-                for i, row, entropy, keep in zip(micro.members, micro.log_probs, micro.entropy, micro.mask, strict=True):
-                    mine[i] = row[keep].cpu(), entropy[keep].cpu()
+            for micro in self._microbatches(model, prompts, responses):
+                members += micro.members
+                parts.append(torch.stack([micro.flat(micro.log_probs), micro.flat(micro.entropy)]))
+        computed = torch.cat(parts, dim=1).cpu() if parts else torch.empty(2, 0)
+        each = (torch.split(row, [len(responses[i]) for i in members]) for row in computed)
+        mine = {i: (log_probs.clone(), entropy.clone()) for i, log_probs, entropy in zip(members, *each, strict=True)}
         if of_reference:
             model.to(self.reference_home)
         found = {i: pair for part in self.world.all_gather(mine) for i, pair in part.items()}
         nothing = torch.empty(0), torch.empty(0)
         return [found.get(i, nothing) for i in range(len(rollouts))]
 
-    def _backward(
-        self, rollouts: list[Rollout], micro: Microbatch, weights: Tensor, sums: dict[str, float], extremes: dict[str, float]
-    ) -> None:
-        """Add a microbatch's gradient to the others', and its tokens to ``sums`` and ``extremes``.
+    def _backward(self, batch: TrainBatch, micro: Microbatch, totals: dict[str, Tensor], extreme: dict[str, Tensor]) -> None:
+        """Add a microbatch's gradient to the others', and its tokens to ``totals`` and ``extreme``, which stay on the device.
 
         Args:
-            rollouts: the microbatch's members.
-            weights: (members, 1) how much each token of a response counts.
+            batch: the microbatch's members.
         """
         config, mask = self._grpo, micro.mask
         # The learner's and the engine's log-probabilities under the weights that sampled the tokens.
-        old = _place(_old_log_probs(rollouts), micro)
-        engine = _place([torch.tensor(rollout.completion.log_probs) for rollout in rollouts], micro)
+        old = micro.log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
+        engine = batch.engine_log_probs
         importance = torch.ones_like(old)
         if config.importance_cap is not None:
             importance = importance_weights(old, engine, config.importance_cap)
         inputs = LossInputs(
             micro.log_probs,
             old,
-            advantages=_column(rollout.advantage for rollout in rollouts).to(mask.device),
-            raw_rewards=_column(rollout.rewards["reward"] for rollout in rollouts).to(mask.device),
+            advantages=batch.advantages,
+            raw_rewards=batch.raw_rewards,
             mask=mask,
             cliprange=config.cliprange,
         )
         per_token, metrics = self.loss(inputs)
-        loss = masked_normalize(per_token * (mask * (weights * importance)), mask)
+        loss = masked_normalize(per_token * (mask * (batch.weights * importance)), mask)
         loss.backward()  # type: ignore[no-untyped-call]
-        ratio = inputs.ratio.detach()
-        sums["loss"] += loss.item()
-        sums["tokens"] += mask.sum().item()
-        sums["token_entropy"] += micro.entropy[mask].sum().item()
+        ratio, weighted = micro.flat(inputs.ratio.detach()), micro.flat(importance)
+        old, engine = micro.flat(old), micro.flat(engine)
+        totals["loss"] += loss.detach()
+        totals["tokens"] += len(micro.tokens)
+        totals["token_entropy"] += micro.flat(micro.entropy).sum()
         if "clipped" in metrics:
-            sums["clip_fraction"] += metrics["clipped"][mask].sum().item()
-        sums["ratio_mean"] += ratio[mask].sum().item()
+            totals["clip_fraction"] += micro.flat(metrics["clipped"].detach()).sum()
+        totals["ratio_mean"] += ratio.sum()
         for name in self.own_metrics:
-            sums[name] += metrics[name][mask].sum().item()
-        sums["importance_mean"] += importance[mask].sum().item()
-        sums["importance_capped"] += (importance[mask] >= (config.importance_cap or math.inf)).sum().item()
-        for name, value in mismatch_sums(old[mask], engine[mask]).items():
-            sums[f"mismatch_{name}"] += value
-        if mask.any():
-            extremes["ratio_min"] = min(extremes["ratio_min"], ratio[mask].min().item())
-            extremes["ratio_max"] = max(extremes["ratio_max"], ratio[mask].max().item())
-            extremes["mismatch_max"] = max(extremes["mismatch_max"], (old - engine)[mask].abs().max().item())
+            totals[name] += micro.flat(metrics[name].detach()).sum()
+        totals["importance_mean"] += weighted.sum()
+        totals["importance_capped"] += (weighted >= (config.importance_cap or math.inf)).sum()
+        for name, value in mismatch_sums(old, engine).items():
+            totals[f"mismatch_{name}"] += value
+        if len(micro.tokens):
+            # fmin and fmax pass over what is not a number, as min and max of Python's numbers do.
+            extreme["ratio_min"] = torch.fmin(extreme["ratio_min"], ratio.min())
+            extreme["ratio_max"] = torch.fmax(extreme["ratio_max"], ratio.max())
+            extreme["mismatch_max"] = torch.fmax(extreme["mismatch_max"], (old - engine).abs().max())
 
-    def _step(self, sums: dict[str, float]) -> tuple[float, bool]:
-        """All-reduce gradients and sums, and take the step; see :meth:`Optimizer.step`."""
-        totals = torch.tensor(list(sums.values()), dtype=torch.float64)
-        self.world.all_reduce([*self.optimizer.gradients(), totals])
-        sums.update(zip(sums, totals.tolist(), strict=True))
-        return self.optimizer.step(self.config.max_grad_norm, sums["loss"])
+    def _zeros(self, *names: str) -> dict[str, Tensor]:
+        """Sums that are still 0, on the device."""
+        return dict(zip(names, torch.zeros(len(names), dtype=torch.float64, device=self.model.device).unbind(), strict=True))
+
+    def _step(
+        self, totals: dict[str, Tensor], extreme: dict[str, Tensor]
+    ) -> tuple[dict[str, float], dict[str, float], float, bool]:
+        """All-reduce gradients and totals, and take the step.
+
+        Returns:
+            the totals over all ranks, this one's extremes, the norm before clipping, and whether the step was taken.
+        """
+        over_all = torch.stack(list(totals.values()))
+        self.world.all_reduce([*self.optimizer.gradients(), over_all])
+        norm = self.optimizer.clip(self.config.max_grad_norm)
+        # The one time in an update that the host waits for the device.
+        *found, norm_found = torch.cat([over_all, torch.stack([*extreme.values(), norm]).double()]).tolist()
+        sums, extremes = dict(zip(totals, found, strict=False)), dict(zip(extreme, found[len(totals) :], strict=True))
+        return sums, extremes, norm_found, self.optimizer.finish(norm_found, sums["loss"])
 
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
         """This process's share of the batch."""
@@ -276,22 +294,3 @@ class Learner:
 def token_ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """The ids of their prompts and those of their responses."""
     return [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
-
-
-def _column(values: Iterable[float]) -> Tensor:
-    """(len(values), 1) in float32."""
-    return torch.tensor(list(values), dtype=torch.float32)[:, None]
-
-
-def _old_log_probs(rollouts: Sequence[Rollout]) -> list[Tensor] | None:
-    """Those of the policy that sampled them; None where it is still the current one, which is so for all or for none."""
-    found = [rollout.old_log_probs for rollout in rollouts if rollout.old_log_probs is not None]
-    return found or None
-
-
-def _place(log_probs: list[Tensor] | None, micro: Microbatch) -> Tensor:
-    """Log-probabilities of a microbatch in the layout of the current ones; those themselves where there are no others yet."""
-    placed = micro.log_probs.detach().clone()
-    if log_probs is not None:
-        placed[micro.mask] = torch.cat(log_probs).to(placed.device)
-    return placed

@@ -1,7 +1,9 @@
 """A batch of prompts and responses through the model, piece by piece, packed or padded.
 
 In both ways logits are computed for response tokens only, a few at a time (:mod:`grpo.learner.chunked`): those of all
-tokens would be the largest tensors by far. Only of a model whose head is more than a matrix they are all computed.
+tokens would be the largest tensors by far. Only of a model whose head is more than a matrix they are all computed. Where
+response tokens stand is worked out from the lengths on the host: a mask as an index (``x[mask]``) would make it wait for a
+GPU, to learn how long the result is.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from grpo.learner.packing import PackedRow, fill_rows, pack
 from grpo.learner.padding import pad_and_shift
 from grpo.models.packed_attention import NO_MASK
 from grpo.models.traits import traits_of
+from grpo.models.transfer import send
 
 Ids = Sequence[Sequence[int]]
 
@@ -30,12 +33,18 @@ class Microbatch:
     Attributes:
         members: their positions in the batch.
         log_probs, entropy: (members, longest response), of the response tokens where ``mask`` is true.
+        tokens: (response tokens,) index of each of them in the flattened ``mask``.
     """
 
     members: list[int]
     log_probs: Tensor
     mask: Tensor
     entropy: Tensor
+    tokens: Tensor
+
+    def flat(self, x: Tensor) -> Tensor:
+        """``x[mask]`` (response tokens,) of x (members, longest response)."""
+        return x.flatten().index_select(0, self.tokens)
 
 
 def packed_microbatches(
@@ -61,21 +70,21 @@ def padded_microbatches(
     for start in range(0, len(prompts), size)[share]:
         members = list(range(start, min(start + size, len(prompts))))
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
-        mask = tensors["response_mask"]
+        width, lengths = tensors["labels"].shape[1], [len(responses[i]) for i in members]
+        source = _ranges([row * width + len(prompts[i]) - 1 for row, i in enumerate(members)], lengths)
         # Padding stands on the right, where causal attention hides it from every real token: no attention mask is needed.
-        inputs = {"input_ids": tensors["input_ids"].to(model.device)}
-        source, labels, lengths = mask.flatten().nonzero()[:, 0], tensors["labels"][mask], [len(responses[i]) for i in members]
-        yield _predicted(model, inputs, source, labels, members, lengths, temperature)
+        inputs = {"input_ids": send(tensors["input_ids"], model.device)}
+        yield _predicted(model, inputs, source, tensors["labels"].take(source), members, lengths, temperature)
 
 
 def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
     """One packed row through the model."""
     device = model.device
     inputs = {
-        "input_ids": row.input_ids.to(device),
-        "position_ids": row.position_ids.to(device),
+        "input_ids": send(row.input_ids, device),
+        "position_ids": send(row.position_ids, device),
         "attention_mask": NO_MASK,
-        "shared": row.layout.block_mask(device) if device.type == "cuda" else row.layout,
+        "shared": row.layout.on(device, model.dtype),
     }
     return _predicted(model, inputs, row.source, row.labels, row.members, row.lengths, temperature)
 
@@ -99,14 +108,22 @@ def _predicted(
         members: positions in the batch.
         lengths: of the members' responses.
     """
-    source, labels = source.to(model.device), labels.to(model.device)
+    device = model.device
+    placed, labels = send(source, device), send(labels, device)
     if traits_of(model).linear_head:
         states = model.base_model(**inputs, use_cache=False).last_hidden_state
-        hidden = states.flatten(0, 1).index_select(0, source)
+        hidden = states.flatten(0, 1).index_select(0, placed)
         computed = chunked_log_probs(hidden, model.get_output_embeddings().weight, labels, temperature)
     else:
-        logits = model(**inputs, use_cache=False).logits.flatten(0, 1).index_select(0, source)
+        logits = model(**inputs, use_cache=False).logits.flatten(0, 1).index_select(0, placed)
         computed = log_probs_of(logits, labels, temperature)
     log_probs, entropy = (pad_sequence(list(torch.split(flat, lengths)), batch_first=True) for flat in computed)
-    mask = torch.arange(log_probs.shape[1], device=model.device) < torch.tensor(lengths, device=model.device)[:, None]
-    return Microbatch(members, log_probs, mask, entropy)
+    longest = log_probs.shape[1]
+    mask = torch.arange(longest, device=device) < send(torch.tensor(lengths), device)[:, None]
+    tokens = _ranges([row * longest for row in range(len(lengths))], lengths)
+    return Microbatch(members, log_probs, mask, entropy, send(tokens, device))
+
+
+def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """The numbers start, ..., start + length - 1 of each pair, one range after the other."""
+    return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])

@@ -8,8 +8,8 @@ from torch import Tensor
 NOTICEABLE = 0.1  # nats: a difference in log-probability that is counted
 
 
-def mismatch_sums(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, float]:
-    """Sums over tokens, so that those of several parts of a batch can be added.
+def mismatch_sums(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, Tensor]:
+    """Sums over tokens, so that those of several parts of a batch can be added; each a number in float64 on its device.
 
     Args:
         learner_log_probs: (tokens,) under the weights that sampled them.
@@ -23,9 +23,9 @@ def mismatch_sums(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[s
     difference = engine_log_probs.double() - learner_log_probs.double()
     absolute = difference.abs()
     return {
-        "mean": absolute.sum().item(),
-        "above": float((absolute > NOTICEABLE).sum().item()),
-        "kl": difference.sum().item(),
+        "mean": absolute.sum(),
+        "above": (absolute > NOTICEABLE).sum().double(),
+        "kl": difference.sum(),
     }
 
 

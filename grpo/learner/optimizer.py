@@ -106,26 +106,33 @@ class Optimizer:
         return [weight.grad for weight in self.weights if weight.grad is not None]
 
     def step(self, max_norm: float, loss: float = 0.0) -> tuple[float, bool]:
-        """Clip the gradients to a norm, take a step, and free the gradients, which would lie beside the engine's memory until
-        the next update.
+        """:meth:`clip` and :meth:`finish`; returns the norm before clipping, and whether the step was taken."""
+        norm = self.clip(max_norm).item()
+        return norm, self.finish(norm, loss)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the gradients to a norm; returns the norm before, a number on the device, for which nothing has waited yet."""
+        self.gradients()
+        return torch.nn.utils.clip_grad_norm_(self.weights, max_norm)
+
+    def finish(self, norm: float, loss: float) -> bool:
+        """Take a step, and free the gradients, which would lie beside the engine's memory until the next update.
 
         A step whose loss or gradient is not finite would ruin the weights for good, so it is skipped.
 
         Returns:
-            the norm before clipping, and whether the step was taken.
+            whether the step was taken.
         """
-        self.gradients()
-        norm = torch.nn.utils.clip_grad_norm_(self.weights, max_norm)
-        finite = bool(torch.isfinite(norm)) and math.isfinite(loss)
+        finite = math.isfinite(norm) and math.isfinite(loss)
         if finite:
             self.adamw.step()
             with torch.no_grad():
-                for parameter, weight in zip(self.parameters, self.weights, strict=True):
-                    if parameter is not weight:
-                        parameter.copy_(weight)
+                rounded = [i for i, weight in enumerate(self.weights) if weight is not self.parameters[i]]
+                if rounded:
+                    torch._foreach_copy_([self.parameters[i] for i in rounded], [self.weights[i] for i in rounded])
         for weight in self.weights:
             weight.grad = None
-        return norm.item(), finite
+        return finite
 
     def state(self) -> dict[str, Any]:
         """The moments, and the float32 weights where the model's own are rounded."""

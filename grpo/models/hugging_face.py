@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from grpo.models.examine import SHARED_PROMPT, NotComputed, examine
-from grpo.models.packed_attention import Layout, packed_attention
+from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.models.tokenizer import GENERATION_CONFIG
 
@@ -72,7 +71,7 @@ def shared_prompt_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    shared: Layout | BlockMask | SharedPrefix | None = None,
+    shared: OnDevice | SharedPrefix | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The usual attention, and two in which responses share their prompt, in a layer of a Hugging Face model.

@@ -4,7 +4,8 @@ Each response attends to its prompt and to itself. On CPU these are two flash-at
 their log-sum-exp: softmax over the union of two sets of keys is the mean of the softmaxes over each, weighted by their sums of
 exponentials. The flash backward pass, given the merged output and log-sum-exp, yields each part's exact gradient (the same
 identity as in ring attention, arXiv 2310.01889). No score between two responses is computed, none is stored, and there is no
-padding. On a GPU one FlexAttention call with a block mask does the same.
+padding. A GPU does the same in half precision (:mod:`grpo.models.varlen_attention`), and in float32, which its flash attention
+does not know, by one FlexAttention call with a block mask.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from grpo.models.transfer import send
+from grpo.models.varlen_attention import Varlen, varlen_attention
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+OnDevice: TypeAlias = "Layout | Varlen | BlockMask"
+"""A row's layout in the form that attention takes."""
 
 # As a model's attention_mask: what attends to what is said by ``shared`` alone. (Models of transformers make no mask where they
 # are given one of this shape, and what is in it is not looked at.)
@@ -69,6 +76,18 @@ class Layout:
 
     stretches: tuple[Stretch, ...]
 
+    def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
+        """In the form that attention in this precision takes on this device."""
+        if device.type != "cuda":
+            return self
+        return self.varlen().on(device) if dtype in (torch.bfloat16, torch.float16) else self.block_mask(device)
+
+    def varlen(self) -> Varlen:
+        """The same for flash attention over pieces of unequal lengths."""
+        pieces = [n for stretch in self.stretches for n in (stretch.prompt, *stretch.responses)]
+        asking = [stretch for stretch in self.stretches if stretch.responses]
+        return Varlen.of(pieces, [s.of_responses for s in asking], [s.of_prompt for s in asking])
+
     def block_mask(self, device: Any) -> BlockMask:
         """The same as a mask for FlexAttention."""
         from torch.nn.attention.flex_attention import create_block_mask  # takes a second, and only GPUs use it
@@ -81,7 +100,7 @@ class Layout:
             for length in lengths:
                 piece += [n] * length
                 n += 1
-        own, shared = (torch.tensor(ids, device=device) for ids in (piece, prompt))
+        own, shared = (send(torch.tensor(ids), device) for ids in (piece, prompt))
 
         def attends(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return (q >= k) & ((own[q] == own[k]) | (shared[q] == own[k]))
@@ -151,13 +170,13 @@ def _flex_attention(compiled: bool) -> Any:
     return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout | BlockMask, scale: float) -> Tensor:
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice, scale: float) -> Tensor:
     """Attention in a packed row.
 
     Args:
         query: (1, heads, tokens, size).
         key, value: (1, key heads, tokens, size).
-        layout: a block mask where the row is on a GPU.
+        layout: as :meth:`Layout.on` gives it.
 
     Returns:
         (1, heads, tokens, size)
@@ -165,7 +184,9 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout |
     return _attend(query, key, value, layout, scale)
 
 
-def _packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout | BlockMask, scale: float) -> Tensor:
+def _packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice, scale: float) -> Tensor:
+    if isinstance(layout, Varlen):
+        return varlen_attention(query, key, value, layout, scale)
     if not isinstance(layout, Layout):
         found: Tensor = _flex_attention(query.is_cuda)(query, key, value, block_mask=layout, scale=scale, enable_gqa=True)
         return found

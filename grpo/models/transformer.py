@@ -11,7 +11,7 @@ head has (width / heads); ``inner`` intermediate_size.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -22,14 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo.common.errors import UserError, reason
 from grpo.models import how_to_restore_checkpoint
-from grpo.models.packed_attention import Layout, packed_attention
+from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
 from grpo.models.qwen2_format import WEIGHTS, TransformerConfig, fill, read_config, write_config
 
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
-Shared: TypeAlias = "Layout | BlockMask | SharedPrefix"
+Shared: TypeAlias = "OnDevice | SharedPrefix"
 
 
 class Hidden(NamedTuple):

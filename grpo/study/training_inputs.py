@@ -49,6 +49,8 @@ SHARED_CODE = (
     "grpo/models/hugging_face.py",
     "grpo/models/packed_attention.py",
     "grpo/models/prefix_attention.py",
+    "grpo/models/transfer.py",
+    "grpo/models/varlen_attention.py",
     "grpo/models/qwen2_format.py",
     "grpo/models/tokenizer.py",
     "grpo/models/traits.py",

@@ -172,7 +172,7 @@ def test_every_study_is_valid_and_named_after_its_file(path):
 
 
 def test_real_studies_keep_the_handouts_defaults():
-    config = load_study(ROOT / "studies" / "math-h100.yaml").grpo
+    config = load_study(ROOT / "studies" / "math-2xh100.yaml").grpo
     expected = {
         "n_grpo_steps": 200,
         "learning_rate": 1e-5,

@@ -19,7 +19,7 @@ def by_name(study: Study) -> dict[str, doctor.Finding]:
     return {finding.name: finding for finding in doctor.examine(study)}
 
 
-def real(name: str = "math-h100") -> Study:
+def real(name: str = "math-2xh100") -> Study:
     return load_study(ROOT / "studies" / f"{name}.yaml")
 
 
@@ -76,8 +76,9 @@ def without(study: Study, *left_out: str) -> Study:
 
 
 def test_gpus_are_those_of_the_largest_stage() -> None:
-    assert {name: doctor.gpus_needed(real(name)) for name in ("math-h100", "math-24gb", "gsm8k", "mini")} == {
-        "math-h100": 2,
+    assert {name: doctor.gpus_needed(real(name)) for name in ("math-2xh100", "math-h100", "math-24gb", "gsm8k", "mini")} == {
+        "math-2xh100": 2,
+        "math-h100": 1,
         "math-24gb": 1,
         "gsm8k": 1,
         "mini": 0,

@@ -56,7 +56,7 @@ def test_what_is_taken_over_is_what_training_took_over(monkeypatch: pytest.Monke
 def test_the_counts_of_an_experiment_of_the_real_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five rates and three seeds of 200 steps of 256 rollouts on two GPUs, 30 s a step, two checkpoints each."""
     monkeypatch.chdir(tmp_path)  # nothing is at hand
-    found = plan(study_named("math-h100"), False, None, 2.0)
+    found = plan(study_named("math-2xh100"), False, None, 2.0)
     rates = found["experiments"]["grpo_learning_rate"]
     counts = {"runs": 15, "steps": 15 * 200, "rollouts": 15 * 200 * 256, "hours": 25.0, "gpu_hours": 50.0, "cost": 100.0}
     assert {key: rates[key] for key in counts} == pytest.approx(counts)
@@ -72,7 +72,7 @@ def test_the_counts_of_an_experiment_of_the_real_study(tmp_path: Path, monkeypat
 
 def test_updates_on_the_same_rollouts_cost_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    arms = plan(study_named("math-h100"), False, 100.0, 2.5)["experiments"]["grpo_colocate"]
+    arms = plan(study_named("math-2xh100"), False, 100.0, 2.5)["experiments"]["grpo_colocate"]
     assert arms["hours"] == pytest.approx(3 * 200 * (100 + 160) / 3600)  # one epoch, and two of which each is 60%
     assert arms["time_from"] == ["given"]
 

@@ -189,10 +189,10 @@ class TwoGpus:
 
 
 def test_each_phase_tells_the_peak_of_the_gpu_that_it_works_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in math-h100: vLLM holds most of the first GPU, and the learner has the second."""
+    """As in math-2xh100: vLLM holds most of the first GPU, and the learner has the second."""
     gpus = TwoGpus()
     monkeypatch.setattr(torch, "cuda", gpus)
-    study = load_study(Path(__file__).parents[2] / "studies" / "math-h100.yaml")
+    study = load_study(Path(__file__).parents[2] / "studies" / "math-2xh100.yaml")
     run = effective_run(study, "grpo_learning_rate", next(iter(study.experiments["grpo_learning_rate"].arms)), 0, [])
     no_mlflow: Any = SimpleNamespace(log=lambda metrics, step: None)
     log = RunLog(tmp_path, no_mlflow, devices=phase_devices(study, run))

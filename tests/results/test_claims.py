@@ -892,7 +892,7 @@ def arms_of(parameters: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("claim", IN_THIS_VERSION, ids=lambda claim: claim["id"])
-@pytest.mark.parametrize("name", ["mini", "math-h100"])
+@pytest.mark.parametrize("name", ["mini", "math-2xh100"])
 def test_claims_of_this_version_have_a_test_whose_arms_the_studies_have(claim: dict[str, Any], name: str) -> None:
     ((kind, parameters),) = claim["test"].items()
     assert kind in KINDS
@@ -907,7 +907,7 @@ def test_claims_of_this_version_have_a_test_whose_arms_the_studies_have(claim: d
         assert parameters["other"] in study.experiments and parameters["other"] != claim["experiment"]
 
 
-@pytest.mark.parametrize("name", ["mini", "math-h100"])
+@pytest.mark.parametrize("name", ["mini", "math-2xh100"])
 def test_the_learning_rates_stand_in_rising_order(name: str) -> None:
     arms = load_study(REPOSITORY / "studies" / f"{name}.yaml").experiments["grpo_learning_rate"].arms
     rates = [arm["learning_rate"] for arm in arms.values()]

@@ -268,7 +268,7 @@ def test_runs_of_different_studies_can_be_told_apart(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setenv("DVC_EXP_NAME", "brave-try")
     monkeypatch.chdir(REPOSITORY)
-    studies = {name: load_study(REPOSITORY / f"studies/{name}.yaml") for name in ("mini", "math-h100")}
+    studies = {name: load_study(REPOSITORY / f"studies/{name}.yaml") for name in ("mini", "math-2xh100")}
     for study in studies.values():
         for experiment in ("grpo_async_offpolicy", "grpo_keyword_inclusion"):
             run_module._mlflow_run(study, a_run(study, experiment), IDENTITY, None).finish()
@@ -283,9 +283,9 @@ def test_runs_of_different_studies_can_be_told_apart(
 
     mini = found("tags.task = 'arithmetic' and tags.model_source = 'pretrain' and tags.engine = 'transformers'")
     assert (mini.data.tags["study"], mini.data.tags["learner_device"], mini.data.tags["model"]) == ("mini", "cpu", "model@main")
-    large = found("tags.study = 'math-h100' and tags.engine = 'vllm' and tags.learner_dtype = 'bfloat16'")
+    large = found("tags.study = 'math-2xh100' and tags.engine = 'vllm' and tags.learner_dtype = 'bfloat16'")
     tags, params = large.data.tags, large.data.params
-    hub = studies["math-h100"].models["main"]
+    hub = studies["math-2xh100"].models["main"]
     assert isinstance(hub, HubModel)
     assert (tags["task"], tags["model"], tags["engine_device"]) == ("math", f"{hub.repo}@{hub.revision}", "cuda:0")
     expected = {

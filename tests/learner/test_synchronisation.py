@@ -1,0 +1,89 @@
+"""An update asks the device for numbers once, however many microbatches it has: else a GPU would wait for the host each time.
+
+Counted on a CPU, where the same calls only cost time: numbers that are read, and results whose size depends on numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from learner_parts import ADVANTAGES, REWARDS, config, off_policy, rollouts
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from training_parts import scored
+
+from grpo.learner.learner import Learner, token_ids
+from grpo.models.qwen2_format import TransformerConfig
+from grpo.models.transformer import TransformerLM
+
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
+OF_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "bincount", "repeat_interleave")
+
+
+class Calls(TorchFunctionMode):
+    """Counts methods that read a tensor's numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.update([name for name in READS if function is getattr(Tensor, name)])
+        return function(*args, **(kwargs or {}))
+
+
+class Kernels(TorchDispatchMode):
+    """Counts kernels whose results' sizes depend on numbers; masks as indices are such."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        masks = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        self.seen.update([name] if masks or name in OF_DATA else [])
+        return function(*args, **(kwargs or {}))
+
+
+def reads(work: Any) -> Counter[str]:
+    with Calls() as calls, Kernels() as kernels:
+        work()
+    return calls.seen + kernels.seen
+
+
+def test_the_counters_see_what_waits() -> None:
+    x, mask = torch.arange(3.0), torch.tensor([True, False, True])
+    found = reads(lambda: (x[mask].sum().item(), x.tolist(), bool(mask.any()), x.cpu(), x.masked_fill(mask, 0)[mask]))
+    assert {name: found[name] for name in ("item", "tolist", "__bool__", "cpu", "index")} == {
+        **dict.fromkeys(("item", "tolist", "__bool__", "cpu"), 1),
+        "index": 2,
+    }
+
+
+@pytest.mark.parametrize(("budget", "own"), [(25, False), (25, True), (None, True)])
+def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | None, own: bool) -> None:
+    """(Of padded microbatches transformers' models read a number each, to see whether rows are packed in its own way.)"""
+    lengths = (5, 1, 9, 3, 12, 7, 2, 4)
+    model = TransformerLM(TransformerConfig(512, 32, 64, 2, 2, 1, max_position_embeddings=256)) if own else fresh_model
+    for copies in (1, 4):
+        settings = config(
+            train_batch_size=8 * copies,
+            rollout_batch_size=8 * copies,
+            gradient_accumulation_steps=4 * copies,
+            loss_type="grpo_clip",
+            importance_cap=2.0,
+        )
+        learner = Learner(model, settings, 0, budget)
+        batch = rollouts(lengths * copies)
+        batch = scored(batch, REWARDS.repeat(copies), ADVANTAGES.repeat(copies), off_policy(learner, batch))
+        assert sum(1 for _ in learner._microbatches(model, *token_ids(batch))) >= 2 * copies
+        assert reads(lambda: learner.update(batch)) == {"tolist": 1}  # noqa: B023 - called at once
+        assert reads(lambda: learner.sft_update(*token_ids(batch))) == {"tolist": 1}  # noqa: B023
+        assert reads(lambda: learner.log_probs(batch)) == {"cpu": 1}  # noqa: B023

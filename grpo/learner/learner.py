@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import Ids, Microbatch, packed_microbatches, padded_microbatches
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.learner.optimizer import Optimizer
+from grpo.models.lora import adapter_weights, without_adapters
 from grpo.study.methods import GrpoConfig, RunConfig
 
 _MEANS = (  # over a train batch's response tokens
@@ -46,10 +48,11 @@ _COLUMNS = {
 class Learner:
     """A policy with its optimizer.
 
-    Where ``config.measure_kl`` is set it also holds the weights it started from, frozen.
+    Where ``config.measure_kl`` is set it also holds the weights it started from, frozen; with ``config.lora`` the policy holds
+    them itself, below its adapters.
 
     Args:
-        model: as :func:`grpo.models.checkpoint.load_model` gives it.
+        model: as :func:`grpo.models.checkpoint.load_model` gives it; with ``config.lora`` it has its adapters.
         max_tokens_per_microbatch: budget of a packed row; None computes padded microbatches of
             ``config.micro_train_batch_size`` responses.
         optimizer: see :class:`grpo.learner.optimizer.Optimizer`.
@@ -73,7 +76,8 @@ class Learner:
         self.config = config
         self.pad_token_id = pad_token_id
         self.max_tokens = max_tokens_per_microbatch
-        wanted = isinstance(config, GrpoConfig) and config.measure_kl
+        self.measures_kl = isinstance(config, GrpoConfig) and config.measure_kl
+        wanted = self.measures_kl and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
         self.reference_home = "cpu" if offload_reference else model.device
         if self.reference is not None:
@@ -101,7 +105,7 @@ class Learner:
         Args:
             rollouts: sampled by the policy as it is now; where they have ``old_log_probs``, these are its own.
         """
-        if self.reference is None:
+        if not self.measures_kl:
             return {}
         reference = [log_probs for log_probs, _ in self._compute(rollouts, of_reference=True)]
         estimates = estimate_kl(_old_log_probs(rollouts) or self.log_probs(rollouts), reference)
@@ -179,12 +183,13 @@ class Learner:
         }
 
     def state(self) -> dict[str, Any]:
-        """Everything that training changes: the weights, and the optimizer's state."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state()}
+        """Everything that training changes: the weights, or the adapters, and the optimizer's state."""
+        weights = self.model.state_dict() if self.config.lora is None else adapter_weights(self.model)
+        return {"model": weights, "optimizer": self.optimizer.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a :meth:`state`."""
-        self.model.load_state_dict(state["model"])
+        self.model.load_state_dict(state["model"], strict=self.config.lora is None)
         self.optimizer.restore(state["optimizer"])
 
     @property
@@ -196,20 +201,24 @@ class Learner:
 
     def _compute(self, rollouts: Sequence[Rollout], of_reference: bool = False) -> list[tuple[Tensor, Tensor]]:
         """Log-probabilities and entropies (response length,) of each response's tokens, without gradient."""
-        model = self.model
-        if of_reference:
-            assert self.reference is not None
-            model = self.reference.to(self.model.device)
         mine = {}
-        with torch.no_grad():
+        with torch.no_grad(), self._starting_model() if of_reference else nullcontext(self.model) as model:
             for micro in self._microbatches(model, *token_ids(rollouts)):
                 for i, row, entropy, keep in zip(micro.members, micro.log_probs, micro.entropy, micro.mask, strict=True):
                     mine[i] = row[keep].cpu(), entropy[keep].cpu()
-        if of_reference:
-            model.to(self.reference_home)
         found = {i: pair for part in self.world.all_gather(mine) for i, pair in part.items()}
         nothing = torch.empty(0), torch.empty(0)
         return [found.get(i, nothing) for i in range(len(rollouts))]
+
+    @contextmanager
+    def _starting_model(self) -> Iterator[Any]:
+        """The model as it was before training."""
+        if self.reference is None:
+            with without_adapters(self.model, merge=False) as model:
+                yield model
+        else:
+            yield self.reference.to(self.model.device)
+            self.reference.to(self.reference_home)
 
     def _backward(
         self, rollouts: list[Rollout], micro: Microbatch, weights: Tensor, sums: dict[str, float], extremes: dict[str, float]

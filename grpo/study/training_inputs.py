@@ -45,6 +45,7 @@ SHARED_CODE = (
     "grpo/evaluation/evaluate.py",
     "grpo/models/checkpoint.py",
     "grpo/models/hugging_face.py",
+    "grpo/models/lora.py",
     "grpo/models/packed_attention.py",
     "grpo/models/prefix_attention.py",
     "grpo/models/qwen2_format.py",
@@ -90,7 +91,7 @@ def write_training_inputs(study: Study) -> None:
                 "code": code | code_digests(Path(), own),
                 "task": task_inputs(study, entry.task),
                 "own_code": code_of_modules(source_of(path) for path in sorted(named) if is_import_path(path)),
-                "software": pins(packages(study, asynchronous)),
+                "software": pins(packages(study, asynchronous, any(config.lora is not None for config in configs))),
             }
             write_json(folder / f"{name}.json", content)
         for name in study.tasks:

@@ -182,7 +182,7 @@ def test_a_checkpoint_holds_merged_weights_and_adapters_for_peft(adapted: Any, t
 
 @pytest.mark.parametrize("targets", [["no_such"], ["lm_head"], ["embed_tokens"], ["q_proj", "lm_head"]])
 def test_layers_that_take_no_adapters_are_refused(own_model: Any, targets: list[str]) -> None:
-    with pytest.raises(UserError, match="lora.targets"):
+    with pytest.raises(UserError, match=r"lora\.targets"):
         add_adapters(own_model, Lora(targets=targets), seed=0)
 
 

@@ -93,7 +93,8 @@ def save_adapters(folder: Path, model: Any) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    weights = get_peft_model_state_dict(model, adapter_name=ADAPTER)
+    # Embeddings have no adapters, and "auto" would load the base model's configuration as transformers' to find that out.
+    weights = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
     named = {f"base_model.model.{name}": tensor.detach().contiguous() for name, tensor in weights.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = model.peft_config[ADAPTER]

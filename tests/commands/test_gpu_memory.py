@@ -163,7 +163,7 @@ def test_adapters_are_counted_as_peft_makes_them_and_leave_room() -> None:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert gpu_memory.adapter_parameters(MATH, lora) == trained == 36_929_536
     study = real("math-24gb")
-    with_lora = changed(study, **dict.fromkeys(("grpo", "sft", "expert_iteration"), {"lora": lora}))
+    with_lora = changed(study, **{method: {"lora": lora} for method in ("grpo", "sft", "expert_iteration")})
     only = {name: entry for name, entry in with_lora.experiments.items() if name != "grpo_lora"}
     small = totals(with_lora.model_copy(update={"experiments": only}), 22.5)
     assert small["backward pass"] < 0.5 * totals(study, 22.5)["backward pass"]

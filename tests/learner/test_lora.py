@@ -173,6 +173,7 @@ def test_a_checkpoint_holds_merged_weights_and_adapters_for_peft(adapted: Any, t
     with without_adapters(adapted, merge=False):
         save_checkpoint(tmp_path / "base", adapted, tokenizer)
     assert not (tmp_path / "base" / FOLDER).exists()
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")  # as in a run
     save_checkpoint(tmp_path / "trained", adapted, tokenizer)
     assert_close(logits(load_model(tmp_path / "trained")), through, atol=1e-5, rtol=1e-4)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")

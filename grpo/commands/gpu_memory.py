@@ -12,6 +12,10 @@ Held by the learner (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`
                          (bitsandbytes, arXiv 2110.02861, Section 2.1)
 - starting weights       bN, where an arm sets ``measure_kl``; on the GPU only while they are used with ``offload_reference``
 
+With ``lora`` the float32 copy, moments, gradients and AdamW's step are of the adapters only, which come on top of the weights
+(bP for P parameters in A and B: rank (inputs + outputs) of each adapted matrix); the weights are themselves the starting ones,
+and the output layer has no gradient. Here a study counts as its arm with the most to train.
+
 and for a while:
 
 - gradients              4N, from the first backward pass of an update until its step is taken
@@ -41,7 +45,7 @@ from pathlib import Path
 from grpo.rollout.make import memory_share, sleeps
 from grpo.study import paths
 from grpo.study.effective import effective_run
-from grpo.study.methods import RunConfig, SamplingConfig
+from grpo.study.methods import Lora, RunConfig, SamplingConfig
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, HubModel, LocalModel
 
@@ -147,9 +151,28 @@ def read_shape(path: Path) -> Shape | None:
         return None
 
 
+def adapter_parameters(shape: Shape, lora: Lora) -> int:
+    """P, those of all A and B: rank (inputs + outputs) for each adapted matrix of each layer."""
+    d, f = shape.hidden_size, shape.intermediate_size
+    sizes = {"q_proj": d + shape.queries, "k_proj": d + shape.keys, "v_proj": d + shape.keys, "o_proj": shape.queries + d}
+    sizes |= {"gate_proj": d + f, "up_proj": d + f, "down_proj": f + d}
+    return shape.num_hidden_layers * lora.rank * sum(sizes[name] for name in lora.targets or sizes if name in sizes)
+
+
+def trained_parameters(study: Study, shape: Shape) -> int:
+    """Of the arm with the most to train: all, or those of its adapters."""
+    return max(
+        (shape.parameters if config.lora is None else adapter_parameters(shape, config.lora) for config in configs(study)),
+        default=shape.parameters,
+    )
+
+
 def saved_state_bytes(study: Study, shape: Shape) -> int:
-    """Bytes of one saved state of a run: weights, float32 copy and moments (:mod:`grpo.training.state`)."""
-    return round(sum(_held(study, shape).values()) * GIB)
+    """Bytes of one saved state of a run: weights that are trained, their float32 copy and moments
+    (:mod:`grpo.training.state`).
+    """
+    frozen = 0 if _trains_all(study) else shape.parameters * BYTES[study.learner.dtype]
+    return round(sum(_held(study, shape).values()) * GIB) - frozen
 
 
 @dataclass(frozen=True)
@@ -199,8 +222,9 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     sampling = {"the engine": _engine_gib(study, shape, card_gib)}
     awake = sampling if engine == learner and not sleeps(study, follows_policy=True) else {}
     logits = {"logits": min(TOKENS_AT_ONCE, _tokens(study)) * 10 * shape.vocab_size / GIB}
-    gradients = {"gradients": 4 * shape.parameters / GIB}
-    output = (4 + precision) * shape.vocab_size * shape.hidden_size / GIB
+    trained = trained_parameters(study, shape)
+    gradients = {"gradients": 4 * trained / GIB}
+    output = (4 + precision) * shape.vocab_size * shape.hidden_size / GIB if _trains_all(study) else 0.0
     rest = {"reserve": RESERVE_GIB}
     found = []
     if learner != "cpu":
@@ -238,6 +262,7 @@ def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
             remedies += ["set learner.dtype to bfloat16"] if learner.dtype == "float32" and "activations" in phase.parts else []
             idle = "starting weights" in phase.parts and phase.name != USES_REFERENCE and not learner.offload_reference
             remedies += ["set learner.offload_reference"] if idle else []
+            remedies += ["train adapters (lora)"] if _trains_all(study) else []
         if "activations" in phase.parts:
             remedies += [] if learner.gradient_checkpointing else ["set learner.gradient_checkpointing"]
             remedies += ["lower learner.max_tokens_per_microbatch"] if learner.max_tokens_per_microbatch else []
@@ -283,14 +308,21 @@ def table(study: Study, shape: Shape, card_gib: float) -> str:
 
 def _held(study: Study, shape: Shape) -> dict[str, float]:
     """What the learner holds in every phase."""
-    n, precision = shape.parameters, BYTES[study.learner.dtype]
+    n, precision = trained_parameters(study, shape), BYTES[study.learner.dtype]
     moments = 2 * n * (1 + 4 / 256) if study.learner.optimizer == "adamw_8bit" else 8 * n
     copy = 4 * n if precision < 4 else 0
-    return {"weights": precision * n / GIB, "float32 copy": copy / GIB, "moments": moments / GIB}
+    weights = shape.parameters + (0 if _trains_all(study) else n)
+    return {"weights": precision * weights / GIB, "float32 copy": copy / GIB, "moments": moments / GIB}
 
 
 def _measures_kl(study: Study) -> bool:
-    return any(getattr(config, "measure_kl", False) for config in configs(study))
+    """Whether an arm needs a copy of its starting weights; one with adapters has them below these."""
+    return any(getattr(config, "measure_kl", False) and config.lora is None for config in configs(study))
+
+
+def _trains_all(study: Study) -> bool:
+    """Whether an arm trains all weights."""
+    return any(config.lora is None for config in configs(study))
 
 
 def _tokens(study: Study) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import Ids, Microbatch, packed_microbatches, padded_microbatches
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.learner.optimizer import Optimizer
+from grpo.models.lora import adapter_weights, without_adapters
 from grpo.models.traits import traits_of
 from grpo.study.methods import GrpoConfig, RunConfig
 
@@ -48,10 +50,11 @@ _COLUMNS = {
 class Learner:
     """A policy with its optimizer.
 
-    Where ``config.measure_kl`` is set it also holds the weights it started from, frozen.
+    Where ``config.measure_kl`` is set it also holds the weights it started from, frozen; with ``config.lora`` the policy holds
+    them itself, below its adapters.
 
     Args:
-        model: as :func:`grpo.models.checkpoint.load_model` gives it.
+        model: as :func:`grpo.models.checkpoint.load_model` gives it; with ``config.lora`` it has its adapters.
         max_tokens_per_microbatch: budget of a packed row; None computes padded microbatches of
             ``config.micro_train_batch_size`` responses, and so does any model in which prompts cannot be shared.
         optimizer: see :class:`grpo.learner.optimizer.Optimizer`.
@@ -75,7 +78,8 @@ class Learner:
         self.config = config
         self.pad_token_id = pad_token_id
         self.max_tokens = None if traits_of(model).copied_because else max_tokens_per_microbatch
-        wanted = isinstance(config, GrpoConfig) and config.measure_kl
+        self.measures_kl = isinstance(config, GrpoConfig) and config.measure_kl
+        wanted = self.measures_kl and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
         self.reference_home = "cpu" if offload_reference else model.device
         if self.reference is not None:
@@ -103,7 +107,7 @@ class Learner:
         Args:
             rollouts: sampled by the policy as it is now; where they have ``old_log_probs``, these are its own.
         """
-        if self.reference is None:
+        if not self.measures_kl:
             return {}
         reference = [log_probs for log_probs, _ in self._compute(rollouts, of_reference=True)]
         estimates = estimate_kl(old_log_probs(rollouts) or self.log_probs(rollouts), reference)
@@ -181,12 +185,13 @@ class Learner:
         }
 
     def state(self) -> dict[str, Any]:
-        """Everything that training changes: the weights, and the optimizer's state."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state()}
+        """Everything that training changes: the weights, or the adapters, and the optimizer's state."""
+        weights = self.model.state_dict() if self.config.lora is None else adapter_weights(self.model)
+        return {"model": weights, "optimizer": self.optimizer.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a :meth:`state`."""
-        self.model.load_state_dict(state["model"])
+        self.model.load_state_dict(state["model"], strict=self.config.lora is None)
         self.optimizer.restore(state["optimizer"])
 
     @property
@@ -198,25 +203,29 @@ class Learner:
 
     def _compute(self, rollouts: Sequence[Rollout], of_reference: bool = False) -> list[tuple[Tensor, Tensor]]:
         """Log-probabilities and entropies (response length,) of each response's tokens, without gradient."""
-        model = self.model
-        if of_reference:
-            assert self.reference is not None
-            model = self.reference.to(self.model.device)
         prompts, responses = token_ids(rollouts)
         members: list[int] = []
         parts: list[Tensor] = []
-        with torch.no_grad():
+        with torch.no_grad(), self._starting_model() if of_reference else nullcontext(self.model) as model:
             for micro in self._microbatches(model, prompts, responses):
                 members += micro.members
                 parts.append(torch.stack([micro.flat(micro.log_probs), micro.flat(micro.entropy)]))
         computed = torch.cat(parts, dim=1).cpu() if parts else torch.empty(2, 0)
         each = (torch.split(row, [len(responses[i]) for i in members]) for row in computed)
         mine = {i: (log_probs.clone(), entropy.clone()) for i, log_probs, entropy in zip(members, *each, strict=True)}
-        if of_reference:
-            model.to(self.reference_home)
         found = {i: pair for part in self.world.all_gather(mine) for i, pair in part.items()}
         nothing = torch.empty(0), torch.empty(0)
         return [found.get(i, nothing) for i in range(len(rollouts))]
+
+    @contextmanager
+    def _starting_model(self) -> Iterator[Any]:
+        """The model as it was before training."""
+        if self.reference is None:
+            with without_adapters(self.model, merge=False) as model:
+                yield model
+        else:
+            yield self.reference.to(self.model.device)
+            self.reference.to(self.reference_home)
 
     def _backward(self, batch: TrainBatch, micro: Microbatch, totals: dict[str, Tensor], extreme: dict[str, Tensor]) -> None:
         """Add a microbatch's gradient to the others', and its tokens to ``totals`` and ``extreme``, which stay on the device.

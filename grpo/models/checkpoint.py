@@ -12,6 +12,7 @@ import torch
 
 from grpo.common.errors import UserError, reason
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
+from grpo.models.lora import FOLDER, has_adapters, save_adapters, without_adapters
 from grpo.models.packed_attention import keep_out_of_graphs
 from grpo.models.qwen2_format import written_here
 from grpo.models.tokenizer import TOKENIZER, Tokenizer
@@ -87,7 +88,14 @@ def compile_layers(model: Any) -> None:
 
 
 def save_checkpoint(folder: Path, model: Any, tokenizer: Tokenizer) -> None:
-    """Write model (safetensors) and tokenizer; ``AutoModelForCausalLM`` and vLLM can load the folder."""
+    """Write model (safetensors) and tokenizer; ``AutoModelForCausalLM`` and vLLM can load the folder.
+
+    The weights of a model with adapters are merged, so that nothing that loads them has to know; the adapters by themselves
+    lie beside them in ``adapter/``, in peft's format.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    with without_adapters(model, merge=True):
+        model.save_pretrained(folder)
+    if has_adapters(model):
+        save_adapters(folder / FOLDER, model)
     tokenizer.save_pretrained(folder)  # after the model: of generation_config.json the one that the model came with counts

@@ -8,16 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.models.lora import without_adapters
+
 
 def put_weights(llm: Any, model: Any) -> None:
     """Replace the weights of a ``vllm.LLM`` in this process by ``model``'s, and forget cached prefixes, which hold old keys.
 
     vLLM stacks some matrices (query, key and value; gate and up); its loader, which reads checkpoints, does that here too.
     """
-    # Where the head is the embedding some of vLLM's models (Gemma) have none, and refuse its weight.
-    state = {name: tensor for name, tensor in model.state_dict().items() if name != HEAD or _has_head(llm)}
-    weights = ((name, tensor.detach()) for name, tensor in state.items())
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    with without_adapters(model, merge=True):
+        # Where the head is the embedding some of vLLM's models (Gemma) have none, and refuse its weight.
+        state = {name: tensor for name, tensor in model.state_dict().items() if name != HEAD or _has_head(llm)}
+        weights = ((name, tensor.detach()) for name, tensor in state.items())
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     llm.reset_prefix_cache()
 
 
@@ -53,7 +56,8 @@ def checksums_of_vllm(llm: Any) -> dict[str, tuple[float, float]]:
 
 def checksums_of_policy(model: Any, names: Iterable[str]) -> dict[str, tuple[float, float]]:
     """The same of a policy's parameters, under vLLM's names."""
-    state = model.state_dict()
+    with without_adapters(model, merge=True):
+        state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     found = {}
     for name in names:
         stack = None if name in state else next((key for key in STACKED if f".{key}." in name), None)  # Phi-3 has them stacked

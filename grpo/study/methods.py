@@ -13,9 +13,11 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -37,6 +39,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class Lora(Section):
+    """Adapters are trained, and the weights stay as they are (:mod:`grpo.models.lora`)."""
+
+    rank: PositiveInt = 8
+    alpha: PositiveInt = 32  # what an adapter computes is multiplied by alpha / rank
+    targets: list[str] | None = None  # names of layers, such as q_proj; null: every linear layer but the output layer
+
+
 class TrainingConfig(Section):
     """What the methods have in common: how a batch becomes an optimizer step, and when a run ends."""
 
@@ -46,6 +56,13 @@ class TrainingConfig(Section):
     max_grad_norm: PositiveFloat = 1.0
     prompt: str = "r1_zero"  # a format of the task
     wall_clock_limit_s: PositiveFloat | None = None  # the run ends after the step at which its time is up
+    lora: Lora | None = None  # null: all weights are trained
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Runs without adapters are recorded, and told from others, as before there were any."""
+        values: dict[str, Any] = values_of(self)
+        return {key: value for key, value in values.items() if key != "lora" or value is not None}
 
     @model_validator(mode="after")
     def _microbatches_divide(self) -> Self:

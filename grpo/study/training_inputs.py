@@ -47,6 +47,7 @@ SHARED_CODE = (
     "grpo/models/decoding.py",
     "grpo/models/examine.py",
     "grpo/models/hugging_face.py",
+    "grpo/models/lora.py",
     "grpo/models/packed_attention.py",
     "grpo/models/prefix_attention.py",
     "grpo/models/transfer.py",
@@ -96,7 +97,7 @@ def write_training_inputs(study: Study) -> None:
                 "code": code | code_digests(Path(), own),
                 "task": task_inputs(study, entry.task),
                 "own_code": code_of_modules(source_of(path) for path in sorted(named) if is_import_path(path)),
-                "software": pins(packages(study, asynchronous)),
+                "software": pins(packages(study, asynchronous, any(config.lora is not None for config in configs))),
             }
             write_json(folder / f"{name}.json", content)
         for name in study.tasks:

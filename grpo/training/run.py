@@ -122,7 +122,7 @@ def is_asynchronous(config: RunConfig) -> bool:
 
 def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:
     """The packages that decide the run's results."""
-    return packages(study, asynchronous=is_asynchronous(run.config))
+    return packages(study, is_asynchronous(run.config), run.config.lora is not None)
 
 
 # ---------------------------------------------------------------------------------------------- what depends on the task

@@ -17,6 +17,7 @@ from grpo.common.world import init_world
 from grpo.learner.losses import bind_loss
 from grpo.learner.make import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.lora import add_adapters
 from grpo.rollout.make import make_engine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun
@@ -114,6 +115,8 @@ def start_here(study: Study, run: EffectiveRun, ctx: RunContext[Any], check_weig
     start_threads(max(1, study.threads // settings.processes))
     world = init_world(settings.device)
     tokenizer, model = load_tokenizer(run.model), load_model(run.model, settings.dtype, settings.device)
+    if run.config.lora is not None:
+        add_adapters(model, run.config.lora, run.seed, run.model)
     # Before the learner: vLLM switches the stream on which this process computes, and the learner's hooks on gradients must be
     # made on the one that its backward passes will use.
     engine = make_engine(study, run.model, model, tokenizer, check_weights, run.config, world)

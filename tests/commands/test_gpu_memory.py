@@ -148,3 +148,24 @@ def test_an_engine_on_a_gpu_of_its_own_takes_nothing_of_the_learners() -> None:
 
 def test_a_study_on_the_cpu_has_no_phases(mini_study: Study) -> None:
     assert gpu_memory.phases(mini_study, MATH, 80) == []
+
+
+def test_adapters_are_counted_as_peft_makes_them_and_leave_room() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from grpo.models.lora import add_adapters
+    from grpo.study.methods import Lora
+
+    lora = Lora(rank=32)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(MATH, "qwen2"))
+        add_adapters(model, lora, seed=0)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert gpu_memory.adapter_parameters(MATH, lora) == trained == 36_929_536
+    study = real("math-24gb")
+    with_lora = changed(study, **{method: {"lora": lora} for method in ("grpo", "sft", "expert_iteration")})
+    only = {name: entry for name, entry in with_lora.experiments.items() if name != "grpo_lora"}
+    small = totals(with_lora.model_copy(update={"experiments": only}), 22.5)
+    assert small["backward pass"] < 0.5 * totals(study, 22.5)["backward pass"]
+    assert gpu_memory.USES_REFERENCE not in small

@@ -43,6 +43,7 @@ print(json.dumps([found, own | {"cuda": torch.version.cuda or "none", "python": 
 def test_a_study_depends_on_the_packages_that_its_settings_ask_for(mini_study: Study) -> None:
     assert packages(mini_study) == PACKAGES
     assert packages(mini_study, asynchronous=True) == (*PACKAGES, "ray")
+    assert packages(mini_study, lora=True) == (*PACKAGES, "peft")
     on_gpus = load_study(REPOSITORY / "studies/math-24gb.yaml")
     assert on_gpus.learner.optimizer == "adamw_8bit"
     assert packages(on_gpus) == (*PACKAGES, "bitsandbytes", *VLLM)

@@ -30,11 +30,12 @@ from grpo.handouts import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.lora import add_adapters
 from grpo.rollout.make import make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
-from grpo.study.methods import GrpoConfig
+from grpo.study.methods import GrpoConfig, Lora
 from grpo.study.schema import Study, read_yaml
 from grpo.study.sections import LocalModel
 from grpo.tasks.task import ScoredBatch
@@ -157,6 +158,15 @@ def test_training_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) 
     assert all(row["ratio_min"] == row["ratio_max"] == 1.0 and row["clip_fraction"] == 0.0 for row in rows)  # on-policy
     assert all(row["train/response_length_max"] <= 6 for row in rows)
     assert not same_weights(model, trained)
+
+
+def test_training_adapters_of_rank_1_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    lora = Lora(rank=1)
+    add_adapters(model, lora, seed=0)
+    train(model, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"lora": lora, "learning_rate": 3e-2}))
+    rewards = [row["train/reward"] for row in read_csv(tmp_path / "run/history.csv")]
+    assert sum(rewards[:2]) / 2 < 0.6
+    assert sum(rewards[-2:]) / 2 > 0.85
 
 
 def test_a_reversed_reward_lowers_it(model: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -524,15 +534,17 @@ def test_gradient_checkpointing_computes_activations_twice(
     assert calls.with_gradient == (4 if checkpointing else 2)  # two layers, one microbatch
 
 
+@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
 def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
-    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch, lora: Lora | None
 ) -> None:
     """Its rollouts, too, are known to be of the policy at hand, so that their log-probabilities are the learner's."""
     from grpo.training import grpo as loop
     from grpo.training import run as run_module
 
     monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: SCORE)
-    study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None})
+    config = tiny_study.grpo.model_copy(update={"lora": lora})
+    study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None, "grpo": config})
     run = tiny_run(study)
     sample = loop.sample
 
@@ -546,14 +558,19 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
 
     run_module.train_run(study, run)
     whole = results()
+    weights = (paths.CHECKPOINTS / run.name / "last" / "model.safetensors").read_bytes()
     shutil.rmtree(paths.RUNS)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "sample", killed_at_step_4)
         with pytest.raises(KeyboardInterrupt):
             run_module.train_run(study, run)
     assert not (paths.RUNS / run.name).exists() and list((paths.RUN_STATE / run.name).glob("*/step-2"))
+    (state,) = (paths.RUN_STATE / run.name).glob("*/step-2/state.pt")
+    saved = torch.load(state, weights_only=True)["parts"]["learner"]["model"]
+    assert all(".lora_" in name for name in saved) == (lora is not None)
     run_module.train_run(study, run)
     assert results() == whole
+    assert (paths.CHECKPOINTS / run.name / "last" / "model.safetensors").read_bytes() == weights
 
 
 def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(

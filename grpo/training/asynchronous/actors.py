@@ -19,6 +19,7 @@ import torch
 from grpo.common.memory import peak_mb, reset_peak
 from grpo.common.records import Completion, Rollout
 from grpo.learner.learner import Learner
+from grpo.models.lora import without_adapters
 from grpo.rollout.engine import Engine, SamplingParams
 from grpo.study.methods import GrpoConfig
 from grpo.training.context import RunContext, Updates
@@ -155,7 +156,8 @@ class LearnerActor:
     @costed
     def weights(self) -> dict[str, torch.Tensor]:
         """The policy's weights, in the CPU's memory."""
-        return {name: tensor.detach().cpu() for name, tensor in self.ctx.learner.model.state_dict().items()}
+        with without_adapters(self.ctx.learner.model, merge=True) as model:
+            return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
 
     @costed
     def state(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from grpo.common.errors import UserError
 from grpo.learner.learner import Learner
 from grpo.learner.make import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.lora import add_adapters
 from grpo.rollout.engine import Engine
 from grpo.rollout.make import make_engine
 from grpo.study.effective import EffectiveRun
@@ -162,7 +163,10 @@ def _make_generator(study: Study, config: GrpoConfig, folder: Path, here: Path, 
 def _make_learner(study: Study, run: EffectiveRun, folder: Path, here: Path) -> tuple[Learner, Callable[[Path], None]]:
     _settle(study, here)
     tokenizer = load_tokenizer(folder)
-    learner = make_learner(study.learner, run.config, load_model(folder, study.learner.dtype, study.learner.device), tokenizer)
+    model = load_model(folder, study.learner.dtype, study.learner.device)
+    if run.config.lora is not None:
+        add_adapters(model, run.config.lora, run.seed, run.model)
+    learner = make_learner(study.learner, run.config, model, tokenizer)
     return learner, lambda target: save_checkpoint(target, learner.model, tokenizer)
 
 

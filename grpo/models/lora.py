@@ -1,0 +1,116 @@
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): the weights W stay as they are, and W + alpha / rank * B A takes their place.
+
+peft makes the layers and computes them. It imports transformers, so it is imported in runs with adapters only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from grpo.common.errors import UserError
+
+if TYPE_CHECKING:
+    from grpo.study.methods import Lora
+
+ADAPTER = "default"  # peft's name for a model's only one
+FOLDER = "adapter"  # in a checkpoint
+
+
+def add_adapters(model: Any, lora: Lora, seed: int, base: Path | str = "") -> None:
+    """Give linear layers of ``model`` adapters, in place; from then on only these have gradients.
+
+    B starts at zero, so that the model computes what it did. A is drawn by ``seed``.
+
+    Args:
+        base: where the model was loaded from, for adapter_config.json.
+
+    Raises:
+        UserError: ``lora.targets`` names no linear layer, or the output layer.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    head = model.get_output_embeddings()
+    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
+    targets = sorted(lora.targets or {name.rpartition(".")[2] for name in linear})
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(base),
+    )
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        try:
+            inject_adapter_in_model(config, model)
+        except ValueError as error:  # no layer has such a name, or one that has is of a kind without adapters
+            raise UserError(f"lora.targets: {', '.join(targets)}: no layers to adapt in this model ({error}).") from error
+    adapted = [layer for _, _, layer in _adapted(model)]
+    if model.get_output_embeddings() is not head or not all(len(layer.lora_A) for layer in adapted):
+        raise UserError(
+            f"lora.targets: {', '.join(targets)}: embeddings and the output layer take no adapters. Leave them out."
+        )
+
+
+@contextmanager
+def without_adapters(model: Any, merge: bool) -> Iterator[Any]:
+    """In the block, ``model`` is as it was before :func:`add_adapters`, by the names of its weights too.
+
+    After it every bit is back, which taking the product off again would not give. A model without adapters stays as it is.
+
+    Args:
+        merge: its weights are W + alpha / rank * B A, in its own precision; else W.
+    """
+    layers = list(_adapted(model))
+    weights = [layer.base_layer.weight.data for _, _, layer in layers]
+    try:
+        for (parent, name, layer), weight in zip(layers, weights, strict=True):
+            if merge:
+                with torch.no_grad():
+                    layer.base_layer.weight.data = weight + layer.get_delta_weight(ADAPTER).to(weight.dtype)
+            setattr(parent, name, layer.base_layer)
+        yield model
+    finally:
+        for (parent, name, layer), weight in zip(layers, weights, strict=True):
+            layer.base_layer.weight.data = weight
+            setattr(parent, name, layer)
+
+
+def adapter_weights(model: Any) -> dict[str, Tensor]:
+    """A and B of each adapter, under the model's names for them."""
+    return {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+
+
+def save_adapters(folder: Path, model: Any) -> None:
+    """Write adapter_config.json and adapter_model.safetensors as ``peft.PeftModel.from_pretrained`` wants them."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # Embeddings have no adapters, and "auto" would load the base model's configuration as transformers' to find that out.
+    weights = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
+    named = {f"base_model.model.{name}": tensor.detach().contiguous() for name, tensor in weights.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = model.peft_config[ADAPTER]
+    config.inference_mode = True
+    config.target_modules = sorted(config.target_modules)  # a set, whose order changes from process to process
+    config.save_pretrained(folder)
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether the model has been given adapters."""
+    return any(True for _ in _adapted(model))
+
+
+def _adapted(model: Any) -> Iterator[tuple[nn.Module, str, Any]]:
+    """Each layer with an adapter, the module it belongs to, and its name there."""
+    for parent in list(model.modules()) if isinstance(model, nn.Module) else ():  # an actor may hold weights only
+        for name, child in list(parent.named_children()):
+            if hasattr(child, "lora_A"):
+                yield parent, name, child

@@ -1,0 +1,202 @@
+"""Adapters: against products worked out by hand, peft's own loader, and the padded path; what is trained, and what is not."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_parts import ADVANTAGES, REWARDS, config, last_gradients, off_policy, rollouts
+from torch import Tensor
+from torch.testing import assert_close
+from training_parts import scored
+from transformers import AutoModelForCausalLM
+
+from grpo.common.errors import UserError
+from grpo.learner.learner import Learner
+from grpo.models.checkpoint import load_model, save_checkpoint
+from grpo.models.lora import FOLDER, add_adapters, without_adapters
+from grpo.models.qwen2_format import TransformerConfig
+from grpo.models.transformer import TransformerLM
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.methods import GrpoConfig, Lora
+
+LORA = Lora(rank=4, alpha=8)
+IDS = torch.arange(1, 41).reshape(2, 20)
+
+
+@pytest.fixture
+def own_model() -> TransformerLM:
+    """The project's own Transformer; transformers' Qwen2 is the fixture ``model``."""
+    torch.manual_seed(1)
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128}
+    return TransformerLM(
+        TransformerConfig(vocab_size=512, hidden_size=32, num_hidden_layers=2, eos_token_id=1, pad_token_id=0, **shape)
+    )
+
+
+@pytest.fixture(params=["model", "own_model"])
+def adapted(request: pytest.FixtureRequest) -> Any:
+    """A model whose adapters have been trained: no B is zero."""
+    found = request.getfixturevalue(request.param)
+    add_adapters(found, LORA, seed=3)
+    torch.manual_seed(2)
+    for name, parameter in found.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return found
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(IDS).logits
+    return found
+
+
+def of_base(model: Any) -> dict[str, Tensor]:
+    return {name.replace(".base_layer", ""): t.clone() for name, t in model.state_dict().items() if ".lora_" not in name}
+
+
+def update(learner: Learner) -> dict[str, Tensor]:
+    """One off-policy update; the gradients of it."""
+    batch, found = rollouts(), last_gradients(learner)
+    learner.update(scored(batch, REWARDS, ADVANTAGES, off_policy(learner, batch)))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["model", "own_model"])
+def test_new_adapters_change_nothing_and_are_drawn_by_the_seed(kind: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(kind)
+    before, random = logits(model), torch.get_rng_state()
+    drawn = []
+    for seed in (0, 0, 1):
+        other = copy.deepcopy(model)
+        add_adapters(other, LORA, seed)
+        assert torch.equal(logits(other), before)
+        drawn.append(other.model.layers[0].mlp.up_proj.lora_A.default.weight)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_merged_weights_are_those_worked_out_by_hand(adapted: Any) -> None:
+    base, own = of_base(adapted), {name: t.clone() for name, t in adapted.state_dict().items()}
+    through = logits(adapted)
+    with without_adapters(adapted, merge=True):
+        merged = {name: t.clone() for name, t in adapted.state_dict().items()}
+        assert_close(logits(adapted), through, atol=1e-5, rtol=1e-4)
+    assert merged.keys() == base.keys()
+    changed = 0
+    for name, weight in base.items():
+        adapter = name.removesuffix(".weight")
+        if f"{adapter}.lora_A.default.weight" in own:
+            weight = weight + 8 / 4 * own[f"{adapter}.lora_B.default.weight"] @ own[f"{adapter}.lora_A.default.weight"]
+            changed += 1
+        assert_close(merged[name], weight)
+    assert changed == 2 * 7  # two layers: four matrices of attention, three of the feed-forward network
+    after = adapted.state_dict()
+    assert after.keys() == own.keys() and all(torch.equal(after[name], own[name]) for name in own)
+
+
+def test_without_adapters_the_model_is_the_one_it_started_from(model: Any) -> None:
+    before = logits(model)
+    add_adapters(model, LORA, seed=0)
+    update(Learner(model, config(lora=LORA), pad_token_id=0))
+    assert not torch.equal(logits(model), before)
+    with without_adapters(model, merge=False):
+        assert torch.equal(logits(model), before)
+
+
+def test_only_adapters_get_gradients_and_steps(adapted: Any) -> None:
+    base, own = of_base(adapted), {n: p.detach().clone() for n, p in adapted.named_parameters() if p.requires_grad}
+    learner = Learner(adapted, config(lora=LORA), pad_token_id=0, max_tokens_per_microbatch=64)
+    found = update(learner)
+    assert found.keys() == own.keys() and all(".lora_" in name for name in found)
+    assert all(not torch.equal(p, own[n]) for n, p in adapted.named_parameters() if n in own)
+    assert all(torch.equal(t, base[name]) for name, t in of_base(adapted).items())
+    assert learner.state()["model"].keys() == own.keys()
+    assert len(learner.state()["optimizer"]["adamw"]["means"]) == len(own)
+
+
+def test_packed_rows_give_the_padded_gradients(adapted: Any) -> None:
+    padded, packed = (
+        update(Learner(copy.deepcopy(adapted), config(lora=LORA), pad_token_id=0, max_tokens_per_microbatch=tokens))
+        for tokens in (None, 64)
+    )
+    assert padded.keys() == packed.keys()
+    for name, gradient in padded.items():
+        assert gradient.abs().max() > 0
+        assert_close(packed[name], gradient, rtol=1e-4, atol=1e-5 * gradient.abs().max().item())
+
+
+def test_engine_and_learner_agree(adapted: Any, tokenizer: Any) -> None:
+    """Of sampled tokens, with the adapters, and of the learner in the merged weights."""
+    engine = TransformersEngine(adapted, tokenizer, 8)
+    learner = Learner(adapted, config(lora=LORA), pad_token_id=0, max_tokens_per_microbatch=128)
+    groups = engine.generate([[5, 6, 7], [8, 9]], SamplingParams(max_tokens=12, min_tokens=0), 3, 0)
+    batch = [
+        replace(rollout, prompt_ids=tuple(prompt), completion=completion)
+        for prompt, group in zip([[5, 6, 7], [8, 9]], groups, strict=True)
+        for rollout, completion in zip(rollouts(), group, strict=False)
+    ]
+    through = learner.log_probs(batch)
+    for rollout, log_probs in zip(batch, through, strict=True):
+        assert_close(log_probs, torch.tensor(rollout.completion.log_probs), atol=1e-5, rtol=1e-4)
+    with without_adapters(adapted, merge=True):
+        for merged, log_probs in zip(learner.log_probs(batch), through, strict=True):
+            assert_close(merged, log_probs, atol=1e-5, rtol=1e-4)
+
+
+def test_drift_is_measured_from_the_base_without_a_copy_of_it(model: Any) -> None:
+    whole = copy.deepcopy(model)
+    add_adapters(model, LORA, seed=0)
+    learner = Learner(model, config(lora=LORA, measure_kl=True), pad_token_id=0)
+    assert learner.reference is None
+    assert learner.drift(rollouts())["kl/per_token_low_variance"] == pytest.approx(0, abs=1e-6)
+    update(learner)
+    drifted = learner.drift(rollouts())
+    # A learner of the merged weights whose reference is the copy that full training keeps.
+    full = Learner(whole, config(measure_kl=True), pad_token_id=0)
+    with without_adapters(model, merge=True):
+        full.model.load_state_dict(model.state_dict())
+    assert drifted["kl/per_token_low_variance"] > 1e-6
+    assert drifted == pytest.approx(full.drift(rollouts()), rel=1e-2, abs=1e-6)
+
+
+def test_a_checkpoint_holds_merged_weights_and_adapters_for_peft(adapted: Any, tokenizer: Any, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    through = logits(adapted)
+    with without_adapters(adapted, merge=False):
+        save_checkpoint(tmp_path / "base", adapted, tokenizer)
+    assert not (tmp_path / "base" / FOLDER).exists()
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")  # as in a run
+    save_checkpoint(tmp_path / "trained", adapted, tokenizer)
+    assert_close(logits(load_model(tmp_path / "trained")), through, atol=1e-5, rtol=1e-4)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert (logits(base) - through).abs().max() > 1e-2
+    assert_close(logits(PeftModel.from_pretrained(base, tmp_path / "trained" / FOLDER)), through, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("targets", [["no_such"], ["lm_head"], ["embed_tokens"], ["q_proj", "lm_head"]])
+def test_layers_that_take_no_adapters_are_refused(own_model: Any, targets: list[str]) -> None:
+    with pytest.raises(UserError, match=r"lora\.targets"):
+        add_adapters(own_model, Lora(targets=targets), seed=0)
+
+
+def test_adapters_of_a_bfloat16_model_are_trained_in_float32(own_model: Any) -> None:
+    model = own_model.to(torch.bfloat16)
+    add_adapters(model, LORA, seed=0)
+    learner = Learner(model, config(lora=LORA, learning_rate=1e-5), pad_token_id=0)
+    first = [weight.detach().clone() for weight in learner.optimizer.weights]
+    update(learner)
+    assert all(weight.dtype == torch.float32 and weight.numel() < 1024 for weight in learner.optimizer.weights)
+    assert any(not torch.equal(a, b) for a, b in zip(first, learner.optimizer.weights, strict=True))
+
+
+def test_a_configuration_without_adapters_is_recorded_as_before() -> None:
+    assert "lora" not in GrpoConfig().model_dump()
+    assert GrpoConfig(lora=Lora(rank=1)).model_dump()["lora"] == {"rank": 1, "alpha": 32, "targets": None}

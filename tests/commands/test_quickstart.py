@@ -171,7 +171,9 @@ def test_a_study_of_more_is_refused(section: str, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("there", ["a folder with files", "a file", "a link"])
-def test_what_quickstart_did_not_make_it_does_not_touch(there: str, tmp_path: Path) -> None:
+def test_what_quickstart_did_not_make_it_does_not_touch(
+    there: str, tmp_path: Path, grpo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = project(tmp_path / "project")
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -183,13 +185,15 @@ def test_what_quickstart_did_not_make_it_does_not_touch(there: str, tmp_path: Pa
     else:
         (precious / OURS).touch()
         (folder / FOLDER).symlink_to(precious)
-    refused = sh(folder, "grpo", "quickstart", check=False)
-    assert refused.returncode == 2 and refused.stdout == ""
-    assert refused.stderr.startswith("error: quickstart: is there, and was not made by `grpo quickstart`.")
+    monkeypatch.chdir(folder)
+    code, said, told = grpo("quickstart")
+    assert code == 2 and said == ""
+    assert told.startswith("error: quickstart: is there, and was not made by `grpo quickstart`.")
     assert ((folder / FOLDER) if there == "a file" else precious / "data.txt").read_text() == "mine"
 
 
-def test_without_its_study_it_says_where_to_run_it(tmp_path: Path) -> None:
-    refused = sh(tmp_path, "grpo", "quickstart", check=False)
-    assert refused.returncode == 2 and not (tmp_path / FOLDER).exists()
-    assert "studies/quickstart.yaml: no such file. Run this in the project's folder" in refused.stderr
+def test_without_its_study_it_says_where_to_run_it(tmp_path: Path, grpo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, told = grpo("quickstart")
+    assert code == 2 and not (tmp_path / FOLDER).exists()
+    assert "studies/quickstart.yaml: no such file. Run this in the project's folder" in told

@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 from study_parts import STUDIES, activate
 
-from grpo.cli import main
-from grpo.pretraining.base_model import make_base_model
 from grpo.study import paths
 from grpo.study.effective import digest
 from grpo.study.schema import load_study
-from grpo.tasks.build import build_dataset
 from grpo.training.run import _finished_twin
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The smoke study's dataset and base model, made once."""
-    folder = tmp_path_factory.mktemp("smoke")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        study = load_study(ROOT / "studies" / "smoke.yaml")
-        build_dataset(study.task("main"), paths.DATASETS / "main", {})
-        small = {"main": study.models["main"].model_copy(update={"steps": 2})}
-        make_base_model(study.model_copy(update={"models": study.models | small}), "main")
-    return folder
+Grpo = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -46,16 +31,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of ``grpo ARGS``."""
-    monkeypatch.setattr(sys, "argv", ["grpo", *args])
-    code = 0
-    try:
-        main()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    output = capsys.readouterr()
-    return code, output.out, output.err
+@pytest.fixture
+def with_data(project: Path, fresh_model: Any, tokenizer: Any, grpo: Grpo) -> Path:
+    """The project with its dataset, and the tests' tiny model."""
+    from grpo.models.checkpoint import save_checkpoint
+
+    assert grpo("dataset", "main")[0] == 0
+    save_checkpoint(paths.model("main"), fresh_model, tokenizer)
+    return project
 
 
 def edit(project: Path, old: str, new: str) -> None:
@@ -69,22 +52,11 @@ def edit(project: Path, old: str, new: str) -> None:
     ("old", "new", "named", "remedy"),
     [
         ("  n_grpo_steps: 3", "  n_grpo_stepz: 3", "grpo.n_grpo_stepz", "unknown key"),
-        ("learning_rate: 3e-4\n", "learning_rate: fast\n", "grpo.learning_rate", "'fast'"),
         ("learning_rate: 3e-4\n", "learning_rate: -1.0\n", "grpo.learning_rate", "greater than 0"),
         ("    train_size: 256\n", "", "tasks.main: missing: train_size", "Arithmetic takes train_size, validation_size"),
-        ("  train_batch_size: 16", "  train_batch_size: 15", "train_batch_size (15)", "divisible by"),
-        ("  rollout_batch_size: 16", "  rollout_batch_size: 18", "rollout_batch_size (18)", "divisible by group_size"),
         ("  group_size: 4", "  group_size: 1", "group_size 1", "use at least 2"),
-        ("  train_batch_size: 16", "  train_batch_size: 2", "train_batch_size (2)", "at least group_size"),
         ("loss_type: reinforce_with_baseline\n", "loss_type: ppo\n", "grpo.loss_type", "grpo_clip, "),
         ("sampling_min_tokens: 4", "sampling_min_tokens: 99", "sampling_min_tokens (99)", "must not exceed"),
-        (
-            "no_baseline: {loss_type: no_baseline}",
-            "no_baseline: {loss: no_baseline}",
-            "grpo_baselines.arms.no_baseline",
-            "unknown key",
-        ),
-        ("hidden_size: 32", "hidden_size: 30", "hidden_size 30", "multiple of"),
         ("pinned: {}", 'pinned: {grpo_learning_rate: "7e-7"}', "selection.pinned.grpo_learning_rate", "known: 3e-4, 1e-3"),
         ("seeds: [0]", "seeds: [0, 0]", "seeds", "twice"),
         (
@@ -98,9 +70,11 @@ def edit(project: Path, old: str, new: str) -> None:
         ("  max_batch_size: 128\n\nlearner:", "\nlearner:\n  processes: 0", "learner.processes", "greater than 0"),
     ],
 )
-def test_wrong_params_are_told_with_key_and_remedy(project, monkeypatch, capsys, old, new, named, remedy):
+def test_wrong_params_are_told_with_key_and_remedy(
+    project: Path, grpo: Grpo, old: str, new: str, named: str, remedy: str
+) -> None:
     edit(project, old, new)
-    code, _, error = run(monkeypatch, capsys, "dataset", "main")
+    code, _, error = grpo("dataset", "main")
     assert code == 2
     assert error.startswith("error: params.yaml")
     assert named in error and remedy in error
@@ -108,17 +82,17 @@ def test_wrong_params_are_told_with_key_and_remedy(project, monkeypatch, capsys,
     assert not (project / "data").exists() and not (project / "reports").exists()
 
 
-def test_every_wrong_key_is_told_at_once(project, monkeypatch, capsys):
+def test_every_wrong_key_is_told_at_once(project: Path, grpo: Grpo) -> None:
     edit(project, "study: smoke", "study: 3")
     edit(project, "    hidden_size: 32", "    hidden_size: wide")
-    code, _, error = run(monkeypatch, capsys, "dataset", "main")
+    code, _, error = grpo("dataset", "main")
     assert code == 2
     assert "params.yaml: study:" in error and "params.yaml: models.main.hidden_size:" in error
 
 
-def test_missing_params_file(project, monkeypatch, capsys):
+def test_missing_params_file(project: Path, grpo: Grpo) -> None:
     (project / "params.yaml").unlink()
-    code, _, error = run(monkeypatch, capsys, "dataset", "main")
+    code, _, error = grpo("dataset", "main")
     assert code == 2 and "params.yaml: no such file" in error and "grpo study use mini" in error
 
 
@@ -137,41 +111,39 @@ def test_missing_params_file(project, monkeypatch, capsys):
         (("study", "use", "nosuch"), "studies/nosuch.yaml: no such study"),
     ],
 )
-def test_missing_pieces_are_named(project, monkeypatch, capsys, args, message):
-    code, _, error = run(monkeypatch, capsys, *args)
+def test_missing_pieces_are_named(project: Path, grpo: Grpo, args: tuple[str, ...], message: str) -> None:
+    code, _, error = grpo(*args)
     assert code == 2
     assert message in error and "Traceback" not in error
 
 
-def test_train_without_a_model_leaves_nothing(project, monkeypatch, capsys):
-    assert run(monkeypatch, capsys, "dataset", "main")[0] == 0
-    code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
+def test_train_without_a_model_leaves_nothing(project: Path, grpo: Grpo) -> None:
+    assert grpo("dataset", "main")[0] == 0
+    code, _, error = grpo("train", "grpo_learning_rate", "3e-4")
     assert code == 2 and "data/model/main: holds no model" in error and "dvc repro model@main" in error
     assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
 
 
-def test_an_empty_dataset_is_named(project, smoke_data, monkeypatch, capsys):
-    shutil.copytree(smoke_data / "data", project / "data")
+def test_an_empty_dataset_is_named(with_data: Path, grpo: Grpo) -> None:
     paths.train("main").write_text("")
-    code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
+    code, _, error = grpo("train", "grpo_learning_rate", "3e-4")
     assert code == 2 and "train.jsonl: holds no problems" in error
     assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
 
 
-def test_a_response_longer_than_the_context_is_refused(project, smoke_data, monkeypatch, capsys):
-    shutil.copytree(smoke_data / "data", project / "data")
-    edit(project, "sampling_max_tokens: 32", "sampling_max_tokens: 400")
-    code, _, error = run(monkeypatch, capsys, "train", "grpo_learning_rate", "3e-4")
+def test_a_response_longer_than_the_context_is_refused(with_data: Path, grpo: Grpo) -> None:
+    edit(with_data, "sampling_max_tokens: 32", "sampling_max_tokens: 400")
+    code, _, error = grpo("train", "grpo_learning_rate", "3e-4")
     assert code == 2 and "grpo.sampling_max_tokens" in error and "context of 256 tokens" in error
     assert [path for root in (paths.RUNS, paths.CHECKPOINTS) for path in root.glob("*/*")] == [], "no result and no draft"
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_every_study_is_valid_and_named_after_its_file(path):
+def test_every_study_is_valid_and_named_after_its_file(path: Path) -> None:
     assert load_study(path).study == path.stem
 
 
-def test_real_studies_keep_the_handouts_defaults():
+def test_real_studies_keep_the_handouts_defaults() -> None:
     config = load_study(ROOT / "studies" / "math-2xh100.yaml").grpo
     expected = {
         "n_grpo_steps": 200,
@@ -193,23 +165,6 @@ def test_real_studies_keep_the_handouts_defaults():
     assert {key: type(config).model_fields[key].default for key in expected} == expected, "and these are the defaults"
 
 
-def test_help_answers_without_torch():
-    import subprocess
-
-    code = """
-import sys
-from grpo.cli import main
-sys.argv = ["grpo", "--help"]
-try:
-    main()
-except SystemExit:
-    assert "torch" not in sys.modules
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "math_baseline" in result.stdout
-
-
 def finished(name: str, identity: dict[str, object], same_as: str | None = None) -> None:
     """The folders of a run with this identity."""
     (paths.RUNS / name).mkdir(parents=True, exist_ok=True)
@@ -218,7 +173,7 @@ def finished(name: str, identity: dict[str, object], same_as: str | None = None)
     (paths.RUNS / name / "config.yaml").write_text(text)
 
 
-def test_only_runs_that_the_study_names_are_taken_over(project):
+def test_only_runs_that_the_study_names_are_taken_over(project: Path) -> None:
     study = load_study()
     identity = {"seed": 0, "config": "the same"}
     leftover, named = "grpo_learning_rate/5e-5-0", "grpo_learning_rate/1e-3-0"
@@ -233,7 +188,7 @@ def test_only_runs_that_the_study_names_are_taken_over(project):
     assert _finished_twin(study, "grpo_baselines", identity) is None, "its weights are missing"
 
 
-def test_only_runs_of_experiments_that_a_run_waits_for_are_taken_over(project):
+def test_only_runs_of_experiments_that_a_run_waits_for_are_taken_over(project: Path) -> None:
     study = load_study()
     identity = {"seed": 0}
     finished("grpo_length_normalization/masked_mean-0", identity)
@@ -243,7 +198,7 @@ def test_only_runs_of_experiments_that_a_run_waits_for_are_taken_over(project):
         assert _finished_twin(study, experiment, identity) == "grpo_length_normalization/masked_mean-0"
 
 
-def test_of_runs_that_were_taken_over_the_trained_one_is_named(project):
+def test_of_runs_that_were_taken_over_the_trained_one_is_named(project: Path) -> None:
     study = load_study()
     identity = {"seed": 0}
     trained = "grpo_off_policy_sweep_broad/epochs_4-batch_16-0"
@@ -251,14 +206,14 @@ def test_of_runs_that_were_taken_over_the_trained_one_is_named(project):
     assert _finished_twin(study, "grpo_off_policy_clip_ablation", identity) == trained
 
 
-def test_select_writes_the_winner_apart_from_its_numbers(project, monkeypatch, capsys):
+def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Grpo) -> None:
     folder = paths.RUNS / "leaderboard" / "best-0"
     folder.mkdir(parents=True)
     lines = [json.dumps({"step": step, "answer_reward": answers}) for step, answers in ((0, [0, 0, 0, 0]), (2, [1, 1, 1, 0]))]
     (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "config.yaml").write_text("identity: abc\noverrides: {}\nbefore: []\nupdates_per_rollout_batch: 1\n")
     (folder / "metrics.json").write_text('{"diverged_step": null, "diverged_reason": ""}')
-    code, output, _ = run(monkeypatch, capsys, "select", "leaderboard")
+    code, output, _ = grpo("select", "leaderboard")
     assert code == 0 and output.startswith("leaderboard: best, 0.750 (")
     winner = json.loads((paths.SELECT / "leaderboard.json").read_text())
     assert winner == {"experiment": "leaderboard", "winner": "best", "overrides": {}, "before": []}
@@ -266,9 +221,7 @@ def test_select_writes_the_winner_apart_from_its_numbers(project, monkeypatch, c
     assert winner.items() <= candidates.items() and candidates["value"] == 0.75
 
 
-def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(project: Path, grpo: Grpo) -> None:
     """Engine and learner are for a GPU, which is not here; the keyword task's tiny model has no use for one."""
     yaml = YAML()
     params = yaml.load(project / "params.yaml")
@@ -278,19 +231,17 @@ def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(
     params["experiments"]["grpo_keyword_inclusion"]["arms"]["grpo"]["n_grpo_steps"] = 1
     yaml.dump(params, project / "params.yaml")
     for command in (["model", "keyword"], ["dataset", "keyword"], ["train", "grpo_keyword_inclusion", "grpo"]):
-        code, _, told = run(monkeypatch, capsys, *command)
+        code, _, told = grpo(*command)
         assert code == 0, told
     config = yaml.load(project / "data/runs/grpo_keyword_inclusion/grpo-0/config.yaml")
     assert config["engine"]["name"] == "transformers" and config["learner"]["device"] == "cpu"
     assert (project / "data/checkpoints/grpo_keyword_inclusion/grpo-0/last/model.safetensors").exists()
 
 
-def test_training_what_is_left_out_is_refused(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_what_is_left_out_is_refused(project: Path, grpo: Grpo) -> None:
     activate("gsm8k", project)
     for command in (["train", "grpo_async_offpolicy", "lag_0"], ["select", "grpo_async_offpolicy"]):
-        code, _, told = run(monkeypatch, capsys, *command)
+        code, _, told = grpo(*command)
         assert code == 2
         assert told == (
             "error: experiments.grpo_async_offpolicy.arms: left out of this study. Give it arms, and add it to select_in.\n"

@@ -125,7 +125,7 @@ def test_the_real_studies_fit_the_card_that_they_name(name: str) -> None:
         ("math-24gb", 22.5, {"learner": {"offload_reference": False}}, ("rollouts: 23.3 GiB", "set learner.offload_reference")),
         ("math-24gb", 22.5, {"engine": {"sleep_level": 0}}, ("backward pass: 29.1 GiB", "set engine.sleep_level to 2")),
         ("math-24gb", 22.5, {"grpo": {"gpu_memory_utilization": 0.6}}, ("rollouts: 26.0 GiB", "lower grpo.gpu_memory_util")),
-        ("math-24gb", 22.5, {"learner": {"gradient_checkpointing": False}}, ("of 22.5; set learner.gradient_checkpointing",)),
+        ("math-24gb", 22.5, {"learner": {"gradient_checkpointing": False}}, ("set learner.gradient_checkpointing",)),
         ("math-h100", 79.6, {"learner": {"max_tokens_per_microbatch": 2**19}}, ("lower learner.max_tokens_per_microbatch",)),
         ("gsm8k", 22.5, {"grpo": {"gpu_memory_utilization": 0.2}}, ("wants 4.4 for one sequence of the model's 40960 tokens",)),
     ],

@@ -172,7 +172,9 @@ def test_a_study_of_more_is_refused(section: str, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("there", ["a folder with files", "a file", "a link"])
-def test_what_quickstart_did_not_make_it_does_not_touch(there: str, tmp_path: Path) -> None:
+def test_what_quickstart_did_not_make_it_does_not_touch(
+    there: str, tmp_path: Path, grpo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = project(tmp_path / "project")
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -184,7 +186,8 @@ def test_what_quickstart_did_not_make_it_does_not_touch(there: str, tmp_path: Pa
     else:
         (precious / OURS).touch()
         (folder / FOLDER).symlink_to(precious)
-    refused = sh(folder, "grpo", "quickstart", check=False)
-    assert refused.returncode == 2 and refused.stdout == ""
-    assert refused.stderr.startswith("error: quickstart: is there, and was not made by `grpo quickstart`.")
+    monkeypatch.chdir(folder)
+    code, said, told = grpo("quickstart")
+    assert code == 2 and said == ""
+    assert told.startswith("error: quickstart: is there, and was not made by `grpo quickstart`.")
     assert ((folder / FOLDER) if there == "a file" else precious / "data.txt").read_text() == "mine"

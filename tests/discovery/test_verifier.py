@@ -200,11 +200,7 @@ AXES = "[[s * 2 * (i == j) for j in range(11)] for i in range(11) for s in (1, -
     "program",
     [
         f"points = {AXES}",
-        f"def run_code():\n    return {AXES}\nget_centers = points = None",
-        f"def get_centers():\n    return {AXES}\npoints = None",
-        f"import numpy as np\npoints = np.array({AXES})",
         f"import numpy as np\npoints = np.array({AXES}, dtype=object) * 10**40",
-        f"points = [tuple(10**3000 * x for x in p) for p in {AXES}]",
         f"import sys\nsys.set_int_max_str_digits(700)\npoints = [[10**3000 * x for x in p] for p in {AXES}]",
         f"print('some output')\nprint(chr(233))\npoints = lambda: {AXES}",
     ],
@@ -217,10 +213,7 @@ def test_programs_with_22_points(program: str) -> None:
     ("program", "message"),
     [
         ("import numpy as np\npoints = np.eye(11)", "Point 0, entry 0 is 1.0, a float"),
-        ("points = [[float('nan')] * 11]", "Point 0, entry 0 is nan"),
-        ("points = [[True] * 11]", "Point 0, entry 0 is true"),
         ("points = [[10**5000] * 11]", "Point 0, entry 0 has about 5001 digits, at most 4000 are allowed"),
-        ("points = [[1] * 11] * 900", "900 points are more than 868"),
         ("x = 1\n\nraise ValueError('no such code')", "ValueError: no such code (line 3: raise ValueError('no such code'))"),
         ("print('almost')\n1 / 0", "ZeroDivisionError: division by zero (line 2: 1 / 0). The end of what it printed: almost"),
     ],

@@ -82,7 +82,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("damage", ["", "{", "[]", '[[{"problem": "p9"}]]', "null"])
+@pytest.mark.parametrize("damage", ["", '[[{"problem": "p9"}]]'])
 def test_a_damaged_chunk_is_made_anew(damage: str, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path) -> None:
     engine = TransformersEngine(model, tokenizer)
     whole = evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
@@ -91,7 +91,7 @@ def test_a_damaged_chunk_is_made_anew(damage: str, model: Any, tokenizer: Any, p
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("place", [3, 0.3, 0.5, 0.9])  # in the checksum, and in what it is of
+@pytest.mark.parametrize("place", [3, 0.5])  # in the checksum, and in what it is of
 def test_one_flipped_bit_in_a_chunk_is_noticed(
     place: float, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

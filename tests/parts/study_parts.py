@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Callable
 from contextlib import chdir
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from grpo.commands.study import composed_text
+from grpo.common.errors import UserError
 from grpo.study.compose import compose
 from grpo.study.methods import OFF_POLICY_RANK
-from grpo.study.schema import load_study
+from grpo.study.schema import Study, load_study
 from grpo.study.sections import Experiment, Method
 
 SFT = "sft_experiment"
@@ -23,6 +30,8 @@ KEYWORD = "grpo_keyword_inclusion"
 ROOT = Path(__file__).parents[2]
 STUDIES = sorted(path for path in (ROOT / "studies").glob("*.yaml") if path.stem != "base")  # which is no study by itself
 _STUDY = load_study(ROOT / "studies/mini.yaml")
+_MINI = compose(ROOT / "studies/mini.yaml")
+Edit = Callable[[dict[str, Any]], None]
 EXPERIMENTS = {name: experiment.title for name, experiment in _STUDY.experiments.items()}
 # Whose winners' values an experiment's runs start from, and the sweep of which arms take theirs by rank.
 BUILDS_ON = {
@@ -59,7 +68,31 @@ def values_of(name: str) -> dict[str, Any]:
 
 def activate(name: str, folder: Path) -> Path:
     """Write ``folder``'s params.yaml as `grpo study use NAME` does; its path."""
-    with chdir(ROOT):
-        text = composed_text(Path(f"studies/{name}.yaml"))[0]
-    (folder / "params.yaml").write_text(text)
+    (folder / "params.yaml").write_text(_text_of(name))
     return folder / "params.yaml"
+
+
+@cache
+def _text_of(name: str) -> str:
+    with chdir(ROOT):
+        return composed_text(Path(f"studies/{name}.yaml"))[0]
+
+
+def edited(folder: Path, edit: Edit) -> Study:
+    """The mini study after an edit of its values."""
+    values = copy.deepcopy(_MINI)
+    edit(values)
+    (folder / "params.yaml").write_text(json.dumps(values))
+    return load_study(folder / "params.yaml")
+
+
+def refused(folder: Path, edit: Edit) -> str:
+    """The message about the mini study after ``edit``."""
+    with pytest.raises(UserError) as caught:
+        edited(folder, edit)
+    return str(caught.value)
+
+
+def new_arm(experiment: str, name: str = "extra", **overrides: Any) -> Edit:
+    """An edit that adds an arm."""
+    return lambda values: values["experiments"][experiment]["arms"].update({name: overrides})

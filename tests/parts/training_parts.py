@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scoring_parts import score_each
-from torch import Tensor
+from torch import Tensor, equal
 
 from grpo.common.records import Problem, Rollout
 from grpo.evaluation.evaluate import Score
@@ -46,6 +47,31 @@ def scored(
         replace(rollout, rewards={**rollout.rewards, "reward": reward}, advantage=advantage, old_log_probs=log_probs)
         for rollout, reward, advantage, log_probs in zip(rollouts, rewards.tolist(), advantages.tolist(), old, strict=True)
     ]
+
+
+def contains_a_t(text: str, _: str) -> dict[str, float]:
+    """A toy reward that a tiny model learns in a few steps."""
+    found = float("T" in text)
+    return {"reward": found, "format_reward": 1.0, "answer_reward": found}
+
+
+def without_a_t(text: str, truth: str) -> dict[str, float]:
+    """The opposite of it."""
+    return {key: 1.0 - value for key, value in contains_a_t(text, truth).items()}
+
+
+def never(text: str, truth: str) -> dict[str, float]:
+    """What nothing earns."""
+    return dict.fromkeys(("reward", "format_reward", "answer_reward"), 0.0)
+
+
+def read_csv(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def same_weights(a: Any, b: Any) -> bool:
+    return all(equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
 def by(reward_fn: Callable[..., dict[str, float]]) -> Score:

@@ -58,9 +58,7 @@ Run = Callable[..., tuple[int, str, str]]
 def test_an_overlay_is_laid_over_what_it_extends(
     base: dict[str, Any], overlay: dict[str, Any], composed: dict[str, Any]
 ) -> None:
-    before = copy.deepcopy((base, overlay))
     assert lay_over(base, overlay) == composed
-    assert (base, overlay) == before
 
 
 scalars = (
@@ -105,7 +103,9 @@ def test_the_overlay_of_the_differences_gives_the_target_back(base: dict[str, An
 @reproducibly
 @given(mappings, mappings)
 def test_an_overlay_says_only_what_differs(base: dict[str, Any], overlay: dict[str, Any]) -> None:
+    before = copy.deepcopy((base, overlay))
     target = lay_over(base, overlay)
+    assert (base, overlay) == before
     smallest = difference(base, target)
     assert exact(lay_over(base, smallest)) == exact(target)
     assert len(json.dumps(smallest)) <= len(json.dumps(overlay))
@@ -276,9 +276,8 @@ def test_a_wrong_study_is_told_in_one_message_and_changes_nothing(project: Path,
     write("studies/other.yaml", "extends: bad\n")
     write("studies/bad.yaml", text)
     before = Path("params.yaml").read_bytes()
-    for command in (("use", "bad"), ("check", "bad"), ("use", "bad", "--force")):
-        code, out, error = grpo("study", *command)
-        assert code == 2 and out == "" and message in error and error.count("error:") == 1, error
+    code, out, error = grpo("study", "use", "bad", "--force")
+    assert code == 2 and out == "" and message in error and error.count("error:") == 1, error
     assert Path("params.yaml").read_bytes() == before
     assert sorted(path.name for path in project.iterdir()) == ["params.yaml", "studies"], "nothing half written"
 
@@ -300,12 +299,14 @@ def test_each_study_is_written_as_it_is_composed(path: Path, tmp_path: Path) -> 
     composed = values_of(path.stem)
     values = parse_yaml(written)
     assert exact({**values, "folder": ""}) == exact({**composed, "folder": ""}) and list(values) == list(composed)
-    assert YAML(typ="safe", pure=True).load(written.read_text()) == values
+    if path.stem == "math-h100":  # the slower parser, once: the property above has all kinds of values
+        assert YAML(typ="safe", pure=True).load(written.read_text()) == values
     for name, experiment in composed["experiments"].items():
         assert list(values["experiments"][name]["arms"]) == list(experiment["arms"])
     comments = [line.partition("# ")[2] for line in path.read_text().splitlines() if "# " in line and "without: [" not in line]
     assert [comment for comment in comments if comment not in written.read_text()] == []
     assert "# The hyperparameters of every GRPO run" in written.read_text()
+    assert load_study(written).model_copy(update={"folder": "studies"}) == load_study(path)
     assert max(len(line) for line in written.read_text().splitlines() if "{" not in line) < 150
 
 
@@ -336,12 +337,12 @@ def edit(old: str, new: str) -> None:
     Path("params.yaml").write_text(text.replace(old, new, 1))
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_use_makes_every_study_the_active_one(project: Path, grpo: Run, path: Path) -> None:
-    code, out, error = grpo("study", "use", path.stem)
+def test_use_makes_a_study_the_active_one(project: Path, grpo: Run) -> None:
+    code, out, error = grpo("study", "use", "math-24gb")
     assert code == 0, error
-    assert load_study() == load_study(Path(f"studies/{path.stem}.yaml")) and load_study().study == path.stem
-    assert out.startswith(f"params.yaml is now the study {path.stem}: ") and len(out.splitlines()) < 8
+    assert load_study() == load_study(Path("studies/math-24gb.yaml")) and load_study().study == "math-24gb"
+    assert out.startswith("params.yaml is now the study math-24gb: ") and len(out.splitlines()) < 8
+    assert grpo("study", "show", "math-24gb")[1] == Path("params.yaml").read_text()
     assert grpo("study", "use", "smoke")[0] == 0, "what was composed is no edit by hand"
 
 
@@ -384,11 +385,9 @@ def write_result(path: Path) -> None:
 def test_use_does_not_overwrite_an_edit_by_hand_unasked(project: Path, grpo: Run, old: str, new: str, told: str) -> None:
     edit(old, new)
     before = Path("params.yaml").read_bytes()
-    for more in ((), ("--dry-run",)):
-        code, out, error = grpo("study", "use", "mini", *more)
-        assert code == 2 and out == "" and told in error and "`grpo study use mini --force` drops it" in error, error
-        assert Path("params.yaml").read_bytes() == before
-    assert grpo("study", "use", "mini", "--force")[0] == 0 and load_study().study == "mini"
+    code, out, error = grpo("study", "use", "mini")
+    assert code == 2 and out == "" and told in error and "`grpo study use mini --force` drops it" in error, error
+    assert Path("params.yaml").read_bytes() == before
 
 
 def test_an_edit_by_dvc_exp_counts_as_one_by_hand(project: Path, grpo: Run) -> None:
@@ -399,8 +398,9 @@ def test_an_edit_by_dvc_exp_counts_as_one_by_hand(project: Path, grpo: Run) -> N
     assert grpo("study", "use", "mini")[0] == 0, "nothing was changed"
     params["grpo"]["learning_rate"] = 1.0
     yaml.dump(params, Path("params.yaml"))
-    code, _, error = grpo("study", "use", "mini")
+    code, _, error = grpo("study", "use", "mini", "--dry-run")
     assert code == 2 and "  grpo.learning_rate: 0.0003 -> 1.0\n" in error
+    assert grpo("study", "use", "mini", "--force")[0] == 0 and load_study().study == "mini"
 
 
 def test_a_study_whose_file_was_edited_can_be_used_again(project: Path, grpo: Run) -> None:
@@ -479,12 +479,6 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
     ]  # fmt: skip
     assert [line.split()[1] for line in lines if line[0] == "*"] == ["smoke"]
     assert "  own          As smoke, but for: seeds. [smoke, mini, base]" in lines
-
-
-def test_show_prints_what_use_writes(project: Path, grpo: Run) -> None:
-    shown = grpo("study", "show", "math-24gb")[1]
-    grpo("study", "use", "math-24gb")
-    assert Path("params.yaml").read_text() == shown
 
 
 def test_a_full_disk_leaves_the_old_study(project: Path, grpo: Run, monkeypatch: pytest.MonkeyPatch) -> None:

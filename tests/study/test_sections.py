@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,11 @@ from study_parts import (
     SFT,
     SFT_INITIALIZATION,
     STUDIES,
+    Edit,
+    edited,
     method_of,
-    values_of,
+    new_arm,
+    refused,
 )
 
 from grpo.common.errors import UserError
@@ -27,29 +28,6 @@ from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig, eva
 from grpo.study.schema import Study, load_study, read_yaml
 
 ROOT = Path(__file__).parents[2]
-Edit = Callable[[dict[str, Any]], None]
-
-
-def edited(tmp_path: Path, edit: Edit) -> Study:
-    """The mini study after ``edit``."""
-    values = values_of("mini")
-    edit(values)
-    (tmp_path / "params.yaml").write_text(json.dumps(values))
-    return load_study(tmp_path / "params.yaml")
-
-
-def refused(tmp_path: Path, edit: Edit) -> str:
-    with pytest.raises(UserError) as caught:
-        edited(tmp_path, edit)
-    return str(caught.value)
-
-
-def new_arm(experiment: str, **overrides: Any) -> Edit:
-    def edit(values: dict[str, Any]) -> None:
-        values["experiments"][experiment]["arms"]["extra"] = overrides
-
-    return edit
-
 
 # ------------------------------------------------------------------------------------------------------------- mistakes
 

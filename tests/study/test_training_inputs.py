@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import ASYNCHRONOUS, EXPERIMENTS, EXPERT_ITERATION, KEYWORD, SFT, method_of
+from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT, method_of
 
 from grpo.study.environment import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.study.schema import Study, read_yaml
@@ -22,6 +22,7 @@ from grpo.study.training_inputs import (
     SHARED_CODE,
     code_digests,
     meaning,
+    shared_settings,
     write_training_inputs,
 )
 from grpo.tasks.keyword import Keyword
@@ -198,9 +199,9 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     """So that another task's runs are not concerned."""
     (tmp_path / "own.py").write_text(OWN_TASK)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "grpo").symlink_to(ROOT / "grpo")
     monkeypatch.syspath_prepend(tmp_path)
-    study = mini_study.model_copy(update={"tasks": mini_study.tasks | {"own": {"use": "own:Own", "size": 3}}})
+    tasks = mini_study.tasks | {"own": {"use": "own:Own", "size": 3}}
+    study = mini_study.model_copy(update={"tasks": tasks, "experiments": {}})
 
     def written(study: Study = study) -> dict[str, str]:
         write_training_inputs(study)
@@ -238,16 +239,12 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
 
 
 def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
-    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "grpo").mkdir()
-    for path in (ROOT / "grpo").iterdir():
-        (tmp_path / "grpo" / path.name).symlink_to(path)
-    (tmp_path / "grpo/learner").unlink()
     shutil.copytree(ROOT / "grpo/learner", tmp_path / "grpo/learner")
 
-    def written(study: Study = mini_study) -> dict[str, str]:
+    def written(study: Study = of_each_kind) -> dict[str, str]:
         write_training_inputs(study)
         return {path.stem: path.read_text() for path in Path("data/training_inputs").glob("*.json")}
 
@@ -255,18 +252,25 @@ def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
         return {name for name, content in after.items() if before[name] != content}
 
     before = written()
-    assert set(before) == {*EXPERIMENTS, "software"}
-    for name in EXPERIMENTS:
-        task = json.loads(Path(f"data/training_inputs/tasks/{mini_study.experiments[name].task}.json").read_text())
+    assert set(before) == {*of_each_kind.made, "software"}
+    for name in of_each_kind.made:
+        task = json.loads(Path(f"data/training_inputs/tasks/{of_each_kind.experiments[name].task}.json").read_text())
         assert json.loads(before[name])["task"] == task
-    reseeded = mini_study.tasks | {"keyword": mini_study.tasks["keyword"] | {"seed": 1}}
-    assert changed(written(mini_study.model_copy(update={"tasks": reseeded}))) == {KEYWORD}
+    reseeded = of_each_kind.tasks | {"keyword": of_each_kind.tasks["keyword"] | {"seed": 1}}
+    assert changed(written(of_each_kind.model_copy(update={"tasks": reseeded}))) == {KEYWORD}
     with monkeypatch.context() as patch:
         patch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.")})
         assert changed(written()) == {KEYWORD}
     with (tmp_path / "grpo/learner/learner.py").open("a") as opened:
         opened.write("\nADDED = 1\n")
     assert changed(written()) == before.keys() - {"software"}
+
+
+@pytest.fixture
+def of_each_kind(mini_study: Study) -> Study:
+    """With an experiment for each method, for the keyword task and for asynchronous runs."""
+    kinds = ("grpo_learning_rate", SFT, EXPERT_ITERATION, KEYWORD, ASYNCHRONOUS)
+    return mini_study.model_copy(update={"experiments": {name: mini_study.experiments[name] for name in kinds}})
 
 
 OWN_TASK = """
@@ -321,7 +325,7 @@ def test_other_files_count_as_they_are(tmp_path: Path) -> None:
     assert meaning(tmp_path / "a.prompt") == b"# {question}\n"
 
 
-def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_and_code_are_written(of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def written(study: Study | None, experiment: str = "grpo_learning_rate") -> dict[str, dict[str, object]]:
         """What an experiment's runs share; of the study before, if there is none."""
         if study is not None:
@@ -331,10 +335,10 @@ def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkey
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "grpo").symlink_to(ROOT / "grpo")
-    first = written(mini_study)
+    first = written(of_each_kind)
     shared = {"engine", "learner", "divergence", "evaluation", "threads", "checkpoints", "gpu_memory_utilization"}
     code = {"grpo/learner/learner.py", "grpo/tasks/formats.py", "grpo/grader/grader.py"}
-    own = {"grpo_baselines": "grpo/training/grpo.py", KEYWORD: "grpo/training/grpo.py", SFT: "grpo/training/sft.py"}
+    own = {"grpo_learning_rate": "grpo/training/grpo.py", KEYWORD: "grpo/training/grpo.py", SFT: "grpo/training/sft.py"}
     own[EXPERT_ITERATION] = "grpo/training/expert_iteration.py"
     own[ASYNCHRONOUS] = "grpo/training/asynchronous/loop.py"
     for kind, loop in own.items():
@@ -343,15 +347,14 @@ def test_settings_and_code_are_written(mini_study: Study, tmp_path: Path, monkey
         assert {loop, *code} <= set(content["code"])
     assert not {own[SFT], own[EXPERT_ITERATION], own[ASYNCHRONOUS]} & set(first["code"])
     sft = written(None, SFT)
-    assert own["grpo_baselines"] not in sft["code"]
-    assert written(mini_study) == first
-    assert written(mini_study.model_copy(update={"threads": 3}))["settings"] != first["settings"]
-    assert written(mini_study.model_copy(update={"divergence": None}))["settings"] != first["settings"]
-    assert written(mini_study.model_copy(update={"seeds": [7]})) == first  # a run's own seed is in its command
+    assert own["grpo_learning_rate"] not in sft["code"]
+    assert set(shared_settings(of_each_kind.model_copy(update={"seeds": [7]}))) == shared  # a run's own seed is in its command
+    for key, value in (("threads", 3), ("divergence", None), ("checkpoints", ["last"])):
+        assert shared_settings(of_each_kind.model_copy(update={key: value})) != shared_settings(of_each_kind), key
     # A method's hyperparameters are its own, but for the engine's memory, which whoever samples has from GRPO's.
-    slower = mini_study.model_copy(update={"sft": mini_study.sft.model_copy(update={"learning_rate": 1e-9})})
+    slower = of_each_kind.model_copy(update={"sft": of_each_kind.sft.model_copy(update={"learning_rate": 1e-9})})
     assert written(slower) == first
     assert written(None, SFT) != sft
-    shorter = mini_study.model_copy(update={"grpo": mini_study.grpo.model_copy(update={"n_grpo_steps": 1})})
+    shorter = of_each_kind.model_copy(update={"grpo": of_each_kind.grpo.model_copy(update={"n_grpo_steps": 1})})
     assert written(shorter) != first
     assert written(None, SFT) == sft

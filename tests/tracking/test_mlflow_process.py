@@ -34,7 +34,7 @@ from grpo.study.sections import HubModel
 from grpo.tracking import mlflow_client as tracking
 from grpo.tracking.mlflow_client import MlflowRun, is_locked, lock_of_sender
 from grpo.tracking.mlflow_study import flat
-from grpo.tracking.mlflow_sync import Sent, sync
+from grpo.tracking.mlflow_sync import Sender, Sent, sync
 from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
 
@@ -55,16 +55,12 @@ except KeyboardInterrupt:
 
 def runs_in_folder(folder: Path) -> list[Any]:
     """The runs in a folder's database."""
-    from mlflow.tracking import MlflowClient
-
     if not (folder / "mlflow.db.lock").exists():
         return []
     with FileLock(folder / "mlflow.db.lock"):  # while it is held, the database's tables are being made
         if not (folder / "mlflow.db").exists():
             return []
-        client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    experiment = client.get_experiment_by_name("toy")
-    return list(client.search_runs([experiment.experiment_id])) if experiment else []
+        return list(runs_in(folder)[1])
 
 
 def run_in(folder: Path) -> Any:
@@ -91,8 +87,7 @@ def processes_of(sender: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, "KILLED"), (signal.SIGINT, "FAILED")])
-def test_a_run_that_is_cut_short_says_how_and_leaves_no_process(number: int, status: str, tmp_path: Path) -> None:
+def test_a_run_that_is_cut_short_says_how_and_leaves_no_process(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
@@ -105,9 +100,9 @@ def test_a_run_that_is_cut_short_says_how_and_leaves_no_process(number: int, sta
         assert training.stdout is not None
         sender = training.stdout.readline().strip()
         wait_for(lambda: (run := run_in(tmp_path)) is not None and run.data.metrics)  # while it goes on
-        os.killpg(training.pid, number)  # as Ctrl-C does: the whole group, to which the writer does not belong
+        os.killpg(training.pid, signal.SIGKILL)  # the whole group, to which the writer does not belong; Ctrl-C: see below
     run = wait_for(lambda: (run := run_in(tmp_path)) is not None and run.info.status != "RUNNING" and run)
-    assert (run.info.status, run.data.metrics, run.data.params) == (status, {"x": 0.5}, {"a": "1"})
+    assert (run.info.status, run.data.metrics, run.data.params) == ("KILLED", {"x": 0.5}, {"a": "1"})
     wait_for(lambda: not processes_of(sender))
     assert list((tmp_path / paths.UNSENT_METRICS).iterdir()) == []
 
@@ -212,16 +207,12 @@ def test_a_database_that_is_removed_between_two_runs_is_made_anew(tmp_path: Path
             assert database.execute("select name, status from runs").fetchall() == [(name, "FINISHED")]
 
 
-def test_two_runs_at_once_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.chdir(tmp_path)
+def test_two_runs_at_once_are_kept_apart(delivered: Path) -> None:
     first, second = MlflowRun("toy", "first", {}, {}), MlflowRun("toy", "second", {}, {})
     first.log({"x": 1.0}, step=0)
     second.log({"x": 2.0}, step=0)
     ids = [second.finish(), first.finish()]
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    client = client_of(delivered)
     assert [client.get_run(run_id).data.metrics["x"] for run_id in ids if run_id] == [2.0, 1.0]
 
 
@@ -261,20 +252,14 @@ def a_run(study: Study, experiment: str) -> EffectiveRun:
 IDENTITY: dict[str, Any] = {"train": "a", "validation": "b", "model": "c", "learner": {"device": "cpu", "processes": 1}}
 
 
-def test_runs_of_different_studies_can_be_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path
-) -> None:
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+def test_runs_of_different_studies_can_be_told_apart(delivered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "brave-try")
     monkeypatch.chdir(REPOSITORY)
     studies = {name: load_study(REPOSITORY / f"studies/{name}.yaml") for name in ("mini", "math-2xh100")}
     for study in studies.values():
         for experiment in ("grpo_async_offpolicy", "grpo_keyword_inclusion"):
             run_module._mlflow_run(study, a_run(study, experiment), IDENTITY, None).finish()
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    client = client_of(delivered)
     experiment = client.get_experiment_by_name("grpo_async_offpolicy").experiment_id
 
     def found(where: str) -> Any:
@@ -315,16 +300,10 @@ def test_runs_of_different_studies_can_be_told_apart(
     assert all("models.keyword.vocab_size" in run.data.params and "tasks.main.use" not in run.data.params for run in of_words)
 
 
-def test_more_settings_than_mlflow_takes_at_once_arrive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path
-) -> None:
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+def test_more_settings_than_mlflow_takes_at_once_arrive(delivered: Path) -> None:
     params = flat({"a": {"b": dict.fromkeys(map(str, range(150)), 1), "c": None}, "d": [1, {"e": 2}], "f": {}})
     run_id = MlflowRun("toy", "many", params, dict.fromkeys(map(str, range(120)), 2)).finish()
-    from mlflow.tracking import MlflowClient
-
-    data = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(run_id).data
+    data = client_of(delivered).get_run(run_id).data
     rest = {"a.c": "None", "d": "[1, {'e': 2}]"}
     assert data.params == {f"a.b.{i}": "1" for i in range(150)} | rest
     assert {str(i): "2" for i in range(120)}.items() <= data.tags.items()
@@ -340,11 +319,8 @@ RESULTS = {
 }
 
 
-def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(
-    folder: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(delivered: Path, mini_study: Study) -> None:
     """It has no curves of its own, which would be counted as another training."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
     run = a_run(mini_study, "grpo_baselines")
     identity = IDENTITY | {"software": software(["numpy"]), "config": run.config.model_dump(), "seed": 0}
     for name, content in RESULTS.items():
@@ -353,9 +329,7 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(
     with run_module.recorded(mini_study, run, identity, TWIN) as outputs:
         run_module._take_over(run.name, TWIN, outputs)
 
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    client = client_of(delivered)
     (found,) = client.search_runs([client.get_experiment_by_name("grpo_baselines").experiment_id])
     assert found.data.metrics == {} and found.info.status == "FINISHED"
     tags = found.data.tags
@@ -379,11 +353,8 @@ def test_an_equal_run_that_was_not_tracked_is_named_without_an_id(mini_study: St
 @pytest.mark.parametrize(
     ("error", "status"), [(ToBeResumed("stopped"), "KILLED"), (UserError("a mistake"), "FAILED"), (None, "FINISHED")]
 )
-def test_a_run_ends_in_mlflow_as_it_ended(
-    error: Exception | None, status: str, folder: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_in_mlflow_as_it_ended(error: Exception | None, status: str, delivered: Path, mini_study: Study) -> None:
     """And its saved state is there until its results are."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
     run = a_run(mini_study, "grpo_baselines")
     states: list[Path] = []
 
@@ -399,9 +370,7 @@ def test_a_run_ends_in_mlflow_as_it_ended(
         if error is not None:
             raise error
         outputs.timing["total_s"] = 1.5
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    client = client_of(delivered)
     (found,) = client.search_runs([client.get_experiment_by_name("grpo_baselines").experiment_id])
     assert (found.info.status, found.data.tags["taken_over"]) == (status, "false")
     kept = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
@@ -421,10 +390,9 @@ def test_a_saved_state_is_one_configurations_and_one_codes(mini_study: Study, mo
     assert len({before, other, run_module._state_folder(run, IDENTITY)}) == 3
 
 
-def test_a_run_that_is_taken_up_holds_the_whole_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_taken_up_holds_the_whole_history(delivered: Path) -> None:
     """In MLflow it is a new run, with all that the one before it had recorded, each at its update."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-    logs = [RunLog(folder, MlflowRun("toy", name, {}, {})) for name in ("killed", "resumed")]
+    logs = [RunLog(delivered, MlflowRun("toy", name, {}, {})) for name in ("killed", "resumed")]
     for step in (1, 2):
         with logs[0].phase("rollout"), logs[0].phase("training"):
             pass
@@ -432,9 +400,7 @@ def test_a_run_that_is_taken_up_holds_the_whole_history(folder: Path, monkeypatc
         logs[0].validation(step, 2 * step, {"answer_reward": step / 8})
     logs[1].restore(logs[0].state())
     ids = [log.mlflow.finish(status) for log, status in zip(logs, ("KILLED", "FINISHED"), strict=True)]
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    client = client_of(delivered)
     killed, resumed = (client.get_run(run_id) for run_id in ids)
     assert history(client, killed, "loss") == [(1, 0.5), (2, 0.25), (3, 1.0), (4, 0.5)]
     assert history(client, killed, "val/answer_reward") == [(2, 0.125), (4, 0.25)]
@@ -506,6 +472,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path
 
 
 @pytest.fixture
+def delivered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder whose runs are brought to its database by this process: the other takes seconds to start."""
+    uri = f"sqlite:///{folder}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    sender = Sender(uri)
+    monkeypatch.setattr(MlflowRun, "_start_sender", lambda run: bool(sender.look(run.folder)))
+    return folder
+
+
+def client_of(folder: Path) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(f"sqlite:///{folder}/mlflow.db")
+
+
+@pytest.fixture
 def mlflow_import(
     monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
 ) -> Callable[..., tuple[int, str, str]]:
@@ -526,9 +508,7 @@ def unsent() -> list[Path]:
 
 def runs_in(folder: Path) -> tuple[Any, list[Any]]:
     """A client of the folder's database, and the runs there."""
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    client = client_of(folder)
     experiment = client.get_experiment_by_name("toy")
     return client, client.search_runs([experiment.experiment_id]) if experiment else []
 
@@ -628,10 +608,7 @@ def test_damaged_folders_are_imported_as_far_as_they_can_be_read(
     assert unsent() == [headless]
 
 
-def test_what_mlflow_refuses_does_not_keep_the_rest_from_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+def test_what_mlflow_refuses_does_not_keep_the_rest_from_it(delivered: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = MlflowRun("toy", "one", {}, {"no\nname": 1, "fine": 2})
     run.log({"no@name": 1.0, "good": 1.0}, step=0)
     run.tag(after="it")
@@ -639,7 +616,7 @@ def test_what_mlflow_refuses_does_not_keep_the_rest_from_it(
     run_id = run.finish()
     warning = capsys.readouterr().err
     assert "MLflow refused metrics no@name: " in warning and str(unsent()[0].absolute()) in warning
-    client, (found,) = runs_in(folder)
+    client, (found,) = runs_in(delivered)
     assert (found.info.run_id, found.info.status, found.data.tags["after"]) == (run_id, "FINISHED", "it")
     assert history(client, found, "good") == [(0, 1.0), (1, 2.0)] and set(found.data.metrics) == {"good"}
 

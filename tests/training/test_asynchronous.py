@@ -29,7 +29,7 @@ from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learne
 from pydantic import ValidationError
 from state_parts import never_saved, saved_every
 from torch._subclasses.fake_tensor import FakeTensorMode
-from training_parts import context, problems
+from training_parts import context, problems, read_csv
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
@@ -140,10 +140,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def rows(target: Path) -> list[dict[str, float]]:
-    import csv
-
-    with (target / "history.csv").open(newline="") as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return read_csv(target / "history.csv")
 
 
 # --------------------------------------------------------------------------------------------------------------- the buffer

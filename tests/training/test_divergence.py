@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -14,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from state_parts import never_saved, saved_every
 from study_parts import entry
-from training_parts import NoMlflow, context
+from training_parts import NoMlflow, contains_a_t, context, never, read_csv, same_weights, without_a_t
 
 from grpo.common.errors import ToBeResumed
 from grpo.common.records import Problem
@@ -183,19 +180,6 @@ CONFIG = GrpoConfig(
 )
 
 
-def contains_a_t(text: str, _: str) -> dict[str, float]:
-    found = float("T" in text)
-    return {"reward": found, "format_reward": 1.0, "answer_reward": found}
-
-
-def without_a_t(text: str, truth: str) -> dict[str, float]:
-    return {key: 1.0 - value for key, value in contains_a_t(text, truth).items()}
-
-
-def never(text: str, truth: str) -> dict[str, float]:
-    return dict.fromkeys(("reward", "format_reward", "answer_reward"), 0.0)
-
-
 def not_a_number(text: str, truth: str) -> dict[str, float]:
     return {"reward": math.nan, "format_reward": 0.0, "answer_reward": 0.0}
 
@@ -207,29 +191,32 @@ class Ended:
         self.metrics, self.model, self.best = validate.final_metrics(), model, best
         self.validate, self.new = validate, new
         validate.write(folder)
-        self.history, self.validations = (_rows(folder / name) for name in ("history.csv", "validation.csv"))
+        self.history, self.validations = (read_csv(folder / name) for name in ("history.csv", "validation.csv"))
         self.outcomes, self.samples = (_lines(folder / name) for name in ("outcomes.jsonl", "rollouts.jsonl"))
-
-
-def _rows(path: Path) -> list[dict[str, float]]:
-    with path.open(newline="") as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.fixture
-def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Trains with one reward and validates with another, every second step, on 64 of 80 problems.
+@pytest.fixture(scope="module")
+def train(mini_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Trains with one reward and validates with another, every second step, on 64 of 80 problems; the same again only once.
 
     With ``stop_after`` the run is told to stop after that step, and then goes on from its saved state.
     """
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(80)]
 
-    def run_it(
-        reward: Any, rules: Divergence | None, measured: Any = contains_a_t, stop_after: int | None = None, **changes: Any
+    ended: dict[Any, Ended] = {}
+
+    def run_it(reward: Any, rules: Divergence | None, measured: Any = contains_a_t, **changes: Any) -> Ended:
+        key = (reward, repr(rules), measured, *sorted(changes.items()))
+        if key not in ended:
+            ended[key] = anew(tmp_path_factory.mktemp("run"), reward, rules, measured, **changes)
+        return ended[key]
+
+    def anew(
+        tmp_path: Path, reward: Any, rules: Divergence | None, measured: Any, stop_after: int | None = None, **changes: Any
     ) -> Ended:
         changed = {
             "seeds": [0],
@@ -247,7 +234,7 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
             best.append(about)
 
         def attempt(stop_after: int | None) -> Ended:
-            policy = copy.deepcopy(model)
+            policy = copy.deepcopy(fresh_model)
             log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
             engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, run.config, tokenizer.pad_token_id)
             parts = {"data": problems, "engine": engine, "learner": learner, "tokenizer": tokenizer}
@@ -265,9 +252,9 @@ def train(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeyp
             train_grpo(context(run.config, log, saved, **parts, reward=reward, validation=validate))
             ended = Ended(tmp_path, validate, new, policy, best)
             log.close()
+            validate.bar.close()
             return ended
 
-        shutil.rmtree(tmp_path / "state", ignore_errors=True)
         if stop_after is not None:
             with pytest.raises(ToBeResumed, match=f"stopped after step {stop_after};"):
                 attempt(stop_after)
@@ -326,7 +313,7 @@ def test_a_run_that_learns_is_not_stopped(train: Any) -> None:
     assert (run.metrics["diverged_step"], run.metrics["steps"], len(run.history)) == (None, 12, 12)
 
 
-def test_a_run_without_finite_gradients_ends_between_evaluations_with_a_last_one(train: Any, model: Any) -> None:
+def test_a_run_without_finite_gradients_ends_between_evaluations_with_a_last_one(train: Any, fresh_model: Any) -> None:
     run = train(not_a_number, RULES.model_copy(update={"skipped_updates": 3}))
     assert run.metrics["diverged_step"] == 3
     assert "not finite in 3 optimizer steps in a row" in run.metrics["diverged_reason"]
@@ -335,7 +322,7 @@ def test_a_run_without_finite_gradients_ends_between_evaluations_with_a_last_one
     assert [row["step"] for row in run.validations] == [line["step"] for line in run.outcomes] == [0, 2, 3]
     assert {sample["step"] for sample in run.samples} >= {0, 3}
     assert rewards_of(run) == [rewards_of(run)[0]] * 3  # nothing was trained
-    assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), model.parameters(), strict=True))
+    assert same_weights(run.model, fresh_model)
 
 
 def test_skipped_updates_count_over_the_updates_of_a_step(train: Any) -> None:

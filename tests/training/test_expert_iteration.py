@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from state_parts import never_saved
-from training_parts import NoMlflow, context, problems
+from training_parts import NoMlflow, contains_a_t, context, never, problems, read_csv, same_weights, without_a_t
 
 from grpo.common.records import Completion, Rollout
 from grpo.learner.learner import Learner
@@ -92,11 +91,6 @@ class SpyLearner:
         self.constants.add(normalize_constant)
         numbers = dict.fromkeys(("loss", "gradient_norm", "token_entropy", "mean_nll", "learning_rate"), 1.0)
         return numbers | {"skipped_update": 0.0}
-
-
-def read_csv(path: Path) -> list[dict[str, float]]:
-    with path.open(newline="") as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
 def iterate(
@@ -234,11 +228,6 @@ def test_metrics_of_rollouts_by_hand() -> None:
 # ------------------------------------------------------------------------------------------------------- a tiny model
 
 
-def contains_a_t(text: str, _: str) -> dict[str, float]:
-    found = float("T" in text)
-    return {"reward": found, "format_reward": 1.0, "answer_reward": found}
-
-
 def on_tiny_model(
     model: Any, tokenizer: Any, folder: Path, seed: int = 0, reward: Any = contains_a_t, **changes: Any
 ) -> tuple[Any, list[dict[str, float]]]:
@@ -260,21 +249,14 @@ def test_expert_iteration_raises_the_reward(model: Any, tokenizer: Any, tmp_path
 
 def test_a_reversed_reward_lowers_it(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """The toy reward does not rise by itself."""
-
-    def without_a_t(text: str, truth: str) -> dict[str, float]:
-        return {key: 1.0 - value for key, value in contains_a_t(text, truth).items()}
-
     _, history = on_tiny_model(model, tokenizer, tmp_path / "run", reward=without_a_t)
     contained = [1.0 - row["train/reward"] for row in history]
     assert contained[-1] < contained[0] / 2
 
 
 def test_a_reward_that_nothing_earns_leaves_the_weights_as_they_are(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    def never(text: str, truth: str) -> dict[str, float]:
-        return dict.fromkeys(("reward", "format_reward", "answer_reward"), 0.0)
-
     trained, history = on_tiny_model(model, tokenizer, tmp_path / "run", reward=never, n_ei_steps=2)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), trained.parameters(), strict=True))
+    assert same_weights(model, trained)
     assert len(history) == 2 and all(math.isnan(row["loss"]) for row in history)
 
 
@@ -283,7 +265,7 @@ def test_expert_iteration_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, 
     torch.manual_seed(99)
     torch.rand(5)
     two, _ = on_tiny_model(model, tokenizer, tmp_path / "two", n_ei_steps=2)
-    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))
+    assert same_weights(one, two)
     assert (tmp_path / "one/history.csv").read_bytes() == (tmp_path / "two/history.csv").read_bytes()
     other, _ = on_tiny_model(model, tokenizer, tmp_path / "other", n_ei_steps=2, seed=1)
-    assert not all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+    assert not same_weights(one, other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from model_parts import like_llama3
 from state_parts import never_saved
 from study_parts import entry
 from torch import Tensor
-from training_parts import NoMlflow, context
+from training_parts import NoMlflow, context, read_csv
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Example, Problem, write_records
@@ -113,11 +112,6 @@ CONFIG = SftConfig(
     normalize_constant=3.0,
     prompt="r1_zero",
 )
-
-
-def read_csv(path: Path) -> list[dict[str, float]]:
-    with path.open(newline="") as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
 def flat(model: Any) -> Tensor:

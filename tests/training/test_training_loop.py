@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import math
 import os
@@ -22,7 +21,7 @@ import pytest
 import torch
 from state_parts import never_saved
 from study_parts import entry
-from training_parts import NoMlflow, by, context, problems
+from training_parts import NoMlflow, by, contains_a_t, context, problems, read_csv, same_weights, without_a_t
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Rollout, write_records
@@ -83,11 +82,6 @@ def test_the_order_is_the_same_in_another_process() -> None:
 # -------------------------------------------------------------------------------------------------------------- training
 
 
-def contains_a_t(text: str, _: str) -> dict[str, float]:
-    found = float("T" in text)
-    return {"reward": found, "format_reward": 1.0, "answer_reward": found}
-
-
 SCORE = by(contains_a_t)
 
 CONFIG = GrpoConfig(
@@ -115,15 +109,6 @@ def train(
     train_grpo(context(config, log, never_saved(folder), **parts, seed=seed, reward=reward))
     log.close()
     return model, log
-
-
-def read_csv(path: Path) -> list[dict[str, float]]:
-    with path.open(newline="") as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-
-
-def same_weights(a: Any, b: Any) -> bool:
-    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
 HISTORY = [
@@ -171,10 +156,6 @@ def test_training_adapters_of_rank_1_raises_the_reward(model: Any, tokenizer: An
 
 def test_a_reversed_reward_lowers_it(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """The toy reward does not rise by itself."""
-
-    def without_a_t(text: str, truth: str) -> dict[str, float]:
-        return {key: 1.0 - value for key, value in contains_a_t(text, truth).items()}
-
     train(model, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"n_grpo_steps": 12}), reward=without_a_t)
     contained = [1.0 - row["train/answer_reward"] for row in read_csv(tmp_path / "run/history.csv")]
     assert sum(contained[-2:]) < sum(contained[:2]) / 2

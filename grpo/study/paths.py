@@ -45,6 +45,9 @@ TABLES = REPORTS / "tables"
 TIMING_REPORT = REPORTS / "timing"  # what is drawn from data/timing
 SUMMARY = REPORTS / "summary.json"
 WRITEUP = REPORTS / "writeup.md"
+SECTIONS = REPORTS / "sections"  # what the write-up links to
+PAGE = REPORTS / "index.html"
+ANSWERS = REPORTS / "answers.md"  # to the handouts' questions, where there is a stage that writes it
 
 
 def model(task: str) -> Path:

@@ -17,7 +17,7 @@ Found = dict[str, tuple[list[Run], dict[str, Any]]]  # experiment -> its runs an
 
 
 def best(study: Study, found: Found) -> dict[str, Any]:
-    """The winner with the highest answer reward among experiments on the main task, and what sets it apart from the study.
+    """The winner with the highest answer reward among the GRPO experiments on the main task, and what sets it apart.
 
     Returns:
         ``experiment``, ``arm``, ``value``, ``low``, ``high``, ``runs``, ``of`` (among how many winners), ``before`` (the
@@ -26,8 +26,9 @@ def best(study: Study, found: Found) -> dict[str, Any]:
     winners = {
         name: next(c for c in selection["candidates"] if c["arm"] == selection["winner"])
         for name, (_, selection) in found.items()
-        if study.experiments[name].task == MAIN or all(e.task != MAIN for e in study.experiments.values() if e.arms)
     }
+    main = {name: winner for name, winner in winners.items() if study.experiments[name].task == MAIN} or winners
+    winners = {name: winner for name, winner in main.items() if study.experiments[name].method == "grpo"} or main
     name = max(winners, key=lambda experiment: winners[experiment]["value"])
     candidate = winners[name]
     of_arm = [run for run in found[name][0] if run.arm == candidate["arm"]]
@@ -45,7 +46,7 @@ def best(study: Study, found: Found) -> dict[str, Any]:
 
 def sentences(study: Study, found: Found, claims: list[dict[str, Any]]) -> list[str]:
     """Five: how far training went, which choice mattered most, which made no difference, others' claims, failures."""
-    first = _gain(study, best(study, found))
+    first = _gain(study, best(study, found)) + _other_methods(study, found)
     return [first, _lever(study, found), _undecided(study, found), _claims(claims, study), _failures(found)]
 
 
@@ -54,9 +55,20 @@ def _gain(study: Study, top: dict[str, Any]) -> str:
     seeds = f"{n} seeds" if n > 1 else "one seed, so that the spread between runs is not in the interval"
     chosen = f", the highest of {top['of']} winners, which flatters it a little" if top["of"] > 1 else ""
     return (
-        f"Training lifted the share of {problems} validation problems answered right from {top['before']['value']:.3f} to "
-        f"{format_interval(top)} ({top['arm']} of {study.title(top['experiment'])}; 95% interval, {seeds}){chosen}."
+        f"{METHODS[top['method']]} lifted the share of {problems} validation problems answered right from "
+        f"{top['before']['value']:.3f} to {format_interval(top)} "
+        f"({top['arm']} of {study.title(top['experiment'])}; 95% interval, {seeds}){chosen}."
     )
+
+
+def _other_methods(study: Study, found: Found) -> str:
+    """How far the winners of the other methods come; nothing where there are none."""
+    others = [
+        f"{study.title(name)} reaches {selection['value']:.3f} ({selection['winner']})"
+        for name, (_, selection) in found.items()
+        if study.experiments[name].method != "grpo"
+    ]
+    return f" For comparison, {' and '.join(others)}." if others and len(others) < len(found) else ""
 
 
 def _lever(study: Study, found: Found) -> str:
@@ -88,7 +100,7 @@ def _undecided(study: Study, found: Found) -> str:
     most = max(c["behind"]["detectable"] for s in compared.values() for c in s["candidates"] if c["arm"] in s["tied"])
     return (
         f"In {len(open_)} of {len(compared)} experiments the leading arm cannot be told from a simpler or equal one "
-        f"({', '.join(open_)}); differences up to {most:.3f} could have gone unseen there."
+        f"({'; '.join(open_)}); differences up to {most:.3f} could have gone unseen there."
     )
 
 
@@ -131,6 +143,7 @@ def cost(study: Study, found: Found) -> dict[str, Any]:
     }
 
 
+METHODS = {"grpo": "GRPO", "sft": "Supervised fine-tuning", "expert_iteration": "Expert iteration"}
 NAMED = ("python", "torch", "transformers", "vllm", "cuda")
 
 

@@ -207,5 +207,5 @@ def browser_bundle() -> str:
     """The JavaScript of Vega, Vega-Lite and Vega-Embed, which defines ``vegaEmbed``."""
     import vl_convert
 
-    bundle: str = vl_convert.javascript_bundle(None, VEGA_LITE)
+    bundle: str = vl_convert.javascript_bundle(vl_version=VEGA_LITE)  # type: ignore[call-arg]  # the stub knows no default
     return bundle

@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo.reporting.timing import elapsed
-from grpo.results.runs import REWARD, Run, by_arm
+from grpo.results.runs import REWARD, Run, by_arm, mean_curve
 
 # What the page offers, in this order, where an experiment's runs have it: column -> what it is, with its unit.
 METRICS = {
@@ -80,29 +79,28 @@ def number(value: Any) -> float | int | None:
     return int(shorter) if shorter.is_integer() and abs(shorter) < 1e15 else shorter
 
 
-def tables_of(run: Run) -> dict[str, dict[str, list[Any]]]:
-    """A run's two tables, a row for each step (the last update of a step counts), with the axes as columns."""
+def tables_of(run: Run, seconds: pd.Series[float]) -> dict[str, dict[str, list[Any]]]:
+    """A run's two tables, a row for each step (the last update of a step counts), with the axes as columns.
+
+    Args:
+        seconds: since the run's start, by step.
+    """
     tables = {}
-    axes = _axes(run)
+    spent = {"seconds": seconds, **_tokens(run)}
     for name, metrics in METRICS.items():
         rows = getattr(run, name).groupby("step").last().reset_index()
-        columns = {column: rows[column] for column in metrics if column in rows}
-        for axis in AXES:
-            if axis == "step" or axis in rows:
-                columns[axis] = rows[axis]
-            elif axis in axes:
-                columns[axis] = rows["step"].map(axes[axis]).where(rows["step"] > 0, 0)
+        columns = {column: rows[column] for column in (*metrics, *AXES) if column in rows}
+        columns |= {axis: rows["step"].map(by_step).where(rows["step"] > 0, 0) for axis, by_step in spent.items()}
         tables[name] = {column: [number(value) for value in values] for column, values in columns.items()}
     return tables
 
 
-def _axes(run: Run) -> dict[str, dict[Any, float]]:
-    """What had been spent when a step ended, by step."""
-    found: dict[str, dict[Any, float]] = {"seconds": elapsed(run).to_dict()}
+def _tokens(run: Run) -> dict[str, pd.Series[float]]:
+    """Response tokens that had been sampled when a step ended, by step; nothing where they were not counted."""
     size = run.config["config"].get("rollout_batch_size", {}).get("value")
-    if size is not None and "train/response_length" in run.history:
-        found["tokens"] = (run.history.groupby("step")["train/response_length"].last() * size).cumsum().to_dict()
-    return found
+    if size is None or "train/response_length" not in run.history:
+        return {}
+    return {"tokens": (run.history.groupby("step")["train/response_length"].last() * size).cumsum()}
 
 
 def metrics_of(tables: Iterable[dict[str, dict[str, list[Any]]]]) -> list[dict[str, Any]]:
@@ -123,24 +121,17 @@ def reward_curve(runs: list[Run]) -> tuple[str, str]:
     return ("history", "train/answer_reward") if few and in_training else ("validation", REWARD)
 
 
-def points_of(runs: list[Run], table: str, column: str, axis: str = "step") -> list[dict[str, Any]]:
+def points_of(runs: list[Run], table: str, column: str) -> list[dict[str, Any]]:
     """Mean, smallest and largest value over an arm's seeds at each step, as rows of :func:`grpo.reporting.charts.curve`."""
     rows = []
     for arm, of_arm in by_arm(runs).items():
-        found = [pd.DataFrame(tables_of(run)[table]).set_index("step", drop=False) for run in of_arm]
-        values = pd.concat([of_run[column] for of_run in found], axis=1)
-        places = pd.concat([of_run[axis] for of_run in found], axis=1).mean(axis=1).to_dict()
         ends = {run.metrics["diverged_step"] for run in of_arm}
-        for step, each in values.iterrows():
-            rows.append(
-                {
-                    "arm": arm,
-                    "series": arm,
-                    "x": number(places[step]),
-                    "y": number(each.mean()),
-                    "low": number(each.min()),
-                    "high": number(each.max()),
-                    "ended": step in ends,
-                }
-            )
+        for step, each in zip(*_by_step(mean_curve(of_arm, table, column)), strict=True):
+            y, low, high = map(number, each)
+            ended = step in ends
+            rows.append({"arm": arm, "series": arm, "x": number(step), "y": y, "low": low, "high": high, "ended": ended})
     return rows
+
+
+def _by_step(curve: pd.DataFrame) -> tuple[list[Any], list[Any]]:
+    return curve.index.tolist(), curve[["mean", "min", "max"]].to_numpy().tolist()

@@ -6,12 +6,13 @@ from typing import Any
 
 from grpo.reporting import answer
 from grpo.reporting.answer import Found
-from grpo.reporting.curves import AXES, STEP, metrics_of, number, tables_of
+from grpo.reporting.curves import AXES, STEP, metrics_of, number, reward_curve, tables_of
 from grpo.reporting.discussion import course, outcome
 from grpo.reporting.pieces import pieces_of
 from grpo.reporting.provenance import provenance_of
 from grpo.reporting.rollouts import browsable, outcomes_of
 from grpo.reporting.style import DARK, dashes, style
+from grpo.reporting.timing import elapsed
 from grpo.results.claims import about_this_study
 from grpo.results.runs import Run, by_arm, experiments, read_runs, read_selection
 from grpo.study.schema import Study
@@ -75,7 +76,7 @@ def _run(run: Run, lock: Record) -> Record:
         "files": answer.files_of(run.name),
         "config": [[key, each["value"], each["from"]] for key, each in run.config["config"].items()],
         "metrics": {key: number(v) if isinstance(v, int | float) else v for key, v in run.metrics.items()},
-        "tables": tables_of(run) if not equal else None,
+        "tables": tables_of(run, elapsed(run)) if not equal else None,
     }
 
 
@@ -98,9 +99,16 @@ def _experiment(study: Study, name: str, runs: list[Run], selection: Record) -> 
         "arms": [_arm(place, candidate, runs) for place, candidate in enumerate(selection["candidates"])],
         "lead": outcome(runs, selection),
         "more": [text for text in (course(runs, selection), *pieces) if text],
-        "metrics": metrics_of(tables_of(run) for run in runs),
+        "metrics": _metrics(runs),
         "outcomes": outcomes_of(runs),
     }
+
+
+def _metrics(runs: list[Run]) -> list[Record]:
+    """What can be drawn of an experiment; ``shown`` is the metric that it is shown by at first."""
+    first = reward_curve(runs)
+    found = metrics_of(tables_of(run, elapsed(run)) for run in runs)
+    return [metric | {"shown": (metric["table"], metric["column"]) == first} for metric in found]
 
 
 def _builds_on(experiment: str | None, study: Study) -> list[str]:

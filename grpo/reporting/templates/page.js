@@ -83,7 +83,7 @@ function drawCurve(section, experiment, hidden) {
   const axis = axisSelect.value;
   const points = pointsOf(experiment, metric, axis, $(".seeds", section).checked, hidden);
   const heights = points.flatMap((p) => [p.low, p.high]).filter((y) => y !== null);
-  const domain = metric.share ? [0, 1] : [Math.min(...heights), Math.max(...heights)];
+  const domain = metric.share || !heights.length ? [0, 1] : [Math.min(...heights), Math.max(...heights)];
   const chart = $(".chart", section);
   const narrow = chart.clientWidth < 600;
   const arms = experiment.arms.map((arm) => arm.arm);
@@ -98,7 +98,10 @@ function drawCurve(section, experiment, hidden) {
   spec.layer[1].encoding.strokeDash.scale = { domain: arms, range: experiment.arms.map((arm) => data.palette.dashes[arm.place]) };
   for (const layer of spec.layer)
     Object.assign(layer.encoding.y, { title: metric.title, scale: metric.share ? { domain: [0, 1] } : { zero: false } });
-  embed(chart, spec, "svg");
+  // A layer without data would make Vega complain of its extent.
+  spec.layer = spec.layer.filter((layer, i) => (i === 3 ? points.some((p) => p.ended) : i === 4 ? spec.datasets.labels.length : true));
+  if (points.length) embed(chart, spec, "svg");
+  else chart.replaceChildren();
   const missing = arms.filter((arm) => !hidden.has(arm) && !points.some((p) => p.arm === arm));
   const seeds = $(".seeds", section).checked ? "One line a seed." : "Mean over seeds, with their range.";
   $(".chart-note", section).textContent =

@@ -49,7 +49,7 @@ def quickstart() -> None:
             rewards, tracked = _rewards(study, experiment), without_password(tracking_uri())
     print(f"\n[{_clock(began)}] Done.\n\n{rewards}\n")
     for what, where in (
-        ("the report", f"{FOLDER / paths.PAGE} (open it in a browser)"),
+        ("the report", str(FOLDER / paths.PAGE)),
         ("its summary", str(FOLDER / paths.WRITEUP)),
         ("the runs", f"{FOLDER / paths.RUNS / experiment}/"),
         ("in MLflow", _open_ui(tracked)),

@@ -99,7 +99,7 @@ def _undecided(study: Study, found: Found) -> str:
         return f"In {where} the leading arm can be told from every other arm."
     most = max(c["behind"]["detectable"] for s in compared.values() for c in s["candidates"] if c["arm"] in s["tied"])
     return (
-        f"In {len(open_)} of {len(compared)} experiments the leading arm cannot be told from a simpler or equal one "
+        f"In {len(open_)} of {len(compared)} experiments the leading arm cannot be told from another "
         f"({'; '.join(open_)}); differences up to {most:.3f} could have gone unseen there."
     )
 

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
 # What holds wall-clock figures or MLflow ids, and so differs between two equal studies.
-DIFFERS = ("data/timing", "reports/timing", "reports/writeup.md")
+DIFFERS = ("data/timing", "reports/timing", "reports/index.html", "reports/writeup.md", "reports/sections")
 
 
 def sh(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -235,7 +235,7 @@ def test_a_report_made_with_other_software_than_pinned_says_so(other_pins: Path)
 
 def test_the_report_makes_no_runs_in_mlflow() -> None:
     """Its stages read results; a figure is not a run."""
-    stages = ("baseline", "figures", "tables", "timing", "writeup")
+    stages = ("baseline", "figures", "page", "tables", "timing", "writeup")
     program = (
         f"import sys\nfrom grpo.reporting import {', '.join(stages)}\nsys.exit('grpo.tracking.mlflow_client' in sys.modules)"
     )

@@ -44,10 +44,11 @@ def browsable(runs: list[str]) -> dict[str, Any]:
     left_out, size = [], 0
     for run in runs:
         samples = [s | {"token_entropy": number(s["token_entropy"])} for s in read_samples(run)]
-        size += sum(len(json.dumps(s["response"])) + len(s["prompt"]) * (s["prompt"] not in prompts) for s in samples)
-        if size > MOST_SAMPLES:
+        more = sum(len(json.dumps(s["response"])) + len(s["prompt"]) * (s["prompt"] not in prompts) for s in samples)
+        if size + more > MOST_SAMPLES:
             left_out.append(run)
             continue
+        size += more
         found[run] = [s | {"prompt": prompts.setdefault(s["prompt"], len(prompts))} for s in samples]
     return {"prompts": list(prompts), "runs": found, "left_out": left_out}
 

@@ -727,7 +727,11 @@ def test_every_claim_is_judged_in_the_order_of_the_file(study: Study) -> None:
     assert [claim["id"] for claim in found] == [claim["id"] for claim in PUBLISHED["claims"]]
     assert {claim["id"]: claim["verdict"] for claim in found} == EXPECTED
     for claim, published in zip(found, PUBLISHED["claims"], strict=True):
-        assert list(claim) == ["id", "experiment", "statement", "reported", "measured", "verdict", "note"]
+        keys = ["id", "experiment", "statement", "reported", "published", "measured", "verdict", "differences", "note"]
+        assert list(claim) == keys
+        shown = re.findall(r"(?:difference|by|its start by) (-?\d\.\d{3}) \(", claim["measured"])
+        assert {f"{each['value']:.3f}" for each in claim["differences"].values()} <= set(shown)
+        assert all(source in published["reported"] for source in claim["published"])
         assert (claim["experiment"], claim["statement"]) == (published["experiment"], published["statement"])
         assert claim["reported"] == {source: str(text) for source, text in published["reported"].items()}
         assert bool(re.search(r"\d", claim["measured"])) == (claim["verdict"] != NOT_MEASURED)

@@ -85,8 +85,8 @@ bench: install ## Measure a GRPO step beside TRL's, which is installed into .ven
 bench-grader: install ## Measure the grader beside plain math-verify
 	python benchmarks/grader.py
 
-report: install ## Draw figures, tables and write-up again from the results at hand
-	dvc repro --force --single-item claims tables figures timing answers writeup
+report: install ## Draw page, figures, tables and write-up again from the results at hand
+	dvc repro --force --single-item claims tables figures timing answers page writeup
 
 clean: ## Remove results and tracking; keeps the environment and DVC's cache
 	rm -rf data reports mlruns mlflow.db* .stamps logs

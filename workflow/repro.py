@@ -8,7 +8,7 @@ import time
 
 from plan import PlanError, make_plan
 
-WHAT_NEXT = "The report is reports/writeup.md; `make ui` shows the runs."
+WHAT_NEXT = "The report is reports/index.html; `make ui` shows the runs."
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ from snakemake_interface_logger_plugins.common import LogEvent, logger_plugin_mo
 from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
 
 LOG_LINES_SHOWN = 20
-REPORT = Path("reports/writeup.md")
+REPORT = Path("reports/index.html")
 # Snakemake's words for a failed stage besides those that are shown in their place.
 REPEATED = re.compile(r"CalledProcessError in file|Exiting because a job execution failed|At least one job did not complete")
 TOLD_TO_STOP = ("Terminating processes on user request", "Will exit after finishing currently running jobs")

@@ -10,8 +10,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
 from matplotlib.figure import Figure
 
 from grpo.common.files import damaged, files_digest, read_json
-from grpo.reporting.figures import mark_divergence
-from grpo.reporting.timing import read_timing
+from grpo.reporting.timing import mark_divergence, read_timing
 from grpo.results.runs import REWARD, Run
 from grpo.results.selection import evaluations_counted, mean_of_last
 from grpo.results.statistics import format_interval, two_level_mean, wilson_interval

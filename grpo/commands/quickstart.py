@@ -50,8 +50,8 @@ def quickstart() -> None:
             rewards, tracked = _rewards(study, experiment), without_password(tracking_uri())
     print(f"\n[{_clock(began)}] Done.\n\n{rewards}\n")
     for what, where in (
-        ("the report", str(FOLDER / paths.WRITEUP)),
-        ("its figure", str(FOLDER / paths.FIGURES / f"{experiment}.png")),
+        ("the report", str(FOLDER / paths.PAGE)),
+        ("its summary", str(FOLDER / paths.WRITEUP)),
         ("the runs", f"{FOLDER / paths.RUNS / experiment}/"),
         ("in MLflow", _open_ui(tracked)),
     ):
@@ -105,10 +105,12 @@ def _run_stages(study: Study, experiment: str, announce: Callable[[str], None]) 
     stages.claims()
     stages.tables()
     from grpo.reporting.figures import draw_figures
+    from grpo.reporting.page import write_page
     from grpo.reporting.writeup import write_writeup
 
     draw_figures(study)
     stages.timing()
+    write_page(study, by_dvc=False)
     write_writeup(study, by_dvc=False)
 
 

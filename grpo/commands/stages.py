@@ -177,8 +177,17 @@ def tables() -> None:
     write_tables(load_study())
 
 
+def page() -> None:
+    """Stage: write reports/index.html, the report as one file for a browser."""
+    from grpo.reporting.page import write_page
+    from grpo.study.schema import load_study
+
+    write_page(load_study())
+    print("reports/index.html: open it in a browser; it needs no network")
+
+
 def writeup() -> None:
-    """Stage: write reports/writeup.md from the results, and take former stages out of dvc.lock."""
+    """Stage: write reports/writeup.md, the report's summary, and take former stages out of dvc.lock."""
     from grpo.reporting.writeup import write_writeup
     from grpo.study.dvc_lock import drop_former_stages
     from grpo.study.schema import load_study
@@ -213,5 +222,6 @@ STAGES = (
     figures,
     tables,
     answers,
+    page,
     writeup,
 )

@@ -15,21 +15,33 @@ SPIKE = 5.0  # times the median: a step whose KL estimate stands out
 
 def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
     """Two to six sentences: which arm leads, by how much, whether that can be told from noise, and what the curves did."""
-    arms, last_k = by_arm(runs), selection["last_k"]
-    candidates = {c["arm"]: c for c in selection["candidates"]}
-    leader = candidates[selection["leader"]]
-    others = sorted((c for c in candidates.values() if c is not leader), key=lambda c: -c["value"])
-    failed = [c for c in others if any(collapsed(run, last_k) for run in arms[c["arm"]])]
-    apart = [c for c in others[1:] if c not in failed and c["behind"]["low"] > 0]
+    return " ".join(filter(None, (outcome(runs, selection), course(runs, selection))))
+
+
+def outcome(runs: list[Run], selection: dict[str, Any]) -> str:
+    """Which arm leads, by how much, whether that can be told from noise; which arms trained alike."""
+    arms = by_arm(runs)
+    leader, others = _leader_and_others(selection)
     same = [c["arm"] for c in others if identical(arms[leader["arm"]], arms[c["arm"]])]
     sentences = [_leader(leader, others)]
     if same:
         sentences.append(
             f"{' and '.join(same)} trained like {leader['arm']} to the last number: what they differ in played no part."
         )
+    return " ".join(sentences)
+
+
+def course(runs: list[Run], selection: dict[str, Any]) -> str:
+    """Which arms failed, stayed at the start or lie apart from the leader, and what the curves did."""
+    arms, last_k = by_arm(runs), selection["last_k"]
+    leader, others = _leader_and_others(selection)
+    failed = [c for c in others if any(collapsed(run, last_k) for run in arms[c["arm"]])]
+    apart = [c for c in others[1:] if c not in failed and c["behind"]["low"] > 0]
+    sentences = []
     if failed:
         sentences.append("; ".join(_failure(arms[c["arm"]], c, last_k) for c in failed) + ".")
-    sentences += [_at_start(arm, arms[arm], last_k) for arm in candidates if candidates[arm] not in failed]
+    ended_well = [c["arm"] for c in selection["candidates"] if c not in failed]
+    sentences += [_at_start(arm, arms[arm], last_k) for arm in ended_well]
     if apart:
         below = "; ".join(f"{c['arm']}, {format_interval(c['behind'])} below" for c in apart)
         sentences.append(f"Also apart from {leader['arm']}: {below}.")
@@ -39,6 +51,12 @@ def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
     elif any(_ratio_moved(run) for run in runs):
         sentences.append(_ratios(arms))
     return " ".join(filter(None, sentences))
+
+
+def _leader_and_others(selection: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The leading candidate, and the others from the best to the worst."""
+    leader = next(c for c in selection["candidates"] if c["arm"] == selection["leader"])
+    return leader, sorted((c for c in selection["candidates"] if c is not leader), key=lambda c: -c["value"])
 
 
 def _leader(leader: dict[str, Any], others: list[dict[str, Any]]) -> str:

@@ -76,12 +76,8 @@ def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
     return figure
 
 
-def section(report: dict[str, Any], figure: str = "figures/kissing_number.png") -> str:
-    """Method, course, result and what failed, in Markdown, from the stage's report.
-
-    Args:
-        figure: where the figure of the search is, as seen from the page.
-    """
+def section(report: dict[str, Any]) -> str:
+    """Method, course, result and what failed, in Markdown, from the stage's report; for a page in a folder of reports/."""
     environment = Environment(
         loader=PackageLoader("grpo.reporting"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -89,7 +85,6 @@ def section(report: dict[str, Any], figure: str = "figures/kissing_number.png") 
     passed = [bound for bound in bounds["lower"] if bound["points"] <= report["best_of_search"]]
     return environment.get_template("kissing_number.md.j2").render(
         report=report,
-        figure=figure,
         bounds=bounds,
         passed=passed[-1] if passed else None,
         record=max(bound["points"] for bound in bounds["lower"]),

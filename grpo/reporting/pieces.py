@@ -20,11 +20,7 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, ReportPiece
 
-Curve = tuple[str, str, str]  # table (history or validation), column, title
 Selection = dict[str, Any]
-
-ENTROPY = ("validation", "val/token_entropy", "token entropy, validation (nats)")
-GRADIENT_NORM = ("history", "gradient_norm", "gradient norm, before clipping")
 
 
 @dataclass(frozen=True)
@@ -38,11 +34,10 @@ class ExtraFigure:
 
 @dataclass(frozen=True)
 class Piece:
-    """Each part may be missing: sentences of discussion, a figure, six curves beside that of the answer reward."""
+    """Each part may be missing: sentences of discussion, a figure."""
 
     discuss: Callable[[Study, list[Run], Selection], str] | None = None
     figure: ExtraFigure | None = None
-    curves: tuple[Curve, ...] = ()
 
 
 def sft_report() -> dict[str, Any]:
@@ -82,17 +77,7 @@ PIECES: dict[ReportPiece, Piece] = {
         ),
     ),
     # Whether the reward was won by writing sentences.
-    "degenerate_answers": Piece(
-        discuss=lambda study, runs, _: discuss_keyword(runs, _last_k(study, runs)),
-        curves=(
-            ("validation", "val/is_sentence", "share of responses: sentences"),
-            ("validation", "val/lists_only", "share of responses: lists of words"),
-            ("validation", "val/repeats_prompt", "share of responses: prompt repeated"),
-            ENTROPY,
-            ("validation", "val/response_length", "validation response length (tokens)"),
-            GRADIENT_NORM,
-        ),
-    ),
+    "degenerate_answers": Piece(discuss=lambda study, runs, _: discuss_keyword(runs, _last_k(study, runs))),
     # Parts of the page that are not about one experiment's runs alone, or stand elsewhere in it.
     "samples": Piece(),  # the same problems before and after training
     "wall_clock": Piece(),  # reward over seconds

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito 2008). From the ninth arm on they come again, and the line
 # and the marker differ instead, as no palette has many colours that everyone can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+# The same colours, lighter where they would drown in dark ground.
+DARK = {
+    "#0072B2": "#4DA3E0",
+    "#D55E00": "#FF7F2A",
+    "#009E73": "#1FC79A",
+    "#CC79A7": "#E39BC3",
+    "#E69F00": "#F0B429",
+    "#56B4E9": "#8FD0F7",
+    "#000000": "#F2F2F2",
+    "#999999": "#B8B8B8",
+}
 MARKERS = ("o", "s", "^", "D", "v", "P", "*", "h")
 
 Dashes = str | tuple[float, tuple[float, ...]]  # as matplotlib takes a line style
@@ -48,3 +63,15 @@ def styles_of_places(places: Mapping[str, int]) -> dict[str, Style]:
             place += len(COLOURS)
         found[name] = style(place)
     return found
+
+
+def dashes(look: Style) -> list[float]:
+    """Lengths of ink and gap, as SVG takes them; empty for a solid line."""
+    return [] if isinstance(look.linestyle, str) else list(look.linestyle[1])
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write an SVG, or a PNG by the file's ending."""
+    # No date and version, and names of parts that come from them, so that equal results give equal bytes.
+    with rc_context({"svg.hashsalt": "figure"}):
+        figure.savefig(path, dpi=110, metadata={"Software": None} if path.suffix == ".png" else {"Date": None})

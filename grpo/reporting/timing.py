@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, whole_folder, write_text
-from grpo.reporting.figures import LEGEND_INSIDE, mark_divergence, save_figure
 from grpo.reporting.pieces import in_turns
-from grpo.reporting.style import Style, styles_of_places
+from grpo.reporting.style import Style, save_figure, styles_of_places
 from grpo.reporting.time_breakdown import (
     breakdown_table,
     discuss_at_equal_time,
@@ -34,11 +34,12 @@ from grpo.results.statistics import format_interval, two_level_difference
 from grpo.study import paths
 from grpo.study.schema import Study
 
+LEGEND_INSIDE = 8  # arms; the names of more stand below the curves
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
 
 
 def write_timing(study: Study) -> None:
-    """Write reports/timing/times.csv, the curves over wall-clock time (PNG), and where the time of a step goes.
+    """Write reports/timing/times.csv, the curves over wall-clock time (SVG), and where the time of a step goes.
 
     Of experiments that the study leaves out there is nothing.
     """
@@ -49,14 +50,14 @@ def write_timing(study: Study) -> None:
         for experiment in study.with_report("wall_clock"):
             title = f"{study.title(experiment)} over wall-clock time"
             arms = curves_of(study, experiment)
-            save_figure(draw_curves_over_wall_clock(title, arms, looks_of(study, arms)), folder / f"{experiment}.png")
+            save_figure(draw_curves_over_wall_clock(title, arms, looks_of(study, arms)), folder / f"{experiment}.svg")
         if study.with_report("methods"):
-            save_figure(draw_methods(study), folder / "methods.png")
+            save_figure(draw_methods(study), folder / "methods.svg")
             write_text(folder / "methods.md", methods_table(study))
         apart = [*study.with_report("colocated"), *study.with_report("staleness")]
         runs = [run for experiment in apart for run in read_runs(study, experiment)]
         if runs:
-            save_figure(draw_time_breakdown(variants(runs, read_timing)), folder / "time_breakdown.png")
+            save_figure(draw_time_breakdown(variants(runs, read_timing)), folder / "time_breakdown.svg")
             write_text(folder / "time_breakdown.md", time_breakdown_page(runs))
 
 
@@ -146,6 +147,17 @@ def draw_curves_over_wall_clock(title: str, arms: dict[str, list[Run]], looks: d
         figure.legend(*axis.get_legend_handles_labels(), fontsize=9, ncols=3, handlelength=4, loc="outside lower center")
     axis.set_title(title, fontsize=11)
     return figure
+
+
+def mark_divergence(axis: Axes, run: Run, colour: str, x: float | None = None) -> None:
+    """A cross where a run diverged and was stopped.
+
+    Args:
+        x: where on the axis, if it does not show steps.
+    """
+    if run.metrics["diverged_step"] is not None:
+        at = run.metrics["diverged_step"] if x is None else x
+        axis.plot([at], [run.validation[REWARD].iloc[-1]], marker="X", color=colour, markersize=9, linestyle="none")
 
 
 def methods(study: Study) -> dict[str, list[Run]]:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -48,7 +48,22 @@ ONE_RUN = "one run an arm, so the spread between runs is not in the interval"
 WITHOUT_SPREAD = {"zero_shot_below", "starts_above", "falls", "collapses", "norms_blow_up"}
 
 Parameters = dict[str, Any]
-Judgement = tuple[str, str]  # what was measured, in words; the verdict
+Difference = dict[str, float]  # ``value``, ``low``, ``high``, ...: as two_level_difference gives it
+
+
+class Judgement(NamedTuple):
+    """What a test found.
+
+    Attributes:
+        measured: in words.
+        verdict: ``agrees``, ``disagrees`` or ``cannot tell``.
+        differences: of answer rewards, in the claim's direction, by what they are between; empty where the test is of
+            another kind.
+    """
+
+    measured: str
+    verdict: str
+    differences: dict[str, Difference] = {}
 
 
 class NotMeasured(Exception):
@@ -128,8 +143,9 @@ def _count(runs: list[Run]) -> str:
 def ends_above(parameters: Parameters, evidence: Evidence) -> Judgement:
     """Final answer reward of ``better`` minus that of ``worse``: agrees if low > 0, disagrees if high < 0."""
     _require_a_difference(evidence, parameters["better"], parameters["worse"])
-    measured, difference = _final_difference(evidence, parameters["better"], parameters["worse"])
-    return measured, _above(difference["low"], difference["high"])
+    better, worse = parameters["better"], parameters["worse"]
+    measured, difference = _final_difference(evidence, better, worse)
+    return Judgement(measured, _above(difference["low"], difference["high"]), {f"{better} above {worse}": difference})
 
 
 def _require_a_difference(evidence: Evidence, first: str, second: str) -> None:
@@ -161,7 +177,8 @@ def not_below(parameters: Parameters, evidence: Evidence) -> Judgement:
         raise NotMeasured(f"the runs took different numbers of steps: {taken}")
     rival = hardest(worse, evidence)
     measured, difference = _final_difference(evidence, parameters["better"], rival)
-    return f"{measured}; margin {margin:g}", _above(difference["low"], difference["high"], -margin)
+    verdict = _above(difference["low"], difference["high"], -margin)
+    return Judgement(f"{measured}; margin {margin:g}", verdict, {f"{parameters['better']} above {rival}": difference})
 
 
 def hardest(worse: str | list[str], evidence: Evidence) -> str:
@@ -178,7 +195,8 @@ def winner_above(parameters: Parameters, evidence: Evidence) -> Judgement:
         f"{_ends_at(evidence, evidence.winner)}; {parameters['other']}: {_ends_at(other, other.winner)}; "
         f"difference {format_interval(difference)}"
     )
-    return measured, _above(difference["low"], difference["high"])
+    between = f"{evidence.winner} above {other.winner} of {parameters['other']}"
+    return Judgement(measured, _above(difference["low"], difference["high"]), {between: difference})
 
 
 def starts_above(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -188,7 +206,7 @@ def starts_above(parameters: Parameters, evidence: Evidence) -> Judgement:
     difference = two_level_difference(scores[worse], scores[better])
     means = ", ".join(f"{arm} {values.mean():.3f}" for arm, values in scores.items())
     measured = f"{means} before training; difference {format_interval(difference)}; margin {margin:g}"
-    return measured, _above(difference["low"], difference["high"], margin)
+    return Judgement(measured, _above(difference["low"], difference["high"], margin), {f"{better} above {worse}": difference})
 
 
 def zero_shot_below(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -198,7 +216,7 @@ def zero_shot_below(parameters: Parameters, evidence: Evidence) -> Judgement:
         raise NotMeasured(f"the study has no zero-shot evaluation under {prompt}")
     accuracy = evidence.baseline[prompt]["accuracy"]
     measured = f"accuracy under {prompt} {format_interval(accuracy)}; near zero means below {below:g}"
-    return measured, _above(-accuracy["high"], -accuracy["low"], -below)
+    return Judgement(measured, _above(-accuracy["high"], -accuracy["low"], -below))
 
 
 def best_inside_range(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -218,9 +236,10 @@ def best_inside_range(parameters: Parameters, evidence: Evidence) -> Judgement:
     measured = "; ".join(
         [f"best {best} ({means[best]:.3f}), {where}", *(f"above {a} by {format_interval(d)}" for a, d in ahead.items())]
     )
+    differences = {f"{best} above {arm}": difference for arm, difference in ahead.items()}
     if not decisive or not all(decisive):
-        return measured, CANNOT_TELL
-    return measured, AGREES if best in inner else DISAGREES
+        return Judgement(measured, CANNOT_TELL, differences)
+    return Judgement(measured, AGREES if best in inner else DISAGREES, differences)
 
 
 def lags(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -232,12 +251,13 @@ def lags(parameters: Parameters, evidence: Evidence) -> Judgement:
     first, best = next(iter(evidence.arms)), max(evidence.arms, key=lambda arm: float(evidence.final(arm).mean()))
     course, fallen = _course(evidence, first)
     if first == best:
-        return f"{course}; it is the best", DISAGREES
+        return Judgement(f"{course}; it is the best", DISAGREES)
     behind = two_level_difference(evidence.final(first), evidence.final(best))
     measured = f"{course}; below {best} ({evidence.final(best).mean():.3f}) by {format_interval(behind)}"
+    differences = {f"{best} above {first}": behind}
     if all(fallen):
-        return measured, DISAGREES
-    return measured, AGREES if behind["low"] > 0 and not any(fallen) else CANNOT_TELL
+        return Judgement(measured, DISAGREES, differences)
+    return Judgement(measured, AGREES if behind["low"] > 0 and not any(fallen) else CANNOT_TELL, differences)
 
 
 def collapses(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -253,7 +273,7 @@ def collapses(parameters: Parameters, evidence: Evidence) -> Judgement:
         if by_updates[arm] < updates:
             raise NotMeasured(f"the study has no arm with {updates} updates per rollout batch (most: {by_updates[arm]})")
     course, fallen = _course(evidence, arm)
-    return course, _of_all(fallen)
+    return Judgement(course, _of_all(fallen))
 
 
 def _course(evidence: Evidence, arm: str) -> tuple[str, list[bool]]:
@@ -281,7 +301,7 @@ def falls(parameters: Parameters, evidence: Evidence) -> Judgement:
         last = np.array([run.validation[metric].iloc[-1] for run in runs])
         hits[arm] = [bool(share < below) for share in last / first]
         texts[arm] = f"{arm} from {first.mean():.1f} to {last.mean():.1f} in {sum(hits[arm])} of {_count(runs)}"
-    return f"{metric} below {below:g} of its start: {'; '.join(texts.values())}", _only(*hits.values())
+    return Judgement(f"{metric} below {below:g} of its start: {'; '.join(texts.values())}", _only(*hits.values()))
 
 
 def descends(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -295,9 +315,10 @@ def descends(parameters: Parameters, evidence: Evidence) -> Judgement:
     drops = {pair: two_level_difference(evidence.final(pair[1]), evidence.final(pair[0])) for pair in pairs}
     means = ", ".join(_ends_at(evidence, arm) for arm in evidence.arms)
     measured = "; ".join([means, *(f"{a} above {b} by {format_interval(drop)}" for (a, b), drop in drops.items())])
+    differences = {f"{first} above {second}": drop for (first, second), drop in drops.items()}
     if any(drop["high"] < 0 for drop in drops.values()):
-        return measured, DISAGREES
-    return measured, AGREES if all(drop["low"] > 0 for drop in drops.values()) else CANNOT_TELL
+        return Judgement(measured, DISAGREES, differences)
+    return Judgement(measured, AGREES if all(drop["low"] > 0 for drop in drops.values()) else CANNOT_TELL, differences)
 
 
 def smaller_gradient_norms(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -318,11 +339,11 @@ def smaller_gradient_norms(parameters: Parameters, evidence: Evidence) -> Judgem
     left_out = ", ".join(f"{arm} {count.sum()}" for arm, count in infinite.items() if count.any())
     tail = f"; steps left out because a norm is not finite: {left_out}" if left_out else ""
     if n < FEWEST_BLOCKS * BLOCK:
-        return f"only {n} steps in common, too few for an interval{tail}", CANNOT_TELL
+        return Judgement(f"only {n} steps in common, too few for an interval{tail}", CANNOT_TELL)
     difference = two_level_difference(_blocks(norms[smaller]), _blocks(norms[larger]))
     means = ", ".join(f"{arm} {norms[arm].mean():.3f}" for arm in (smaller, larger))
     measured = f"mean gradient norm over {n} steps: {means}; difference {format_interval(difference)}{tail}"
-    return measured, _above(difference["low"], difference["high"])
+    return Judgement(measured, _above(difference["low"], difference["high"]))
 
 
 def norms_blow_up(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -340,7 +361,7 @@ def norms_blow_up(parameters: Parameters, evidence: Evidence) -> Judgement:
         first, last = np.mean(ends, axis=0)
         texts[arm] = f"{arm} from {first:.3f} to {last:.3f}, in {sum(hits[arm])} of {_count(runs)}"
     measured = f"mean gradient norm of the last quarter of the steps above {times:g} times that of the first: "
-    return measured + "; ".join(texts.values()), _only(*hits.values())
+    return Judgement(measured + "; ".join(texts.values()), _only(*hits.values()))
 
 
 def _norms(run: Run) -> pd.Series[float]:
@@ -372,9 +393,10 @@ def rises_with_kl(parameters: Parameters, evidence: Evidence) -> Judgement:
         f"growing from each quarter of the steps to the next in {sum(grows)} of {_count(runs)}"
     )
     reward, kl = _above(gain["low"], gain["high"]), _of_all(grows)
+    differences = {f"{parameters['arm']} above its start": gain}
     if DISAGREES in (reward, kl):
-        return measured, DISAGREES
-    return measured, AGREES if reward == kl == AGREES else CANNOT_TELL
+        return Judgement(measured, DISAGREES, differences)
+    return Judgement(measured, AGREES if reward == kl == AGREES else CANNOT_TELL, differences)
 
 
 def _quarters(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
@@ -403,9 +425,10 @@ def judge_claims(study: Study) -> list[dict[str, Any]]:
     """Each claim of claims.yaml with what this study measured.
 
     Returns:
-        in the file's order ``id``, ``experiment``, ``statement``, ``reported`` (source -> text), ``measured``, ``verdict``
-        (``agrees``, ``disagrees``, ``cannot tell`` or ``not measured``) and ``note``, which says why where nothing was
-        measured.
+        in the file's order ``id``, ``experiment``, ``statement``, ``reported`` (source -> text), ``published`` (source -> the
+        difference of the same two, where the source gives numbers), ``measured``, ``verdict`` (``agrees``, ``disagrees``,
+        ``cannot tell`` or ``not measured``), ``differences`` (see :class:`Judgement`) and ``note``, which says why where
+        nothing was measured.
 
     Raises:
         UserError: a run of an experiment is missing.
@@ -416,20 +439,22 @@ def judge_claims(study: Study) -> list[dict[str, Any]]:
 
 def _judge(study: Study, claim: dict[str, Any]) -> dict[str, Any]:
     try:
-        measured, verdict, note = _measure(study, claim)
+        judgement, note = _measure(study, claim)
     except NotMeasured as reason:
-        measured, verdict, note = "", NOT_MEASURED, str(reason)
+        judgement, note = Judgement("", NOT_MEASURED), str(reason)
     return {
         **{key: claim[key] for key in ("id", "experiment", "statement")},
         "reported": {source: str(text) for source, text in claim["reported"].items()},
-        "measured": measured,
-        "verdict": verdict,
+        "published": claim.get("published", {}),
+        "measured": judgement.measured,
+        "verdict": judgement.verdict,
+        "differences": judgement.differences,
         "note": note,
     }
 
 
-def _measure(study: Study, claim: dict[str, Any]) -> tuple[str, str, str]:
-    """What was measured, verdict, note."""
+def _measure(study: Study, claim: dict[str, Any]) -> tuple[Judgement, str]:
+    """What the claim's test found, and a note."""
     experiment = claim["experiment"]
     if experiment != BASELINE and experiment not in study.experiments:
         raise NotMeasured(f"this version has no stage {experiment}")
@@ -443,7 +468,7 @@ def _measure(study: Study, claim: dict[str, Any]) -> tuple[str, str, str]:
     else:
         evidence = evidence_of(study, experiment, parameters.get("other"))
     note = ONE_RUN if len(study.seeds) == 1 and kind not in WITHOUT_SPREAD else ""
-    return *KINDS[kind](parameters, evidence), note
+    return KINDS[kind](parameters, evidence), note
 
 
 def evidence_of(study: Study, experiment: str, other: str | None = None) -> Evidence:

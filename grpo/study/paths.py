@@ -49,6 +49,8 @@ SUMMARY = REPORTS / "summary.json"
 WRITEUP = REPORTS / "writeup.md"
 ANSWERS = REPORTS / "answers.md"
 KISSING_NUMBER_DELIVERY = REPORTS / "kissing_number"  # program, log, prompts and report, side by side
+SECTIONS = REPORTS / "sections"  # what the write-up links to
+PAGE = REPORTS / "index.html"
 
 
 def model(task: str) -> Path:

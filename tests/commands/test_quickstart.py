@@ -71,17 +71,19 @@ def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["quickstart", "studies"]
     assert done.stdout.splitlines()[-1].endswith("type:  make repro")
     shown = {line.split()[0]: line.split() for line in done.stdout.partition("reward before GRPO")[2].splitlines() if line}
-    reported = {row["arm"]: row for row in rows(text, "arm")}
+    reported = {row["arm"]: row for row in rows((made / f"reports/sections/{EXPERIMENT}.md").read_text(), "arm")}
     assert list(reported) == list(metrics)
     for arm, values in metrics.items():
         last, first = f"{values['val/answer_reward']:.3f}", f"{values['first/answer_reward']:.3f}"
         (answer,) = (value for key, value in reported[arm].items() if key.startswith("answer reward"))
         assert (answer.split()[0], reported[arm]["at start"]) == (last, first)
         assert (shown[arm][1], shown[arm][5]) == (first, last)
-    for path in re.findall(r"^(?:the report|its figure|the runs)\s+(\S+)$", done.stdout, flags=re.MULTILINE):
+    for path in re.findall(r"^(?:the report|its summary|the runs)\s+(\S+)$", done.stdout, flags=re.MULTILINE):
         assert (folder / path).exists()
     assert "mlflow ui --backend-store-uri sqlite:///quickstart/mlflow.db" in done.stdout
     _every_section_has_something(text, made)
+    page = (made / "reports/index.html").read_text()
+    assert f'<section id="{EXPERIMENT}"' in page and all(f"{EXPERIMENT}/{arm}-0" in page for arm in metrics)
 
     (made / "notes.txt").write_text("removed")
     before = digests(made)
@@ -89,7 +91,7 @@ def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
     assert "is from an earlier time: it is emptied" in again.stdout and "is from an earlier time" not in done.stdout
     assert not (made / "notes.txt").exists() and digests(made) == before
     runs = sh(made, sys.executable, "-c", RUNS_IN_MLFLOW).stdout.split()
-    text = (made / "reports/writeup.md").read_text()
+    text = (made / "reports/sections/method.md").read_text()
     assert len(runs) == 2 and all(f"`{run}`" in text for run in runs), "those of the second time, and only they"
 
 
@@ -103,8 +105,8 @@ print(*mlflow.search_runs(experiment_names=["{EXPERIMENT}"], filter_string="stat
 def _every_section_has_something(text: str, folder: Path) -> None:
     """No empty section, table or figure, no link that leads nowhere, and nothing about what was not made."""
     links = re.findall(r"\]\(([^)]+)\)", text)
-    assert f"figures/{EXPERIMENT}.png" in links and "figures/math_baseline.png" in links
-    assert all((folder / "reports" / link).is_file() for link in links)
+    assert f"figures/{EXPERIMENT}.svg" in links and "sections/base_model.md" in links
+    assert all((folder / "reports" / link.partition("#")[0]).is_file() for link in links)
     lines = [line for line in text.splitlines() if line]
     for line, following in zip(lines, [*lines[1:], "# end"], strict=True):
         if line.startswith("#"):
@@ -141,7 +143,7 @@ def test_ctrl_c_leaves_no_report(moment: str, tmp_path: Path) -> None:
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "ended before it was done; `grpo quickstart` starts afresh" in error and "Traceback" not in error
-    assert not list(folder.rglob("writeup.md*"))
+    assert not list(folder.rglob("writeup.md*")) and not list(folder.rglob("index.html*"))
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -54,9 +54,9 @@ def test_an_experiment_is_its_entry_and_its_stage(finished: Path, tmp_path: Path
         config = YAML(typ="safe").load((folder / f"data/runs/grpo_group_size/group_{size}-0/config.yaml").read_text())["config"]
         assert config["group_size"] == {"value": size, "from": f"arm group_{size}"}
         assert {key: config[key]["value"] for key in winner} == winner
-    text = (folder / "reports/writeup.md").read_text()
+    text = (folder / "reports/sections/grpo_group_size.md").read_text()
     assert "Group size (`grpo_group_size`)\n" in text
     assert {row["experiment"] for row in csv.DictReader((folder / "reports/results.csv").open())} >= {"grpo_group_size"}
-    for made in ("tables/grpo_group_size.md", "figures/grpo_group_size.png", "curves/grpo_group_size.csv"):
+    for made in ("tables/grpo_group_size.md", "figures/grpo_group_size.svg", "curves/grpo_group_size.csv"):
         assert (folder / "reports" / made).stat().st_size > 100
     assert "up to date" in sh(folder, "dvc", "status").stdout

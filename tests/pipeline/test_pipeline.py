@@ -14,38 +14,44 @@ from study_parts import EXPERIMENTS, activate, needed_selections
 from grpo.study.schema import load_study
 
 STAGES = 67  # 9 before training, 35 runs, 16 selections, the kissing number, 6 of the report
-REPORT = {"claims", "tables", "figures", "timing", "answers", "writeup"}
+REPORT = {"claims", "tables", "figures", "timing", "answers", "page", "writeup"}
 
 pytestmark = pytest.mark.slow
 
 
 def test_the_study_makes_what_the_readme_promises(finished):
     expected = [
+        "reports/index.html",
         "reports/writeup.md",
+        "reports/sections/base_model.md",
+        "reports/sections/claims.md",
+        "reports/sections/kissing_number.md",
+        *(f"reports/sections/{experiment}.md" for experiment in EXPERIMENTS),
+        "reports/figures/forest.svg",
         "reports/results.csv",
         "reports/summary.json",
         "reports/tables/zero_shot.md",
         "reports/tables/grpo_learning_rate.md",
-        "reports/figures/math_baseline.png",
+        "reports/figures/math_baseline.svg",
         "reports/tables/best_of_n.md",
-        "reports/figures/best_of_n.png",
-        "reports/figures/grpo_learning_rate.png",
-        *(f"reports/figures/{experiment}.png" for experiment in EXPERIMENTS),
+        "reports/figures/best_of_n.svg",
+        "reports/figures/grpo_learning_rate.svg",
+        *(f"reports/figures/{experiment}.svg" for experiment in EXPERIMENTS),
         *(f"reports/tables/{experiment}.md" for experiment in EXPERIMENTS),
         "reports/tables/claims.md",
         "reports/sft_dataset/main.json",
         "reports/dataset/keyword.json",
         "reports/kissing_number.json",
-        "reports/figures/kissing_number.png",
-        "reports/figures/sft_examples.png",
+        "reports/figures/kissing_number.svg",
+        "reports/figures/sft_examples.svg",
         "reports/timing/times.csv",
         "reports/timing/methods.md",
-        "reports/timing/methods.png",
-        "reports/timing/grpo_off_policy_sweep_focused.png",
-        "reports/timing/grpo_async_offpolicy.png",
-        "reports/timing/time_breakdown.png",
+        "reports/timing/methods.svg",
+        "reports/timing/grpo_off_policy_sweep_focused.svg",
+        "reports/timing/grpo_async_offpolicy.svg",
+        "reports/timing/time_breakdown.svg",
         "reports/timing/time_breakdown.md",
-        "reports/figures/staleness.png",
+        "reports/figures/staleness.svg",
         "reports/select/grpo_baselines.json",
         "data/math_baseline/r1_zero_examples.md",
         "data/runs/grpo_learning_rate/3e-4-0/config.yaml",
@@ -65,7 +71,7 @@ def test_the_study_makes_what_the_readme_promises(finished):
     ]
     assert [name for name in expected if not (finished / name).stat().st_size] == []
     assert len(lock(finished)) == STAGES
-    text = (finished / "reports/writeup.md").read_text()
+    text = (finished / "reports/sections/method.md").read_text()
     assert "not in dvc.lock yet" not in text and "not tracked" not in text
 
 
@@ -203,15 +209,16 @@ def test_a_study_that_leaves_experiments_out_gets_its_report(fewer):
     stages = {name for name in lock(fewer) if "@" in name and not name.startswith(("dataset@", "model@", "sft_dataset@"))}
     assert stages == runs | {f"select@{name}" for name in MADE}
     text = (fewer / "reports/writeup.md").read_text()
-    opening = text.partition("**The number that counts**")[0]
-    assert "**Left out** of this study" in opening
-    assert [name for name in EXPERIMENTS if f"`{name}`" in opening] == LEFT_OUT
-    assert [name for name in EXPERIMENTS if f"(`{name}`)\n" in text] == MADE  # the sections
+    left_out = next(line for line in text.splitlines() if line.startswith("**Left out** of this study"))
+    assert [name for name in EXPERIMENTS if f"`{name}`" in left_out] == LEFT_OUT
+    sections = {path.stem: path.read_text() for path in (fewer / "reports/sections").glob("*.md")}
+    assert [name for name in EXPERIMENTS if name in sections] == MADE
+    assert [name for name in EXPERIMENTS if f'<section id="{name}"' in (fewer / "reports/index.html").read_text()] == MADE
     claims = (fewer / "reports/tables/claims.md").read_text().splitlines()[2:]
     assert not any(f" | {name} | " in row for name in LEFT_OUT for row in claims)
-    assert not re.search("kissing|best_of_n|Best@N", text.removeprefix(opening))
+    assert not re.search("kissing|best_of_n|Best@N", "".join(sections.values()))
     assert any(" | grpo_learning_rate | " in row and "left out" not in row for row in claims)
-    assert {path.stem for path in (fewer / "reports/figures").glob("*.png")} & set(EXPERIMENTS) == set(MADE)
+    assert {path.stem for path in (fewer / "reports/figures").glob("*.svg")} & set(EXPERIMENTS) == set(MADE)
     shown = sh(fewer, "dvc", "plots", "show", "--out", "page")
     assert "failed" not in shown.stdout + shown.stderr
     page = (fewer / "page/index.html").read_text()
@@ -246,7 +253,7 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     assert trained(ran) == {"grpo_baselines reinforce_with_baseline", "grpo_baselines no_baseline"}
     difference = sh(folder, "dvc", "metrics", "diff").stdout
     assert "grpo_learning_rate.winner" in difference and winner in difference
-    text = (folder / "reports/writeup.md").read_text()
+    text = (folder / "reports/sections/method.md").read_text()
     assert f"Pinned by hand in `params.yaml`:** grpo_learning_rate: {winner}" in text
 
     before = params.read_text()
@@ -254,7 +261,7 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     assert params.read_text() != before
     ran = sh(folder, "dvc", "repro").stdout
     assert trained(ran) == {f"grpo_learning_rate {loser}"}
-    assert "> grpo writeup" in ran
+    assert "> grpo page" in ran and "> grpo writeup" in ran
 
 
 @pytest.mark.parametrize("study", ["math-2xh100", "math-h100", "math-24gb", "gsm8k"])

@@ -10,7 +10,7 @@ from pipeline_parts import digests, sh
 
 pytestmark = pytest.mark.slow
 
-REPORT = ("claims", "tables", "figures", "timing", "answers", "writeup")
+REPORT = ("claims", "tables", "figures", "timing", "answers", "page", "writeup")
 
 
 def reports(folder: Path) -> dict[str, bytes]:
@@ -37,7 +37,7 @@ def test_a_fresh_clone_with_pulled_results_makes_the_same_report(finished: Path,
     assert not (reader / "mlflow.db").exists()
 
     made_by_report = [name for name in written if _is_made_by_the_report(name)]
-    assert {"reports/writeup.md", "reports/figures/leaderboard.png", "reports/tables/claims.md"} <= set(made_by_report)
+    assert {"reports/writeup.md", "reports/figures/leaderboard.svg", "reports/tables/claims.md"} <= set(made_by_report)
     for name in made_by_report:
         (reader / name).unlink()
     ran = sh(reader, "dvc", "repro", "--force", "--single-item", *REPORT).stdout  # what `make report` does
@@ -49,8 +49,9 @@ def test_a_fresh_clone_with_pulled_results_makes_the_same_report(finished: Path,
 
 def _is_made_by_the_report(name: str) -> bool:
     """Whether a file below reports is a figure, a table, or the write-up, and no number that a stage before measured."""
-    made = ("reports/figures/", "reports/tables/", "reports/timing/", "reports/curves/")
+    made = ("reports/figures/", "reports/tables/", "reports/timing/", "reports/curves/", "reports/sections/")
     return name.startswith(made) or name in (
+        "reports/index.html",
         "reports/writeup.md",
         "reports/results.csv",
         "reports/summary.json",

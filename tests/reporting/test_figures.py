@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from study_parts import ASYNCHRONOUS, COLOCATE
 
 from grpo.reporting import figures, pieces, timing
 from grpo.reporting.asynchronous import draw_staleness
-from grpo.reporting.figures import draw_experiment, save_figure
+from grpo.reporting.charts import end_labels, save_svg
+from grpo.reporting.figures import experiment_figure
 from grpo.reporting.fine_tuning import draw_by_examples
-from grpo.reporting.style import COLOURS, style, styles, styles_of_places
+from grpo.reporting.style import COLOURS, DARK, save_figure, style, styles, styles_of_places
 from grpo.results.runs import Run
 from grpo.study.schema import Study
 
@@ -49,23 +51,24 @@ def test_every_arm_is_drawn_and_can_be_told_from_the_others(
 ) -> None:
     """Nine arms are in the broad sweeps of the real studies, and there were eight colours."""
     runs = [made_up(f"arm_{i}", i) for i in range(count)]
-    figure = draw_experiment(mini_study, SWEEP, runs, {"winner": "arm_0"})
-    for axis in figure.axes:
-        assert len(axis.lines) == len(set(looks(axis))) == count
-    heights = [line.get_ydata()[-1] for line in figure.axes[0].lines]  # type: ignore[index]
-    assert heights == [run.validation["val/answer_reward"].iloc[-1] for run in runs]
-    labels = [line.get_label() for line in figure.axes[0].lines]
-    assert labels == ["arm_0 (winner)", *(f"arm_{i}" for i in range(1, count))]
-    named = figure.legends[0] if figure.legends else figure.axes[0].get_legend()
-    assert named is not None and [text.get_text() for text in named.get_texts()] == labels
-    save_figure(figure, tmp_path / "figure.png")
+    spec = experiment_figure(mini_study, SWEEP, runs)
+    heights = {point["arm"]: point["y"] for point in spec["datasets"]["points"]}  # the last of each arm
+    assert heights == {run.arm: pytest.approx(run.validation["val/answer_reward"].iloc[-1], rel=1e-5) for run in runs}
+    colours, strokes = spec["encoding"]["color"]["scale"], spec["layer"][1]["encoding"]["strokeDash"]["scale"]
+    assert colours["domain"] == strokes["domain"] == [run.arm for run in runs]
+    drawn = list(zip(colours["range"], map(tuple, strokes["range"]), strict=True))
+    assert len(set(drawn)) == count
+    assert sorted(label["arm"] for label in spec["datasets"]["labels"]) == sorted(heights)
+    save_svg(spec, tmp_path / "figure.svg")
+    assert all(run.arm in (tmp_path / "figure.svg").read_text() for run in runs)
 
     monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
     experiment = mini_study.experiments[SWEEP].model_copy(update={"arms": {run.arm: {} for run in runs}})
     study = mini_study.model_copy(update={"experiments": {SWEEP: experiment}})
     arms = {run.arm: [run] for run in runs}
     over_time = timing.draw_curves_over_wall_clock("title", arms, timing.looks_of(study, arms))
-    assert looks(over_time.axes[0]) == looks(figure.axes[0])
+    assert [colour for colour, _ in looks(over_time.axes[0])] == colours["range"]
+    assert len(set(looks(over_time.axes[0]))) == count
     save_figure(over_time, tmp_path / "over_time.png")
 
 
@@ -74,6 +77,21 @@ def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
     assert {style(place).linestyle for place in range(8)} == {"solid"}
     assert len({(look.color, look.linestyle) for look in map(style, range(500))}) == 500
     assert list(styles("ab")) == ["a", "b"] and styles("ab")["b"] == style(1)
+
+
+def test_names_at_the_ends_of_curves_can_be_read() -> None:
+    """Those of equal height are moved apart, and none leaves the chart."""
+    ends = [0.98, 0.99, 1.0, 0.5, 0.1]
+    points = [{"arm": f"arm_{i}", "x": 3, "y": y, "low": y, "high": y} for i, y in enumerate(ends)]
+    labels = {label["arm"]: label["y"] for label in end_labels(points, share=True)}
+    heights = sorted(labels.values())
+    assert all(upper - lower > 0.05 for lower, upper in itertools.pairwise(heights)) and heights[-1] <= 1
+    assert (labels["arm_3"], labels["arm_4"]) == (0.5, 0.1)
+    assert labels["arm_0"] < labels["arm_1"] < labels["arm_2"]
+
+
+def test_each_colour_has_one_for_dark_ground() -> None:
+    assert list(DARK) == list(COLOURS) and len(set(DARK.values())) == len(COLOURS)
 
 
 def test_arms_of_several_experiments_keep_their_colours() -> None:
@@ -94,10 +112,10 @@ def test_the_arm_beside_the_asynchronous_ones_takes_nobodys_look(mini_study: Stu
     monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
     arms = timing.curves_of(mini_study, ASYNCHRONOUS)
     over_time = timing.draw_curves_over_wall_clock("title", arms, timing.looks_of(mini_study, arms)).axes[0]
-    own = draw_experiment(mini_study, ASYNCHRONOUS, runs[ASYNCHRONOUS], {"winner": "lag_0"}).axes[0]
-    assert looks(over_time)[: len(own.lines)] == looks(own)
+    own = experiment_figure(mini_study, ASYNCHRONOUS, runs[ASYNCHRONOUS])["encoding"]["color"]["scale"]["range"]
+    assert [colour for colour, _ in looks(over_time)][: len(own)] == own
     assert over_time.lines[-1].get_label() == "one_update, one process"
-    assert len(set(looks(over_time))) == len(over_time.lines) == len(own.lines) + 1
+    assert len(set(looks(over_time))) == len(over_time.lines) == len(own) + 1
     assert over_time.lines[-1].get_color() == COLOURS[0]  # as in the figure of its own experiment
 
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entry
 
 from grpo.reporting import figures, timing
+from grpo.reporting.charts import save_svg
+from grpo.reporting.curves import reward_curve
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples, examples_of
 from grpo.reporting.keyword import discuss_keyword
 from grpo.results.runs import Run
@@ -353,7 +355,7 @@ def columns_of(experiment: str, history: list[str], validation: list[str]) -> Ru
 UPDATE = ["loss", "gradient_norm", "token_entropy", "mean_nll", "skipped_update", "learning_rate"]
 MEASURED = ["val/format_reward", "val/response_length", "val/response_length_correct", "val/response_length_incorrect"]
 ROLLOUTS = ["train/reward", "train/correct", "train/solved", "train/response_length", "train/cut_off"]
-GRPO_ROLLOUTS = ["train/format_reward", "train/zero_signal_fraction", "clip_fraction"]
+GRPO_ROLLOUTS = ["train/answer_reward", "train/format_reward", "train/zero_signal_fraction", "clip_fraction"]
 
 
 @pytest.mark.parametrize(
@@ -370,23 +372,22 @@ GRPO_ROLLOUTS = ["train/format_reward", "train/zero_signal_fraction", "clip_frac
         ("grpo_baselines", [name for name in UPDATE if name != "mean_nll"] + GRPO_ROLLOUTS, MEASURED, "GRPO step"),
     ],
 )
-def test_panels_show_what_the_runs_log(
+def test_a_figure_shows_a_curve_that_the_runs_log(
     mini_study: Study, experiment: str, history: list[str], validation: list[str], axis: str
 ) -> None:
+    """The rollouts' reward where evaluations are few and rollouts are trained on; there is no question of which seed."""
     run = columns_of(experiment, history, validation)
-    panels = figures.panels_of(mini_study, experiment, [run])
-    assert len({(table, column) for table, column, _ in panels}) == 6
-    assert all(column in getattr(run, table) for table, column, _ in panels)
-    figure = figures.draw_experiment(mini_study, experiment, [run], {"winner": "arm"})
-    assert len(figure.axes) == 7
-    assert {drawn.get_xlabel() for drawn in figure.axes} == {axis}
+    table, column = reward_curve([run])
+    assert column in getattr(run, table)
+    assert (table == "history") == ("train/answer_reward" in history)
+    spec = figures.experiment_figure(mini_study, experiment, [run])
+    assert spec["encoding"]["x"]["title"] == axis
+    assert {point["arm"] for point in spec["datasets"]["points"]} == {run.arm}
 
 
 def test_a_step_that_trained_nothing_leaves_a_gap(mini_study: Study, tmp_path: Path) -> None:
     """Its numbers are NaN; the figure is drawn all the same."""
     run = columns_of(EXPERT_ITERATION, UPDATE + ROLLOUTS, MEASURED)
     run.history.loc[1, ["mean_nll", "gradient_norm"]] = np.nan
-    figures.save_figure(
-        figures.draw_experiment(mini_study, EXPERT_ITERATION, [run], {"winner": "arm"}), tmp_path / "figure.png"
-    )
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    save_svg(figures.experiment_figure(mini_study, EXPERT_ITERATION, [run]), tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text().startswith("<svg")

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo.reporting import tables, writeup
+from grpo.reporting import sections, tables
 from grpo.reporting.baseline import KINDS
 from grpo.reporting.figures import curve_table
 from grpo.reporting.tables import experiment_table, result_row
@@ -163,11 +163,11 @@ def test_the_summary_counts_verdicts_and_takes_the_most_samples(
 
 
 def test_an_entry_of_the_leaderboard_is_scored_on_the_whole_set(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writeup, "time_row", lambda *_: {"seconds": 12.5})
+    monkeypatch.setattr(sections, "time_row", lambda *_: {"seconds": 12.5})
     run = made_up("a", 0.0, 0.5, cut=3)
     run.metrics.update({"full/answer_reward": 0.5, "full/problems": 96, "steps": 3})
     run.config["config"] = {"wall_clock_limit_s": {"value": 60.0}}
-    entry = writeup._entry(mini_study, run)
+    entry = sections._entry(mini_study, run)
     assert entry["score"] == "0.500 (0.402 to 0.598)"  # Wilson: 1.96 / (2 sqrt(96 + 1.96^2)) = .098 to both sides
     assert {key: entry[key] for key in ("problems", "steps", "seconds", "limit", "cut")} == {
         "problems": 96, "steps": 3, "seconds": 12.5, "limit": 60.0, "cut": True,
@@ -177,13 +177,14 @@ def test_an_entry_of_the_leaderboard_is_scored_on_the_whole_set(mini_study: Stud
 def test_samples_before_and_after_are_the_winners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     columns = {"prompt": "p", "response": "r", "ground_truth": "1", "reward": 1.0, "token_entropy": 0.5}
+    columns |= {"format_reward": 1.0, "answer_reward": 1.0}
     for arm in ("a", "b"):
         folder = Path(f"data/runs/{EXPERIMENT}/{arm}-0")
         folder.mkdir(parents=True)
         records = [{"step": step, "problem": f"{arm}{i}", **columns} for step in (0, 5, 10) for i in range(3)]
         (folder / "rollouts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     candidates = [{"arm": arm, "runs": [{"run": f"{EXPERIMENT}/{arm}-0"}]} for arm in ("a", "b")]
-    shown = writeup._samples({"selection": {"winner": "b", "candidates": candidates}})
+    shown = sections.before_and_after({"winner": "b", "candidates": candidates})
     assert [(record["step"], record["problem"]) for record in shown] == [(0, "b0"), (0, "b1"), (10, "b0"), (10, "b1")]
 
 
@@ -197,6 +198,7 @@ MAKES = {  # stage -> the module that its command calls
     "figures": "grpo/reporting/figures.py",
     "timing": "grpo/reporting/timing.py",
     "answers": "grpo/reporting/answers/page.py",
+    "page": "grpo/reporting/page.py",
     "writeup": "grpo/reporting/writeup.py",
 }
 # Where the report's numbers come from; other modules (paths, reading of files) do not decide them.

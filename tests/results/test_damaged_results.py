@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,9 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_text, write_text
 from grpo.common.records import read_examples, read_problems
 from grpo.evaluation.compare import read_scores
-from grpo.reporting import kissing_number, pieces, writeup
+from grpo.reporting import kissing_number, pieces
+from grpo.reporting.provenance import stages_in_lock
+from grpo.reporting.rollouts import read_samples
 from grpo.reporting.timing import read_timing
 from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_selection
 from grpo.results.selection import read_selections
@@ -27,12 +28,10 @@ TIMING = {
     "hardware": {}
 }  # fmt: skip
 METRICS = '{"diverged_step": null, "diverged_reason": ""}'
-SAMPLE = {"step": 0, "problem": "a", "prompt": "b", "response": "c\u2028d", "ground_truth": "1", "reward": 1.0}
-SAMPLES = json.dumps(SAMPLE | {"token_entropy": 0.5}, ensure_ascii=False)
-
-
-def _winner() -> dict[str, Any]:
-    return {"name": "sft_experiment", "selection": {"winner": "a", "candidates": [{"arm": "a", "runs": [{"run": RUN_NAME}]}]}}
+SAMPLE = {"step": 0, "problem": "a", "prompt": "b", "response": "c\u2028d", "ground_truth": "1"}
+SAMPLES = json.dumps(
+    SAMPLE | dict.fromkeys(("format_reward", "answer_reward", "reward", "token_entropy"), 1.0), ensure_ascii=False
+)
 
 
 RUN_NAME = "sft_experiment/all-0"
@@ -63,7 +62,7 @@ READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
         CHECKOUT,
         STAGE,
     ),
-    "rollouts": (RUN / "rollouts.jsonl", f"{SAMPLES}\n{SAMPLES}\n", lambda _: writeup._samples(_winner()), CHECKOUT, STAGE),
+    "rollouts": (RUN / "rollouts.jsonl", f"{SAMPLES}\n{SAMPLES}\n", lambda _: read_samples(RUN_NAME), CHECKOUT, STAGE),
     "winner": (
         Path("reports/select/grpo_learning_rate.json"),
         '{"experiment": "grpo_learning_rate", "winner": "a", "overrides": {}, "before": []}\n',
@@ -210,14 +209,14 @@ def test_evaluations_of_different_length_are_noticed(results: Path) -> None:
 
 
 def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(results: Path) -> None:
-    assert {sample["response"] for sample in writeup._samples(_winner())} == {"c\u2028d"}
+    assert {sample["response"] for sample in read_samples(RUN_NAME)} == {"c\u2028d"}
 
 
 def test_a_lock_without_stages_is_told(results: Path) -> None:
     for content in ("", "[]\n", "schema: '2.0'\n"):
         Path("dvc.lock").write_text(content)
         with pytest.raises(UserError, match=r"dvc\.lock: holds no stages.*git checkout dvc\.lock"):
-            writeup._stages_in_lock()
+            stages_in_lock()
 
 
 def test_a_study_in_another_encoding_is_told_with_its_line(tmp_path: Path) -> None:

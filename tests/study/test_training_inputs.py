@@ -103,7 +103,6 @@ PRETRAINS = {
 }
 FOR_STAGES = {
     "model": PRETRAINS,
-    "timing": {"grpo.reporting.baseline", "grpo.reporting.kissing_number"},  # with figures.py, for other figures
     "writeup": {"grpo.study.dvc_lock"},  # the last stage clears dvc.lock
 }
 NEVER = {

@@ -15,7 +15,6 @@ from grpo.reporting.kissing_number import STAGE, read_report, section
 from grpo.study import paths
 from grpo.study.schema import Study
 
-FIGURE = "../figures/kissing_number.png"
 PROGRAMS = "Where an attempt has a recipe, grpo.discovery.mutation.program_of(recipe) is its program, to the letter."
 EXAMPLES = 2  # prompts of a search with a language model that are shown
 
@@ -68,7 +67,7 @@ def report_page(report: dict[str, Any], prompts: dict[str, str]) -> str:
     )
     return environment.get_template("kissing_report.md.j2").render(
         report=report,
-        section=section(report, FIGURE),
+        section=section(report),
         prompts=prompts,
         without_bounds=report["strategy"].endswith(WITHOUT_BOUNDS),
     )

@@ -1,0 +1,157 @@
+"""reports/index.html: the report as one file, with its data, its scripts and its pictures inside."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+
+from grpo.common.files import write_text
+from grpo.reporting import answer
+from grpo.reporting.charts import browser_bundle, curve, forest_rows, heat_map
+from grpo.reporting.provenance import stages_in_lock
+from grpo.reporting.record import Record, collect, read_all
+from grpo.reporting.sections import markdown_sections, read_claims
+from grpo.results.statistics import format_interval
+from grpo.study import paths
+from grpo.study.schema import Study
+
+TEMPLATES = Path(__file__).with_name("templates")
+TITLES = {
+    "base_model": "The base model",
+    "kissing_number": "Kissing numbers in dimension 11",
+    "claims": "What others reported, in full",
+    "method": "How it was measured; data, software, hardware; every run",
+}
+
+
+def write_page(study: Study, by_dvc: bool = True) -> None:
+    """Write reports/index.html, which needs no network.
+
+    Args:
+        by_dvc: whether the results are those of DVC's stages, so that dvc.lock has their hashes.
+    """
+    found, lock, claims = read_all(study), stages_in_lock() if by_dvc else {}, read_claims(study)
+    record = collect(study, found, claims, lock)
+    texts = markdown_sections(study, found, lock, by_dvc)
+    html = {name: to_html(text, paths.SECTIONS) for name, text in texts.items()}
+    environment = Environment(
+        loader=PackageLoader("grpo.reporting"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["interval"] = format_interval
+    page = environment.get_template("page.html").render(
+        record=record,
+        rows=placed(forest_rows(record["claims"])),
+        without_difference=[claim for claim in record["claims"] if not claim["differences"]],
+        others=placed(contrasts(record)),
+        sources=claims["sources"],
+        notes=claims["notes"],
+        chains=chains(record["experiments"]),
+        details=html,
+        titles={name: title for name, title in TITLES.items() if name in html},
+        command=answer.command(study, by_dvc),
+        answers=paths.ANSWERS.is_file(),
+        left_out=[study.title(name) for name in study.left_out],
+        css=_asset("page.css"),
+        script=_asset("page.js"),
+        bundle=browser_bundle().replace("</script", "<\\/script"),
+        data=embedded(record | {"curve": curve(), "heat": heat_map()}),
+    )
+    write_text(paths.PAGE, page)
+
+
+def _asset(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """JSON that may stand in a script element, whatever text it holds."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def contrasts(record: Record) -> list[Record]:
+    """Each arm below the leader of its experiment, as a row of the forest."""
+    return [
+        {
+            "statement": experiment["title"],
+            "experiment": experiment["name"],
+            "between": f"{experiment['leader']} above {arm['arm']}",
+            "verdict": "apart" if arm["behind"]["low"] > 0 else "cannot tell",
+            **{key: arm["behind"][key] for key in ("value", "low", "high")},
+            "published": [],
+            "reported": {},
+        }
+        for experiment in record["experiments"]
+        for arm in experiment["arms"]
+        if arm["behind"] is not None
+    ]
+
+
+def placed(rows: list[Record]) -> list[Record]:
+    """Rows of a forest with their places on one scale, in percent from its left end."""
+    ends = [0.0, *(row[key] for row in rows for key in ("low", "high")), *(value for row in rows for value in row["published"])]
+    low, high = min(ends), max(ends)
+    margin = 0.03 * (high - low) or 1.0
+
+    def at(value: float) -> float:
+        return float(round(100 * (value - low + margin) / (high - low + 2 * margin), 2))
+
+    return [
+        {
+            **row,
+            "zero": at(0.0),
+            "from": at(row["low"]),
+            "width": round(at(row["high"]) - at(row["low"]), 2),
+            "at": at(row["value"]),
+            "published_at": [(value, at(value)) for value in row["published"]],
+        }
+        for row in rows
+    ]
+
+
+def chains(experiments: list[Record]) -> list[list[Record]]:
+    """The experiments as they build on one another: a chain is a list, and branches hang on the entry where they part.
+
+    Returns:
+        a chain for each experiment that builds on none; each entry has ``experiment`` and ``branches``, chains again.
+    """
+    after: dict[str, list[Record]] = {}
+    for experiment in experiments:
+        after.setdefault(experiment["builds_on"][0] if experiment["builds_on"] else "", []).append(experiment)
+
+    def chain(first: Record) -> list[Record]:
+        following = after.get(first["name"], [])
+        if len(following) == 1:
+            return [{"experiment": first, "branches": []}, *chain(following[0])]
+        return [{"experiment": first, "branches": [chain(each) for each in following]}]
+
+    return [chain(first) for first in after.get("", [])]
+
+
+def to_html(markdown: str, folder: Path) -> str:
+    """Markdown below one heading of the page, its own first heading left out, with its pictures inside.
+
+    Args:
+        folder: where its links lead from.
+    """
+    html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    html = re.sub(r"^<h1>.*?</h1>\n", "", html).replace("&lt;br&gt;", "<br>")
+    html = re.sub(r"<(/?)h2>", r"<\1h4>", html)
+    html = re.sub(
+        r"<table>.*?</table>", r'<div class="wide" tabindex="0" role="region" aria-label="table">\g<0></div>', html, flags=re.S
+    )
+    return re.sub(r'src="([^"]+\.svg)"', lambda found: f'loading="lazy" src="{_data_uri(folder / found[1])}"', html)
+
+
+def _data_uri(path: Path) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(path.resolve().read_bytes()).decode()

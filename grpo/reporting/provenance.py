@@ -1,0 +1,50 @@
+"""Where a run's numbers come from: MLflow run, commit, and the hash of its results in dvc.lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo.common.errors import UserError
+from grpo.reporting.timing import read_timing, read_timing_file
+from grpo.results.runs import Run
+from grpo.study import paths
+from grpo.study.schema import read_yaml
+
+
+def stages_in_lock() -> dict[str, Any]:
+    """What dvc.lock has of each stage.
+
+    Raises:
+        UserError: it holds no stages.
+    """
+    lock = read_yaml(paths.LOCK)
+    if not isinstance(lock, dict) or not isinstance(lock.get("stages"), dict):
+        raise UserError(f"{paths.LOCK}: holds no stages. Run `git checkout {paths.LOCK}`, or `dvc repro`, which makes it anew.")
+    stages: dict[str, Any] = lock["stages"]
+    return stages
+
+
+def provenance_of(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
+    """Where a run's numbers come from, and what it took.
+
+    Args:
+        lock: as :func:`stages_in_lock` gives it.
+
+    Returns:
+        ``run``, ``same_as``, ``mlflow_run_id``, ``commit``, ``lock`` (a hash), ``seconds``, ``phases``, ``software``,
+        ``hardware``.
+    """
+    own, timing = read_timing_file(run.name), read_timing(run)
+    outs = lock.get(run.name.replace("/", "@"), {}).get("outs", [])
+    hashes = [out["md5"] for out in outs if out["path"] == str(paths.RUNS / run.name)]
+    return {
+        "run": run.name,
+        "same_as": own["same_as"] or "",
+        "mlflow_run_id": own["mlflow_run_id"] or "not tracked",
+        "commit": own["git_commit"][:10] + (" + changes" if own["git_changed"] == "true" else ""),
+        "lock": hashes[0] if hashes else "not in dvc.lock yet",
+        "seconds": timing["total_s"],
+        "phases": timing["phases"],
+        "software": run.config["software"],
+        "hardware": timing["hardware"],
+    }

@@ -1,0 +1,147 @@
+"""All that the page shows, as one plain record that JSON can hold: every number from a result file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo.reporting import answer
+from grpo.reporting.answer import Found
+from grpo.reporting.curves import AXES, STEP, metrics_of, number, reward_curve, tables_of
+from grpo.reporting.discussion import course, outcome
+from grpo.reporting.pieces import pieces_of
+from grpo.reporting.provenance import provenance_of
+from grpo.reporting.rollouts import browsable, outcomes_of
+from grpo.reporting.style import DARK, dashes, style
+from grpo.reporting.timing import elapsed
+from grpo.results.claims import about_this_study
+from grpo.results.runs import Run, by_arm, experiments, read_runs, read_selection
+from grpo.study.schema import Study
+
+Record = dict[str, Any]
+
+
+def read_all(study: Study) -> Found:
+    """Each experiment's runs and selection."""
+    return {name: (read_runs(study, name), read_selection(name)) for name in experiments(study)}
+
+
+def collect(study: Study, found: Found, claims: Record, lock: Record) -> Record:
+    """The page's data.
+
+    Args:
+        claims: reports/claims.json.
+        lock: what dvc.lock has of each stage; empty where DVC did not make the results.
+    """
+    shown = about_this_study(claims["claims"], study.left_out)
+    runs = {run.name: _run(run, lock) for own, _ in found.values() for run in own}
+    winners_first = sorted(runs, key=lambda name: runs[name]["arm"] != found[runs[name]["experiment"]][1]["winner"])
+    return {
+        "study": study.study,
+        "description": study.description,
+        "seeds": study.seeds,
+        "answer": answer.sentences(study, found, shown),
+        "best": answer.best(study, found),
+        "cost": answer.cost(study, found),
+        "claims": shown,
+        "experiments": [_experiment(study, name, own, selection) for name, (own, selection) in found.items()],
+        "runs": runs,
+        "samples": browsable(winners_first),
+        "axes": AXES,
+        "palette": _palette(max(len(by_arm(own)) for own, _ in found.values())),
+    }
+
+
+def _palette(arms: int) -> Record:
+    """The look of an experiment's arms by place, on light and on dark ground."""
+    looks = [style(place) for place in range(arms)]
+    return {
+        "light": [look.color for look in looks],
+        "dark": [DARK[look.color] for look in looks],
+        "dashes": [dashes(look) for look in looks],
+    }
+
+
+def _run(run: Run, lock: Record) -> Record:
+    """A run's page: where it comes from, its configuration with sources, its final numbers, and its curves.
+
+    The curves of a run that equals an earlier one stand with that one.
+    """
+    equal = run.config["same_as"]
+    return {
+        "experiment": run.experiment,
+        "arm": run.arm,
+        "seed": run.seed,
+        "same_as": equal or "",
+        **provenance_of(run, lock),
+        "files": answer.files_of(run.name),
+        "config": [[key, each["value"], each["from"]] for key, each in run.config["config"].items()],
+        "metrics": {key: number(v) if isinstance(v, int | float) else v for key, v in run.metrics.items()},
+        "tables": tables_of(run, elapsed(run)) if not equal else None,
+    }
+
+
+def _experiment(study: Study, name: str, runs: list[Run], selection: Record) -> Record:
+    entry = study.experiments[name]
+    pieces = [piece.discuss(study, runs, selection) for piece in pieces_of(study, name) if piece.discuss]
+    return {
+        "name": name,
+        "title": study.title(name),
+        "method": entry.method,
+        "step": STEP[entry.method],
+        "builds_on": _builds_on(entry.builds_on, study),
+        "winner": selection["winner"],
+        "leader": selection["leader"],
+        "tied": selection["tied"],
+        "pinned": selection["pinned"],
+        "reason": selection["reason"],
+        "last_k": selection["last_k"],
+        "base": _base(study, name, runs),
+        "arms": [_arm(place, candidate, runs) for place, candidate in enumerate(selection["candidates"])],
+        "lead": outcome(runs, selection),
+        "more": [text for text in (course(runs, selection), *pieces) if text],
+        "metrics": _metrics(runs),
+        "outcomes": outcomes_of(runs),
+    }
+
+
+def _metrics(runs: list[Run]) -> list[Record]:
+    """What can be drawn of an experiment; ``shown`` is the metric that it is shown by at first."""
+    first = reward_curve(runs)
+    found = metrics_of(tables_of(run, elapsed(run)) for run in runs)
+    return [metric | {"shown": (metric["table"], metric["column"]) == first} for metric in found]
+
+
+def _builds_on(experiment: str | None, study: Study) -> list[str]:
+    """The experiment before, if there is one: its name and title."""
+    return [] if experiment is None else [experiment, study.title(experiment)]
+
+
+def _arm(place: int, candidate: Record, runs: list[Run]) -> Record:
+    of_arm = [run for run in runs if run.arm == candidate["arm"]]
+    return {
+        "place": place,
+        **{key: candidate[key] for key in ("arm", "value", "low", "high", "behind", "overrides")},
+        "diverged": len(candidate["diverged"]),
+        "runs": [run.name for run in of_arm],
+        "same_as": [run.config["same_as"] for run in of_arm if run.config["same_as"]],
+    }
+
+
+def _base(study: Study, name: str, runs: list[Run]) -> Record:
+    """What an experiment builds on: the winners' values that its runs hold, and the values that its arms change.
+
+    Returns:
+        ``won``: key, value and source; ``changed``: the value before of each key that an arm overrides.
+    """
+    configs = [run.config["config"] for run in runs]
+    won = {
+        (key, str(each["value"]), each["from"]): each["value"]
+        for config in configs
+        for key, each in config.items()
+        if each["from"].startswith("winner of ")
+    }
+    defaults = study.defaults(study.experiments[name].method).model_dump(mode="json")
+    overridden = {key for run in runs for key in run.config["overrides"]}
+    changed = {key: defaults.get(key) for key in defaults if key in overridden}
+    changed |= {key: value for (key, _, _), value in won.items() if key in overridden}
+    return {"won": [[key, value, source] for (key, _, source), value in won.items()], "changed": changed}

@@ -288,7 +288,8 @@ class Learner:
         norm = self.optimizer.clip(self.config.max_grad_norm)
         # The one time in an update that the host waits for the device.
         *found, norm_found = torch.cat([over_all, torch.stack([*extreme.values(), norm]).double()]).tolist()
-        sums, extremes = dict(zip(totals, found, strict=False)), dict(zip(extreme, found[len(totals) :], strict=True))
+        sums = dict(zip(totals, found[: len(totals)], strict=True))
+        extremes = dict(zip(extreme, found[len(totals) :], strict=True))
         return sums, extremes, norm_found, self.optimizer.finish(norm_found, sums["loss"])
 
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:

@@ -227,7 +227,7 @@ def test_programs_without(program: str, message: str) -> None:
 TO_EVERY_PIPE = """
 import os
 def send(data):
-    for descriptor in range(3, 64):
+    for descriptor in range(3, 1024):
         try:
             os.write(descriptor, data)
         except OSError:

@@ -305,20 +305,26 @@ def falls(parameters: Parameters, evidence: Evidence) -> Judgement:
 
 
 def descends(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Each arm of the experiment against all that stand before it.
+    """Each arm of the experiment, or of those in ``arms`` that the study has, against all that stand before it.
 
     Agrees if each ends below each before it (low > 0), disagrees if one ends above one before it (high < 0).
     """
-    pairs = list(itertools.combinations(evidence.arms, 2))
+    arms = arms_in_order(parameters, evidence)
+    pairs = list(itertools.combinations(arms, 2))
     if not pairs:
         raise NotMeasured("the study has only one arm")
     drops = {pair: two_level_difference(evidence.final(pair[1]), evidence.final(pair[0])) for pair in pairs}
-    means = ", ".join(_ends_at(evidence, arm) for arm in evidence.arms)
+    means = ", ".join(_ends_at(evidence, arm) for arm in arms)
     measured = "; ".join([means, *(f"{a} above {b} by {format_interval(drop)}" for (a, b), drop in drops.items())])
     differences = {f"{first} above {second}": drop for (first, second), drop in drops.items()}
     if any(drop["high"] < 0 for drop in drops.values()):
         return Judgement(measured, DISAGREES, differences)
     return Judgement(measured, AGREES if all(drop["low"] > 0 for drop in drops.values()) else CANNOT_TELL, differences)
+
+
+def arms_in_order(parameters: Parameters, evidence: Evidence) -> list[str]:
+    """The arms that :func:`descends` compares."""
+    return [arm for arm in parameters.get("arms", evidence.arms) if arm in evidence.arms]
 
 
 def smaller_gradient_norms(parameters: Parameters, evidence: Evidence) -> Judgement:

@@ -18,6 +18,7 @@ from grpo.results.claims import (
     Evidence,
     Parameters,
     about_this_study,
+    arms_in_order,
     evidence_of,
     hardest,
 )
@@ -167,7 +168,9 @@ def _first_against_best(claim: _Claim, evidence: Evidence) -> list[Contrast]:
 
 
 def _in_order(claim: _Claim, evidence: Evidence) -> list[Contrast]:
-    return [claim.contrast(evidence, after, before) for before, after in combinations(evidence.arms, 2)]
+    return [
+        claim.contrast(evidence, after, before) for before, after in combinations(arms_in_order(claim.parameters, evidence), 2)
+    ]
 
 
 def _best(evidence: Evidence) -> str:

@@ -126,28 +126,28 @@ def test_what_does_not_fit_the_card_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """162 runs of 1.544B parameters in bfloat16: 2 checkpoints each, 2 steps of one arm kept more; 21.6 GB a saved state."""
+    """222 runs of 1.544B parameters in bfloat16: 2 checkpoints each, 2 steps of one arm kept more; 21.6 GB a saved state."""
     import torch
 
     study, n = real(), 1_543_714_304
     weights = 2 * n / 2**30
     for gpus, at_once in ((0, 1), (2, 1), (8, 4)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
-        needed = 3 * weights + 2 * weights * (162 * 2 + 3 * 2) + 3 * at_once * 14 * n / 2**30
+        needed = 3 * weights + 2 * weights * (222 * 2 + 3 * 2) + 3 * at_once * 14 * n / 2**30
         found = by_name(study)["disk"].found
         assert f"the study may need {needed:.0f}: " in found and f"of {at_once} run(s) in progress (3 of 20.1 each)" in found
 
 
 def test_what_is_ahead_is_counted_and_estimated_by_what_it_names() -> None:
     found = by_name(real("math-24gb"))["ahead"].found
-    assert found.startswith("144 runs (48 arms, 3 seed(s)) in 15 experiments; left out: grpo_async_offpolicy\n")
-    assert by_name(real())["ahead"].found.startswith("162 runs (54 arms, 3 seed(s)) in 16 experiments\n")
+    assert found.startswith("204 runs (68 arms, 3 seed(s)) in 16 experiments; left out: grpo_async_offpolicy\n")
+    assert by_name(real())["ahead"].found.startswith("222 runs (74 arms, 3 seed(s)) in 17 experiments\n")
     only = without(real("math-24gb"), *(n for n in real().experiments if n not in ("grpo_baselines", "leaderboard")))
     found = by_name(only)["ahead"].found
-    # 2 arms x 3 seeds x 200 steps x 30 s, and 3 runs of 1,000 steps that end after four hours: 10 + 12 hours.
-    assert "estimated from 30 s a GRPO step" in found and ": 22 GPU-hours for 4,200 steps" in found
-    assert "at most 432 GPU-hours, if each run took all the time" in found  # 9 runs of 48 hours
+    # 3 arms x 3 seeds x 200 steps x 30 s, and 33 runs of 1,000 steps that end after four hours: 15 + 132 hours.
+    assert "estimated from 30 s a GRPO step" in found and ": 147 GPU-hours for 34,800 steps" in found
+    assert "at most 2,016 GPU-hours, if each run took all the time" in found  # 42 runs of 48 hours
 
 
 def test_the_default_study_has_no_hours_of_gpus(mini_study: Study) -> None:
-    assert by_name(mini_study)["ahead"].found == "96 runs (48 arms, 2 seed(s)) in 16 experiments"
+    assert by_name(mini_study)["ahead"].found == "108 runs (54 arms, 2 seed(s)) in 17 experiments"

@@ -64,7 +64,7 @@ def test_the_counts_of_an_experiment_of_the_real_study(tmp_path: Path, monkeypat
     assert rates["time_from"] == ["guess"]
     kept = found["experiments"]["sft_experiment"]["disk_gib"] / TRAINED
     assert kept == pytest.approx(3 * (5 * 2 + 4))  # one arm keeps two more
-    assert found["experiments"]["leaderboard"]["hours"] == pytest.approx(3 * 4)  # its time limit
+    assert found["experiments"]["leaderboard"]["hours"] == pytest.approx(11 * 3 * 4)  # its time limit
     assert found["total"]["runs"] == sum(sums["runs"] for sums in found["experiments"].values())
     assert found["one_seed_less_saves"]["gpu_hours"] == pytest.approx(found["total"]["gpu_hours"] / 3)
     assert "grpo_kl_divergence" in found["may_be_left_out"] and "sft_experiment" not in found["may_be_left_out"]

@@ -92,7 +92,11 @@ def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active:
     if active and path.exists():
         keys = ("experiment", "winner", "overrides", "before")
         found: dict[str, Any] = read_json(path, made_by=f"select@{experiment}", keys=keys)
-        if found["winner"] in entry.arms:
+        overrides = {a: run.overrides for a, run in runs.items()}
+        chosen = [{"arm": found["winner"], "overrides": found["overrides"]}, *found.get("off_policy_ranking", [])]
+        same_before = [w["winner"] for w in found["before"]] == [w["winner"] for w in before]
+        # Else it is another study's, whose results still lie there.
+        if same_before and all(c["overrides"] == overrides.get(c["arm"]) for c in chosen):
             return assumed | found
     return assumed | {"assumed": True}
 

@@ -53,6 +53,14 @@ def test_what_is_taken_over_is_what_training_took_over(monkeypatch: pytest.Monke
     assert {run: twin for run, twin in found.items() if run in rows} == trained
 
 
+@pytest.mark.parametrize("name", ["math-h100", "gsm8k"])
+def test_winners_of_another_study_do_not_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """reports/ has the winners of the default study, some of whose arms have the names of this one's but other values."""
+    study = study_named(name)
+    monkeypatch.chdir(ROOT)
+    assert plan(study, True, None, 2.5)["assumed_winners"] == plan(study, False, None, 2.5)["assumed_winners"]
+
+
 def test_the_counts_of_an_experiment_of_the_real_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five rates and three seeds of 200 steps of 256 rollouts on two GPUs, 30 s a step, two checkpoints each."""
     monkeypatch.chdir(tmp_path)  # nothing is at hand

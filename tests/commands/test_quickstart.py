@@ -122,6 +122,7 @@ def _every_section_has_something(text: str, folder: Path) -> None:
         assert len(list(csv.reader(path.open()))) > 1, path
     assert {path.name for path in (folder / "reports/tables").iterdir()} <= {
         "zero_shot.md", "zero_shot_by_level.md", "zero_shot_by_subject.md", "claims.md", f"{EXPERIMENT}.md",
+        "what_it_would_take.md", "what_it_would_take.json",
     }  # fmt: skip
 
 

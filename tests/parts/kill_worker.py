@@ -103,7 +103,7 @@ def arm(act: str, nth: int, signum: int) -> None:
         case "backward":
             after(Learner, "_backward", nth)
         case "update":
-            after(Optimizer, "step", nth)
+            after(Optimizer, "finish", nth)
         case "evaluation":
             after(Validation, "_sample", nth)
         case "checkpoint":

@@ -142,33 +142,6 @@ def test_after_an_update_vllm_samples_with_the_new_weights(served: Any) -> None:
         assert torch.tensor(rollout.completion.log_probs) == pytest.approx(log_probs, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "tokenizer_kind"), [("llama", "like_llama3"), ("qwen3", "like_qwen3"), ("gemma2", "like_gemma")]
-)
-def test_other_architectures_and_several_stop_tokens(kind: str, tokenizer_kind: str, tmp_path: Path) -> None:
-    """vLLM samples with the learner's log-probabilities, asked in a chat where there is a template, and ends where our engine
-    does; before and after an update.
-    """
-    sizes = {"head_dim": 32, "sliding_window": 64} if kind == "gemma2" else {"head_dim": 32}
-    tiny_checkpoint(tmp_path, kind, tokenizer_kind, ["What is 1 + 1?", "It is 2."], **FOR_VLLM | sizes)
-    model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
-    asked = (formats.CHAT, formats.QUESTION_ONLY)
-    prompts = [f.encode(tokenizer, f.prompt(text)) for f in asked for text in ("What is 1 + 1?", "And 2 + 2?")]
-    engine = VllmEngine(tmp_path, model, "float32", "cpu", 0.5, 64, stop_token_ids=tokenizer.stop_token_ids)
-    learner = make_learner(model)
-    for version in (1, 2):
-        groups = engine.generate(prompts, SamplingParams(max_tokens=40), n=64, seed=version)
-        found = [Rollout(Problem("", "", ""), p, c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
-        for rollout, log_probs in zip(found, learner.log_probs(found), strict=True):
-            assert rollout.completion.log_probs == pytest.approx(log_probs.tolist(), abs=1e-3)
-            *before, last = rollout.completion.token_ids
-            assert not set(before) & set(tokenizer.stop_token_ids)
-            assert (last in tokenizer.stop_token_ids) == (rollout.completion.finish_reason == "stop")
-        assert {r.completion.token_ids[-1] for r in found} >= set(tokenizer.stop_token_ids)
-        learner.update(scored(found, torch.rand(len(found)), torch.randn(len(found))))
-        engine.synchronize(model, version)
-
-
 def test_an_engine_that_ends_says_what_to_change(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -205,6 +178,34 @@ def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path)
     )
     assert [record["truth"] for record in records] == [1.0, 2.0]
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == records
+
+
+# After those that use `served`: ending an engine ends what vLLM keeps for all of a process.
+@pytest.mark.parametrize(
+    ("kind", "tokenizer_kind"), [("llama", "like_llama3"), ("qwen3", "like_qwen3"), ("gemma2", "like_gemma")]
+)
+def test_other_architectures_and_several_stop_tokens(kind: str, tokenizer_kind: str, tmp_path: Path) -> None:
+    """vLLM samples with the learner's log-probabilities, asked in a chat where there is a template, and ends where our engine
+    does; before and after an update.
+    """
+    sizes = {"head_dim": 32, "sliding_window": 64} if kind == "gemma2" else {"head_dim": 32}
+    tiny_checkpoint(tmp_path, kind, tokenizer_kind, ["What is 1 + 1?", "It is 2."], **FOR_VLLM | sizes)
+    model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
+    asked = (formats.CHAT, formats.QUESTION_ONLY)
+    prompts = [f.encode(tokenizer, f.prompt(text)) for f in asked for text in ("What is 1 + 1?", "And 2 + 2?")]
+    engine = VllmEngine(tmp_path, model, "float32", "cpu", 0.5, 64, stop_token_ids=tokenizer.stop_token_ids)
+    learner = make_learner(model)
+    for version in (1, 2):
+        groups = engine.generate(prompts, SamplingParams(max_tokens=40), n=64, seed=version)
+        found = [Rollout(Problem("", "", ""), p, c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
+        for rollout, log_probs in zip(found, learner.log_probs(found), strict=True):
+            assert rollout.completion.log_probs == pytest.approx(log_probs.tolist(), abs=1e-3)
+            *before, last = rollout.completion.token_ids
+            assert not set(before) & set(tokenizer.stop_token_ids)
+            assert (last in tokenizer.stop_token_ids) == (rollout.completion.finish_reason == "stop")
+        assert {r.completion.token_ids[-1] for r in found} >= set(tokenizer.stop_token_ids)
+        learner.update(scored(found, torch.rand(len(found)), torch.randn(len(found))))
+        engine.synchronize(model, version)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from grpo.common.files import write_text
@@ -17,7 +16,7 @@ from grpo.reporting import answer
 from grpo.reporting.charts import browser_bundle, curve, forest_rows, heat_map
 from grpo.reporting.provenance import stages_in_lock
 from grpo.reporting.record import Record, collect, read_all
-from grpo.reporting.sections import markdown_sections, read_claims
+from grpo.reporting.sections import markdown_sections, read_claims, templates
 from grpo.results.statistics import format_interval
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -41,13 +40,7 @@ def write_page(study: Study, by_dvc: bool = True) -> None:
     record = collect(study, found, claims, lock)
     texts = markdown_sections(study, found, lock, by_dvc)
     html = {name: to_html(text, paths.SECTIONS) for name, text in texts.items()}
-    environment = Environment(
-        loader=PackageLoader("grpo.reporting"),
-        undefined=StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates(autoescape=True)
     environment.filters["interval"] = format_interval
     page = environment.get_template("page.html").render(
         record=record,

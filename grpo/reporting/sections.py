@@ -28,11 +28,12 @@ SAMPLES_SHOWN = 2
 Values = dict[str, Any]
 
 
-def templates() -> Environment:
+def templates(autoescape: bool = False) -> Environment:
     """Those of the report; nothing may be missing in them."""
     return Environment(
         loader=PackageLoader("grpo.reporting"),
         undefined=StrictUndefined,
+        autoescape=autoescape,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

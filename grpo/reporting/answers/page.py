@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from grpo.common.files import write_text
 from grpo.reporting.answers.drift import goes_with, runs_with_kl
 from grpo.reporting.answers.kissing import write_delivery
@@ -20,6 +18,7 @@ from grpo.reporting.answers.overlap import asynchronous_variants, dominates
 from grpo.reporting.answers.parser_or_model import judge, read_records
 from grpo.reporting.answers.prompts import explain, prompt_ablations
 from grpo.reporting.answers.samples import agreement, read_first_and_all, read_zero_shot
+from grpo.reporting.sections import templates
 from grpo.reporting.timing import seconds_of_arms
 from grpo.reporting.what_it_would_take import read_contents, table
 from grpo.results.runs import read_best_of_n
@@ -33,14 +32,7 @@ def write_answers(study: Study) -> None:
     Raises:
         UserError: a result file is missing or damaged.
     """
-    environment = Environment(
-        loader=PackageLoader("grpo.reporting"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    text = environment.get_template("answers.md.j2").render(study=study, **answers(study))
+    text = templates().get_template("answers.md.j2").render(study=study, **answers(study))
     write_text(paths.ANSWERS, text)
     write_delivery(study)
 

@@ -42,9 +42,12 @@ def _text(value: Any) -> str:
 
 def made_otherwise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Which runs were made with other versions than this process has, or than the project pins: a line for each kind."""
-    kinds: dict[str, list[str]] = {}
+    installed: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for row in rows:
-        found = row["software"]
+        installed.setdefault(tuple(row["software"].items()), []).append(row["run"])
+    kinds: dict[str, list[str]] = {}
+    for packages, runs in installed.items():
+        found = dict(packages)
         names = [name for name in found if name not in NO_PACKAGES]
         here = software(names)
         other = [
@@ -52,7 +55,7 @@ def made_otherwise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             for name, version in found.items()
             if version != here.get(name)
         ]
-        kinds.setdefault(", ".join(other + unlike_the_pins(found, pins(names))), []).append(row["run"])
+        kinds.setdefault(", ".join(other + unlike_the_pins(found, pins(names))), []).extend(runs)
     lines = [f"{', '.join(runs)}: {what}" for what, runs in kinds.items() if what]
     own = unlike_the_pins(software(PACKAGES), pins(PACKAGES))
     return [*lines, f"this page: {', '.join(own)}"] if own else lines

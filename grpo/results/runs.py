@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,11 +53,17 @@ def experiments(study: Study) -> list[str]:
 
 
 def read_run(experiment: str, arm: str, seed: int) -> Run:
-    """Read one run's results.
+    """One run's results. They are read once in a process, unless they change: tables and claims ask for the same runs.
 
     Raises:
         UserError: they are missing or damaged; the message names the stage that makes them.
     """
+    files = sorted((paths.RUNS / experiment / f"{arm}-{seed}").glob("*"))
+    return _read_run(experiment, arm, seed, Path.cwd(), tuple(file.stat().st_mtime_ns for file in files))
+
+
+@cache
+def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tuple[int, ...]) -> Run:
     folder = paths.RUNS / experiment / f"{arm}-{seed}"
     made_by, config = f"{experiment}@{arm}-{seed}", read_config(experiment, arm, seed)
     require_keys(folder / "config.yaml", config, ("config", "same_as", "software"), made_by)

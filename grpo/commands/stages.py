@@ -39,19 +39,26 @@ def dataset(task: TaskName) -> None:
 
 
 def sft_dataset(task: TaskName) -> None:
-    """Stage: generate or read a task's responses to fine-tune on, and reward each of them."""
+    """Stage: generate, read or sample a task's responses to fine-tune on, and reward each of them."""
     from grpo.common.errors import UserError
     from grpo.common.files import write_json
     from grpo.common.records import read_problems
     from grpo.study import paths
     from grpo.study.schema import load_study
-    from grpo.tasks.sft_dataset import build_sft_dataset
+    from grpo.study.sections import SampledTraces
+    from grpo.tasks.sft_dataset import build_sft_dataset, find_traces
 
     study = load_study()
     if task not in study.sft_datasets:
         raise UserError(f"sft_datasets: no entry for {task!r} (there are: {', '.join(study.sft_datasets)}). Add it.")
-    target, validation = paths.sft_examples(task), read_problems(paths.validation(task))
-    report = build_sft_dataset(task, study.task(task), study.sft_datasets[task], validation, target)
+    target, validation, settings = paths.sft_examples(task), read_problems(paths.validation(task)), study.sft_datasets[task]
+    if isinstance(settings, SampledTraces):
+        from grpo.evaluation.teacher import sample_sft_dataset
+
+        report = sample_sft_dataset(study, task, settings, validation, target)
+    else:
+        traces = find_traces(study.task(task), settings, f"sft_datasets.{task}")
+        report = build_sft_dataset(study.task(task), settings.source, settings.prompt, traces, validation, target)
     write_json(paths.sft_report(task), report)
     print(f"{target.parent}: {report['examples']} examples, of which {report['correct']} earn the reward")
 

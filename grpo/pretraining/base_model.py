@@ -8,10 +8,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from grpo.common.cpu import start_threads
-from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder
 from grpo.common.imports import call_with
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.source import folder_of
 from grpo.pretraining.pretrain import pretrain
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -32,10 +32,8 @@ def make_base_model(study: Study, task: str) -> None:
     match study.models[task]:
         case PretrainedHere() as settings:
             _pretrain(study, task, settings)
-        case HubModel() as hub:
-            _copy(_download(hub, task), paths.model(task))
-        case LocalModel() as local:
-            _copy(Path(local.path), paths.model(task))
+        case HubModel() | LocalModel() as elsewhere:
+            _copy(folder_of(elsewhere, f"models.{task}"), paths.model(task))
 
 
 def _pretrain(study: Study, name: str, settings: PretrainedHere) -> None:
@@ -66,21 +64,6 @@ def _pretrain(study: Study, name: str, settings: PretrainedHere) -> None:
     mlflow.finish()
     n = sum(parameter.numel() for parameter in model.parameters())
     print(f"{target}: {n:,} parameters, {len(tokenizer)} tokens, {time.perf_counter() - start:.0f} s")
-
-
-def _download(hub: HubModel, task: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-        return Path(snapshot_download(hub.repo, revision=hub.revision, allow_patterns=wanted))
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise UserError(
-            f"params.yaml: models.{task}.repo: {hub.repo} at revision {hub.revision} could not be downloaded "
-            f"({type(error).__name__}). Check the network and HF_TOKEN, or download it elsewhere "
-            "and use `{source: local, path: FOLDER}`."
-        ) from error
 
 
 def _copy(source: Path, target: Path) -> None:

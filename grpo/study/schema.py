@@ -38,9 +38,10 @@ from grpo.study.sections import (
     Method,
     Model,
     Resources,
+    SampledTraces,
     Selection,
+    SftDataset,
 )
-from grpo.tasks.sft_dataset import SftDataset
 from grpo.tasks.task import Split, Task, make_task
 
 PARAMS_FILE = Path("params.yaml")
@@ -168,6 +169,8 @@ class Study(Section):
                 raise ValueError(str(error).rstrip(".")) from error
         for name, settings in self.sft_datasets.items():
             self._check_formats(f"sft_datasets.{name}.prompt", name, [settings.prompt])
+            if isinstance(settings, SampledTraces):
+                self._check_formats(f"sft_datasets.{name}.asked_in", name, [settings.asked_in])
         self._check_formats("evaluation.zero_shot_prompts", MAIN, self.evaluation.zero_shot_prompts)
         self._check_formats("evaluation.best_of_n.prompts", MAIN, self.evaluation.best_of_n.prompts)
         return self

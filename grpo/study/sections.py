@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from grpo.study.methods import Section, Share
+from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces
 
 MAIN = "main"  # the task that is evaluated zero-shot, and that experiments have unless they say otherwise
 
@@ -66,6 +67,26 @@ class LocalModel(Section):
 
 
 Model = Annotated[PretrainedHere | HubModel | LocalModel, Field(discriminator="source")]
+
+# ------------------------------------------------------------------------------------------------ examples to fine-tune on
+
+
+class SampledTraces(Section):
+    """Solutions of the training questions that a teacher samples through the study's engine, right and wrong ones."""
+
+    source: Literal["sampled"]
+    prompt: str  # the format that the traces have
+    model: Annotated[HubModel | LocalModel, Field(discriminator="source")]  # the teacher
+    asked_in: str  # the format in which it is asked
+    questions: PositiveInt | None = None  # the first so many training questions; null: all
+    samples: PositiveInt = 1  # of each
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    max_tokens: PositiveInt = 1024
+    seed: int = 0
+
+
+SftDataset = Annotated[TaskTraces | JsonlTraces | HubTraces | SampledTraces, Field(discriminator="source")]
 
 # ------------------------------------------------------------------------------------------------- engine, learner, run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from grpo.common.records import Problem
 from grpo.grader.pool import grade_batch
@@ -10,6 +11,7 @@ from grpo.tasks.formats import CHAT, CHAT_WITHOUT_THINKING, QUESTION_ONLY, R1_ZE
 from grpo.tasks.task import Task
 
 # How a response ends after the steps of a solution.
+_THINK = re.compile("</?think>")
 _TAGS, _BOX = " </think> <answer>{answer}</answer>", " \\boxed{{{answer}}}"
 
 
@@ -31,6 +33,16 @@ class GradedTask(Task):
         """
         verdicts = grade_batch([(answer, problem.ground_truth) for answer, problem in zip(answers, problems, strict=True)])
         return [math.nan if verdict.timed_out else float(verdict.equal) for verdict in verdicts]
+
+    def rewrite(self, response: str, asked_in: str, format: str) -> str | None:
+        """See :meth:`Task.rewrite`: the whole response as steps, then its answer in the other form."""
+        answer = self.formats[asked_in].read(response)
+        if answer is None:
+            return None
+        steps = _THINK.sub("", response).strip()
+        if self.formats[asked_in].read is self.formats[format].read:
+            return steps if self.formats[format].chat else f" {steps}"
+        return worked_response(format, steps, answer)
 
 
 def worked_response(format: str, steps: str, answer: str) -> str:

@@ -26,6 +26,16 @@ Pair = tuple[str, str]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 KEYWORD = Format(load_template(PROMPTS / "keyword.prompt"), stop=(".",))
 
+
+def first_sentence(response: str) -> str | None:
+    """The text up to the first full stop; None: there is none."""
+    sentence, stop, _ = response.strip().partition(".")
+    return sentence + stop if sentence and stop else None
+
+
+# For a teacher that was trained to chat.
+CHAT = Format(f"{KEYWORD.template.strip()}. Answer with this one sentence only.", read=first_sentence, chat=True)
+
 # Some words are parts of others (car and card, pen and pencil, old and gold), so that a part of a word is no keyword.
 NOUNS = (
     "apple", "ball", "basket", "bell", "bird", "boat", "book", "bottle", "bread", "bridge", "car", "card", "cart", "cat",
@@ -69,7 +79,7 @@ _PHRASES_OF_THE_PROMPT = ("sentence that includes the words", "includes the word
 class Keyword(Task):
     """Sentences that include two keywords; which pairs are held out for validation is decided by the seed."""
 
-    formats = {"keyword": KEYWORD}
+    formats = {"keyword": KEYWORD, "chat": CHAT}
 
     def __init__(self, seed: int):
         self.seed = seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -48,34 +48,44 @@ class HubTraces(BaseModel):
     revision: str = Field(pattern=r"^[0-9a-f]{40}$")
 
 
-SftDataset = Annotated[TaskTraces | JsonlTraces | HubTraces, Field(discriminator="source")]
 Trace = tuple[str, Problem, str]  # the whole prompt, the problem, the response
 
 
-def build_sft_dataset(
-    name: str, task: Task, settings: SftDataset, validation: Sequence[Problem], target: Path
-) -> dict[str, Any]:
-    """Make or read the traces, reward each, leave out those that ask a validation question, and write them to ``target``.
+def find_traces(task: Task, settings: TaskTraces | JsonlTraces | HubTraces, where: str) -> list[Trace]:
+    """Traces that are there: the task's own, or rows of a file.
 
     Args:
-        name: the task's, for messages.
-        validation: its validation problems.
+        where: the settings' place in params.yaml, for messages.
+
+    Raises:
+        UserError: the source is missing, or a row lacks a column.
+    """
+    format = find_format(task, settings.prompt)
+    if isinstance(settings, TaskTraces):
+        options = settings.model_extra or {}
+        own = call_with(task.traces, {"format": settings.prompt, **options}, where)
+        return [(format.prompt(problem.question), problem, response) for problem, response in own]
+    return [_trace(row, format) for row in _rows(settings, where)]
+
+
+def build_sft_dataset(
+    task: Task, source: str, prompt: str, traces: list[Trace], validation: Sequence[Problem], target: Path
+) -> dict[str, Any]:
+    """Reward each trace, leave out those that ask a validation question, and write the others to ``target``.
+
+    Args:
+        source: where they come from, for the report.
+        prompt: the format that they have.
+        validation: the task's validation problems.
 
     Returns:
         the report: how many there are, how many earn the reward, how many were left out, and a digest.
 
     Raises:
-        UserError: the source is missing, a row lacks a column, or nothing is left.
+        UserError: nothing is left.
     """
-    where, format = f"sft_datasets.{name}", find_format(task, settings.prompt)
-    if isinstance(settings, TaskTraces):
-        options = settings.model_extra or {}
-        own = call_with(task.traces, {"format": settings.prompt, **options}, where)
-        traces = [(format.prompt(problem.question), problem, response) for problem, response in own]
-    else:
-        traces = [_trace(row, format) for row in _rows(settings, where)]
-    kept = _without_validation(traces, format, validation)
-    scored = task.score(settings.prompt, [problem for _, problem, _ in kept], [response for *_, response in kept]).rewards
+    kept = _without_validation(traces, find_format(task, prompt), validation)
+    scored = task.score(prompt, [problem for _, problem, _ in kept], [response for *_, response in kept]).rewards
     examples = [
         Example(prompt, response, problem.ground_truth, reward=score["reward"])
         for (prompt, problem, response), score in zip(kept, scored, strict=True)
@@ -85,7 +95,7 @@ def build_sft_dataset(
     wrong = [score for score in scored if score["reward"] < 1.0]
     wrong_form = sum(score["format_reward"] < 1.0 for score in wrong)
     return {
-        "source": settings.source,
+        "source": source,
         "examples": len(examples),
         "correct": len(examples) - len(wrong),
         "wrong_answer": len(wrong) - wrong_form,

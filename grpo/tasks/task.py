@@ -145,6 +145,25 @@ class Task:
             f"{type(self).__name__} has no traces of its own: use source jsonl or hub, or leave its entry in sft_datasets out."
         )
 
+    def rewrite(self, response: str, asked_in: str, format: str) -> str | None:
+        """A response to a question put in one format as it stands in another, for sft_datasets with ``source: sampled``.
+
+        Where an answer in ``format`` is the whole response, it is the answer that was read.
+
+        Returns:
+            None where it gives no answer.
+
+        Raises:
+            UserError: the task does not say how.
+        """
+        if self.formats[format].read is not whole_response:
+            raise UserError(
+                f"{type(self).__name__} does not say how a response in the format {asked_in} stands in {format}. "
+                f"Ask in {format} itself, or define `rewrite`."
+            )
+        answer = self.formats[asked_in].read(response)
+        return None if answer is None else f" {answer.strip()}"
+
     @final
     def score(self, format: str, problems: Sequence[Problem], responses: Sequence[str]) -> ScoredBatch:
         """Read each response's answer and verify all answers at once: the only place where rewards are made.

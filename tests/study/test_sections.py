@@ -292,7 +292,7 @@ def test_runs_that_are_on_the_cpu_in_a_study_for_gpus_reserve_none(tmp_path: Pat
     message = refused(tmp_path, for_gpus)
     assert "resources.train_on_cpu.gpus: the runs of grpo_keyword_inclusion compute on the CPU: set it to 0" in message
     assert (
-        "resources: no 'train_on_cpu' under resources (known: small, model, evaluate, train, asynchronous, colocate)"
+        "resources: no 'train_on_cpu' under resources (known: small, model, traces, evaluate, train, asynchronous, colocate)"
         in refused(tmp_path, lambda values: values["resources"].pop("train_on_cpu"))
     )
     assert read_yaml(ROOT / "dvc.yaml")["stages"][KEYWORD]["meta"]["resources"] == "train_on_cpu"

@@ -30,7 +30,7 @@ def test_known_ends_and_stop_strings() -> None:
 
 def test_a_format_of_a_task_is_found_by_its_name() -> None:
     task = make_task({"use": "keyword", "seed": 0})
-    with pytest.raises(UserError, match=r"prompt r1_zero: no such format \(known of Keyword: keyword\)"):
+    with pytest.raises(UserError, match=r"prompt r1_zero: no such format \(known of Keyword: keyword, chat\)"):
         task.score("r1_zero", [], [])
 
 

@@ -17,7 +17,7 @@ from grpo.study import paths
 from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.rewards import r1_zero_reward_fn
-from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, SftDataset, TaskTraces, build_sft_dataset
+from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces, build_sft_dataset, find_traces
 from grpo.tasks.task import ScoredBatch, Task, make_task
 
 TASK = Arithmetic(train_size=1000, validation_size=100, levels=4, seed=3)
@@ -130,8 +130,11 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def build(settings: SftDataset = JSONL, task: Task = TASK, validation: Sequence[Problem] = HELD_OUT) -> dict[str, Any]:
-    return build_sft_dataset("main", task, settings, validation, TARGET)
+def build(
+    settings: TaskTraces | JsonlTraces | HubTraces = JSONL, task: Task = TASK, validation: Sequence[Problem] = HELD_OUT
+) -> dict[str, Any]:
+    traces = find_traces(task, settings, "sft_datasets.main")
+    return build_sft_dataset(task, settings.source, settings.prompt, traces, validation, TARGET)
 
 
 def write_rows(*lines: dict[str, Any] | str) -> None:

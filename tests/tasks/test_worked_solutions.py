@@ -15,7 +15,7 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tasks.build import build_dataset
 from grpo.tasks.rewards import r1_zero_reward_fn
-from grpo.tasks.sft_dataset import JsonlTraces, TaskTraces, build_sft_dataset
+from grpo.tasks.sft_dataset import JsonlTraces, TaskTraces, build_sft_dataset, find_traces
 from grpo.tasks.task import make_task
 
 MATH = [
@@ -36,7 +36,8 @@ def build(rows: list[dict[str, Any]], held_out: list[dict[str, Any]], folder: Pa
     task = make_task({"use": name, "source": source, "drop_overlap": True})
     build_dataset(task, paths.DATASETS / "main", {})
     validation = read_problems(paths.validation("main"))
-    return build_sft_dataset("main", task, TRACES, validation, paths.sft_examples("main"))
+    traces = find_traces(task, TRACES, "sft_datasets.main")
+    return build_sft_dataset(task, TRACES.source, TRACES.prompt, traces, validation, paths.sft_examples("main"))
 
 
 @pytest.mark.parametrize(

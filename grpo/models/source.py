@@ -1,0 +1,33 @@
+"""Models that are made elsewhere: on the Hugging Face Hub at a pinned revision, or in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo.common.errors import UserError
+from grpo.study.sections import HubModel, LocalModel
+
+
+def folder_of(model: HubModel | LocalModel, where: str) -> Path:
+    """The folder that holds a model, downloaded where it is on the Hub.
+
+    Args:
+        where: the model's place in params.yaml, for messages.
+
+    Raises:
+        UserError: it cannot be downloaded.
+    """
+    if isinstance(model, LocalModel):
+        return Path(model.path)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+        return Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=wanted))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise UserError(
+            f"params.yaml: {where}.repo: {model.repo} at revision {model.revision} could not be downloaded "
+            f"({type(error).__name__}). Check the network and HF_TOKEN, or download it elsewhere "
+            "and use `{source: local, path: FOLDER}`."
+        ) from error

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from grpo.common.errors import UserError
 from grpo.study import paths
-from grpo.study.methods import OFF_POLICY_RANK, Config, GrpoConfig, RunConfig, apply_overrides
+from grpo.study.methods import OFF_POLICY_RANK, Config, GrpoConfig, RunConfig, apply_overrides, resolved
 from grpo.study.schema import Study
 from grpo.study.sections import Method
 
@@ -93,7 +93,7 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
         source = f"winner of {winner['experiment']} ({winner['winner']})"
         config = _apply(config, winner["overrides"], f"experiments.{experiment}.arms.{arm} ({source})")
         sources.update(dict.fromkeys(winner["overrides"], source))
-    own = {key: value for key, value in arms[arm].items() if key != OFF_POLICY_RANK}
+    own = resolved(config, arms[arm], f"experiments.{experiment}.arms.{arm}")
     taken: dict[str, Any] = {}
     if OFF_POLICY_RANK in arms[arm] and selections:
         taken, source = _of_rank(experiment, arms[arm][OFF_POLICY_RANK], selections[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig
+from grpo.study.methods import OFF_POLICY_RANK, RATE_TIMES, ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.study.schema import Study
 
 
@@ -26,7 +26,8 @@ def study_schema() -> dict[str, Any]:
         properties[section]["additionalProperties"] = {"anyOf": [entry, {"type": "null"}]}
     configs = (GrpoConfig, SftConfig, ExpertIterationConfig)
     values = {key: _of_key(schema, key) for config in configs for key in config.model_fields}
-    arm = {"type": "object", "properties": values | {"start_from": {"type": "string"}, "off_policy_rank": {"type": "integer"}}}
+    more = {"start_from": {"type": "string"}, OFF_POLICY_RANK: {"type": "integer"}, RATE_TIMES: {"type": "number"}}
+    arm = {"type": "object", "properties": values | more}
     schema["$defs"]["Experiment"]["properties"]["arms"]["additionalProperties"] = arm
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A study", **schema}
 

@@ -30,6 +30,7 @@ LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_lon
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
 
+RATE_TIMES = "learning_rate_times"  # in an arm: "so many times the rate that the winners before have"
 OFF_POLICY_RANK = "off_policy_rank"  # in an arm: "the values of the K-th best off-policy arm of the sweep before"
 
 
@@ -284,6 +285,25 @@ def merged(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     if overrides.get("loss_type", values.get("loss_type")) != values.get("loss_type"):
         kept.pop("loss_options", None)
     return kept | overrides
+
+
+def resolved(config: Config, arm: dict[str, Any], path: str) -> dict[str, Any]:
+    """An arm's own values, with the rate that ``learning_rate_times`` gives (rounded to three digits); without its rank.
+
+    Args:
+        config: what the arm's values go over.
+        path: where the arm stands, for the message.
+
+    Raises:
+        ValueError: it is no number above 0, or stands beside a rate.
+    """
+    values = {key: value for key, value in arm.items() if key not in (OFF_POLICY_RANK, RATE_TIMES)}
+    if RATE_TIMES not in arm:
+        return values
+    times = arm[RATE_TIMES]
+    if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0 or "learning_rate" in arm:
+        raise ValueError(f"{path}.{RATE_TIMES}: expected a number above 0, and no learning_rate beside it, but it is {times!r}")
+    return values | {"learning_rate": float(f"{times * config.learning_rate:.3g}")}
 
 
 def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Config:

@@ -26,6 +26,7 @@ from grpo.study.methods import (
     apply_overrides,
     evaluation_steps,
     explain,
+    resolved,
 )
 from grpo.study.sections import (
     MAIN,
@@ -282,8 +283,8 @@ class Study(Section):
 
     def _possible_configs(self, experiment: str, arm: str) -> list[RunConfig]:
         """An arm's configuration for each number of steps that it may have; all else is its own or the study's."""
-        own = {k: v for k, v in self.experiments[experiment].arms[arm].items() if k != OFF_POLICY_RANK}
-        config = apply_overrides(self.defaults(self.experiments[experiment].method), own, experiment)
+        defaults = self.defaults(self.experiments[experiment].method)
+        config = apply_overrides(defaults, resolved(defaults, self.experiments[experiment].arms[arm], experiment), experiment)
         if not isinstance(config, GrpoConfig):  # such a run builds on no winner
             return [config]
         possible: set[int | None] = {self.grpo.n_grpo_steps}
@@ -322,9 +323,9 @@ class Study(Section):
         if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", arm):
             raise ValueError(f"{path}: an arm's name may hold letters, digits, '_' and '-' only")
         self._check_rank(path, experiment, overrides)
-        own = {k: v for k, v in overrides.items() if k != OFF_POLICY_RANK}
         entry = self.experiments[experiment]
-        config = apply_overrides(self.defaults(entry.method), own, path)
+        defaults = self.defaults(entry.method)
+        config = apply_overrides(defaults, resolved(defaults, overrides, path), path)
         self._check_formats(f"{path}: prompt", entry.task, [config.prompt])
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             self._check_start(f"{path}.start_from", config.start_from)

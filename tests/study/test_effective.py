@@ -257,6 +257,36 @@ def test_a_winner_that_does_not_fit_those_before_is_named(mini_study: Study) -> 
         effective_run(mini_study, "grpo_length_normalization", "masked_mean", 0, selections)
 
 
+def test_a_rate_may_be_so_many_times_that_of_the_winners(tmp_path: Path) -> None:
+    study = edited(tmp_path, new_arm("grpo_lora", learning_rate_times=0.3))
+    assert effective_run(study, "grpo_lora", "extra", 0, []).config.learning_rate == 9e-5  # of the study's own
+    run = effective_run(study, "grpo_lora", "extra", 0, ON_POLICY)
+    assert (run.config.learning_rate, run.overrides) == (3e-4, {"learning_rate": 3e-4})
+    assert run.sources["learning_rate"] == "arm extra"
+    assert effective_run(study, "grpo_lora", "rank_1-low", 0, ON_POLICY).config.learning_rate == 3.33e-3  # three digits
+
+
+@pytest.mark.parametrize("arm", [{"learning_rate_times": 0}, {"learning_rate_times": "2"}, {"learning_rate_times": True}])
+@pytest.mark.parametrize("beside", [{}, {"learning_rate": 1e-3}])
+def test_a_wrong_multiple_of_a_rate_is_refused(tmp_path: Path, arm: dict[str, Any], beside: dict[str, Any]) -> None:
+    told = refused(tmp_path, new_arm("grpo_lora", **arm | beside))
+    assert "experiments.grpo_lora.arms.extra.learning_rate_times: expected a number above 0, and no learning_rate" in told
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in STUDIES if path.stem.startswith(("math", "gsm8k"))], ids=lambda path: path.stem
+)
+def test_no_study_of_a_real_model_inherits_a_rate_that_the_small_one_needs(path: Path) -> None:
+    mini, study = load_study(ROOT / "studies/mini.yaml"), load_study(path)
+
+    def rates(of: Study) -> set[tuple[str, str, float]]:
+        arms = ((name, arm, values) for name in of.made for arm, values in of.experiments[name].arms.items())
+        return {(name, arm, values["learning_rate"]) for name, arm, values in arms if "learning_rate" in values}
+
+    own_sweep_or_own_model = {"grpo_learning_rate", "grpo_keyword_inclusion"}
+    assert {name for name, *_ in rates(mini) & rates(study)} <= own_sweep_or_own_model
+
+
 # ------------------------------------------------------------------------------------------------- what a study may say
 
 

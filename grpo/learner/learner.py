@@ -43,6 +43,7 @@ _MEANS = (  # over a train batch's response tokens
 # What is in history.csv anyway, whatever the loss.
 _COLUMNS = {
     *("step", "update", "loss", "gradient_norm", "ratio_min", "ratio_max", "mismatch_max", "skipped_update", "learning_rate"),
+    "loss_scale",
     *_MEANS,
 }
 
@@ -121,9 +122,10 @@ class Learner:
             clipped tokens, and mean, smallest and largest ratio pi / pi_old; between the engine's and the learner's
             log-probabilities under the sampling weights mean and largest absolute difference, share of tokens above
             :data:`grpo.learner.mismatch.NOTICEABLE`, and the sampled KL; with ``importance_cap`` the mean weight and the
-            share of tokens at the cap; ``skipped_update`` (1 or 0); means of what the loss measures itself.
+            share of tokens at the cap; ``skipped_update`` (1 or 0); means of what the loss measures itself; the
+            :meth:`loss_scale`.
         """
-        config = self._grpo
+        config, loss_scale = self._grpo, self.loss_scale()
         prompts, responses = token_ids(rollouts)
         weights = response_weights(
             torch.tensor([len(ids) for ids in responses]),
@@ -150,6 +152,7 @@ class Learner:
             "skipped_update": 0.0 if taken else 1.0,
             "learning_rate": self.optimizer.learning_rate,
             **{name: sums[name] / max(1.0, sums["tokens"]) for name in self.own_metrics},
+            **loss_scale,
         }
 
     def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
@@ -161,14 +164,16 @@ class Learner:
             normalize_constant: divides each response's sum.
 
         Returns:
-            loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token.
+            loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token; the
+            :meth:`loss_scale`.
         """
+        loss_scale = self.loss_scale()
         totals = self._zeros("loss", "tokens", "token_entropy", "mean_nll")
         for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
             mask = micro.mask
             weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
             loss = negative_log_likelihood(micro.log_probs, mask, weights, normalize_constant)
-            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.backward(loss)
             totals["loss"] += loss.detach()
             totals["tokens"] += len(micro.tokens)
             totals["token_entropy"] += micro.flat(micro.entropy).sum()
@@ -182,7 +187,12 @@ class Learner:
             "mean_nll": sums["mean_nll"] / tokens,
             "skipped_update": 0.0 if taken else 1.0,
             "learning_rate": self.optimizer.learning_rate,
+            **loss_scale,
         }
+
+    def loss_scale(self) -> dict[str, float]:
+        """What the next update's loss is multiplied by, as a metric; empty where the model does not compute in float16."""
+        return {} if self.optimizer.scale is None else {"loss_scale": self.optimizer.scale.value}
 
     def state(self) -> dict[str, Any]:
         """Everything that training changes: the weights, or the adapters, and the optimizer's state."""
@@ -250,7 +260,7 @@ class Learner:
         )
         per_token, metrics = self.loss(inputs)
         loss = masked_normalize(per_token * (mask * (batch.weights * importance)), mask)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.backward(loss)
         ratio, weighted = micro.flat(inputs.ratio.detach()), micro.flat(importance)
         old, engine = micro.flat(old), micro.flat(engine)
         totals["loss"] += loss.detach()

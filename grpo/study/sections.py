@@ -75,7 +75,7 @@ class EngineSettings(Section):
 
     name: Literal["transformers", "vllm"]
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_batch_size: PositiveInt = 1024
     sleep_level: Literal[0, 2] = 0  # 2: vLLM gives its memory back while a learner on the same GPU trains
 
@@ -88,7 +88,7 @@ class LearnerSettings(Section):
     """
 
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_tokens_per_microbatch: PositiveInt | None = None
     gradient_checkpointing: bool = False
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"

@@ -326,9 +326,9 @@ def _trains_all(study: Study) -> bool:
 
 
 def _tokens(study: Study) -> int:
-    """Of the largest microbatch: packed rows, or padded ones of so many responses."""
+    """Of the largest microbatch, padding included: the budget, which one sequence alone may exceed, or so many responses."""
     budget = study.learner.max_tokens_per_microbatch
-    return budget or max(config.micro_train_batch_size * longest(config) for config in configs(study))
+    return max([budget or 0, *(longest(c) * (1 if budget else c.micro_train_batch_size) for c in configs(study))])
 
 
 def _activations_gib(study: Study, shape: Shape) -> float:

@@ -23,7 +23,14 @@ from grpo.learner.batch import TrainBatch, old_log_probs
 from grpo.learner.kl import estimate_kl
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
-from grpo.learner.microbatches import Ids, Microbatch, packed_microbatches, padded_microbatches
+from grpo.learner.microbatches import (
+    Ids,
+    Microbatch,
+    neighbours,
+    of_like_length,
+    packed_microbatches,
+    padded_microbatches,
+)
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.learner.optimizer import Optimizer
 from grpo.models.lora import adapter_weights, without_adapters
@@ -56,8 +63,10 @@ class Learner:
 
     Args:
         model: as :func:`grpo.models.checkpoint.load_model` gives it; with ``config.lora`` it has its adapters.
-        max_tokens_per_microbatch: budget of a packed row; None computes padded microbatches of
-            ``config.micro_train_batch_size`` responses, and so does any model in which prompts cannot be shared.
+        max_tokens_per_microbatch: budget of a microbatch, padding included; None computes padded microbatches of
+            ``config.micro_train_batch_size`` responses.
+        packing: within the budget compute packed rows; else, and for any model in which prompts cannot be shared, padded
+            microbatches.
         optimizer: see :class:`grpo.learner.optimizer.Optimizer`.
         offload_reference: keep the starting weights in the CPU's memory while they are not needed.
         world: the processes that share the work; each has a learner of the same model and arguments, and calls its methods
@@ -73,12 +82,14 @@ class Learner:
         optimizer: str = "adamw",
         offload_reference: bool = False,
         world: World = ALONE,
+        packing: bool = True,
     ):
         # Training mode, because gradient checkpointing does nothing without it; the models trained here have no dropout.
         self.model = model.train()
         self.config = config
         self.pad_token_id = pad_token_id
-        self.max_tokens = None if traits_of(model).copied_because else max_tokens_per_microbatch
+        self.max_tokens = max_tokens_per_microbatch
+        self.packs = packing and self.max_tokens is not None and not traits_of(model).copied_because
         self.measures_kl = isinstance(config, GrpoConfig) and config.measure_kl
         wanted = self.measures_kl and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
@@ -305,10 +316,14 @@ class Learner:
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
         """This process's share of the batch."""
         temperature = self.config.sampling_temperature if temperature is None else temperature
-        if self.max_tokens is not None:
-            return packed_microbatches(model, prompts, responses, self.max_tokens, temperature, self.world.share)
-        size = self.config.micro_train_batch_size
-        return padded_microbatches(model, prompts, responses, size, self.pad_token_id, temperature, self.world.share)
+        budget, share = self.max_tokens, self.world.share
+        if budget is None:
+            parts = neighbours(len(prompts), self.config.micro_train_batch_size)
+        elif self.packs:
+            return packed_microbatches(model, prompts, responses, budget, temperature, share)
+        else:
+            parts = of_like_length(prompts, responses, budget)
+        return padded_microbatches(model, prompts, responses, parts[share], self.pad_token_id, temperature)
 
 
 def token_ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

@@ -20,6 +20,7 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner import chunked
 from grpo.learner.chunked import chunked_log_probs
 from grpo.learner.learner import Learner
+from grpo.learner.microbatches import neighbours, of_like_length
 from grpo.learner.packing import fill_rows, pack
 from grpo.study.methods import GrpoConfig
 
@@ -41,7 +42,7 @@ def rollouts_of(lengths: list[list[int]], prompts: list[int], vocabulary: int, s
 
 
 def gradient(
-    model: Any, rollouts: list[Rollout], budget: int | None, off_policy: bool = True, **changes: Any
+    model: Any, rollouts: list[Rollout], budget: int | None, off_policy: bool = True, packing: bool = True, **changes: Any
 ) -> tuple[Tensor, dict[str, float]]:
     """All gradients of one update in one vector, and the update's metrics."""
     values = {
@@ -56,7 +57,7 @@ def gradient(
     }
     # group_size plays no part in an update; the checks of a configuration only allow 1 without a baseline.
     config = GrpoConfig(**values).model_copy(update=changes)
-    learner = Learner(copy.deepcopy(model), config, 0, budget)
+    learner = Learner(copy.deepcopy(model), config, 0, budget, packing=packing)
     generator = torch.Generator().manual_seed(1)
     rewards, advantages = torch.rand(len(rollouts), generator=generator), torch.randn(len(rollouts), generator=generator)
     old = None
@@ -85,6 +86,21 @@ def test_gradients_equal_the_padded_ones(fresh_model: Any, loss: str, normalizat
     expected = gradient(fresh_model, rollouts, None, **settings)
     for budget in BUDGETS:
         assert_equal_gradients(gradient(fresh_model, rollouts, budget, **settings), expected)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("loss", ["grpo_clip", "no_baseline"])
+def test_gradients_of_padded_microbatches_by_a_budget_equal_those_of_a_fixed_size(
+    fresh_model: Any, loss: str, normalization: str
+) -> None:
+    """An empty response too; with budgets of one response at a time, of some, and of all."""
+    rollouts = rollouts_of([*LENGTHS[:3], [3, 0, 6, 2]], PROMPTS, fresh_model.config.vocab_size)
+    settings = {"loss_type": loss, "length_normalization": normalization, "gradient_accumulation_steps": 4}
+    expected = gradient(fresh_model, rollouts, None, **settings)
+    for budget in BUDGETS:
+        found = gradient(fresh_model, rollouts, budget, packing=False, **settings)
+        assert_equal_gradients(found, expected)
+        assert (found[0] - expected[0]).norm() / expected[0].norm() < 3e-6  # sums in another order
 
 
 def test_microbatch_longest_goes_by_the_microbatches_and_not_by_the_rows(fresh_model: Any) -> None:
@@ -220,6 +236,26 @@ def test_every_response_stands_in_one_row_and_rows_keep_to_the_budget(lengths: l
         packed = pack(row, prompts, responses)
         assert packed.input_ids.shape[1] == sum(s.tokens for s in row)  # no padding
     assert [row[0].tokens for row in rows] == sorted((row[0].tokens for row in rows), reverse=True)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=20),
+    budget=st.integers(1, 80),
+)
+def test_every_response_is_padded_once_and_microbatches_keep_to_the_budget(sizes: list[tuple[int, int]], budget: int) -> None:
+    prompts, responses = [(1,) * p for p, _ in sizes], [(2,) * n for _, n in sizes]
+    parts = of_like_length(prompts, responses, budget)
+    assert sorted(i for part in parts for i in part) == [i for i, (_, n) in enumerate(sizes) if n]
+    inputs = [[sum(sizes[i]) - 1 for i in part] for part in parts]
+    assert all(len(part) * max(part) <= budget or len(part) == 1 for part in inputs)
+    assert (flat := [n for part in inputs for n in part]) == sorted(flat, reverse=True)
+    assert all((len(part) + 1) * max(part) > budget for part in inputs[:-1])  # no room is left
+
+
+def test_microbatches_by_hand() -> None:
+    prompts, responses = [(1,) * 4] * 6, [(2,) * n for n in (3, 9, 1, 0, 4, 3)]
+    assert of_like_length(prompts, responses, 15) == [[1], [4, 0], [5, 2]]  # of 12, 7 and 6, 6 and 4 tokens
+    assert neighbours(5, 2) == [[0, 1], [2, 3], [4]]
 
 
 def test_a_row_by_hand() -> None:

@@ -20,7 +20,6 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner import chunked
 from grpo.learner.chunked import chunked_log_probs
 from grpo.learner.learner import Learner
-from grpo.learner.microbatches import neighbours, of_like_length
 from grpo.learner.packing import fill_rows, pack
 from grpo.study.methods import GrpoConfig
 
@@ -236,26 +235,6 @@ def test_every_response_stands_in_one_row_and_rows_keep_to_the_budget(lengths: l
         packed = pack(row, prompts, responses)
         assert packed.input_ids.shape[1] == sum(s.tokens for s in row)  # no padding
     assert [row[0].tokens for row in rows] == sorted((row[0].tokens for row in rows), reverse=True)
-
-
-@given(
-    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=20),
-    budget=st.integers(1, 80),
-)
-def test_every_response_is_padded_once_and_microbatches_keep_to_the_budget(sizes: list[tuple[int, int]], budget: int) -> None:
-    prompts, responses = [(1,) * p for p, _ in sizes], [(2,) * n for _, n in sizes]
-    parts = of_like_length(prompts, responses, budget)
-    assert sorted(i for part in parts for i in part) == [i for i, (_, n) in enumerate(sizes) if n]
-    inputs = [[sum(sizes[i]) - 1 for i in part] for part in parts]
-    assert all(len(part) * max(part) <= budget or len(part) == 1 for part in inputs)
-    assert (flat := [n for part in inputs for n in part]) == sorted(flat, reverse=True)
-    assert all((len(part) + 1) * max(part) > budget for part in inputs[:-1])  # no room is left
-
-
-def test_microbatches_by_hand() -> None:
-    prompts, responses = [(1,) * 4] * 6, [(2,) * n for n in (3, 9, 1, 0, 4, 3)]
-    assert of_like_length(prompts, responses, 15) == [[1], [4, 0], [5, 2]]  # of 12, 7 and 6, 6 and 4 tokens
-    assert neighbours(5, 2) == [[0, 1], [2, 3], [4]]
 
 
 def test_a_row_by_hand() -> None:

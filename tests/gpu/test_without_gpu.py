@@ -168,4 +168,4 @@ def test_vllm_in_float16() -> None:
     found = rows("vllm_float16")
     assert set(found) == {"start", "weights", "mismatch"}
     assert not [row for row in found.values() if "failed" in row], found
-    assert 1e-7 < found["mismatch"]["mean"] < 1e-3
+    assert 0 < found["mismatch"]["mean"] < 5e-3  # of which 2e-3 is the end of text, one of 512 tokens, that may not come yet

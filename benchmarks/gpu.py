@@ -41,7 +41,13 @@ from torch import Tensor  # noqa: E402
 from grpo.common.files import write_json  # noqa: E402
 from grpo.common.memory import peak_mb, reset_peak  # noqa: E402
 from grpo.common.records import Completion, Problem, Rollout  # noqa: E402
-from grpo.learner.microbatches import Microbatch, packed_microbatches, padded_microbatches  # noqa: E402
+from grpo.learner.microbatches import (  # noqa: E402
+    Microbatch,
+    neighbours,
+    of_like_length,
+    packed_microbatches,
+    padded_microbatches,
+)
 from grpo.learner.optimizer import Optimizer  # noqa: E402
 from grpo.models.packed_attention import Layout  # noqa: E402
 
@@ -192,25 +198,43 @@ def make_model(scale: Scale, device: str, dtype: torch.dtype = torch.bfloat16, o
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=SHARED_PROMPT).train()
 
 
-def microbatches(model: Any, batch: Sequence[Rollout], budget: int | None, padded: int) -> Iterator[Microbatch]:
-    """Packed rows of ``budget`` tokens, or where that is None ``padded`` responses at a time."""
+def make_optimizer(model: Any, name: str = "adamw") -> Optimizer:
+    """In float16 with a scale of the loss at which these random models' gradients are numbers from the first step on."""
+    made = Optimizer(model, 1e-6, name)
+    if made.scale is not None:
+        made.scale.value = 2.0**10
+    return made
+
+
+def microbatches(
+    model: Any, batch: Sequence[Rollout], budget: int | None, padded: int, packing: bool = True
+) -> Iterator[Microbatch]:
+    """Packed rows of ``budget`` tokens, or padded microbatches by it, or where it is None ``padded`` responses at a time."""
     prompts, responses = [r.prompt_ids for r in batch], [r.completion.token_ids for r in batch]
-    if budget is not None:
+    if budget is not None and packing:
         return packed_microbatches(model, prompts, responses, budget)
-    return padded_microbatches(model, prompts, responses, padded, 0)
+    parts = neighbours(len(batch), padded) if budget is None else of_like_length(prompts, responses, budget)
+    return padded_microbatches(model, prompts, responses, parts, 0)
 
 
-def backward(model: Any, batch: Sequence[Rollout], budget: int | None, padded: int) -> int:
+def backward(
+    model: Any,
+    optimizer: Optimizer,
+    batch: Sequence[Rollout],
+    budget: int | None,
+    padded: int,
+    packing: bool = True,
+) -> int:
     """Add the gradient of :func:`plain_loss`'s sum over the batch, by the learner's microbatches; how many these were.
 
     This is the learner's work (:class:`grpo.learner.learner.Learner`) without its bookkeeping, and needs no pydantic.
     """
     count = 0
-    for micro in microbatches(model, batch, budget, padded):
+    for micro in microbatches(model, batch, budget, padded, packing):
         advantages = torch.tensor([batch[i].advantage for i in micro.members], device=micro.mask.device)
         lengths = torch.tensor([len(batch[i].completion.token_ids) for i in micro.members], device=micro.mask.device)
         weights = (advantages / lengths / len(batch))[:, None]
-        torch.where(micro.mask, -weights * micro.log_probs, 0.0).sum().backward()
+        optimizer.backward(torch.where(micro.mask, -weights * micro.log_probs, 0.0).sum())
         count += 1
     return count
 
@@ -315,42 +339,44 @@ def gradients(setting: Setting) -> Rows:
     scale, device = setting.scale, setting.device
     batch = scale.gradients.made(scale.shape["vocab_size"])
 
-    def gradient(model: Any, compute: Callable[[], Any]) -> list[Tensor]:
+    def gradient(model: Any, compute: Callable[[Any, Optimizer], Any]) -> list[Tensor]:
         """Of all weights, in float32."""
-        optimizer = Optimizer(model, 0.0)
-        compute()
+        optimizer = make_optimizer(model)
+        compute(model, optimizer)
+        optimizer.clip(float("inf"))  # divides by the scale, where there is one
         return optimizer.gradients()
 
-    def plain(model: Any) -> None:
+    def packed(model: Any, optimizer: Optimizer) -> None:
+        backward(model, optimizer, batch, scale.budget, scale.padded)
+
+    def padded(model: Any, optimizer: Optimizer) -> None:
+        backward(model, optimizer, batch, None, scale.padded)
+
+    def plain(model: Any, optimizer: Optimizer) -> None:
         model.set_attn_implementation("sdpa")
         for rollout in batch:
-            (plain_loss(model, rollout) / len(batch)).backward()
+            optimizer.backward(plain_loss(model, rollout) / len(batch))
 
     def measure(dtype: torch.dtype) -> Row:
         made = lambda: make_model(scale, device, torch.bfloat16).to(dtype)  # noqa: E731 - the same rounded weights in both
-        model = made()
-        packed = gradient(model, lambda: backward(model, batch, scale.budget, scale.padded))
-        model = made()
-        padded = gradient(model, lambda: backward(model, batch, None, scale.padded))
-        model = made()
-        truth = gradient(model, lambda: plain(model))
+        in_rows, in_columns, truth = (gradient(made(), way) for way in (packed, padded, plain))
         row = {
-            "packed_against_padded": relative_difference(packed, padded),
-            "packed_against_plain": relative_difference(packed, truth),
-            "padded_against_plain": relative_difference(padded, truth),
+            "packed_against_padded": relative_difference(in_rows, in_columns),
+            "packed_against_plain": relative_difference(in_rows, truth),
+            "padded_against_plain": relative_difference(in_columns, truth),
         }
         if dtype != torch.float32:
-            model = made().float()
-            exact = gradient(model, lambda: plain(model))
+            exact = gradient(made().float(), plain)
             row |= {
-                "packed_against_float32": relative_difference(packed, exact),
-                "padded_against_float32": relative_difference(padded, exact),
+                "packed_against_float32": relative_difference(in_rows, exact),
+                "padded_against_float32": relative_difference(in_columns, exact),
                 "plain_against_float32": relative_difference(truth, exact),
             }
         return row
 
     yield "float32", "each at most 1e-4", lambda: measure(torch.float32)
     yield "bfloat16", "packed against padded at most 2e-2", lambda: measure(torch.bfloat16)
+    yield "float16", "packed against padded at most 5e-3", lambda: measure(torch.float16)
 
 
 def throughput(setting: Setting) -> Rows:
@@ -372,6 +398,8 @@ def throughput(setting: Setting) -> Rows:
         compiled: bool = False,
         own: bool = False,
         flex: bool = False,
+        packing: bool = True,
+        dtype: torch.dtype = dtype,
     ) -> Row:
         if optimizer == "adamw_8bit":
             require("bitsandbytes")
@@ -382,12 +410,14 @@ def throughput(setting: Setting) -> Rows:
             from grpo.models.checkpoint import compile_layers
 
             compile_layers(model)
-        taking_steps = Optimizer(model, 1e-6, optimizer)
+        taking_steps = make_optimizer(model, optimizer)
         batch = scale.update.made(model.config.vocab_size)
+        skipped = 0
 
         def update() -> None:
-            backward(model, batch, budget, scale.padded)
-            taking_steps.step(1.0)
+            nonlocal skipped
+            backward(model, taking_steps, batch, budget, scale.padded, packing)
+            skipped += not taking_steps.step(1.0)[1]
 
         with patch.object(Layout, "on", lambda layout, device, _: layout.block_mask(device)) if flex else nullcontext():
             seconds = median_seconds(setting, update, before=lambda: reset_peak(device))
@@ -398,6 +428,7 @@ def throughput(setting: Setting) -> Rows:
             "share_of_peak": needed_flops(model, batch, scale.update.group) / seconds / peak[0],
             "peak_mb": peak_mb(device),
             "tokens": tokens,
+            "updates_skipped": skipped,  # of those that were timed or warmed up: none, or AdamW is not in the time
         }
 
     yield "matrix products", "", matrix_products
@@ -408,7 +439,9 @@ def throughput(setting: Setting) -> Rows:
     yield "packed, checkpointed", "", lambda: measure(checkpointed=True)
     yield "packed, 8-bit moments", "", lambda: measure(optimizer="adamw_8bit")
     yield "packed, own model", "", lambda: measure(own=True)
+    yield "packed, float16", "", lambda: measure(dtype=torch.float16)
     yield "padded", "", lambda: measure(None)
+    yield "padded, to the budget", "", lambda: measure(packing=False)
     yield "packed, compiled layers", "", lambda: measure(compiled=True)
 
 
@@ -447,11 +480,11 @@ def profile(setting: Setting) -> Rows:
 
     def alone(budget: int | None) -> Row:
         model = make_model(scale, device, dtype)
-        optimizer = Optimizer(model, 1e-6)
-        count = backward(model, batch, budget, scale.padded)
+        optimizer = make_optimizer(model)
+        count = backward(model, optimizer, batch, budget, scale.padded)
 
         def update() -> None:
-            backward(model, batch, budget, scale.padded)
+            backward(model, optimizer, batch, budget, scale.padded)
             optimizer.step(1.0)
 
         return counted(update, count)
@@ -497,12 +530,13 @@ def recompiles(setting: Setting) -> Rows:
             from grpo.models.checkpoint import compile_layers
 
             compile_layers(model)
+        unused = make_optimizer(model)
         seconds, graphs = [], []
         for seed in range(6):
             size = scale.profile
             batch = Batch(size.prompts, size.group, size.prompt_tokens + seed, size.response_tokens - seed)
             made = batch.made(scale.shape["vocab_size"], seed)
-            seconds.append(seconds_of(device, lambda made=made: backward(model, made, scale.budget, scale.padded)))
+            seconds.append(seconds_of(device, lambda made=made: backward(model, unused, made, scale.budget, scale.padded)))
             graphs.append(counters["stats"]["unique_graphs"])
         return {
             "graphs_at_first": graphs[0],
@@ -626,15 +660,19 @@ def study(setting: Setting) -> Rows:
         yield "padded", "resumed, and .5 more reward at the end", lambda: measure("padded")
 
 
-def vllm(setting: Setting) -> Rows:
-    """Sampling with vLLM: start, speed, seeds, the policy's weights, sleep, and how far it is from the learner."""
+def vllm(setting: Setting, dtype: torch.dtype | None = None) -> Rows:
+    """Sampling with vLLM: start, speed, seeds, the policy's weights, sleep, and how far it is from the learner.
+
+    Args:
+        dtype: of engine and learner; where it is named, only what depends on it is measured.
+    """
     require("vllm", "tokenizers")
     from grpo.models.checkpoint import save_checkpoint
     from grpo.rollout.engine import SamplingParams
     from grpo.rollout.vllm_engine import VllmEngine
 
     scale, device = setting.scale, setting.device
-    dtype = torch.bfloat16 if setting.on_gpu else torch.float32
+    named, dtype = dtype is not None, dtype or (torch.bfloat16 if setting.on_gpu else torch.float32)
     model = make_model(scale, device, dtype)
     prompts_of, n, tokens = scale.sampled
     prompts = [r.prompt_ids for r in Batch(prompts_of, 1, scale.update.prompt_tokens, 1).made(model.config.vocab_size)]
@@ -700,11 +738,18 @@ def vllm(setting: Setting) -> Rows:
             return {"growth_mb": used[-1] - used[1], "asleep_mb": used[-1], "seconds_median": statistics.median(times)}
 
         yield "start", "", engine_start
-        yield "sampling", "", speed
-        yield "seeds", "same 1, other 0", seeds
+        if not named:
+            yield "sampling", "", speed
+            yield "seeds", "same 1, other 0", seeds
         yield "weights", "equal checksums", weights
         yield "mismatch", "", mismatch
-        yield "ten sleeps", "no growth", cycles
+        if not named:
+            yield "ten sleeps", "no growth", cycles
+
+
+def vllm_float16(setting: Setting) -> Rows:
+    """vLLM and learner in float16: the policy's weights, and how far the two are apart."""
+    return vllm(setting, torch.float16)
 
 
 def make_tokenizer(size: int) -> Any:
@@ -732,16 +777,18 @@ PARTS: dict[str, Callable[[Setting], Rows]] = {
     "state": state,
     "study": study,
     "vllm": vllm,
+    "vllm_float16": vllm_float16,
 }
-LIMIT_S = {  # 25 minutes together
+LIMIT_S = {  # 28 minutes together
     "gradients": 120,
-    "throughput": 330,
+    "throughput": 390,
     "profile": 120,
     "recompiles": 120,
     "optimizer": 60,
     "state": 180,
     "study": 300,
     "vllm": 270,
+    "vllm_float16": 120,
 }
 
 
@@ -803,7 +850,7 @@ def line(part: str, name: str, goal: str, row: Row) -> str:
     """A row of the table."""
     shown = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()]
     text = next((f"{key}: {row[key]}" for key in ("skipped", "failed") if key in row), ", ".join(shown))
-    return f"{part:11}{name:28}{text}{f'   (goal: {goal})' if goal and 'skipped' not in row else ''}"
+    return f"{part:13}{name:28}{text}{f'   (goal: {goal})' if goal and 'skipped' not in row else ''}"
 
 
 def main() -> int:
@@ -826,7 +873,7 @@ def main() -> int:
         return max([in_a_process(name) for name in names])
     setting = Setting(options.device, TINY if options.tiny else FULL, options.repeats)
     if not setting.on_gpu:
-        print(f"{names[0]:11}on a CPU: the code is tried, and nothing of a GPU is measured")
+        print(f"{names[0]:13}on a CPU: the code is tried, and nothing of a GPU is measured")
     out = options.out or (ROOT / "benchmarks/results/gpu.json" if setting.on_gpu and not options.tiny else None)
     rows: dict[str, Row] = {}
     for name, goal, row in measured(PARTS[names[0]], setting):

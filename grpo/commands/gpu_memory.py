@@ -2,12 +2,12 @@
 
 Arithmetic from the model's shape and the study's settings; nothing is measured. N is the number of parameters, V the size of
 the vocabulary, d the width, L the layers, f the width of the feed-forward part, a and k those of all query and all key heads
-together; b is 2 bytes in bfloat16 and 4 in float32.
+together; b is 2 bytes in bfloat16 and float16 and 4 in float32.
 
 Held by the learner (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`grpo.learner.optimizer`):
 
 - weights                bN
-- float32 copy           4N where the model computes in bfloat16, else 0
+- float32 copy           4N where the model computes in half precision, else 0
 - moments                8N (AdamW), or 2N (1 + 4/256) with 8 bits: a byte each, and a float32 scale for each block of 256
                          (bitsandbytes, arXiv 2110.02861, Section 2.1)
 - starting weights       bN, where an arm sets ``measure_kl``; on the GPU only while they are used with ``offload_reference``
@@ -25,7 +25,7 @@ and for a while:
                          scores of attention are kept (flash attention, arXiv 2205.14135). Where queries and keys are
                          normalised (Qwen3), (4 + b)(a + k) more. With ``gradient_checkpointing`` each layer's input, b T L d,
                          and all of this for one layer only (arXiv 1604.06174).
-- logits                 10 V for each token of a chunk: in bfloat16, in float32, and their exponentials
+- logits                 10 V for each token of a chunk: in half precision, in float32, and their exponentials
                          (:mod:`grpo.learner.chunked`)
 - gradient of the output (4 + b) V d: the output layer's, in float32 and in the model's precision
 
@@ -51,7 +51,7 @@ from grpo.study.sections import MAIN, HubModel, LocalModel
 
 STATES_ON_DISK = 3  # of a run in progress: the two that are kept, and the next while it is written
 GIB = 2**30
-BYTES = {"float32": 4, "bfloat16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Assumed, not computed: the tokens of the r1_zero prompt with a question; what CUDA's context, cuBLAS's work space, a sleeping
 # engine's graphs and the allocator's gaps take; and what vLLM takes off its share before keys and values.
 PROMPT_TOKENS = 200
@@ -326,9 +326,9 @@ def _trains_all(study: Study) -> bool:
 
 
 def _tokens(study: Study) -> int:
-    """Of the largest microbatch: packed rows, or padded ones of so many responses."""
+    """Of the largest microbatch, padding included: the budget, which one sequence alone may exceed, or so many responses."""
     budget = study.learner.max_tokens_per_microbatch
-    return budget or max(config.micro_train_batch_size * longest(config) for config in configs(study))
+    return max([budget or 0, *(longest(c) * (1 if budget else c.micro_train_batch_size) for c in configs(study))])
 
 
 def _activations_gib(study: Study, shape: Shape) -> float:

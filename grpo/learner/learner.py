@@ -23,7 +23,14 @@ from grpo.learner.batch import TrainBatch, old_log_probs
 from grpo.learner.kl import estimate_kl
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
-from grpo.learner.microbatches import Ids, Microbatch, packed_microbatches, padded_microbatches
+from grpo.learner.microbatches import (
+    Ids,
+    Microbatch,
+    neighbours,
+    of_like_length,
+    packed_microbatches,
+    padded_microbatches,
+)
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.learner.optimizer import Optimizer
 from grpo.models.lora import adapter_weights, without_adapters
@@ -43,6 +50,7 @@ _MEANS = (  # over a train batch's response tokens
 # What is in history.csv anyway, whatever the loss.
 _COLUMNS = {
     *("step", "update", "loss", "gradient_norm", "ratio_min", "ratio_max", "mismatch_max", "skipped_update", "learning_rate"),
+    "loss_scale",
     *_MEANS,
 }
 
@@ -55,8 +63,10 @@ class Learner:
 
     Args:
         model: as :func:`grpo.models.checkpoint.load_model` gives it; with ``config.lora`` it has its adapters.
-        max_tokens_per_microbatch: budget of a packed row; None computes padded microbatches of
-            ``config.micro_train_batch_size`` responses, and so does any model in which prompts cannot be shared.
+        max_tokens_per_microbatch: budget of a microbatch, padding included; None computes padded microbatches of
+            ``config.micro_train_batch_size`` responses.
+        packing: within the budget compute packed rows; else, and for any model in which prompts cannot be shared, padded
+            microbatches.
         optimizer: see :class:`grpo.learner.optimizer.Optimizer`.
         offload_reference: keep the starting weights in the CPU's memory while they are not needed.
         world: the processes that share the work; each has a learner of the same model and arguments, and calls its methods
@@ -72,12 +82,14 @@ class Learner:
         optimizer: str = "adamw",
         offload_reference: bool = False,
         world: World = ALONE,
+        packing: bool = True,
     ):
         # Training mode, because gradient checkpointing does nothing without it; the models trained here have no dropout.
         self.model = model.train()
         self.config = config
         self.pad_token_id = pad_token_id
-        self.max_tokens = None if traits_of(model).copied_because else max_tokens_per_microbatch
+        self.max_tokens = max_tokens_per_microbatch
+        self.packs = packing and self.max_tokens is not None and not traits_of(model).copied_because
         self.measures_kl = isinstance(config, GrpoConfig) and config.measure_kl
         wanted = self.measures_kl and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
@@ -121,9 +133,10 @@ class Learner:
             clipped tokens, and mean, smallest and largest ratio pi / pi_old; between the engine's and the learner's
             log-probabilities under the sampling weights mean and largest absolute difference, share of tokens above
             :data:`grpo.learner.mismatch.NOTICEABLE`, and the sampled KL; with ``importance_cap`` the mean weight and the
-            share of tokens at the cap; ``skipped_update`` (1 or 0); means of what the loss measures itself.
+            share of tokens at the cap; ``skipped_update`` (1 or 0); means of what the loss measures itself; the
+            :meth:`loss_scale`.
         """
-        config = self._grpo
+        config, loss_scale = self._grpo, self.loss_scale()
         prompts, responses = token_ids(rollouts)
         weights = response_weights(
             torch.tensor([len(ids) for ids in responses]),
@@ -150,6 +163,7 @@ class Learner:
             "skipped_update": 0.0 if taken else 1.0,
             "learning_rate": self.optimizer.learning_rate,
             **{name: sums[name] / max(1.0, sums["tokens"]) for name in self.own_metrics},
+            **loss_scale,
         }
 
     def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
@@ -161,14 +175,16 @@ class Learner:
             normalize_constant: divides each response's sum.
 
         Returns:
-            loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token.
+            loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token; the
+            :meth:`loss_scale`.
         """
+        loss_scale = self.loss_scale()
         totals = self._zeros("loss", "tokens", "token_entropy", "mean_nll")
         for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
             mask = micro.mask
             weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
             loss = negative_log_likelihood(micro.log_probs, mask, weights, normalize_constant)
-            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.backward(loss)
             totals["loss"] += loss.detach()
             totals["tokens"] += len(micro.tokens)
             totals["token_entropy"] += micro.flat(micro.entropy).sum()
@@ -182,7 +198,12 @@ class Learner:
             "mean_nll": sums["mean_nll"] / tokens,
             "skipped_update": 0.0 if taken else 1.0,
             "learning_rate": self.optimizer.learning_rate,
+            **loss_scale,
         }
+
+    def loss_scale(self) -> dict[str, float]:
+        """What the next update's loss is multiplied by, as a metric; empty where the model does not compute in float16."""
+        return {} if self.optimizer.scale is None else {"loss_scale": self.optimizer.scale.value}
 
     def state(self) -> dict[str, Any]:
         """Everything that training changes: the weights, or the adapters, and the optimizer's state."""
@@ -250,7 +271,7 @@ class Learner:
         )
         per_token, metrics = self.loss(inputs)
         loss = masked_normalize(per_token * (mask * (batch.weights * importance)), mask)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.backward(loss)
         ratio, weighted = micro.flat(inputs.ratio.detach()), micro.flat(importance)
         old, engine = micro.flat(old), micro.flat(engine)
         totals["loss"] += loss.detach()
@@ -295,10 +316,14 @@ class Learner:
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
         """This process's share of the batch."""
         temperature = self.config.sampling_temperature if temperature is None else temperature
-        if self.max_tokens is not None:
-            return packed_microbatches(model, prompts, responses, self.max_tokens, temperature, self.world.share)
-        size = self.config.micro_train_batch_size
-        return padded_microbatches(model, prompts, responses, size, self.pad_token_id, temperature, self.world.share)
+        budget, share = self.max_tokens, self.world.share
+        if budget is None:
+            parts = neighbours(len(prompts), self.config.micro_train_batch_size)
+        elif self.packs:
+            return packed_microbatches(model, prompts, responses, budget, temperature, share)
+        else:
+            parts = of_like_length(prompts, responses, budget)
+        return padded_microbatches(model, prompts, responses, parts[share], self.pad_token_id, temperature)
 
 
 def token_ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

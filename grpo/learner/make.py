@@ -22,8 +22,10 @@ def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, token
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     why = traits_of(model).copied_because
-    if why and settings.max_tokens_per_microbatch is not None and world.rank == 0:
-        print(f"learner: padded microbatches of {config.micro_train_batch_size} responses, not packed rows: {why}", flush=True)
+    if why and settings.packing and settings.max_tokens_per_microbatch is not None and world.rank == 0:
+        print(
+            f"learner: padded microbatches of {settings.max_tokens_per_microbatch} tokens, not packed rows: {why}", flush=True
+        )
     if settings.compile:
         compile_layers(model)
     return Learner(
@@ -34,4 +36,5 @@ def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, token
         settings.optimizer,
         settings.offload_reference,
         world,
+        settings.packing,
     )

@@ -64,17 +64,41 @@ def packed_microbatches(
 
 
 def padded_microbatches(
-    model: Any, prompts: Ids, responses: Ids, size: int, pad_token_id: int, temperature: float = 1.0, share: slice = slice(None)
+    model: Any, prompts: Ids, responses: Ids, parts: Sequence[list[int]], pad_token_id: int, temperature: float = 1.0
 ) -> Iterator[Microbatch]:
-    """The reference: ``size`` neighbouring responses at a time, with a copy of the prompt each, padded to the longest."""
-    for start in range(0, len(prompts), size)[share]:
-        members = list(range(start, min(start + size, len(prompts))))
+    """The reference: some responses at a time, with a copy of the prompt each, padded to the longest.
+
+    Args:
+        parts: the positions in the batch that go together, of :func:`neighbours` or :func:`of_like_length`.
+    """
+    for members in parts:
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
         width, lengths = tensors["labels"].shape[1], [len(responses[i]) for i in members]
         source = _ranges([row * width + len(prompts[i]) - 1 for row, i in enumerate(members)], lengths)
         # Padding stands on the right, where causal attention hides it from every real token: no attention mask is needed.
         inputs = {"input_ids": send(tensors["input_ids"], model.device)}
         yield _predicted(model, inputs, source, tensors["labels"].take(source), members, lengths, temperature)
+
+
+def neighbours(count: int, size: int) -> list[list[int]]:
+    """The positions in a batch of ``count`` responses, ``size`` at a time."""
+    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+
+
+def of_like_length(prompts: Ids, responses: Ids, max_tokens: int) -> list[list[int]]:
+    """The same by a budget: the longest first, and as many at a time as padded to the longest of them have so many tokens.
+
+    Neighbours by length need little padding. A response without tokens is left out; one that is longer than ``max_tokens`` with
+    its prompt stands alone.
+    """
+    lengths = {i: len(prompts[i]) + len(response) - 1 for i, response in enumerate(responses) if len(response)}
+    waiting = sorted(lengths, key=lambda i: -lengths[i])
+    parts = []
+    while waiting:
+        count = max(1, max_tokens // lengths[waiting[0]])
+        parts.append(waiting[:count])
+        waiting = waiting[count:]
+    return parts
 
 
 def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:

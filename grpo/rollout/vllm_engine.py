@@ -124,7 +124,8 @@ class VllmEngine:
 
     def _completion(self, output: Any) -> Completion:
         ids = tuple(output.token_ids)
-        log_probs = tuple(at[token].logprob for token, at in zip(ids, output.logprobs, strict=True))
+        flat = output.logprobs  # at each position the sampled token stands first
+        log_probs = tuple(flat.logprobs[start] for start in flat.start_indices)
         return Completion(ids, output.text, log_probs, output.finish_reason, self.policy_version)
 
     def _put_weights(self) -> None:
@@ -170,6 +171,7 @@ def request_settings(params: SamplingParams, n: int, seed: int, device: str, pro
         "stop": list(params.stop),
         "include_stop_str_in_output": True,
         "logprobs": 0,  # of the sampled token only
+        "flat_logprobs": True,  # in a few lists, and not a dictionary and an object for each token
     }
     if device == "cpu":
         return [shared] * prompts

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from grpo.study.methods import Section, Share
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces
@@ -96,7 +104,7 @@ class EngineSettings(Section):
 
     name: Literal["transformers", "vllm"]
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_batch_size: PositiveInt = 1024
     sleep_level: Literal[0, 2] = 0  # 2: vLLM gives its memory back while a learner on the same GPU trains
 
@@ -104,19 +112,28 @@ class EngineSettings(Section):
 class LearnerSettings(Section):
     """Where gradients are computed, how a batch is cut, and what is done for speed and memory. All give the same gradient.
 
-    With a budget of tokens, responses to a prompt share one copy of it in packed rows without padding; with null,
-    microbatches are padded. Weights and gradients are kept in float32 whatever ``dtype`` the model computes in.
+    With a budget of tokens, responses to a prompt share one copy of it in packed rows without padding; or, without
+    ``packing``, as many of about one length go together as keep to the budget when they are padded. With null, microbatches
+    are padded and have ``train_batch_size / gradient_accumulation_steps`` responses. Weights and gradients are kept in float32
+    whatever ``dtype`` the model computes in.
     """
 
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_tokens_per_microbatch: PositiveInt | None = None
+    packing: bool = True
     gradient_checkpointing: bool = False
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     offload_reference: bool = False  # the starting weights of ``measure_kl`` wait in the CPU's memory
     compile: bool = False  # torch.compile: 10 to 15% faster on CPU, after 5 to 20 s of compiling
     # Train a run together, as torchrun starts them, each on its share of the questions: one GPU each, or cores of the CPU.
     processes: PositiveInt = 1
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_usual(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Packed rows are recorded as before there was a choice."""
+        values: dict[str, Any] = values_of(self)
+        return {key: value for key, value in values.items() if key != "packing" or not value}
 
     @model_validator(mode="after")
     def _one_gpu_each(self) -> LearnerSettings:

@@ -38,7 +38,8 @@ def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig]) -> None:
         with log.phase("evaluation"):
             over = ctx.validation(step, updates)
 
-        log.step(step, updates or [NOTHING_TO_LEARN], expert_metrics(rollouts, correct), response_tokens(rollouts))
+        learnt = updates or [NOTHING_TO_LEARN | ctx.learner.loss_scale()]
+        log.step(step, learnt, expert_metrics(rollouts, correct), response_tokens(rollouts))
         if over:
             break
         if ctx.saved.due(step):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -67,7 +68,9 @@ class Stopping:
     def count(self, updates: Sequence[dict[str, float]]) -> None:
         """Take note of a step's optimizer steps."""
         for update in updates:
-            self.skipped = self.skipped + 1 if update["skipped_update"] else 0
+            # In float16 a gradient that is too large only halves the loss scale; from 1 on it is as in any other precision.
+            scaled = update.get("loss_scale", 1.0) > 1.0 and math.isfinite(update["loss"])
+            self.skipped = self.skipped + 1 if update["skipped_update"] and not scaled else 0
             self.skipped_in_all += int(update["skipped_update"])
 
     def must_end(self, step: int, config: TrainingConfig, rules: Divergence | None, log: RunLog) -> bool:

@@ -43,6 +43,7 @@ def test_packed_padded_and_plain_gradients_are_as_near_as_the_precision_allows()
     found = rows("gradients")
     assert max(numbers(found["float32"]).values()) < 1e-4
     assert numbers(found["bfloat16"])["packed_against_padded"] < 2e-2
+    assert numbers(found["float16"])["packed_against_padded"] < 5e-3
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -94,3 +95,9 @@ def test_vllm_holds_the_policys_weights_samples_by_seed_and_gives_memory_back() 
     assert found["weights"]["equal"]
     assert found["mismatch"]["mean"] < 0.05 and not math.isnan(found["mismatch"]["max"])
     assert found["ten sleeps"]["growth_mb"] < 64
+
+
+def test_vllm_is_nearer_to_the_learner_in_float16_than_a_tenth_of_what_is_noticed() -> None:
+    found = rows("vllm_float16", replace(SMALL, sampled=(4, 4, 32)))
+    assert numbers(found["weights"])["equal"]
+    assert numbers(found["mismatch"])["mean"] < 0.01

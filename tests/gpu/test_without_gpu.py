@@ -78,6 +78,7 @@ def test_packed_and_padded_gradients_are_those_of_a_plain_loss() -> None:
     found = rows("gradients")
     assert max(found["float32"].values()) < 1e-5
     assert 1e-4 < found["bfloat16"]["packed_against_padded"] < 2e-2  # it is rounded, and no copy of the other
+    assert 1e-5 < found["float16"]["packed_against_padded"] < 5e-3
 
 
 def test_on_a_bare_machine_it_skips_by_name_what_needs_more(tmp_path: Path) -> None:
@@ -160,3 +161,11 @@ def test_vllm_holds_the_policys_weights() -> None:
     }
     assert not [row for row in found.values() if "failed" in row], found
     assert found["weights"]["equal"]
+
+
+@pytest.mark.vllm
+def test_vllm_in_float16() -> None:
+    found = rows("vllm_float16")
+    assert set(found) == {"start", "weights", "mismatch"}
+    assert not [row for row in found.values() if "failed" in row], found
+    assert 0 < found["mismatch"]["mean"] < 5e-3  # of which 2e-3 is the end of text, one of 512 tokens, that may not come yet

@@ -254,9 +254,11 @@ def test_with_one_update_per_batch_the_gradient_is_that_of_reinforce_with_baseli
     assert found[0]["gradient_norm"] == pytest.approx(expected[0]["gradient_norm"], rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_learner_that_is_restored_goes_on_bit_for_bit(model: Any, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Two updates, saved as a run saves them, and a third: the moments count, and so do weights that bfloat16 rounds."""
+    """Two updates, saved as a run saves them, and a third: the moments count, so do weights that bfloat16 rounds, and float16's
+    scale, which the second update halves.
+    """
 
     def update(learner: Learner, seed: int) -> dict[str, float]:
         generator = torch.Generator().manual_seed(seed)
@@ -268,6 +270,7 @@ def test_a_learner_that_is_restored_goes_on_bit_for_bit(model: Any, dtype: torch
     with saved_every(1, tmp_path, {"learner": undisturbed}) as saved:
         saved.save(2)
     expected = update(undisturbed, 3)
+    assert expected["gradient_norm"] > 0 and expected.get("loss_scale", 2.0**15) == 2.0**15
     restored = Learner(fresh, config(), 0)
     saved_every(1, tmp_path, {"learner": restored}).restore()
     assert update(restored, 3) == expected

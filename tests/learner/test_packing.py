@@ -41,7 +41,7 @@ def rollouts_of(lengths: list[list[int]], prompts: list[int], vocabulary: int, s
 
 
 def gradient(
-    model: Any, rollouts: list[Rollout], budget: int | None, off_policy: bool = True, **changes: Any
+    model: Any, rollouts: list[Rollout], budget: int | None, off_policy: bool = True, packing: bool = True, **changes: Any
 ) -> tuple[Tensor, dict[str, float]]:
     """All gradients of one update in one vector, and the update's metrics."""
     values = {
@@ -56,7 +56,7 @@ def gradient(
     }
     # group_size plays no part in an update; the checks of a configuration only allow 1 without a baseline.
     config = GrpoConfig(**values).model_copy(update=changes)
-    learner = Learner(copy.deepcopy(model), config, 0, budget)
+    learner = Learner(copy.deepcopy(model), config, 0, budget, packing=packing)
     generator = torch.Generator().manual_seed(1)
     rewards, advantages = torch.rand(len(rollouts), generator=generator), torch.randn(len(rollouts), generator=generator)
     old = None
@@ -85,6 +85,21 @@ def test_gradients_equal_the_padded_ones(fresh_model: Any, loss: str, normalizat
     expected = gradient(fresh_model, rollouts, None, **settings)
     for budget in BUDGETS:
         assert_equal_gradients(gradient(fresh_model, rollouts, budget, **settings), expected)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("loss", ["grpo_clip", "no_baseline"])
+def test_gradients_of_padded_microbatches_by_a_budget_equal_those_of_a_fixed_size(
+    fresh_model: Any, loss: str, normalization: str
+) -> None:
+    """An empty response too; with budgets of one response at a time, of some, and of all."""
+    rollouts = rollouts_of([*LENGTHS[:3], [3, 0, 6, 2]], PROMPTS, fresh_model.config.vocab_size)
+    settings = {"loss_type": loss, "length_normalization": normalization, "gradient_accumulation_steps": 4}
+    expected = gradient(fresh_model, rollouts, None, **settings)
+    for budget in BUDGETS:
+        found = gradient(fresh_model, rollouts, budget, packing=False, **settings)
+        assert_equal_gradients(found, expected)
+        assert (found[0] - expected[0]).norm() / expected[0].norm() < 3e-6  # sums in another order
 
 
 def test_microbatch_longest_goes_by_the_microbatches_and_not_by_the_rows(fresh_model: Any) -> None:

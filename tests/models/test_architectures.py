@@ -100,7 +100,7 @@ def test_gradients_are_those_of_a_plain_loop(kind: str, folder: Path) -> None:
     expected = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
     for budget in (None, 60):
         learner = Learner(load_model(folder), config(), tokenizer.pad_token_id, budget)
-        assert (learner.max_tokens is not None) == (budget is not None and kind not in COPIED)
+        assert learner.packs == (budget is not None and kind not in COPIED)
         gradients = last_gradients(learner)
         learner.sft_update([r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts])
         for name, gradient in expected.items():

@@ -45,13 +45,13 @@ def compute(world: World = ALONE) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
     found: dict[str, Any] = {"metrics": {}, "gradients": {}}
-    for budget in (None, 20):
+    for budget, packing in ((None, True), (20, False), (20, True)):
         for loss, normalization in (("grpo_clip", "masked_mean"), ("reinforce_with_baseline", "microbatch_longest")):
             model = make_model()
-            learner = make_learner(model, budget, loss, normalization, world)
+            learner = make_learner(model, budget, packing, loss, normalization, world)
             gradients = last_gradients(learner)
             old = [lp - 0.3 for lp in learner.log_probs(rollouts)]
-            case = f"{loss}, {normalization}, {budget}"
+            case = f"{loss}, {normalization}, {budget}{' packed' if packing else ''}"
             found["metrics"][case] = learner.update(scored(rollouts, rewards, advantages, old))
             found["gradients"][case] = flat(gradients)
             found["metrics"][f"sft {case}"] = learner.sft_update(*ids_of(rollouts), normalize_constant=7.0)
@@ -64,7 +64,7 @@ def compute(world: World = ALONE) -> dict[str, Any]:
     return found
 
 
-def make_learner(model: Any, budget: int | None, loss: str, normalization: str, world: World) -> Learner:
+def make_learner(model: Any, budget: int | None, packing: bool, loss: str, normalization: str, world: World) -> Learner:
     config = GrpoConfig(
         rollout_batch_size=12,
         train_batch_size=12,
@@ -77,7 +77,7 @@ def make_learner(model: Any, budget: int | None, loss: str, normalization: str, 
         length_normalization=normalization,  # type: ignore[arg-type]
         measure_kl=True,
     )
-    return Learner(model, config, 0, budget, world=world)
+    return Learner(model, config, 0, budget, world=world, packing=packing)
 
 
 def ids_of(rollouts: list[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

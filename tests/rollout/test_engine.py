@@ -244,7 +244,7 @@ def test_what_a_request_asks_for_besides() -> None:
     """Seeds of requests fail on a CPU."""
     asked = {
         "n": 3, "temperature": 0.7, "top_p": 0.9, "min_tokens": 2, "max_tokens": 9, "stop": ["x", "yz"],
-        "include_stop_str_in_output": True, "logprobs": 0,
+        "include_stop_str_in_output": True, "logprobs": 0, "flat_logprobs": True,
     }  # fmt: skip
     assert request_settings(PARAMS, 3, 7, "cpu", 2) == [asked] * 2
     assert [{**settings, "seed": None} for settings in request_settings(PARAMS, 3, 7, "cuda", 2)] == [
@@ -265,9 +265,8 @@ class NotesCalls:
         self.stop_token_ids = params[0].stop_token_ids
         self.prompts = [prompt["prompt_token_ids"] for prompt in prompts]
         ids = [(i, len(prompt)) for i, prompt in enumerate(self.prompts)]
-        answers = [
-            SimpleNamespace(token_ids=pair, logprobs=[{t: SimpleNamespace(logprob=-t / 4)} for t in pair]) for pair in ids
-        ]
+        flat = [SimpleNamespace(start_indices=[0, 1], logprobs=[-t / 4 for t in pair]) for pair in ids]
+        answers = [SimpleNamespace(token_ids=pair, logprobs=found) for pair, found in zip(ids, flat, strict=True)]
         for answer in answers:
             answer.text, answer.finish_reason = f"text {answer.token_ids[0]}", "stop"
         return [SimpleNamespace(outputs=[answer] * one.n) for answer, one in zip(answers, params, strict=True)]

@@ -27,7 +27,7 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.rollout.vllm_engine import VllmEngine
+from grpo.rollout.vllm_engine import VllmEngine, request_settings
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
 from grpo.study.methods import GrpoConfig
 from grpo.tasks import formats
@@ -64,6 +64,21 @@ def make_learner(model: Any, temperature: float = 1.0) -> Learner:
         sampling_temperature=temperature,
     )  # fmt: skip
     return Learner(model, config, 0, 4096)
+
+
+def test_flat_log_probs_are_those_of_vllms_dictionaries(served: Any) -> None:
+    from vllm import SamplingParams as VllmSamplingParams
+
+    params, n, seed = SamplingParams(temperature=0.8, max_tokens=20), 4, 5
+    found = [rollout.completion for rollout in rollouts(served, params, n, seed)]
+    asked = request_settings(params, n, seed, "cpu", len(served.prompts))
+    settings = [VllmSamplingParams(**each | {"flat_logprobs": False}) for each in asked]
+    torch.manual_seed(seed)
+    outputs = served.engine._llm.generate([{"prompt_token_ids": list(ids)} for ids in served.prompts], settings, use_tqdm=False)
+    expected = [one for output in outputs for one in output.outputs]
+    assert [one.token_ids for one in found] == [tuple(one.token_ids) for one in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert list(ours.log_probs) == [at[i].logprob for i, at in zip(theirs.token_ids, theirs.logprobs, strict=True)]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

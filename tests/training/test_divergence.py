@@ -28,7 +28,7 @@ from grpo.study.sections import Divergence
 from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor
-from grpo.training.stopping import divergence
+from grpo.training.stopping import Stopping, divergence
 
 # -------------------------------------------------------------------------------------------------------------- rules
 
@@ -155,6 +155,18 @@ def test_gradients_that_are_not_finite(skipped: int, diverged: bool) -> None:
     reason = verdict([0.4], skipped=skipped)  # needs no evaluation after the first
     assert (reason is not None) == diverged
     assert reason is None or f"not finite in {skipped} optimizer steps" in reason
+
+
+def test_halving_the_loss_scale_of_float16_is_no_sign_of_divergence() -> None:
+    """Unless it is down to 1, or the loss itself is not finite."""
+
+    def skipped_in_a_row(scale: float, loss: float) -> int:
+        stopping = Stopping()
+        stopping.count([{"skipped_update": 1.0, "loss": loss, "loss_scale": scale}] * 3)
+        assert stopping.skipped_in_all == 3
+        return stopping.skipped
+
+    assert [skipped_in_a_row(*case) for case in ((2.0, 0.5), (1.0, 0.5), (2.0, math.nan))] == [0, 3, 3]
 
 
 def test_each_rules_threshold_is_the_studys() -> None:

@@ -92,6 +92,9 @@ class SpyLearner:
         numbers = dict.fromkeys(("loss", "gradient_norm", "token_entropy", "mean_nll", "learning_rate"), 1.0)
         return numbers | {"skipped_update": 0.0}
 
+    def loss_scale(self) -> dict[str, float]:
+        return {}
+
 
 def iterate(
     engine: Any, learner: Any, tokenizer: Any, folder: Path, config: ExpertIterationConfig = CONFIG, seed: int = 0,

@@ -1,0 +1,132 @@
+"""float16: the gradient, the scale of the loss, and how near sampling and learner are."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from learner_parts import ADVANTAGES, REWARDS, config, rollouts
+from torch import Tensor
+from training_parts import scored
+
+from grpo.common.records import Problem, Rollout
+from grpo.learner import optimizer as optimizer_module
+from grpo.learner.learner import Learner
+from grpo.learner.optimizer import LossScale, Optimizer
+from grpo.models.qwen2_format import TransformerConfig
+from grpo.models.transformer import TransformerLM
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+
+
+def gradient(
+    model: Any, dtype: torch.dtype, budget: int | None = 40, factor: float = 1.0, scale: float = 1024.0, **changes: Any
+) -> tuple[Tensor, dict[str, float]]:
+    """That of an update, as AdamW gets it, and the update's metrics."""
+    learner = Learner(copy.deepcopy(model).to(dtype), config(**changes), 0, budget)
+    if learner.optimizer.scale is not None:
+        learner.optimizer.scale.value = scale
+    seen: list[Tensor] = []
+    learner.optimizer.adamw.step = lambda: seen.extend(g.flatten().clone() for g in learner.optimizer.gradients())
+    metrics = learner.update(scored(rollouts(), REWARDS, factor * ADVANTAGES))
+    return torch.cat(seen), metrics
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("budget", [None, 40], ids=["padded", "packed"])
+@pytest.mark.parametrize("own", [False, True], ids=["transformers", "own"])
+def test_gradients_are_nearer_to_float32s_than_bfloat16s_are(fresh_model: Any, own: bool, budget: int | None) -> None:
+    """Within 2% of their norm; bfloat16, with three binary digits less, is more than four times as far away."""
+    torch.manual_seed(0)
+    model = TransformerLM(TransformerConfig(512, 32, 64, 2, 2, 1, max_position_embeddings=256)) if own else fresh_model
+    exact, half, brain = (gradient(model, dtype, budget)[0] for dtype in (torch.float32, torch.float16, torch.bfloat16))
+    assert 0 < apart(half, exact) < 2e-2
+    assert apart(brain, exact) > 4 * apart(half, exact)
+
+
+def test_gradients_below_float16s_smallest_number_are_there_by_the_scale(fresh_model: Any) -> None:
+    exact = gradient(fresh_model, torch.float32, factor=1e-7)[0]
+    assert apart(gradient(fresh_model, torch.float16, factor=1e-7, scale=2.0**24)[0], exact) < 2e-2
+    assert apart(gradient(fresh_model, torch.float16, factor=1e-7, scale=1.0)[0], exact) > 0.5
+
+
+def test_gradients_are_clipped_to_their_own_norm_and_not_to_the_scaled_one(fresh_model: Any) -> None:
+    clipped, metrics = gradient(fresh_model, torch.float16, max_grad_norm=0.5)
+    assert clipped.norm() == pytest.approx(0.5, rel=1e-4)
+    assert metrics["gradient_norm"] == pytest.approx(gradient(fresh_model, torch.float32)[1]["gradient_norm"], rel=1e-2)
+    assert metrics["loss_scale"] == 1024.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**10, 2.0**14])
+def test_the_scale_drops_out_of_a_sum_over_microbatches_to_the_last_bit(scale: float) -> None:
+    layer = torch.nn.Linear(3, 1, bias=False, dtype=torch.float16)
+    optimizer = Optimizer(layer, 1e-3)
+    assert optimizer.scale is not None
+    optimizer.scale.value = scale
+    inputs = [torch.tensor([[0.1, -2.3, 1.7]], dtype=torch.float16) * k for k in (1, 0.3, 0.7)]
+    for x in inputs:
+        optimizer.backward(layer(x).sum())
+    optimizer.clip(max_norm=1e9)
+    assert torch.equal(optimizer.gradients()[0], sum(x.float() for x in inputs))
+
+
+def test_a_gradient_too_large_for_float16_skips_the_step_and_halves_the_scale(model: Any) -> None:
+    learner = Learner(model.half(), config(), 0)
+    optimizer, scale = learner.optimizer, learner.optimizer.scale
+    assert scale is not None and scale.value == 2.0**16
+    scale.value = 2.0**20
+    before = [weight.detach().clone() for weight in (*optimizer.weights, *model.parameters())]
+    batch = scored(rollouts(), REWARDS, ADVANTAGES)
+    found = [learner.update(batch)]
+    assert all(torch.equal(a, b) for a, b in zip((*optimizer.weights, *model.parameters()), before, strict=True))
+    assert not any(t.any() for tensors in optimizer.adamw.state_dict().values() for t in tensors)
+    while found[-1]["skipped_update"]:
+        found.append(learner.update(batch))
+    assert len(found) > 2 and [row["loss_scale"] for row in found] == [2.0 ** (20 - k) for k in range(len(found))]
+    assert all(math.isfinite(row["loss"]) for row in found) and math.isfinite(found[-1]["gradient_norm"])
+    assert not any(torch.equal(weight, old) for weight, old in zip(optimizer.weights, before, strict=False))
+
+
+def test_a_loss_that_is_not_finite_says_nothing_of_the_scale(model: Any) -> None:
+    learner = Learner(model.half(), config(), 0)
+    learner.update(scored(rollouts(), REWARDS, ADVANTAGES * math.nan))
+    assert learner.loss_scale() == {"loss_scale": 2.0**16}
+
+
+def test_the_scale_doubles_after_enough_finite_gradients_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_module, "STEPS_TO_GROW", 3)
+    scale, found = LossScale(), []
+    for finite in (True, True, False, True, True, True, True):
+        scale.follow(finite)
+        found.append(scale.value / 2.0**16)
+    assert found == [1, 1, 0.5, 0.5, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_precisions_know_nothing_of_a_scale(fresh_model: Any, dtype: torch.dtype) -> None:
+    learner = Learner(copy.deepcopy(fresh_model).to(dtype), config(), 0, 40)
+    assert set(learner.optimizer.state()) == {"adamw", "weights"}
+    assert "loss_scale" not in learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
+    assert "loss_scale" not in learner.sft_update(
+        *zip(*((r.prompt_ids, r.completion.token_ids) for r in rollouts()), strict=True)
+    )
+
+
+def test_the_engine_is_nearer_to_the_learner_than_in_bfloat16(fresh_model: Any, tokenizer: Any) -> None:
+    """The mean difference of log-probabilities of tokens that were sampled one by one and then computed in packed rows."""
+
+    def mismatch(dtype: torch.dtype) -> float:
+        model = copy.deepcopy(fresh_model).to(dtype)
+        groups = TransformersEngine(model, tokenizer).generate([(5, 9, 2), (7, 1)], SamplingParams(max_tokens=48), n=4, seed=0)
+        prompts = [prompt for prompt in ((5, 9, 2), (7, 1)) for _ in range(4)]
+        completions = [completion for group in groups for completion in group]
+        batch = [Rollout(Problem("", "", ""), p, c) for p, c in zip(prompts, completions, strict=True)]
+        return Learner(model, config(), 0, 40).update(scored(batch, REWARDS, ADVANTAGES))["mismatch_mean"]
+
+    assert mismatch(torch.float32) < 1e-5 < 4 * mismatch(torch.float16) < mismatch(torch.bfloat16)

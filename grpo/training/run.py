@@ -162,9 +162,9 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: st
     warn_of_other_versions(_packages(study, run))
     state = _state_folder(run, identity)
     mlflow = _mlflow_run(study, run, identity, twin)
-    mlflow.dataset(run.train, identity["train"], "training")
-    mlflow.dataset(run.validation, identity["validation"], "validation")
     try:
+        mlflow.dataset(run.train, identity["train"], "training")
+        mlflow.dataset(run.validation, identity["validation"], "validation")
         with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoints:
             _write_config(folder / "config.yaml", run, identity, twin)
             outputs = Outputs(folder, checkpoints, state, mlflow)

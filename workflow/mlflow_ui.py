@@ -6,7 +6,6 @@ MLflow's own start page is for applications of language models; a link says that
 from __future__ import annotations
 
 import os
-import sys
 from urllib.parse import urlencode
 
 DATABASE = "sqlite:///mlflow.db"
@@ -21,7 +20,7 @@ def main() -> None:
     for line in links(uri, uri if on_server else "http://127.0.0.1:5000"):
         print(line, flush=True)
     if not on_server:
-        os.execvp("mlflow", ["mlflow", "ui", "--backend-store-uri", uri, *sys.argv[1:]])
+        os.execvp("mlflow", ["mlflow", "ui", "--backend-store-uri", uri])
 
 
 def links(uri: str, base: str) -> list[str]:

@@ -76,8 +76,8 @@ lint: dev ## Lint, formatting, types, and that imports go downwards
 format: dev ## Mend what the linter and the formatter can
 	ruff check --fix . && ruff format . && snakefmt workflow/Snakefile
 
-ui: install ## Open the MLflow UI of all runs on http://127.0.0.1:5000
-	mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}
+ui: install ## Serve the MLflow UI of all runs on http://127.0.0.1:5000, and say where in it each study's runs are
+	@exec python workflow/mlflow_ui.py
 
 mlflow-server: install ## Serve MLflow; MLFLOW_HOST=0.0.0.0 for other machines, MLFLOW_PASSWORD, MLFLOW_PORT, MLFLOW_BACKEND
 	@exec python workflow/mlflow_server.py

@@ -22,6 +22,7 @@ from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_study import study_state
 
 CODE = Path(mutation.__file__).parent
 COMMITTED = CODE / "program.py"
@@ -159,10 +160,11 @@ def _reason(attempt: Attempt) -> str:
 def _track(study: Study, log: Log, result: dict[str, Any]) -> None:
     """The search as one MLflow run: score and best over attempts, log and program as artifacts."""
     run = MlflowRun(
-        "kissing_number",
-        f"{study.study}-{log.settings.strategy}-{log.settings.seed}",
+        study.study,
+        f"kissing_number/{log.settings.strategy}-{log.settings.seed}",
         asdict(log.settings),
-        {"study": study.study},
+        {"study": study.study, "experiment": "kissing_number", "stage": "kissing_number"},
+        study_state(study),
     )
     for row in score_rows(log.attempts):
         run.log({"score": row["score"], "best": row["best"]}, step=row["attempt"])

@@ -227,3 +227,17 @@ def files_digest(path: Path) -> str:
     for file in (p for p in found if "__pycache__" not in p.relative_to(path).parts):
         total.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     return total.hexdigest()[:16]
+
+
+def dvc_hashes(folder: Path) -> tuple[str, dict[str, str]]:
+    """The hash of a folder as DVC 3 writes it into dvc.lock, and by their names in it those of its files.
+
+    A file's is its MD5, and its place in DVC's cache and in a remote (``files/md5/ab/cdef...``); the folder's is the MD5 of the
+    list of them, and ``.dir``.
+    """
+    found: dict[str, str] = {}
+    for path in sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda path: path.relative_to(folder).as_posix()):
+        with path.open("rb") as file:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "md5").hexdigest()
+    listed = json.dumps([{"md5": value, "relpath": name} for name, value in found.items()])
+    return hashlib.md5(listed.encode(), usedforsecurity=False).hexdigest() + ".dir", found

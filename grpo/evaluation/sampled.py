@@ -19,7 +19,7 @@ from grpo.study.schema import Study
 from grpo.study.sections import MAIN, BestOfN
 from grpo.tasks.task import Format, find_format
 from grpo.tracking.mlflow_client import MlflowRun
-from grpo.tracking.mlflow_study import flat, study_params, study_tags
+from grpo.tracking.mlflow_study import flat, study_params, study_state, study_tags
 
 
 def run_best_of_n(study: Study) -> dict[str, Any]:
@@ -119,13 +119,15 @@ def _record(format: Format, group: Sequence[Rollout]) -> dict[str, Any]:
 
 def _track(study: Study, metrics: dict[str, Any]) -> None:
     tags = study_tags(study) | {
+        "experiment": "best_of_n",
         "stage": "best_of_n",
         "model_digest": files_digest(paths.model(MAIN)),
         "dataset_digest": files_digest(paths.validation(MAIN)),
     }
     params = study_params(study) | flat({"evaluation": {"best_of_n": study.evaluation.best_of_n.model_dump()}})
+    state = study_state(study)
     for prompt, values in metrics.items():
-        mlflow = MlflowRun("best_of_n", prompt, params | {"prompt": prompt}, tags)
+        mlflow = MlflowRun(study.study, f"best_of_n/{prompt}", params | {"prompt": prompt}, tags, state)
         for n, kinds in values["n"].items():
             mlflow.log({f"{kind}_at_n": estimate["value"] for kind, estimate in kinds.items()}, step=int(n))
         mlflow.finish()

@@ -11,7 +11,7 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN
 from grpo.tracking.mlflow_client import MlflowRun
-from grpo.tracking.mlflow_study import study_params, study_tags
+from grpo.tracking.mlflow_study import study_params, study_state, study_tags
 
 
 def run_math_baseline(study: Study) -> dict[str, Any]:
@@ -34,12 +34,14 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
 
 def _track(study: Study, metrics: dict[str, Any]) -> None:
     tags = study_tags(study) | {
+        "experiment": "math_baseline",
         "stage": "math_baseline",
         "model_digest": files_digest(paths.model(MAIN)),
         "dataset_digest": files_digest(paths.validation(MAIN)),
     }
+    state = study_state(study)
     for prompt, values in metrics.items():
-        mlflow = MlflowRun("math_baseline", prompt, study_params(study) | {"prompt": prompt}, tags)
+        mlflow = MlflowRun(study.study, f"math_baseline/{prompt}", study_params(study) | {"prompt": prompt}, tags, state)
         mlflow.log({f"val/{key}": value for key, value in values.items() if isinstance(value, float)}, step=0)
         mlflow.artifact(paths.BASELINE / f"{prompt}_examples.md")
         mlflow.finish()

@@ -17,7 +17,7 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.sections import HubModel, LocalModel, PretrainedHere
 from grpo.tracking.mlflow_client import MlflowRun
-from grpo.tracking.mlflow_study import study_tags
+from grpo.tracking.mlflow_study import study_state, study_tags
 
 LOG_EVERY = 10
 
@@ -40,8 +40,8 @@ def _pretrain(study: Study, name: str, settings: PretrainedHere) -> None:
     """Pretrain on the task's documents, with progress shown and tracked, and save the model and its tokenizer."""
     task, target = study.task(name), paths.model(name)
     documents = call_with(task.documents, {"seed": settings.seed, **settings.documents}, f"models.{name}.documents")
-    tags = study_tags(study, name) | {"stage": f"model@{name}"}
-    mlflow = MlflowRun("model", f"{name}-{settings.seed}", settings.model_dump(), tags)
+    tags = study_tags(study, name) | {"experiment": "model", "stage": f"model@{name}"}
+    mlflow = MlflowRun(study.study, f"model/{name}-{settings.seed}", settings.model_dump(), tags, study_state(study))
     start = time.perf_counter()
     try:
         with (

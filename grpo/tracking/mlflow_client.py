@@ -28,12 +28,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from grpo.common.files import write_json
+from grpo.common.files import dvc_hashes, write_json
 from grpo.study import paths
 from grpo.study.environment import environment_tags
 
 DATABASE = "mlflow.db"
-RUN, METRICS, ANSWER = "run.json", "metrics.jsonl", "mlflow.json"  # what a run's folder holds; the last is the other side's
+# What a run's folder holds: what the run writes, then what the other side does.
+RUN, METRICS, STATE = "run.json", "metrics.jsonl", "study.json"
+ANSWER, SYSTEM = "mlflow.json", "system.jsonl"
 CHECK_SECONDS = 30.0  # how often a run sees to it that somebody brings its folder to MLflow
 ANSWER_SECONDS = 120.0  # how long its end waits for that
 
@@ -53,9 +55,18 @@ class MlflowRun:
         experiment: the MLflow experiment's name; made if it does not exist.
         name: the run's name.
         params, tags: values are turned into text.
+        state: of the study, as :func:`grpo.tracking.mlflow_study.study_state` gives it: it has a run of its own, of which this
+            one is a child.
     """
 
-    def __init__(self, experiment: str, name: str, params: Mapping[str, Any], tags: Mapping[str, Any]):
+    def __init__(
+        self,
+        experiment: str,
+        name: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, Any],
+        state: Mapping[str, Any] | None = None,
+    ):
         self._uri, self._sender = tracking_uri(), sender()
         key = uuid.uuid4().hex
         own_tags = {**environment_tags(), **mlflow_source_tags(), **source_tags(), **tags, "run_key": key}
@@ -65,7 +76,11 @@ class MlflowRun:
             "name": name,
             "params": _as_text(params),
             "tags": _as_text(own_tags),
+            "datasets": [],
             "artifacts": [],
+            "tables": [],
+            "checkpoints": [],
+            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "started": _milliseconds(),
             "status": None,
             "ended": None,
@@ -81,6 +96,8 @@ class MlflowRun:
             self.folder.mkdir(parents=True)
             self._metrics = (self.folder / METRICS).open("ab", buffering=0)
             fcntl.flock(self._metrics, fcntl.LOCK_EX)
+            if state is not None:
+                write_json(self.folder / STATE, state)
             write_json(self.folder / RUN, self._about)  # last, as it makes the folder a run's
         if self._metrics is not None:
             self._start_sender()
@@ -105,6 +122,41 @@ class MlflowRun:
     def artifact(self, path: Path) -> None:
         """Have a copy of a file kept with the run, which is made when the run ends."""
         self._describe(artifacts=[*self._about["artifacts"], str(path.absolute())])
+
+    def table(self, path: Path) -> None:
+        """Have a file of JSON lines kept with the run as a table ``STEM.json``, which MLflow's UI shows, when the run ends."""
+        tables = [*self._about["tables"], str(path.absolute())]
+        shown = json.dumps([{"path": f"{Path(table).stem}.json", "type": "table"} for table in tables])
+        self._describe(tables=tables, tags=self._about["tags"] | {"mlflow.loggedArtifacts": shown})
+
+    def dataset(self, path: Path, digest: str, context: str) -> None:
+        """Record what the run works with: the file, its rows and columns, and its digest; not its content.
+
+        Args:
+            path: JSON lines, relative to the project's folder.
+            digest: at most 36 characters.
+            context: ``training`` or ``validation``.
+        """
+        with path.open("rb") as file:
+            first = file.readline()
+            rows = bool(first) + sum(1 for _ in file)
+        name = "/".join(path.with_suffix("").parts[1:])  # without data/: dataset/main/train
+        about = {"name": name, "digest": digest, "uri": path.as_posix(), "context": context}
+        self._describe(datasets=[*self._about["datasets"], about | {"rows": rows, "columns": [*json.loads(first or "{}")]}])
+
+    def checkpoints(self, folder: Path) -> None:
+        """Record the checkpoints in a folder that DVC keeps, each with the hashes by which DVC finds it; no weights."""
+        kept = sorted(folder.glob("*/metadata.json"))
+        whole, hashes = dvc_hashes(folder)
+        models = []
+        for metadata in kept:
+            weights = [name for name in hashes if name.startswith(f"{metadata.parent.name}/") and name.endswith(".safetensors")]
+            tags = {"dvc.path": metadata.parent.as_posix(), "dvc.folder": folder.as_posix(), "dvc.md5": whole}
+            tags |= {f"dvc.md5.{Path(name).name}": hashes[name] for name in weights}
+            about = json.loads(metadata.read_bytes())
+            name = re.sub(r"[^\w-]+", "-", f"{self._about['name']}-{metadata.parent.name}")
+            models.append({"name": name, "step": int(about["update"]), "params": _as_text(about), "tags": tags})
+        self._describe(checkpoints=models)
 
     def finish(self, status: str = "FINISHED") -> str | None:
         """Close the run, and wait until MLflow has it.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, HubModel, LocalModel
 from grpo.study.training_inputs import shared_settings
+from grpo.tracking.mlflow_client import mlflow_source_tags, source_tags
 
 
 def study_tags(study: Study, task: str = MAIN) -> dict[str, str]:
@@ -34,6 +37,34 @@ def study_tags(study: Study, task: str = MAIN) -> dict[str, str]:
         "learner_device": study.learner.device,
         "learner_dtype": study.learner.dtype,
     }
+
+
+def study_state(study: Study) -> dict[str, Any]:
+    """The study as it stands, which has a run of its own in MLflow, the parent of all that ran in this state.
+
+    Returns:
+        ``key``, which is another one where the study's values, the commit, or whether the code was changed since are others;
+        ``name`` and ``tags`` of the parent; ``settings``: all values of params.yaml.
+    """
+    settings, source = study.model_dump(mode="json"), source_tags()
+    params_digest = _digest(settings)
+    commit, changed = source["git_commit"], source["git_changed"] == "true"
+    at = f"at commit {commit[:8]}" + (" + changes" if changed else "")
+    own = {key: value for key, value in mlflow_source_tags().items() if key != "mlflow.source.name"}
+    note = (
+        f"**{study.study}**: {study.description}\n\nWhat ran while the values of params.yaml had the digest {params_digest}"
+        f" (they are in study.json), {at}. What was up to date then is below an earlier parent. Filter by `tags.experiment`."
+    )
+    return {
+        "key": _digest([study.study, params_digest, commit, changed]),
+        "name": f"study {study.study} {params_digest[:6]} {at}",
+        "tags": {**own, **source, "study": study.study, "params_digest": params_digest, "mlflow.note.content": note},
+        "settings": settings,
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def study_params(study: Study, task: str = MAIN) -> dict[str, Any]:

@@ -20,7 +20,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from grpo.tracking.mlflow_client import (
     ANSWER,
     METRICS,
     RUN,
+    SYSTEM,
     describe,
     is_locked,
     lock_of_sender,
@@ -41,36 +41,26 @@ from grpo.tracking.mlflow_client import (
     tracking_uri,
     without_password,
 )
+from grpo.tracking.mlflow_store import (
+    LOCK_SECONDS,
+    Sent,
+    end_parents,
+    find_or_make,
+    send_checkpoints,
+    send_description,
+    send_files,
+    send_metrics,
+)
+from grpo.tracking.system_metrics import SystemMetrics
 
-ARTIFACTS = "mlruns"  # folder for the artifacts of a local database
 ROUND_SECONDS = 2.0  # between two looks at a run that goes on
 RETRY_SECONDS = 10.0  # the same where MLflow could not be written
 LINGER_SECONDS = 8.0  # how long the process waits for another run
-LOCK_SECONDS = 60.0  # how long the end of a run waits for other writers to a SQLite database
 CONNECT_SECONDS = 5
 SLOW_SECONDS, MOMENT_SECONDS = 2.0, 60.0  # what failed this slowly, this long ago, is not waited for again
 # MLflow's own settings take minutes to fail. No request is sent twice: a second one would make a second run where only the
 # first one's answer was lost. A second call of `sync` finds it.
 HTTP_SETTINGS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-
-
-@dataclass
-class Sent:
-    """What MLflow is known to have of a folder; a new one makes :func:`sync` send all of it again, which changes nothing."""
-
-    run_id: str | None = None
-    about: dict[str, Any] = field(default_factory=dict)  # of run.json: params and tags
-    offset: int = 0  # bytes of metrics.jsonl
-    metrics: int = 0
-    damaged: int = 0  # lines
-    gone: list[str] = field(default_factory=list)  # artifacts that are no longer there
-    refused: dict[str, str] = field(default_factory=dict)  # what MLflow will never take, and why
-
-    def complaints(self) -> list[str]:
-        """What was not sent, each in a sentence without a full stop."""
-        damaged = [f"{self.damaged} damaged lines were left out"] if self.damaged else []
-        gone = [f"{path} was left out, as it is no longer there" for path in self.gone]
-        return [*damaged, *gone, *(f"MLflow refused {what}: {reason}" for what, reason in self.refused.items())]
 
 
 def sync(folder: Path, uri: str, sent: Sent) -> bool:
@@ -92,88 +82,18 @@ def sync(folder: Path, uri: str, sent: Sent) -> bool:
         _knock(uri)
         client = _client(uri)
         if sent.run_id is None:
-            sent.run_id = read_answer(folder)["run_id"] or _find_or_make(client, about, uri)
+            find_or_make(client, folder, about, uri, read_answer(folder)["run_id"], sent)
             write_json(folder / ANSWER, {"run_id": sent.run_id, "over": False, "errors": []})
-        _send_description(client, about, sent)
+        send_description(client, about, sent)
         over = not alive or about["status"] is not None
-        _send_metrics(client, folder / METRICS, sent, to_the_end=over)
+        send_metrics(client, folder, sent, to_the_end=over)
         if not over:
             return False
-        sent.gone = [path for path in about["artifacts"] if not Path(path).exists()]
-        for path in about["artifacts"]:
-            if path not in sent.gone:
-                client.log_artifact(sent.run_id, path)
-        last_sign = int((folder / METRICS).stat().st_mtime * 1000)
-        client.set_terminated(sent.run_id, about["status"] or "KILLED", end_time=about["ended"] or last_sign)
+        send_files(client, about, sent)
+        send_checkpoints(client, folder, about, sent)
+        ended = about["ended"] or int((folder / METRICS).stat().st_mtime * 1000)
+        client.set_terminated(sent.run_id, about["status"] or "KILLED", end_time=ended)
         return True
-
-
-def _find_or_make(client: Any, about: dict[str, Any], uri: str) -> str:
-    """The id of the folder's run, which is made, like its experiment, where there is none."""
-    from mlflow.exceptions import MlflowException
-
-    name = about["experiment"]
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        place = (paths.workspace() / ARTIFACTS / name).as_uri() if uri.startswith("sqlite:///") else None
-        try:
-            client.create_experiment(name, artifact_location=place)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run may have made it in the meantime
-                raise
-        experiment = client.get_experiment_by_name(name)
-    runs = client.search_runs([experiment.experiment_id], f"tags.run_key = '{about['tags']['run_key']}'")
-    if not runs:
-        tags, started = about["tags"], about["started"]
-        runs = [client.create_run(experiment.experiment_id, start_time=started, run_name=about["name"], tags=tags)]
-    run_id: str = runs[0].info.run_id
-    return run_id
-
-
-def _send_description(client: Any, about: dict[str, Any], sent: Sent) -> None:
-    from mlflow.entities import Param, RunTag
-
-    for kind, make in (("params", Param), ("tags", RunTag)):
-        if sent.about.get(kind) != about[kind]:
-            _log(client, kind, [make(*each) for each in about[kind].items()], sent)
-            sent.about[kind] = about[kind]
-
-
-def _send_metrics(client: Any, file: Path, sent: Sent, to_the_end: bool) -> None:
-    """Send new lines, the last one too, if it is without an end, where nobody writes on."""
-    from mlflow.entities import Metric
-
-    with file.open("rb") as stream:
-        stream.seek(sent.offset)
-        new = stream.read()
-    if not to_the_end:
-        new = new[: new.rfind(b"\n") + 1]
-    metrics, damaged = [], 0
-    for line in filter(None, new.split(b"\n")):
-        try:
-            row = json.loads(line)
-            metrics += [Metric(key, value, row["time"], row["step"]) for key, value in row["metrics"].items()]
-        except (ValueError, KeyError, TypeError):
-            damaged += 1  # cut off by a full disk, a kill or a power cut
-    _log(client, "metrics", metrics, sent)
-    sent.offset, sent.metrics, sent.damaged = sent.offset + len(new), sent.metrics + len(metrics), sent.damaged + damaged
-
-
-def _log(client: Any, kind: str, values: list[Any], sent: Sent) -> None:
-    """Send params, tags or metrics; what MLflow will never take, such as a name with an @, does not keep the rest from it."""
-    from mlflow.exceptions import MlflowException
-
-    values = [value for value in values if f"{kind} {value.key}" not in sent.refused]
-    try:
-        client.log_batch(sent.run_id, **{kind: values})
-    except MlflowException as error:
-        if error.error_code != "INVALID_PARAMETER_VALUE":
-            raise
-        keys = {value.key for value in values}
-        if len(keys) == 1:
-            sent.refused[f"{kind} {keys.pop()}"] = str(error)
-        for key in keys if len(keys) > 1 else ():
-            _log(client, kind, [value for value in values if value.key == key], sent)
 
 
 _opened: dict[str, tuple[int, int] | None] = {}  # which file a local database was when it was opened
@@ -217,11 +137,15 @@ class Sender:
         self._uri = uri
         self._sent: defaultdict[Path, Sent] = defaultdict(Sent)
         self._next_look: defaultdict[Path, float] = defaultdict(float)
+        self._machine: dict[Path, SystemMetrics] = {}
         self._failed: dict[bool, tuple[float, Exception]] = {}  # when and how; of ends of runs, and of runs that went on
 
     def look(self, folder: Path) -> None:
         """Send what is new in a folder, when it is time to; at the run's end say what became of it."""
-        over = json.loads((folder / RUN).read_bytes())["status"] is not None
+        about = json.loads((folder / RUN).read_bytes())
+        over = about["status"] is not None
+        if not over:
+            self._measure(folder, about)
         if not over and time.monotonic() < self._next_look[folder]:
             return
         over = over or not is_locked(folder / METRICS)
@@ -237,6 +161,13 @@ class Sender:
         if over and (folder / RUN).exists():  # an import may have been quicker
             write_json(folder / ANSWER, {"run_id": sent.run_id, "over": True, "errors": [*errors, *sent.complaints()]})
 
+    def _measure(self, folder: Path, about: dict[str, Any]) -> None:
+        """Sample the machine for a run that goes on, where the disk takes it."""
+        if folder not in self._machine:
+            self._machine[folder] = SystemMetrics(folder / SYSTEM, about["started"], about.get("gpus"))
+        with suppress(OSError):
+            self._machine[folder].look()
+
     def _sync(self, folder: Path, sent: Sent, deadline: float) -> bool:
         while True:
             try:
@@ -244,6 +175,11 @@ class Sender:
             except Exception as error:  # MLflow itself waits for 20 s
                 if "database is locked" not in str(error) or time.monotonic() > deadline:
                     raise
+
+    def close(self) -> None:
+        """Say that the studies, too, have ended for now; where MLflow is away, they are left as they are."""
+        with suppress(Exception):
+            end_parents(_client(self._uri))
 
     @contextmanager
     def _waited_for_once(self, over: bool) -> Iterator[None]:
@@ -291,6 +227,7 @@ def _serve(name: str, uri: str) -> None:
             with suppress(FileNotFoundError):  # an import may be quicker
                 sender.look(folder)
         time.sleep(0.05)
+    sender.close()
 
 
 def _unfinished(name: str) -> list[Path]:
@@ -368,6 +305,8 @@ def import_folders(folders: Iterable[Path], uri: str) -> Iterator[str]:
             shutil.rmtree(folder)
             yield f"{name}: run {sent.run_id}, {sent.metrics} metrics"
             yield from (f"  {complaint}" for complaint in sent.complaints())
+    with suppress(Exception):  # each run is there, and only the study's own would be shown as going on
+        end_parents(_client(uri))
     if problems:
         raise UserError("\n".join(problems))
 

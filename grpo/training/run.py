@@ -33,7 +33,7 @@ from grpo.study.training_inputs import code_of_runs, shared_settings, task_input
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import Format, ScoredBatch, Task, find_format
 from grpo.tracking.mlflow_client import MlflowRun, source_tags
-from grpo.tracking.mlflow_study import flat, study_params, study_tags
+from grpo.tracking.mlflow_study import flat, study_params, study_state, study_tags
 from grpo.tracking.run_log import now
 from grpo.training.order import choose_examples
 
@@ -163,13 +163,18 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: st
     state = _state_folder(run, identity)
     mlflow = _mlflow_run(study, run, identity, twin)
     try:
+        mlflow.dataset(run.train, identity["train"], "training")
+        mlflow.dataset(run.validation, identity["validation"], "validation")
         with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoints:
             _write_config(folder / "config.yaml", run, identity, twin)
             outputs = Outputs(folder, checkpoints, state, mlflow)
             yield outputs
         # The other results of a run that was taken over are those of the run it equals, which MLflow has.
-        for name in ("config.yaml", *(() if twin else ("metrics.json", "outcomes.jsonl", "rollouts.jsonl"))):
+        for name in ("config.yaml", *(() if twin else ("metrics.json", "outcomes.jsonl"))):
             mlflow.artifact(paths.RUNS / run.name / name)
+        if not twin:
+            mlflow.table(paths.RUNS / run.name / "rollouts.jsonl")
+        mlflow.checkpoints(paths.CHECKPOINTS / run.name)
         mlflow.tag(checkpoint_digest=files_digest(paths.CHECKPOINTS / run.name))
     except BaseException as error:
         mlflow.finish("KILLED" if isinstance(error, ToBeResumed) else "FAILED")
@@ -212,11 +217,12 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin:
     """The run in MLflow; one that was taken over has no metrics of its own there, but names the run that has."""
     original = {"same_as": twin, "same_as_run_id": _mlflow_id(twin)} if twin else {}
     return MlflowRun(
-        run.experiment,
-        f"{run.arm}-{run.seed}",
+        study.study,
+        run.name,
         {**study_params(study, run.task), **flat(run.config.model_dump()), "seed": run.seed},
         {
             **study_tags(study, run.task),
+            "experiment": run.experiment,
             "stage": f"{run.experiment}@{run.arm}-{run.seed}",
             "method": run.method,
             "arm": run.arm,
@@ -226,6 +232,7 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin:
             "dataset_digest": digest([identity["train"], identity["validation"]]),
             "model_digest": identity["model"],
         },
+        study_state(study),
     )
 
 

@@ -97,8 +97,9 @@ def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
 
 RUNS_IN_MLFLOW = f"""
 import mlflow
+finished = "status = 'FINISHED' and tags.experiment = '{EXPERIMENT}'"
 mlflow.set_tracking_uri("sqlite:///mlflow.db")
-print(*mlflow.search_runs(experiment_names=["{EXPERIMENT}"], filter_string="status = 'FINISHED'").run_id)
+print(*mlflow.search_runs(search_all_experiments=True, filter_string=finished).run_id)
 """
 
 

@@ -58,7 +58,8 @@ def test_runs_of_experiments_are_kept_wherever_they_ran(workspace: Path) -> None
     assert copy in sh(workspace, "dvc", "queue", "logs", "first").stdout
 
     client = MlflowClient(f"sqlite:///{workspace}/mlflow.db")
-    runs = client.search_runs([client.get_experiment_by_name(STAGE).experiment_id])
+    everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
+    runs = client.search_runs(everywhere, f"tags.experiment = '{STAGE}'")
     found = {run.data.tags["dvc_experiment"]: run for run in runs}
     assert set(found) == set(CALLS) and len(runs) == len(CALLS)
     shown = experiments_shown(workspace)

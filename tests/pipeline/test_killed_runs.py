@@ -231,7 +231,8 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
         float(row["loss"]) for row in rows
     ]
     assert tracked.data.tags["resumed_after"] == str(last)
-    assert {each.info.status for each in client.search_runs([tracked.info.experiment_id])} == {"KILLED", "FINISHED"}
+    attempts = client.search_runs([tracked.info.experiment_id], f"tags.experiment = '{run[0]}'")
+    assert {each.info.status for each in attempts} == {"KILLED", "FINISHED"}
 
 
 @pytest.fixture(scope="module")

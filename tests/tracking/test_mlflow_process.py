@@ -34,7 +34,7 @@ from grpo.study.sections import HubModel
 from grpo.tracking import mlflow_client as tracking
 from grpo.tracking.mlflow_client import MlflowRun, is_locked, lock_of_sender
 from grpo.tracking.mlflow_study import flat
-from grpo.tracking.mlflow_sync import Sender, Sent, sync
+from grpo.tracking.mlflow_sync import Sent, sync
 from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
 
@@ -61,6 +61,11 @@ def runs_in_folder(folder: Path) -> list[Any]:
         if not (folder / "mlflow.db").exists():
             return []
         return list(runs_in(folder)[1])
+
+
+def own(metrics: dict[str, float]) -> dict[str, float]:
+    """A run's metrics, without those of the machine."""
+    return {key: value for key, value in metrics.items() if not key.startswith("system/")}
 
 
 def run_in(folder: Path) -> Any:
@@ -102,7 +107,7 @@ def test_a_run_that_is_cut_short_says_how_and_leaves_no_process(tmp_path: Path) 
         wait_for(lambda: (run := run_in(tmp_path)) is not None and run.data.metrics)  # while it goes on
         os.killpg(training.pid, signal.SIGKILL)  # the whole group, to which the writer does not belong; Ctrl-C: see below
     run = wait_for(lambda: (run := run_in(tmp_path)) is not None and run.info.status != "RUNNING" and run)
-    assert (run.info.status, run.data.metrics, run.data.params) == ("KILLED", {"x": 0.5}, {"a": "1"})
+    assert (run.info.status, own(run.data.metrics), run.data.params) == ("KILLED", {"x": 0.5}, {"a": "1"})
     wait_for(lambda: not processes_of(sender))
     assert list((tmp_path / paths.UNSENT_METRICS).iterdir()) == []
 
@@ -140,7 +145,7 @@ def test_a_run_killed_with_its_sender_is_marked_by_the_next(tmp_path: Path, monk
     assert tracking.sender() == sender
     MlflowRun("toy", "next", {}, {}).finish()
     wait_for(lambda: list(paths.UNSENT_METRICS.iterdir()) == [])
-    found = {run.info.run_name: (run.info.status, run.data.metrics) for run in runs_in_folder(tmp_path)}
+    found = {run.info.run_name: (run.info.status, own(run.data.metrics)) for run in runs_in_folder(tmp_path)}
     assert found == {"first": ("KILLED", {"x": 0.5}), "next": ("FINISHED", {})}
 
 
@@ -183,7 +188,7 @@ def test_runs_of_several_processes_share_one_that_writes(tmp_path: Path) -> None
     with start() as first, start() as second:  # both find nobody who listens
         assert first.stdout is not None and second.stdout is not None
         (sender,) = {first.stdout.readline().strip(), second.stdout.readline().strip()}
-        wait_for(lambda: [run.data.metrics for run in runs_in_folder(tmp_path)] == [{"x": 0.5}] * 2)
+        wait_for(lambda: [own(run.data.metrics) for run in runs_in_folder(tmp_path)] == [{"x": 0.5}] * 2)
         (process,) = processes_of(sender)
         first.kill()
         with start() as third:
@@ -260,10 +265,10 @@ def test_runs_of_different_studies_can_be_told_apart(delivered: Path, monkeypatc
         for experiment in ("grpo_async_offpolicy", "grpo_keyword_inclusion"):
             run_module._mlflow_run(study, a_run(study, experiment), IDENTITY, None).finish()
     client = client_of(delivered)
-    experiment = client.get_experiment_by_name("grpo_async_offpolicy").experiment_id
+    everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
 
     def found(where: str) -> Any:
-        (run,) = client.search_runs([experiment], where)
+        (run,) = client.search_runs(everywhere, f"tags.experiment = 'grpo_async_offpolicy' and {where}")
         return run
 
     mini = found("tags.task = 'arithmetic' and tags.model_source = 'pretrain' and tags.engine = 'transformers'")
@@ -293,7 +298,7 @@ def test_runs_of_different_studies_can_be_told_apart(delivered: Path, monkeypatc
     )
     assert tags["software.numpy"] == numpy.__version__ and tags["hardware.cores"] == str(os.cpu_count())
     # The keyword task has a model of its own.
-    of_words = client.search_runs([client.get_experiment_by_name("grpo_keyword_inclusion").experiment_id])
+    of_words = client.search_runs(everywhere, "tags.experiment = 'grpo_keyword_inclusion'")
     assert {(run.data.tags["study"], run.data.tags["task"], run.data.tags["model"]) for run in of_words} == {
         (name, "keyword", "model@keyword") for name in studies
     }
@@ -310,6 +315,7 @@ def test_more_settings_than_mlflow_takes_at_once_arrive(delivered: Path) -> None
 
 
 TWIN = "grpo_learning_rate/3e-4-0"
+DATA = {"train": 3, "validation": 2}
 RESULTS = {
     "history.csv": "step,update,loss,gradient_norm\n1,1,0.5,1.0\n",
     "validation.csv": "step,update,val/answer_reward\n0,0,0.25\n1,1,0.5\n",
@@ -319,7 +325,16 @@ RESULTS = {
 }
 
 
-def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(delivered: Path, mini_study: Study) -> None:
+@pytest.fixture
+def data(delivered: Path) -> Path:
+    """The folder, with the problems that a run works with."""
+    for split, rows in DATA.items():
+        lines = (f'{{"id": "{split}/{row}", "question": "?", "ground_truth": "1"}}\n' for row in range(rows))
+        write_text(paths.DATASETS / "main" / f"{split}.jsonl", "".join(lines))
+    return delivered
+
+
+def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(data: Path, mini_study: Study) -> None:
     """It has no curves of its own, which would be counted as another training."""
     run = a_run(mini_study, "grpo_baselines")
     identity = IDENTITY | {"software": software(["numpy"]), "config": run.config.model_dump(), "seed": 0}
@@ -329,8 +344,8 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(delivered: Pat
     with run_module.recorded(mini_study, run, identity, TWIN) as outputs:
         run_module._take_over(run.name, TWIN, outputs)
 
-    client = client_of(delivered)
-    (found,) = client.search_runs([client.get_experiment_by_name("grpo_baselines").experiment_id])
+    client = client_of(data)
+    (found,) = client.search_runs([client.get_experiment_by_name("mini").experiment_id], "tags.experiment = 'grpo_baselines'")
     assert found.data.metrics == {} and found.info.status == "FINISHED"
     tags = found.data.tags
     assert (tags["taken_over"], tags["same_as"], tags["same_as_run_id"]) == ("true", TWIN, "0123456789abcdef")
@@ -353,7 +368,7 @@ def test_an_equal_run_that_was_not_tracked_is_named_without_an_id(mini_study: St
 @pytest.mark.parametrize(
     ("error", "status"), [(ToBeResumed("stopped"), "KILLED"), (UserError("a mistake"), "FAILED"), (None, "FINISHED")]
 )
-def test_a_run_ends_in_mlflow_as_it_ended(error: Exception | None, status: str, delivered: Path, mini_study: Study) -> None:
+def test_a_run_ends_in_mlflow_as_it_ended(error: Exception | None, status: str, data: Path, mini_study: Study) -> None:
     """And its saved state is there until its results are."""
     run = a_run(mini_study, "grpo_baselines")
     states: list[Path] = []
@@ -370,11 +385,11 @@ def test_a_run_ends_in_mlflow_as_it_ended(error: Exception | None, status: str, 
         if error is not None:
             raise error
         outputs.timing["total_s"] = 1.5
-    client = client_of(delivered)
-    (found,) = client.search_runs([client.get_experiment_by_name("grpo_baselines").experiment_id])
+    client = client_of(data)
+    (found,) = client.search_runs([client.get_experiment_by_name("mini").experiment_id], "tags.experiment = 'grpo_baselines'")
     assert (found.info.status, found.data.tags["taken_over"]) == (status, "false")
     kept = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
-    assert kept == (set() if error else {"config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.jsonl"})
+    assert kept == (set() if error else {"config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.json"})
     finished = error is None
     assert (paths.RUNS / run.name).exists() == (paths.TIMING / f"{run.name}.json").exists() == finished
     assert (states[0] / "step-1").exists() == (not finished)
@@ -448,37 +463,6 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Pa
 
 
 # ------------------------------------------------------------------------------------------------ MLflow cannot be written
-
-
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new database with MLflow's tables, whose making takes seconds."""
-    from mlflow.tracking import MlflowClient
-
-    file = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(f"sqlite:///{file}").search_experiments()
-    return file
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> Path:
-    """A working folder with a database, and a tracking server that refuses connections."""
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free.getsockname()[1]}")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def delivered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder whose runs are brought to its database by this process: the other takes seconds to start."""
-    uri = f"sqlite:///{folder}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    sender = Sender(uri)
-    monkeypatch.setattr(MlflowRun, "_start_sender", lambda run: bool(sender.look(run.folder)))
-    return folder
 
 
 def client_of(folder: Path) -> Any:
@@ -669,7 +653,7 @@ def test_a_run_that_is_killed_without_its_server_is_imported_as_killed(
     mlflow_import()
     _, (found,) = runs_in(folder)
     assert found.info.status == "KILLED" and found.info.start_time <= found.info.end_time <= killed
-    assert (found.data.metrics, found.data.params) == ({"x": 0.5}, {"a": "1"})
+    assert (own(found.data.metrics), found.data.params) == ({"x": 0.5}, {"a": "1"})
 
 
 def test_many_runs_of_a_process_wait_for_a_silent_server_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,289 @@
+"""What of a study is in MLflow: parents and children, data, the machine, rollouts, checkpoints, TRL's names."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import runpy
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+
+from grpo.common.files import dvc_hashes, write_json, write_text
+from grpo.study import paths
+from grpo.study.schema import Study
+from grpo.tracking import mlflow_study, system_metrics
+from grpo.tracking.mlflow_client import SYSTEM, MlflowRun
+from grpo.tracking.mlflow_store import end_parents
+from grpo.tracking.mlflow_study import study_state
+from grpo.tracking.mlflow_sync import Sent, sync
+from grpo.tracking.system_metrics import SystemMetrics, parse_gpus
+from grpo.tracking.trl_names import TRL_NAMES
+
+REPOSITORY = Path(__file__).parents[2]
+STATE = {"key": "k", "name": "study toy", "tags": {"study": "toy", "params_digest": "d"}, "settings": {"seeds": [0]}}
+
+
+def uri_of(folder: Path) -> str:
+    return f"sqlite:///{folder}/mlflow.db"
+
+
+def all_runs(folder: Path) -> tuple[MlflowClient, list[Any]]:
+    client = MlflowClient(uri_of(folder))
+    experiment = client.get_experiment_by_name("toy")
+    assert experiment is not None
+    return client, list(client.search_runs([experiment.experiment_id]))
+
+
+@pytest.fixture
+def waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder in which nobody delivers."""
+    monkeypatch.setattr(MlflowRun, "_start_sender", lambda run: False)
+    return folder
+
+
+def ended(run: MlflowRun) -> Path:
+    """The folder of a run that is over, and has not been delivered."""
+    assert run._describe(status="FINISHED", ended=1_800_000_000_000)
+    assert run._metrics is not None
+    run._metrics.close()
+    return run.folder
+
+
+# ---------------------------------------------------------------------------------------------------- parents and children
+
+
+def test_several_processes_make_one_parent(waiting: Path) -> None:
+    folders = [ended(MlflowRun("toy", f"e/{i}", {}, {"experiment": "e"}, STATE)) for i in range(2)]
+    program = "import sys; from pathlib import Path; from grpo.tracking.mlflow_sync import import_folders as go;"
+    program += " print(*go([Path(sys.argv[1])], sys.argv[2]))"
+    command = [sys.executable, "-c", program]
+    started = [subprocess.Popen([*command, str(one), uri_of(waiting)], stdout=subprocess.DEVNULL) for one in folders]
+    assert [process.wait(timeout=120) for process in started] == [0] * 2
+    client, runs = all_runs(waiting)
+    (parent,) = [run for run in runs if "study_key" in run.data.tags]
+    children = [run for run in runs if run is not parent]
+    assert len(children) == 2 and {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert (parent.info.run_name, parent.info.status) == ("study toy", "FINISHED")
+    (settings,) = client.list_artifacts(parent.info.run_id)
+    assert json.loads(Path(client.download_artifacts(parent.info.run_id, settings.path)).read_text()) == {"seeds": [0]}
+
+
+def test_a_parent_goes_on_as_long_as_a_child_does(delivered: Path) -> None:
+    first, second = (MlflowRun("toy", name, {}, {}, STATE) for name in ("first", "second"))
+    first.finish()
+
+    def status() -> str:
+        end_parents(all_runs(delivered)[0])
+        (parent,) = [run for run in all_runs(delivered)[1] if "study_key" in run.data.tags]
+        return str(parent.info.status)
+
+    assert status() == "RUNNING"
+    second.finish()
+    MlflowRun("toy", "third", {}, {}, STATE | {"key": "other"}).finish()  # another state of the study
+    _, runs = all_runs(delivered)
+    assert len([run for run in runs if "study_key" in run.data.tags]) == 2 and len(runs) == 5
+
+
+def test_a_state_is_the_values_and_the_commit(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"git_commit": "a" * 40, "git_changed": "false"}
+    monkeypatch.setattr(mlflow_study, "source_tags", lambda: source)
+    first = study_state(mini_study)
+    assert study_state(mini_study.model_copy()) == first
+    assert first["name"] == f"study mini {first['tags']['params_digest'][:6]} at commit aaaaaaaa"
+    others = [study_state(mini_study.model_copy(update={"seeds": [7]}))]
+    for changed in ({"git_commit": "b" * 40}, {"git_changed": "true"}):
+        monkeypatch.setattr(mlflow_study, "source_tags", lambda changed=changed: source | changed)
+        others.append(study_state(mini_study))
+    assert len({first["key"], *(other["key"] for other in others)}) == 4
+    assert others[0]["settings"]["seeds"] == [7] and others[2]["name"].endswith(" + changes")
+
+
+# ------------------------------------------------------------------------------------------------------ all of a run, twice
+
+
+def checkpoint(folder: Path, update: int) -> None:
+    write_text(folder / "model.safetensors", folder.name)
+    write_json(folder / "metadata.json", {"run": "e/a-0", "kind": folder.name, "step": update, "update": update})
+
+
+def a_whole_run(rows: int = 3) -> MlflowRun:
+    """With all that a run of a study has, in the working folder."""
+    train = write_lines("data/dataset/main/train.jsonl", [{"id": str(i), "question": "?"} for i in range(rows)])
+    validation = write_lines("data/dataset/main/validation.jsonl", [{"id": "v"}])
+    run = MlflowRun("toy", "e/a-0", {"seed": 0}, {"experiment": "e"}, STATE)
+    run.dataset(train, "digest-of-train", "training")
+    run.dataset(validation, "digest-of-validation", "validation")
+    for step in (1, 2):
+        run.log({"train/reward": step / 4, "gradient_norm": 2.0}, step=step)
+        run.log({"val/answer_reward": step / 8, "val/reward": step / 8}, step=step)
+    rollouts: list[dict[str, Any]] = [{"step": 0, "response": "five"}, {"step": 2, "reward": 1.0}]
+    run.table(write_lines("data/runs/e/a-0/rollouts.jsonl", rollouts))
+    for name, update in (("best", 1), ("last", 2)):
+        checkpoint(paths.CHECKPOINTS / "e/a-0" / name, update)
+    run.checkpoints(paths.CHECKPOINTS / "e/a-0")
+    return run
+
+
+def write_lines(name: str, records: list[dict[str, Any]]) -> Path:
+    write_text(Path(name), "".join(json.dumps(record) + "\n" for record in records))
+    return Path(name)
+
+
+@pytest.fixture
+def sent_twice(waiting: Path) -> tuple[MlflowClient, Any]:
+    """A whole run, delivered by one that knows nothing of what was sent before."""
+    run = a_whole_run()
+    machine = SystemMetrics(run.folder / SYSTEM, started=0, gpus=None)
+    machine.next = 0.0
+    machine.look()
+    whole = ended(run)
+    assert [sync(whole, uri_of(waiting), Sent()) for _ in range(2)] == [True, True]
+    client, runs = all_runs(waiting)
+    (run_,) = [run for run in runs if "study_key" not in run.data.tags]
+    assert len(runs) == 2
+    return client, run_
+
+
+def test_datasets_are_inputs(sent_twice: tuple[MlflowClient, Any]) -> None:
+    _, run = sent_twice
+    found = {}
+    for each in run.inputs.dataset_inputs:
+        about, (tag,) = each.dataset, each.tags
+        columns = [column["name"] for column in json.loads(about.schema)["mlflow_colspec"]]
+        found[tag.value] = (about.name, about.digest, json.loads(about.profile), json.loads(about.source), columns)
+    assert found == {
+        "training": (
+            *("dataset/main/train", "digest-of-train", {"num_rows": 3}),
+            *({"uri": "data/dataset/main/train.jsonl"}, ["id", "question"]),
+        ),
+        "validation": (
+            *("dataset/main/validation", "digest-of-validation", {"num_rows": 1}),
+            *({"uri": "data/dataset/main/validation.jsonl"}, ["id"]),
+        ),
+    }
+
+
+def test_rollouts_are_a_table(sent_twice: tuple[MlflowClient, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MLflow itself reads one."""
+    client, run = sent_twice
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
+    import mlflow
+
+    mlflow.set_tracking_uri(client.tracking_uri)
+    try:
+        table = client.load_table(run.info.experiment_id, "rollouts.json")
+    finally:
+        mlflow.set_tracking_uri("")
+    assert list(table) == ["step", "response", "reward"]
+    assert table["step"].tolist() == [0, 2] and table["response"].tolist()[0] == "five" and table["reward"].tolist()[1] == 1.0
+
+
+def test_checkpoints_are_models_without_weights(sent_twice: tuple[MlflowClient, Any], folder: Path) -> None:
+    client, run = sent_twice
+    models = {model.name: model for model in client.search_logged_models([run.info.experiment_id])}
+    assert {output.model_id: output.step for output in run.outputs.model_outputs} == {
+        models["e-a-0-best"].model_id: 1,
+        models["e-a-0-last"].model_id: 2,
+    }
+    best = models["e-a-0-best"]
+    whole, files = dvc_hashes(paths.CHECKPOINTS / "e/a-0")
+    expected = {"dvc.path": "data/checkpoints/e/a-0/best", "dvc.folder": "data/checkpoints/e/a-0", "dvc.md5": whole}
+    assert (expected | {"dvc.md5.model.safetensors": files["best/model.safetensors"]}).items() <= best.tags.items()
+    assert (best.status, best.params["kind"], best.source_run_id) == ("READY", "best", run.info.run_id)
+    linked = {(m.key, m.step, m.value, m.dataset_digest) for m in best.metrics or []}
+    assert linked == {(key, 1, 0.125, "digest-of-validation") for key in ("val/answer_reward", "val/reward")}
+    assert not list((folder / "mlruns").rglob("*.safetensors"))
+
+
+def test_metrics_are_there_under_trls_names_too(sent_twice: tuple[MlflowClient, Any]) -> None:
+    client, run = sent_twice
+    for own, other in (("train/reward", "reward"), ("gradient_norm", "grad_norm"), ("val/reward", "eval_reward")):
+        first, second = (client.get_metric_history(run.info.run_id, key) for key in (own, other))
+        assert len(first) == 2
+        assert [(m.step, m.value, m.timestamp) for m in first] == [(m.step, m.value, m.timestamp) for m in second]
+    assert {key for key in run.data.metrics if key.startswith("system/")} >= {
+        "system/cpu_utilization_percentage",
+        "system/system_memory_usage_megabytes",
+    }
+
+
+def test_the_hash_is_dvcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint(Path("kept/best"), 1)
+    write_text(Path("kept/best-of-all.json"), "ä\r\n")  # sorted by DVC as a path: before or after best/
+    write_text(Path("kept/a b.txt"), "")
+    dvc = str(Path(sys.executable).with_name("dvc"))
+    for command in (["init", "--no-scm", "-q"], ["add", "-q", "kept"]):
+        subprocess.run([dvc, *command], check=True, env=os.environ | {"DVC_NO_ANALYTICS": "1"})
+    whole, files = dvc_hashes(Path("kept"))
+    assert f"md5: {whole}" in Path("kept.dvc").read_text()
+    assert all(Path(".dvc/cache/files/md5", value[:2], value[2:]).exists() for value in files.values())
+
+
+# ------------------------------------------------------------------------------------------------------------ the machine
+
+
+def test_the_machine_is_sampled_ever_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(system_metrics.time, "time", lambda: now)
+    machine = SystemMetrics(tmp_path / "system.jsonl", started=1_000_000, gpus=None)
+    monkeypatch.setattr(machine, "sample", lambda: {"system/x": 1.0})
+    for tenth in range(6000):
+        now = 1000.0 + tenth / 10
+        machine.look()
+    steps = [json.loads(line)["step"] for line in machine.file.read_text().splitlines() if line]
+    gaps = [after - before for before, after in pairwise(steps)]
+    assert steps[:3] == [2, 4, 6] and max(gaps) <= 7 and gaps[-2] >= 5  # a hundredth of the age from 200 s on
+    assert 195 < len(steps) < 220  # 100 in the first 200 s, then 100 ln(600 / 200)
+
+
+def test_a_sample_is_what_the_machine_does() -> None:
+    machine = SystemMetrics(Path("unused"), started=0, gpus=None)
+    while machine.total + 0.5 > system_metrics.cpu_seconds()[1]:
+        math.factorial(2000)
+    found = machine.sample()
+    assert 100 / 2 / (os.cpu_count() or 1) < found["system/cpu_utilization_percentage"] <= 100.001  # one core was busy
+    used = psutil.virtual_memory().used / 1e6
+    assert found["system/system_memory_usage_megabytes"] == pytest.approx(used, rel=0.5)
+
+
+def test_gpus_are_those_of_the_run() -> None:
+    answer = "0, 97, 40960, 81920\n1, [N/A], 0, 81559\nNo devices were found\n"
+    both = parse_gpus(answer, None)
+    assert both == {
+        "system/gpu_0_utilization_percentage": 97.0,
+        "system/gpu_0_memory_usage_megabytes": pytest.approx(42949.67296),
+        "system/gpu_0_memory_usage_percentage": 50.0,
+        "system/gpu_1_memory_usage_megabytes": 0.0,
+        "system/gpu_1_memory_usage_percentage": 0.0,
+    }
+    assert {key[:12] for key in parse_gpus(answer, "1")} == {"system/gpu_1"}
+    assert parse_gpus(answer, "GPU-8f2c") == both and parse_gpus("", None) == {}
+
+
+# ---------------------------------------------------------------------------------------------------------- names and links
+
+
+def test_the_page_has_the_names_of_trl() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", (REPOSITORY / "docs/tracking.md").read_text(), flags=re.M)
+    assert dict(rows) == TRL_NAMES
+
+
+def test_links_open_the_training_view_of_each_study(delivered: Path) -> None:
+    MlflowRun("toy", "e/a-0", {}, {}, STATE).finish()
+    links = runpy.run_path(str(REPOSITORY / "workflow/mlflow_ui.py"))["links"](uri_of(delivered), "http://127.0.0.1:5000/")
+    _, runs = all_runs(delivered)
+    page = f"http://127.0.0.1:5000/#/experiments/{runs[0].info.experiment_id}/runs?"
+    assert len(links) == 2 and all(line.partition(": ")[2].startswith(page) for line in links)
+    asked = parse_qs(links[0].partition("?")[2])
+    assert asked == {"workflowType": ["machine_learning"], "orderByKey": ["tags.`mlflow.runName`"], "orderByAsc": ["true"]}

@@ -34,4 +34,5 @@ def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, token
         settings.optimizer,
         settings.offload_reference,
         world,
+        settings.device if settings.fully_shard else None,
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo.common.errors import UserError
+from grpo.models.sharding import fill, gather
 
 BETAS = 0.9, 0.95
 EPSILON = 1e-8
@@ -61,7 +62,7 @@ class AdamW:
         """Go on from a :meth:`state_dict`."""
         for name, tensors in self.state_dict().items():
             for tensor, saved in zip(tensors, state[name], strict=True):
-                tensor.copy_(saved)
+                fill(tensor, saved)
 
 
 class Optimizer:
@@ -113,7 +114,7 @@ class Optimizer:
     def clip(self, max_norm: float) -> Tensor:
         """Clip the gradients to a norm; returns the norm before, a number on the device, for which nothing has waited yet."""
         self.gradients()
-        return torch.nn.utils.clip_grad_norm_(self.weights, max_norm)
+        return gather(torch.nn.utils.clip_grad_norm_(self.weights, max_norm))
 
     def finish(self, norm: float, loss: float) -> bool:
         """Take a step, and free the gradients, which would lie beside the engine's memory until the next update.
@@ -145,7 +146,7 @@ class Optimizer:
         with torch.no_grad():
             for weight, saved in zip(self.weights, state["weights"], strict=True):
                 if saved is not None:
-                    weight.copy_(saved)
+                    fill(weight, saved)
 
 
 def _add_to(weight: Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def make_engine(
         )
     from grpo.rollout.transformers_engine import TransformersEngine
 
-    return TransformersEngine(model, tokenizer, engine.max_batch_size, world)
+    own = copy.deepcopy(model).to(engine.device) if learner.fully_shard else model
+    return TransformersEngine(own, tokenizer, engine.max_batch_size, world)
 
 
 def memory_share(study: Study, config: RunConfig | None) -> float:

@@ -92,7 +92,8 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     other.restore(found["state"])
     for each in (learner, other):
         each.sft_update(*ids_of(rollouts))
-    found["resumed"] = all(torch.equal(a, b) for (_, a), (_, b) in zip(weights_of(learner.model), weights_of(other.model)))
+    after, resumed = (dict(weights_of(each.model)) for each in (learner, other))
+    found["resumed"] = all(torch.equal(after[name], weight) for name, weight in resumed.items())
     return found
 
 

@@ -36,8 +36,8 @@ With ``learner.fully_shard`` (:mod:`grpo.models.sharding`) each of P processes, 
 - weights                4N / P, in float32; there is no other copy
 - moments                8N / P
 - starting weights       bN / P
-- gathered weights       b (R + 2 S), while it computes: R of the embeddings, the last norm and the head, S of a layer, of which the
-                         next is gathered while one computes; while vLLM takes the weights, the largest of them, b V d
+- gathered weights       b (R + 2 S), while it computes: R of the embeddings, the last norm and the head, S of a layer, the
+                         next of which is gathered meanwhile; b V d while vLLM takes them, one weight at a time
 - gradients              4N, as microbatches are summed before the processes' sums are: whole on each GPU
 - reduced gradients      4N / P, which take their place in the last microbatch, and 4 (R + S) of what is being sent
 
@@ -131,8 +131,8 @@ class Shape:
         return norms_and_linear + attention * (self.queries + self.keys)
 
 
-# From the models' config.json on the Hub. The parameters that these give are those of the model cards: 1.54, 7.61 (Qwen2.5, arXiv
-# 2412.15115, Table 1 and its model cards) and 0.6 billion; 1.31, 6.53 and 0.44 without embeddings.
+# From the models' config.json on the Hub. The parameters that these give are those of the model cards: 1.54, 7.61 and 0.6
+# billion; 1.31, 6.53 and 0.44 without embeddings.
 SHAPES = {
     "Qwen/Qwen2.5-Math-1.5B": Shape(28, 1536, 8960, 12, 2, 128, 151936, 4096, True, attention_bias=True),
     "Qwen/Qwen2.5-Math-7B": Shape(28, 3584, 18944, 28, 4, 128, 152064, 4096, False, attention_bias=True),

@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from grpo.common.errors import UserError
-from grpo.common.world import World
+
+if TYPE_CHECKING:
+    from grpo.common.world import World
 
 Result = TypeVar("Result")
 Row = TypeVar("Row")

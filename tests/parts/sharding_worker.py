@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from model_parts import SMALLER, tiny_model
-from parallel_worker import VOCABULARY, ids_of, make_rollouts
+from parallel_worker import ids_of, make_rollouts
 from torch import Tensor
 from training_parts import scored
 
 from grpo.common.world import ALONE, World, init_world
 from grpo.learner.learner import Learner
 from grpo.models.qwen2_format import TransformerConfig
-from grpo.models.sharding import gather, weights_of
+from grpo.models.sharding import gather, weights_of, whole_model
+from grpo.models.tokenizer import train_tokenizer
 from grpo.models.transformer import TransformerLM
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
 from grpo.training.state import copy_to_cpu
 
 UPDATES = 3
+TOKENIZER = train_tokenizer(["Mia has 3 apples."], vocab_size=257)
+VOCABULARY = 320  # the tokenizer's, and more
 LARGE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "tie_word_embeddings": False}
 
 
@@ -70,7 +78,9 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
         loss_type="grpo_clip",
         measure_kl=True,
     )
-    learner = Learner(make_model(), config, 0, budget, world=world, shard_on=shard_on)
+    model = make_model()
+    engine = TransformersEngine(copy.deepcopy(model), TOKENIZER, world=world)
+    learner = Learner(model, config, 0, budget, world=world, shard_on=shard_on)
     gradients = gradients_of_steps(learner)
     rollouts = make_rollouts()
     generator = torch.Generator().manual_seed(1)
@@ -83,6 +93,10 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     found["log_probs"] = torch.cat(learner.log_probs(rollouts))
     found["drift"] = learner.drift(rollouts)
     found["weights"] = {name: weight.clone() for name, weight in weights_of(learner.model)}
+    engine.synchronize(learner.model, policy_version=1)
+    groups = engine.generate([[5, 6], [7], [8, 9, 10]], SamplingParams(max_tokens=6), n=2, seed=0)
+    found["sampled"] = [one.token_ids for group in world.join(groups) for one in group]
+    found["checkpoint"] = saved(whole_model(learner.model, keep=world.rank == 0))
     optimizer = learner.optimizer
     found["bytes"] = sum(map(held, [*optimizer.weights, *optimizer.adamw.means, *optimizer.adamw.squares]))
     found["bytes of the model"] = sum(map(held, learner.model.parameters()))
@@ -95,6 +109,15 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     after, resumed = (dict(weights_of(each.model)) for each in (learner, other))
     found["resumed"] = all(torch.equal(after[name], weight) for name, weight in resumed.items())
     return found
+
+
+def saved(model: Any) -> dict[str, str]:
+    """By file the SHA-256 of what the model is as a checkpoint."""
+    if model is None:
+        return {}
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(folder).iterdir()}
 
 
 def gradients_of_steps(learner: Learner) -> list[Tensor]:
@@ -120,6 +143,6 @@ def held(tensor: Any) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     this_world = init_world("cpu")
-    done = {case: {way: compute(case, this_world, way) for way in (None, "cpu")} for case in CASES}
+    done = {case: {way: compute(case, this_world, way) for way in (None, "cpu")} for case in sys.argv[2:]}
     torch.save(done, Path(sys.argv[1]) / f"{this_world.rank}.pt")
     this_world.destroy()

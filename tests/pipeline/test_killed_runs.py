@@ -26,7 +26,7 @@ import torch
 from mlflow.tracking import MlflowClient
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
-from study_parts import activate
+from study_parts import activate, shard_learner
 
 REPOSITORY = Path(__file__).parents[2]
 OFF_POLICY = {
@@ -408,35 +408,31 @@ def test_a_sharded_run_of_which_a_process_is_killed_ends_with_the_same_bytes(vic
     (saved,) = {path.parent for path in folder.glob("data/state/runs/*/*/*/step-*")}
     newest = max(saved.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
     state = torch.load(newest / "state.pt", weights_only=True)["parts"]["learner"]  # runs no code, and holds all of it
-    assert {name: each.shape for name, each in state["model"].items() if name in alone} == {n: w.shape for n, w in alone.items()}
+    assert {name: each.shape for name, each in state["model"].items() if name in alone} == {
+        n: w.shape for n, w in alone.items()
+    }
     again = subprocess.run([*TRAIN, *GRPO], cwd=folder, env=_environment(), check=True, capture_output=True, text=True)
     assert again.stdout.count("resumed after step") == 1
     assert results(folder) == expected
     found = load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}-0/last/model.safetensors")
     start = load_file(folder / "data/model/main/model.safetensors")
     off, moved = (sum((a[n] - b[n]).square().sum() for n in start) for a, b in ((found, alone), (alone, start)))
-    assert found.keys() == alone.keys() and 0 < moved and off < 1e-6 * moved
+    assert found.keys() == alone.keys() and moved > 0 and off < 1e-6 * moved
 
 
 @pytest.fixture(scope="module")
 def sharded(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str], dict[str, torch.Tensor]]:
-    """A folder whose runs are sharded over two processes, the results there of one that nobody disturbs, and the weights with which
-    one process ends.
-    """
+    """A folder whose runs are sharded over two processes, the results of an undisturbed one, and the weights of one process."""
     folder = clone(project, tmp_path_factory.mktemp("alone") / "project")
     yaml = YAML()
     study = yaml.load(folder / "params.yaml")
-    # Without those that cannot be sharded, and with a reward that is earned now and then.
-    for name in ("grpo_lora", "grpo_async_offpolicy"):
-        study["experiments"][name]["arms"] = {}
-        study["select_in"].remove(name)
-    study["folder"] = "own"
+    study["folder"] = "own"  # of a reward that is earned now and then
     study["grpo"]["reward"] = "odd:odd"
     (folder / "own").mkdir()
     (folder / "own/odd.py").write_text("def odd(completion_ids, **_):\n    return [len(ids) % 2 for ids in completion_ids]\n")
     yaml.dump(study, folder / "params.yaml")
     whole = clone(folder, tmp_path_factory.mktemp("sharded") / "project")
-    study["learner"] |= {"processes": 2, "fully_shard": True}
+    shard_learner(study)
     yaml.dump(study, whole / "params.yaml")
     ready = clone(whole, tmp_path_factory.mktemp("ready") / "project")
     for each in (folder, whole):

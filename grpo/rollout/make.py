@@ -64,7 +64,8 @@ def make_engine(
         )
     from grpo.rollout.transformers_engine import TransformersEngine
 
-    own = copy.deepcopy(model).to(engine.device) if learner.fully_shard else model
+    # A learner that shards the model has no use for it whole; stages that only evaluate have none.
+    own = copy.deepcopy(model).to(engine.device) if learner.fully_shard and world.size > 1 else model
     return TransformersEngine(own, tokenizer, engine.max_batch_size, world)
 
 

@@ -31,6 +31,16 @@ and for a while:
 
 AdamW's step, one kernel, takes no more.
 
+With ``learner.fully_shard`` (:mod:`grpo.models.sharding`) each of P processes, on a GPU of its own, holds
+
+- weights                4N / P, in float32; there is no other copy
+- moments                8N / P
+- starting weights       bN / P
+- gathered weights       b (R + 2 S), while it computes: R of the embeddings, the last norm and the head, S of a layer, the
+                         next of which is gathered meanwhile; b V d while vLLM takes them, one weight at a time
+- gradients              4N, as microbatches are summed before the processes' sums are: whole on each GPU
+- reduced gradients      4N / P, which take their place in the last microbatch, and 4 (R + S) of what is being sent
+
 Held by vLLM while it samples: ``gpu_memory_utilization`` times the card, of which weights, its work space and CUDA's graphs go
 off; the rest is for keys and values, 2 b L k a token. A sleeping engine holds nothing.
 """
@@ -85,12 +95,20 @@ class Shape:
     @property
     def parameters(self) -> int:
         """N."""
+        return self.parameters_around + self.num_hidden_layers * self.parameters_of_layer
+
+    @property
+    def parameters_around(self) -> int:
+        """R, of the embeddings, the last norm and the head."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + self.hidden_size
+
+    @property
+    def parameters_of_layer(self) -> int:
+        """S."""
         d, queries, keys = self.hidden_size, self.queries, self.keys
         attention = 2 * d * queries + 2 * d * keys + self.attention_bias * (queries + 2 * keys)
         attention += self.query_key_norm * 2 * self.head_dim
-        layer = attention + 3 * d * self.intermediate_size + 2 * d
-        embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self.num_hidden_layers * layer + d
+        return attention + 3 * d * self.intermediate_size + 2 * d
 
     @property
     def queries(self) -> int:
@@ -113,10 +131,11 @@ class Shape:
         return norms_and_linear + attention * (self.queries + self.keys)
 
 
-# From the models' config.json on the Hub. The parameters that these give are those of the model cards: 1.54 and 0.6 billion,
-# 1.31 and 0.44 without embeddings.
+# From the models' config.json on the Hub. The parameters that these give are those of the model cards: 1.54, 7.61 and 0.6
+# billion; 1.31, 6.53 and 0.44 without embeddings.
 SHAPES = {
     "Qwen/Qwen2.5-Math-1.5B": Shape(28, 1536, 8960, 12, 2, 128, 151936, 4096, True, attention_bias=True),
+    "Qwen/Qwen2.5-Math-7B": Shape(28, 3584, 18944, 28, 4, 128, 152064, 4096, False, attention_bias=True),
     "Qwen/Qwen3-0.6B": Shape(28, 1024, 3072, 16, 8, 128, 151936, 40960, True, query_key_norm=True),
 }
 
@@ -172,7 +191,8 @@ def saved_state_bytes(study: Study, shape: Shape) -> int:
     (:mod:`grpo.training.state`).
     """
     frozen = 0 if _trains_all(study) else shape.parameters * BYTES[study.learner.dtype]
-    return round(sum(_held(study, shape).values()) * GIB) - frozen
+    each = study.learner.processes if study.learner.fully_shard else 1  # a state is whole
+    return round(sum(_held(study, shape).values()) * each * GIB) - frozen
 
 
 @dataclass(frozen=True)
@@ -217,7 +237,8 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     engine, learner = _device(study.engine.device), _device(study.learner.device)
     held = _held(study, shape)
     precision = BYTES[study.learner.dtype]
-    reference = {"starting weights": shape.parameters * precision / GIB} if _measures_kl(study) else {}
+    each = study.learner.processes if study.learner.fully_shard else 1
+    reference = {"starting weights": shape.parameters * precision / each / GIB} if _measures_kl(study) else {}
     stays = {} if study.learner.offload_reference else reference
     sampling = {"the engine": _engine_gib(study, shape, card_gib)}
     awake = sampling if engine == learner and not sleeps(study, follows_policy=True) else {}
@@ -226,17 +247,18 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     gradients = {"gradients": 4 * trained / GIB}
     output = (4 + precision) * shape.vocab_size * shape.hidden_size / GIB if _trains_all(study) else 0.0
     rest = {"reserve": RESERVE_GIB}
+    gathered, reduced, handed_over = _of_sharding(study, shape)
     found = []
     if learner != "cpu":
         backward = {"activations": _activations_gib(study, shape), **logits, "gradient of the output": output}
         found += [
-            Phase("backward pass", learner, held | stays | gradients | backward | awake | rest),
-            Phase("optimizer step", learner, held | stays | gradients | awake | rest),
+            Phase("backward pass", learner, held | stays | gathered | gradients | reduced | backward | awake | rest),
+            Phase("optimizer step", learner, held | stays | (reduced or gradients) | awake | rest),
         ]
         if reference:
-            found.append(Phase(USES_REFERENCE, learner, held | reference | logits | awake | rest))
+            found.append(Phase(USES_REFERENCE, learner, held | reference | gathered | logits | awake | rest))
     if engine != "cpu":
-        together = held | stays if engine == learner else {}
+        together = held | stays | handed_over if engine == learner else {}
         found.insert(0, Phase("rollouts", engine, together | sampling | rest))
     return found
 
@@ -257,7 +279,10 @@ def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
         if "the engine" in phase.parts and study.engine.name == "vllm":
             remedies.append("lower grpo.gpu_memory_utilization")
             remedies += ["set engine.sleep_level to 2"] if phase.name != "rollouts" else []
-        if "moments" in phase.parts:
+        if "moments" in phase.parts and learner.fully_shard:
+            remedies.append("raise learner.processes")
+        elif "moments" in phase.parts:
+            remedies += ["set learner.fully_shard"] if learner.processes > 1 else []
             remedies += ["set learner.optimizer to adamw_8bit"] if learner.optimizer == "adamw" else []
             remedies += ["set learner.dtype to bfloat16"] if learner.dtype == "float32" and "activations" in phase.parts else []
             idle = "starting weights" in phase.parts and phase.name != USES_REFERENCE and not learner.offload_reference
@@ -309,10 +334,29 @@ def table(study: Study, shape: Shape, card_gib: float) -> str:
 def _held(study: Study, shape: Shape) -> dict[str, float]:
     """What the learner holds in every phase."""
     n, precision = trained_parameters(study, shape), BYTES[study.learner.dtype]
+    if study.learner.fully_shard:
+        each = study.learner.processes
+        return {"weights": 4 * n / each / GIB, "moments": 8 * n / each / GIB}
     moments = 2 * n * (1 + 4 / 256) if study.learner.optimizer == "adamw_8bit" else 8 * n
     copy = 4 * n if precision < 4 else 0
     weights = shape.parameters + (0 if _trains_all(study) else n)
     return {"weights": precision * weights / GIB, "float32 copy": copy / GIB, "moments": moments / GIB}
+
+
+def _of_sharding(study: Study, shape: Shape) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """What ``learner.fully_shard`` takes besides: while a model computes, while gradients are reduced, and while vLLM takes the
+    weights.
+    """
+    if not study.learner.fully_shard:
+        return {}, {}, {}
+    precision, around, of_layer = BYTES[study.learner.dtype], shape.parameters_around, shape.parameters_of_layer
+    reduced = 4 * (shape.parameters / study.learner.processes + around + of_layer)
+    handed_over = precision * shape.vocab_size * shape.hidden_size
+    return (
+        {"gathered weights": precision * (around + 2 * of_layer) / GIB},
+        {"reduced gradients": reduced / GIB},
+        {"gathered weights": handed_over / GIB},
+    )
 
 
 def _measures_kl(study: Study) -> bool:

@@ -34,6 +34,7 @@ from grpo.learner.microbatches import (
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.learner.optimizer import Optimizer
 from grpo.models.lora import adapter_weights, without_adapters
+from grpo.models.sharding import is_sharded, load_weights, shard
 from grpo.models.traits import traits_of
 from grpo.study.methods import GrpoConfig, RunConfig
 
@@ -71,6 +72,8 @@ class Learner:
         offload_reference: keep the starting weights in the CPU's memory while they are not needed.
         world: the processes that share the work; each has a learner of the same model and arguments, and calls its methods
             with the same whole batches.
+        shard_on: ``cpu`` or ``cuda``, where each of them is to hold only its share of the weights, gradients and moments
+            (:mod:`grpo.models.sharding`); None: all of them.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Learner:
         offload_reference: bool = False,
         world: World = ALONE,
         packing: bool = True,
+        shard_on: str | None = None,
     ):
         # Training mode, because gradient checkpointing does nothing without it; the models trained here have no dropout.
         self.model = model.train()
@@ -93,9 +97,12 @@ class Learner:
         self.measures_kl = isinstance(config, GrpoConfig) and config.measure_kl
         wanted = self.measures_kl and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
-        self.reference_home = "cpu" if offload_reference else model.device
-        if self.reference is not None:
-            self.reference.to(self.reference_home)
+        if shard_on is not None:
+            for each in filter(None, (self.reference, model)):
+                shard(each, world, shard_on)
+        self.offloads = offload_reference
+        if self.reference is not None and self.offloads:
+            self.reference.to("cpu")
         if isinstance(config, GrpoConfig):
             self.loss, self.own_metrics = bind_loss(config.loss_type, config.loss_options)
             if taken := [name for name in self.own_metrics if name in _COLUMNS]:
@@ -212,7 +219,7 @@ class Learner:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a :meth:`state`."""
-        self.model.load_state_dict(state["model"], strict=self.config.lora is None)
+        load_weights(self.model, state["model"], strict=self.config.lora is None)
         self.optimizer.restore(state["optimizer"])
 
     @property
@@ -245,8 +252,9 @@ class Learner:
             with without_adapters(self.model, merge=False) as model:
                 yield model
         else:
-            yield self.reference.to(self.model.device)
-            self.reference.to(self.reference_home)
+            yield self.reference.to(self.model.device) if self.offloads else self.reference
+            if self.offloads:
+                self.reference.to("cpu")
 
     def _backward(self, batch: TrainBatch, micro: Microbatch, totals: dict[str, Tensor], extreme: dict[str, Tensor]) -> None:
         """Add a microbatch's gradient to the others', and its tokens to ``totals`` and ``extreme``, which stay on the device.
@@ -305,7 +313,8 @@ class Learner:
             the totals over all ranks, this one's extremes, the norm before clipping, and whether the step was taken.
         """
         over_all = torch.stack(list(totals.values()))
-        self.world.all_reduce([*self.optimizer.gradients(), over_all])
+        gradients = [] if is_sharded(self.model) else self.optimizer.gradients()  # these are reduced in the backward pass
+        self.world.all_reduce([*gradients, over_all])
         norm = self.optimizer.clip(self.config.max_grad_norm)
         # The one time in an update that the host waits for the device.
         *found, norm_found = torch.cat([over_all, torch.stack([*extreme.values(), norm]).double()]).tolist()
@@ -316,14 +325,14 @@ class Learner:
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
         """This process's share of the batch."""
         temperature = self.config.sampling_temperature if temperature is None else temperature
-        budget, share = self.max_tokens, self.world.share
+        budget = self.max_tokens
         if budget is None:
             parts = neighbours(len(prompts), self.config.micro_train_batch_size)
         elif self.packs:
-            return packed_microbatches(model, prompts, responses, budget, temperature, share)
+            return packed_microbatches(model, prompts, responses, budget, temperature, self.world)
         else:
             parts = of_like_length(prompts, responses, budget)
-        return padded_microbatches(model, prompts, responses, parts[share], self.pad_token_id, temperature)
+        return padded_microbatches(model, prompts, responses, parts, self.pad_token_id, temperature, self.world)
 
 
 def token_ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

@@ -37,4 +37,5 @@ def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, token
         settings.offload_reference,
         world,
         settings.packing,
+        settings.device if settings.fully_shard else None,
     )

@@ -8,22 +8,25 @@ GPU, to learn how long the result is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from grpo.common.world import ALONE, World
 from grpo.learner.chunked import chunked_log_probs, log_probs_of
-from grpo.learner.packing import PackedRow, fill_rows, pack
+from grpo.learner.packing import PackedRow, Segment, fill_rows, pack
 from grpo.learner.padding import pad_and_shift
 from grpo.models.packed_attention import NO_MASK
+from grpo.models.sharding import computing_dtype, forward, shares
 from grpo.models.traits import traits_of
 from grpo.models.transfer import send
 
 Ids = Sequence[Sequence[int]]
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Microbatch:
 
 
 def packed_microbatches(
-    model: Any, prompts: Ids, responses: Ids, max_tokens: int, temperature: float = 1.0, share: slice = slice(None)
+    model: Any, prompts: Ids, responses: Ids, max_tokens: int, temperature: float = 1.0, world: World = ALONE
 ) -> Iterator[Microbatch]:
     """Packed rows, one after the other, so that one's activations are freed before the next.
 
@@ -57,27 +60,50 @@ def packed_microbatches(
         prompts, responses: token ids; a response without tokens is left out.
         max_tokens: budget of a row.
         temperature: the logits are divided by it.
-        share: which of the rows.
+        world: the processes that share the rows.
     """
-    for segments in fill_rows(prompts, responses, max_tokens)[share]:
-        yield _packed(model, pack(segments, prompts, responses), temperature)
+
+    def compute(segments: list[Segment]) -> Microbatch:
+        return _packed(model, pack(segments, prompts, responses), temperature)
+
+    return _each(model, fill_rows(prompts, responses, max_tokens), compute, world)
 
 
 def padded_microbatches(
-    model: Any, prompts: Ids, responses: Ids, parts: Sequence[list[int]], pad_token_id: int, temperature: float = 1.0
+    model: Any,
+    prompts: Ids,
+    responses: Ids,
+    parts: Sequence[list[int]],
+    pad_token_id: int,
+    temperature: float = 1.0,
+    world: World = ALONE,
 ) -> Iterator[Microbatch]:
     """The reference: some responses at a time, with a copy of the prompt each, padded to the longest.
 
     Args:
         parts: the positions in the batch that go together, of :func:`neighbours` or :func:`of_like_length`.
+        world: the processes that share the parts.
     """
-    for members in parts:
+
+    def compute(members: list[int]) -> Microbatch:
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
         width, lengths = tensors["labels"].shape[1], [len(responses[i]) for i in members]
         source = _ranges([row * width + len(prompts[i]) - 1 for row, i in enumerate(members)], lengths)
         # Padding stands on the right, where causal attention hides it from every real token: no attention mask is needed.
         inputs = {"input_ids": send(tensors["input_ids"], model.device)}
-        yield _predicted(model, inputs, source, tensors["labels"].take(source), members, lengths, temperature)
+        return _predicted(model, inputs, source, tensors["labels"].take(source), members, lengths, temperature)
+
+    return _each(model, parts, compute, world)
+
+
+def _each(model: Any, rows: Sequence[Row], compute: Callable[[Row], Microbatch], world: World) -> Iterator[Microbatch]:
+    """This process's share of the rows, computed one after the other."""
+    for row, counts in shares(model, rows, world):
+        microbatch = compute(row)
+        if counts:
+            yield microbatch
+        elif torch.is_grad_enabled():
+            microbatch.log_probs[:0].sum().backward()  # type: ignore[no-untyped-call] # zeros
 
 
 def neighbours(count: int, size: int) -> list[list[int]]:
@@ -108,7 +134,7 @@ def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
         "input_ids": send(row.input_ids, device),
         "position_ids": send(row.position_ids, device),
         "attention_mask": NO_MASK,
-        "shared": row.layout.on(device, model.dtype),
+        "shared": row.layout.on(device, computing_dtype(model)),
     }
     return _predicted(model, inputs, row.source, row.labels, row.members, row.lengths, temperature)
 
@@ -135,9 +161,7 @@ def _predicted(
     device = model.device
     placed, labels = send(source, device), send(labels, device)
     if traits_of(model).linear_head:
-        states = model.base_model(**inputs, use_cache=False).last_hidden_state
-        hidden = states.flatten(0, 1).index_select(0, placed)
-        computed = chunked_log_probs(hidden, model.get_output_embeddings().weight, labels, temperature)
+        computed = forward(model, _by_linear_head, inputs, placed, labels, temperature)
     else:
         logits = model(**inputs, use_cache=False).logits.flatten(0, 1).index_select(0, placed)
         computed = log_probs_of(logits, labels, temperature)
@@ -146,6 +170,15 @@ def _predicted(
     mask = torch.arange(longest, device=device) < send(torch.tensor(lengths), device)[:, None]
     tokens = _ranges([row * longest for row in range(len(lengths))], lengths)
     return Microbatch(members, log_probs, mask, entropy, send(tokens, device))
+
+
+def _by_linear_head(
+    model: Any, inputs: dict[str, Any], placed: Tensor, labels: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies (response tokens,), without logits; arguments as of :func:`_predicted`."""
+    states = model.base_model(**inputs, use_cache=False).last_hidden_state
+    hidden = states.flatten(0, 1).index_select(0, placed)
+    return chunked_log_probs(hidden, model.get_output_embeddings().weight, labels, temperature)
 
 
 def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo.common.errors import UserError
+from grpo.models.sharding import computing_dtype, fill, gather, is_sharded
 
 BETAS = 0.9, 0.95
 EPSILON = 1e-8
@@ -62,7 +63,7 @@ class AdamW:
         """Go on from a :meth:`state_dict`."""
         for name, tensors in self.state_dict().items():
             for tensor, saved in zip(tensors, state[name], strict=True):
-                tensor.copy_(saved)
+                fill(tensor, saved)
 
 
 class LossScale:
@@ -115,7 +116,8 @@ class Optimizer:
             if parameter is not weight:
                 parameter.register_post_accumulate_grad_hook(_add_to(weight))  # type: ignore[attr-defined, no-untyped-call]
         self.adamw = _adamw(name, self.weights, learning_rate, weight_decay)
-        self.scale = LossScale() if any(p.dtype == torch.float16 for p in model.parameters()) else None
+        computing = {computing_dtype(model)} if is_sharded(model) else {p.dtype for p in model.parameters()}
+        self.scale = LossScale() if torch.float16 in computing else None
 
     @property
     def learning_rate(self) -> float:
@@ -152,7 +154,7 @@ class Optimizer:
         gradients = self.gradients()
         if self.scale is not None:
             torch._foreach_mul_(gradients, 1 / self.scale.value)
-        return torch.nn.utils.clip_grad_norm_(self.weights, max_norm)
+        return gather(torch.nn.utils.clip_grad_norm_(self.weights, max_norm))
 
     def finish(self, norm: float, loss: float) -> bool:
         """Take a step, and free the gradients, which would lie beside the engine's memory until the next update.
@@ -190,7 +192,7 @@ class Optimizer:
         with torch.no_grad():
             for weight, saved in zip(self.weights, state["weights"], strict=True):
                 if saved is not None:
-                    weight.copy_(saved)
+                    fill(weight, saved)
 
 
 def _add_to(weight: Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def make_engine(
         )
     from grpo.rollout.transformers_engine import TransformersEngine
 
-    return TransformersEngine(model, tokenizer, engine.max_batch_size, world)
+    # A learner that shards the model has no use for it whole; stages that only evaluate have none.
+    own = copy.deepcopy(model).to(engine.device) if learner.fully_shard and world.size > 1 else model
+    return TransformersEngine(own, tokenizer, engine.max_batch_size, world)
 
 
 def memory_share(study: Study, config: RunConfig | None) -> float:

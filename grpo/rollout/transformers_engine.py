@@ -17,6 +17,7 @@ from grpo.common.errors import UserError
 from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
 from grpo.models.decoding import CopiedPrompts, SharedPrompts
+from grpo.models.sharding import fill, is_sharded, weights_of
 from grpo.models.traits import traits_of
 from grpo.rollout.engine import SamplingParams, require_room
 
@@ -25,7 +26,8 @@ COMPACT_BELOW = 0.8  # drop finished sequences once fewer than this share of the
 
 
 class TransformersEngine:
-    """Samples from the very module the learner trains (or any other), so its weights need no copying.
+    """Samples from the very module the learner trains (or any other), so its weights need no copying, unless the learner shards
+    them: then it has a whole model of its own.
 
     Args:
         model: as :func:`grpo.models.checkpoint.load_model` gives it.
@@ -47,8 +49,13 @@ class TransformersEngine:
         self._stop_token_ids: dict[tuple[str, ...], torch.Tensor] = {}
 
     def synchronize(self, model: Any, policy_version: int) -> None:
-        """Use ``model`` from now on."""
-        self.model = model
+        """Use ``model`` from now on, or, where each process holds a share of it, its weights."""
+        if is_sharded(model):
+            own = self.model.state_dict()
+            for name, weight in weights_of(model):
+                fill(own[name], weight)
+        else:
+            self.model = model
         self.policy_version = policy_version
 
     @torch.inference_mode()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo.models.lora import without_adapters
+from grpo.models.sharding import computing_dtype, gather, weights_of
 
 
 def put_weights(llm: Any, model: Any) -> None:
@@ -18,8 +19,8 @@ def put_weights(llm: Any, model: Any) -> None:
     """
     with without_adapters(model, merge=True):
         # Where the head is the embedding some of vLLM's models (Gemma) have none, and refuse its weight.
-        state = {name: tensor for name, tensor in model.state_dict().items() if name != HEAD or _has_head(llm)}
-        weights = ((name, tensor.detach()) for name, tensor in state.items())
+        without = () if _has_head(llm) else (HEAD,)
+        weights = ((name, tensor) for name, tensor in weights_of(model) if name not in without)
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     llm.reset_prefix_cache()
 
@@ -62,7 +63,7 @@ def checksums_of_policy(model: Any, names: Iterable[str]) -> dict[str, tuple[flo
     for name in names:
         stack = None if name in state else next((key for key in STACKED if f".{key}." in name), None)  # Phi-3 has them stacked
         parts = [name] if stack is None else [name.replace(stack, part) for part in STACKED[stack]]
-        found[name] = checksum(torch.cat([state[part] for part in parts]))
+        found[name] = checksum(torch.cat([gather(state[part], computing_dtype(model)) for part in parts]))
     return found
 
 

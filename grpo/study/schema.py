@@ -327,6 +327,12 @@ class Study(Section):
         defaults = self.defaults(entry.method)
         config = apply_overrides(defaults, resolved(defaults, overrides, path), path)
         self._check_formats(f"{path}: prompt", entry.task, [config.prompt])
+        for what in ("lora", "asynchronous"):
+            if getattr(config, what, None) is not None and self.for_task(entry.task).learner.fully_shard:
+                raise ValueError(
+                    f"{path}.{what}: not with learner.fully_shard. Set that to false, or leave {experiment} out "
+                    "(`experiments: {without: [...]}`)"
+                )
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             self._check_start(f"{path}.start_from", config.start_from)
 

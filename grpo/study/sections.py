@@ -128,6 +128,7 @@ class LearnerSettings(Section):
     compile: bool = False  # torch.compile: 10 to 15% faster on CPU, after 5 to 20 s of compiling
     # Train a run together, as torchrun starts them, each on its share of the questions: one GPU each, or cores of the CPU.
     processes: PositiveInt = 1
+    fully_shard: bool = False  # each of them holds its share of weights, gradients and moments only, for models beyond one GPU
 
     @model_serializer(mode="wrap")
     def _without_what_is_usual(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -140,6 +141,24 @@ class LearnerSettings(Section):
         if self.processes > 1 and self.device not in {"cpu", "cuda"}:
             raise ValueError(f"device {self.device!r} names one GPU for {self.processes} processes: use device cuda")
         return self
+
+    @model_validator(mode="after")
+    def _can_be_sharded(self) -> LearnerSettings:
+        wrong = {
+            "processes is 1: set it to 2 or more": self.processes == 1,
+            "compile is on: set it to false": self.compile,
+            "optimizer is adamw_8bit: set it to adamw": self.optimizer != "adamw",
+            "offload_reference is on: set it to false, as the starting weights are sharded too": self.offload_reference,
+        }
+        if self.fully_shard and any(wrong.values()):
+            raise ValueError(f"fully_shard: {'; '.join(text for text, found in wrong.items() if found)}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Runs that are not sharded are recorded, and told from others, as before any were."""
+        values: dict[str, Any] = values_of(self)
+        return {key: value for key, value in values.items() if key != "fully_shard" or value}
 
 
 class BestOfN(Section):

@@ -50,6 +50,7 @@ SHARED_CODE = (
     "grpo/models/lora.py",
     "grpo/models/packed_attention.py",
     "grpo/models/prefix_attention.py",
+    "grpo/models/sharding.py",
     "grpo/models/transfer.py",
     "grpo/models/varlen_attention.py",
     "grpo/models/qwen2_format.py",

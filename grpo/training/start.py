@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from grpo.common.cpu import start_threads
 from grpo.common.files import write_json
 from grpo.common.imports import require_extra
 from grpo.common.interruption import stop_after_the_step
-from grpo.common.world import init_world
+from grpo.common.world import World, init_world
 from grpo.learner.losses import bind_loss
 from grpo.learner.make import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
+from grpo.models.sharding import whole_model
+from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.make import make_engine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun
@@ -114,7 +117,9 @@ def start_here(study: Study, run: EffectiveRun, ctx: RunContext[Any], check_weig
     settings = study.learner
     start_threads(max(1, study.threads // settings.processes))
     world = init_world(settings.device)
-    tokenizer, model = load_tokenizer(run.model), load_model(run.model, settings.dtype, settings.device)
+    # What is sharded goes to the device in shares: whole, it may be too large for it.
+    device = "cpu" if settings.fully_shard else settings.device
+    tokenizer, model = load_tokenizer(run.model), load_model(run.model, settings.dtype, device)
     if run.config.lora is not None:
         add_adapters(model, run.config.lora, run.seed, run.model)
     # Before the learner: vLLM switches the stream on which this process computes, and the learner's hooks on gradients must be
@@ -122,9 +127,15 @@ def start_here(study: Study, run: EffectiveRun, ctx: RunContext[Any], check_weig
     engine = make_engine(study, run.model, model, tokenizer, check_weights, run.config, world)
     learner = make_learner(settings, run.config, model, tokenizer, world)
     ctx.world, ctx.tokenizer, ctx.engine, ctx.learner = world, tokenizer, engine, learner
-    ctx.save = lambda target: save_checkpoint(target, learner.model, tokenizer) if world.rank == 0 else None
+    ctx.save = partial(_save_on_rank_0, world, learner.model, tokenizer)
     yield
     world.destroy()
+
+
+def _save_on_rank_0(world: World, model: Any, tokenizer: Tokenizer, target: Path) -> None:
+    whole = whole_model(model, keep=world.rank == 0)
+    if world.rank == 0:
+        save_checkpoint(target, whole, tokenizer)
 
 
 def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:

@@ -30,6 +30,7 @@ from tqdm import tqdm
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json
 from grpo.common.world import ALONE, World
+from grpo.models.sharding import gather
 
 STATE = "state.pt"
 CHECKPOINTS = "checkpoints"
@@ -49,17 +50,21 @@ class Part(Protocol):
         ...
 
 
-def copy_to_cpu(value: Any) -> Any:
-    """A copy of nested mappings, lists and tuples, and of the tensors in them, these in the CPU's memory.
+def copy_to_cpu(value: Any, keep: bool = True) -> Any:
+    """A copy of nested mappings, lists and tuples, and of the tensors in them, these in the CPU's memory, and whole.
 
     Training may go on and change the original. Anything else, such as a record, is taken for something that never changes.
+
+    Args:
+        keep: False in a process that only hands over its shares of tensors; it gets none.
     """
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        whole = gather(value.detach())
+        return whole.to("cpu", copy=True) if keep else None
     if isinstance(value, Mapping):
-        return {key: copy_to_cpu(each) for key, each in value.items()}
+        return {key: copy_to_cpu(each, keep) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(copy_to_cpu, value))
+        return type(value)(copy_to_cpu(each, keep) for each in value)
     return value
 
 
@@ -96,7 +101,8 @@ class SavedState:
         parts: what is saved, by name.
         checkpoints: folder of the checkpoints kept so far, which belong to the state.
         told_to_stop: whether the run is to end after this step, with its state saved.
-        world: the processes that train the run together. Rank 0 saves for all, who are equal, and decides when.
+        world: the processes that train the run together. Rank 0 saves for all, who are equal but for their shares of what is
+            sharded, and decides when.
 
     Attributes:
         step: how many steps were done when the run was taken up; 0 where it is new.
@@ -131,7 +137,8 @@ class SavedState:
         state = self.world.of_rank_0(self._newest() if self.world.rank == 0 else None)
         if state is None:
             return
-        content = torch.load(state / STATE, map_location="cpu", weights_only=True)
+        # Several processes have the file in memory once.
+        content = torch.load(state / STATE, map_location="cpu", weights_only=True, mmap=self.world.size > 1)
         for name, part in self.parts.items():
             part.restore(content["parts"][name])
         if self.world.rank == 0:
@@ -161,6 +168,9 @@ class SavedState:
         self.finish()
         if self.world.rank == 0:
             self._take(step, loop or {})
+        else:  # of what is sharded, rank 0 needs the others' shares
+            for part in self.parts.values():
+                copy_to_cpu(part.state(), keep=False)
         if self.told_to_stop():
             self.finish()
             raise ToBeResumed(f"stopped after step {step}; the state is saved. Run the same command again to go on from there.")

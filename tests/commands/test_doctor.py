@@ -76,7 +76,9 @@ def without(study: Study, *left_out: str) -> Study:
 
 
 def test_gpus_are_those_of_the_largest_stage() -> None:
-    assert {name: doctor.gpus_needed(real(name)) for name in ("math-2xh100", "math-h100", "math-24gb", "gsm8k", "mini")} == {
+    names = ("math-7b-8xh100", "math-2xh100", "math-h100", "math-24gb", "gsm8k", "mini")
+    assert {name: doctor.gpus_needed(real(name)) for name in names} == {
+        "math-7b-8xh100": 8,
         "math-2xh100": 2,
         "math-h100": 1,
         "math-24gb": 1,

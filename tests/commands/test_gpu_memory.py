@@ -13,7 +13,9 @@ from grpo.study.schema import Study, load_study
 
 ROOT = Path(__file__).parents[2]
 MATH = SHAPES["Qwen/Qwen2.5-Math-1.5B"]
-REAL = {"math-2xh100": 79.6, "math-h100": 79.6, "math-24gb": 22.5, "gsm8k": 22.5}  # and the GiB of the card that each names
+LARGE = SHAPES["Qwen/Qwen2.5-Math-7B"]
+# And the GiB of the card that each names.
+REAL = {"math-7b-8xh100": 79.6, "math-2xh100": 79.6, "math-h100": 79.6, "math-24gb": 22.5, "gsm8k": 22.5}
 
 
 def real(name: str) -> Study:
@@ -41,7 +43,11 @@ def config_of(shape: Shape, kind: str) -> Any:
 
 @pytest.mark.parametrize(
     ("repo", "kind", "parameters"),
-    [("Qwen/Qwen2.5-Math-1.5B", "qwen2", 1_543_714_304), ("Qwen/Qwen3-0.6B", "qwen3", 596_049_920)],
+    [
+        ("Qwen/Qwen2.5-Math-1.5B", "qwen2", 1_543_714_304),
+        ("Qwen/Qwen2.5-Math-7B", "qwen2", 7_615_616_512),
+        ("Qwen/Qwen3-0.6B", "qwen3", 596_049_920),
+    ],
 )
 def test_a_shape_has_the_parameters_that_the_model_has(repo: str, kind: str, parameters: int, tmp_path: Path) -> None:
     import torch
@@ -115,7 +121,7 @@ def test_the_real_studies_fit_the_card_that_they_name(name: str) -> None:
     assert f"{max(totals(study, REAL[name]).values()):.2f}" in gpu_memory.table(study, shape, REAL[name])
     # Were gradients kept during rollouts, the smaller cards would not do for Qwen2.5-Math-1.5B.
     rollouts = totals(study, REAL[name])["rollouts"] + 4 * shape.parameters / 2**30
-    assert (rollouts > REAL[name]) == (name == "math-24gb")
+    assert (rollouts > REAL[name]) == (name in {"math-24gb", "math-7b-8xh100"})
 
 
 @pytest.mark.parametrize(
@@ -150,6 +156,29 @@ def test_float16_takes_the_memory_of_bfloat16() -> None:
     study = real("math-24gb")
     half = changed(study, learner={"dtype": "float16"}, engine={"dtype": "float16"})
     assert totals(half, 22.5) == totals(study, 22.5)
+
+
+def test_shares_of_a_model_by_hand() -> None:
+    """7.616 billion parameters over eight cards: 3.55 GiB each of float32 weights and 7.09 of moments; gradients are whole."""
+    study = real("math-7b-8xh100")
+    phases = gpu_memory.phases(study, LARGE, 79.6)
+    found = {phase.name: {name: round(gib, 2) for name, gib in phase.parts.items()} for phase in phases}
+    n, around, layer = 7_615_616_512, 2 * 152_064 * 3584 + 3584, 233_057_792
+    assert (LARGE.parameters, LARGE.parameters_around, LARGE.parameters_of_layer) == (n, around, layer)
+    held = {"weights": 3.55, "moments": 7.09, "starting weights": 1.77}
+    for parts in found.values():
+        assert parts.items() >= held.items()
+    backward, rollouts = found["backward pass"], found["rollouts"]
+    assert backward["gathered weights"] == round(2 * (around + 2 * layer) / 2**30, 2) == 2.9
+    assert backward["gradients"] == 28.37
+    assert backward["reduced gradients"] == round(4 * (n / 8 + around + layer) / 2**30, 2) == 8.48
+    assert "gradients" not in found["optimizer step"] and "gradients" not in rollouts
+    assert rollouts["the engine"] == 47.76 and rollouts["gathered weights"] == 1.02  # of which vLLM's own weights are 14.2
+    assert gpu_memory.saved_state_bytes(study, LARGE) == 12 * n
+    problem = gpu_memory.problems(changed(study, learner={"processes": 2, "gradient_checkpointing": False}), LARGE, 79.6)
+    assert any("raise learner.processes" in text for text in problem) and "adamw_8bit" not in " ".join(problem)
+    whole = gpu_memory.problems(changed(study, learner={"fully_shard": False}), LARGE, 79.6)
+    assert any("set learner.fully_shard" in text for text in whole)
 
 
 def test_an_engine_on_a_gpu_of_its_own_takes_nothing_of_the_learners() -> None:

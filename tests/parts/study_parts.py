@@ -93,6 +93,14 @@ def refused(folder: Path, edit: Edit) -> str:
     return str(caught.value)
 
 
+def shard_learner(values: dict[str, Any]) -> None:
+    """An edit: runs are sharded over two processes, and those experiments are left out that cannot be."""
+    values["learner"].update(processes=2, fully_shard=True)
+    for name in ("grpo_lora", ASYNCHRONOUS):
+        values["experiments"][name]["arms"] = {}
+        values["select_in"].remove(name)
+
+
 def new_arm(experiment: str, name: str = "extra", **overrides: Any) -> Edit:
     """An edit that adds an arm."""
     return lambda values: values["experiments"][experiment]["arms"].update({name: overrides})

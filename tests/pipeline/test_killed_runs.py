@@ -26,7 +26,7 @@ import torch
 from mlflow.tracking import MlflowClient
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
-from study_parts import activate
+from study_parts import activate, shard_learner
 
 REPOSITORY = Path(__file__).parents[2]
 OFF_POLICY = {
@@ -340,11 +340,11 @@ def by_two(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @contextmanager
-def training_in_two_processes(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def training_in_two_processes(folder: Path, run: tuple[str, str] = SFT) -> Iterator[subprocess.Popen[str]]:
     """The command that has started them, when they have saved a state; it leads a group of processes."""
     with subprocess.Popen(
-        [*TRAIN, *SFT],
-        cwd=in_processes(folder, 2),
+        [*TRAIN, *run],
+        cwd=folder,
         env=_environment(),
         stderr=subprocess.PIPE,
         text=True,
@@ -361,7 +361,7 @@ def training_in_two_processes(folder: Path) -> Iterator[subprocess.Popen[str]]:
     ("kill", "number"), [(os.killpg, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.kill, signal.SIGTERM)]
 )
 def test_several_processes_of_one_run_stop_and_go_on_together(kill, number, project, by_two, tmp_path):
-    folder = clone(project, tmp_path / "stopped")
+    folder = in_processes(clone(project, tmp_path / "stopped"), 2)
     with training_in_two_processes(folder) as process:
         kill(process.pid, number)
         assert process.stderr is not None
@@ -376,7 +376,7 @@ def test_several_processes_of_one_run_stop_and_go_on_together(kill, number, proj
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_one_of_several_processes_is_killed_another_number_goes_on(victim, project, tmp_path):
     """The others end too; one process, or three, then end with the weights of one that nobody disturbed."""
-    folder = clone(project, tmp_path / "killed")
+    folder = in_processes(clone(project, tmp_path / "killed"), 2)
     with training_in_two_processes(folder) as process:
         (torchrun,) = psutil.Process(process.pid).children()
         both = sorted(torchrun.children(), key=lambda each: int(each.environ()["RANK"]))
@@ -394,6 +394,51 @@ def test_when_one_of_several_processes_is_killed_another_number_goes_on(victim, 
     )
     for name, weights in expected.items():
         assert torch.allclose(found[name], weights, rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_sharded_run_of_which_a_process_is_killed_ends_with_the_same_bytes(victim, sharded, tmp_path):
+    """And with the weights of one process, but for rounding."""
+    project, expected, alone = sharded
+    folder = clone(project, tmp_path / "killed")
+    with training_in_two_processes(folder, GRPO) as process:
+        (torchrun,) = psutil.Process(process.pid).children()
+        both = sorted(torchrun.children(), key=lambda each: int(each.environ()["RANK"]))
+        both[victim].kill()
+        assert process.wait() == 1
+    (saved,) = {path.parent for path in folder.glob("data/state/runs/*/*/*/step-*")}
+    newest = max(saved.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    state = torch.load(newest / "state.pt", weights_only=True)["parts"]["learner"]  # runs no code, and holds all of it
+    assert {name: each.shape for name, each in state["model"].items() if name in alone} == {
+        n: w.shape for n, w in alone.items()
+    }
+    again = subprocess.run([*TRAIN, *GRPO], cwd=folder, env=_environment(), check=True, capture_output=True, text=True)
+    assert again.stdout.count("resumed after step") == 1
+    assert results(folder) == expected
+    found = load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}-0/last/model.safetensors")
+    start = load_file(folder / "data/model/main/model.safetensors")
+    off, moved = (sum((a[n] - b[n]).square().sum() for n in start) for a, b in ((found, alone), (alone, start)))
+    assert found.keys() == alone.keys() and moved > 0 and off < 1e-6 * moved
+
+
+@pytest.fixture(scope="module")
+def sharded(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str], dict[str, torch.Tensor]]:
+    """A folder whose runs are sharded over two processes, the results of an undisturbed one, and the weights of one process."""
+    folder = clone(project, tmp_path_factory.mktemp("alone") / "project")
+    yaml = YAML()
+    study = yaml.load(folder / "params.yaml")
+    study["folder"] = "own"  # of a reward that is earned now and then
+    study["grpo"]["reward"] = "odd:odd"
+    (folder / "own").mkdir()
+    (folder / "own/odd.py").write_text("def odd(completion_ids, **_):\n    return [len(ids) % 2 for ids in completion_ids]\n")
+    yaml.dump(study, folder / "params.yaml")
+    whole = clone(folder, tmp_path_factory.mktemp("sharded") / "project")
+    shard_learner(study)
+    yaml.dump(study, whole / "params.yaml")
+    ready = clone(whole, tmp_path_factory.mktemp("ready") / "project")
+    for each in (folder, whole):
+        subprocess.run([*TRAIN, *GRPO], cwd=each, env=_environment(), check=True, capture_output=True)
+    return ready, results(whole), load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}-0/last/model.safetensors")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

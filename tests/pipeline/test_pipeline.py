@@ -264,7 +264,7 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     assert "> grpo page" in ran and "> grpo writeup" in ran
 
 
-@pytest.mark.parametrize("study", ["math-2xh100", "math-h100", "math-24gb", "gsm8k"])
+@pytest.mark.parametrize("study", ["math-7b-8xh100", "math-2xh100", "math-h100", "math-24gb", "gsm8k"])
 def test_real_studies_list_their_stages(study, tmp_path):
     from dvc.repo import Repo
 

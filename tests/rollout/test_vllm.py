@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from model_parts import FOR_VLLM, tiny_checkpoint, tiny_model
 from pipeline_parts import ROOT, sh
 from ruamel.yaml import YAML
-from study_parts import ASYNCHRONOUS, activate, needed_selections
+from study_parts import ASYNCHRONOUS, Edit, activate, needed_selections, shard_learner
 from training_parts import scored
 
 from grpo.common.errors import UserError
@@ -239,10 +240,12 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def use_engine(folder: Path, name: str, processes: int = 1) -> None:
+def use_engine(folder: Path, name: str, processes: int = 1, edit: Edit | None = None) -> None:
     yaml = YAML()
     params = yaml.load(folder / "params.yaml")
     params["engine"]["name"], params["learner"]["processes"] = name, processes
+    if edit is not None:
+        edit(params)
     yaml.dump(params, folder / "params.yaml")
 
 
@@ -274,13 +277,16 @@ def test_the_mini_study_learns_on_vllm(mini: Path) -> None:
     assert abs(found - expected) < 4 * math.sqrt(2 * (expected * (1 - expected) / n + 0.03**2))
 
 
-def test_two_processes_each_sample_with_a_vllm_of_their_own(mini: Path) -> None:
-    """Beside their process group, and with the policy's weights: each checks its own after every update."""
-    use_engine(mini, "vllm", processes=2)
-    sh(mini, "grpo", "train", "grpo_learning_rate", "3e-4", "--check-weights")
-    run = mini / "data/runs/grpo_learning_rate/3e-4-0"
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_processes_each_sample_with_a_vllm_of_their_own(sharded: bool, mini: Path, tmp_path: Path) -> None:
+    """Beside their process group, with the policy's weights, or those of all shares: each checks its own after every update."""
+    folder = shutil.copytree(mini, tmp_path / "study")
+    use_engine(folder, "vllm", processes=2, edit=shard_learner if sharded else None)
+    sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4", "--check-weights")
+    run = folder / "data/runs/grpo_learning_rate/3e-4-0"
     metrics = json.loads((run / "metrics.json").read_text())
-    print(f"answer reward after {STEPS} steps in two processes: {metrics['val/answer_reward']:.3f} on vLLM")
+    how = "with a share of the weights each" if sharded else "with all weights each"
+    print(f"answer reward after {STEPS} steps in two processes {how}: {metrics['val/answer_reward']:.3f} on vLLM")
     assert metrics["val/answer_reward"] > metrics["first/answer_reward"] + 0.2
     with (run / "history.csv").open(newline="") as file:
         history = list(csv.DictReader(file))

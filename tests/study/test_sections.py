@@ -19,6 +19,7 @@ from study_parts import (
     method_of,
     new_arm,
     refused,
+    shard_learner,
 )
 
 from grpo.common.errors import UserError
@@ -312,6 +313,39 @@ def test_padding_is_recorded_and_packing_as_before_there_was_a_choice(mini_study
     padded = mini_study.learner.model_copy(update={"packing": False})
     assert padded.model_dump() == mini_study.learner.model_dump() | {"packing": False}
     assert "packing" not in mini_study.learner.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("learner", "told"),
+    [
+        ({"processes": 1}, "fully_shard: processes is 1: set it to 2 or more"),
+        ({"optimizer": "adamw_8bit"}, "fully_shard: optimizer is adamw_8bit: set it to adamw"),
+        ({"offload_reference": True}, "fully_shard: offload_reference is on: set it to false"),
+        ({"compile": True}, "fully_shard: compile is on: set it to false"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused_with_the_remedy(tmp_path: Path, learner: dict[str, Any], told: str) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        shard_learner(values)
+        values["learner"] |= learner
+
+    assert told in refused(tmp_path, edit) and len(refused(tmp_path, edit).splitlines()) == 1
+
+
+@pytest.mark.parametrize("changes", [{"lora": {"rank": 1}}, {"asynchronous": {"max_policy_lag": 1}, "measure_kl": False}])
+def test_adapters_and_actors_are_not_sharded(tmp_path: Path, changes: dict[str, Any]) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        shard_learner(values)
+        new_arm("grpo_baselines", **changes)(values)
+
+    message = refused(tmp_path, edit)
+    assert f"experiments.grpo_baselines.arms.extra.{next(iter(changes))}: not with learner.fully_shard." in message
+    assert "leave grpo_baselines out" in message and len(message.splitlines()) == 1
+
+
+def test_a_run_that_is_not_sharded_is_recorded_as_before_any_was(tmp_path: Path, mini_study: Study) -> None:
+    assert "fully_shard" not in mini_study.learner.model_dump()
+    assert edited(tmp_path, shard_learner).learner.model_dump()["fully_shard"] is True
 
 
 # ------------------------------------------------------------------------------------------------ evaluations that count

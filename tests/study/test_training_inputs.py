@@ -98,7 +98,7 @@ def test_every_module_that_a_run_loads_is_accounted_for() -> None:
 # How runs sample and train with the model, and how answers are read and scored.
 PRETRAINS = {
     *("grpo.models.hugging_face", "grpo.models.packed_attention", "grpo.models.prefix_attention"),
-    *("grpo.models.transfer", "grpo.models.varlen_attention"),
+    *("grpo.models.transfer", "grpo.models.varlen_attention", "grpo.common.world"),
     *("grpo.tasks.formats", "grpo.tasks.task"),
 }
 FOR_STAGES = {

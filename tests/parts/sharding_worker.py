@@ -1,0 +1,149 @@
+"""What test_sharding computes under torchrun: each case with whole weights in each process, and with a share of them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from model_parts import SMALLER, tiny_model
+from parallel_worker import ids_of, make_rollouts
+from torch import Tensor
+from training_parts import scored
+
+from grpo.common.world import ALONE, World, init_world
+from grpo.learner.learner import Learner
+from grpo.models.qwen2_format import TransformerConfig
+from grpo.models.sharding import gather, weights_of, whole_model
+from grpo.models.tokenizer import train_tokenizer
+from grpo.models.transformer import TransformerLM
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.methods import GrpoConfig
+from grpo.training.state import copy_to_cpu
+
+UPDATES = 3
+TOKENIZER = train_tokenizer(["Mia has 3 apples."], vocab_size=257)
+VOCABULARY = 320  # the tokenizer's, and more
+LARGE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "tie_word_embeddings": False}
+
+
+def qwen2(**changes: Any) -> Any:
+    return tiny_model(vocab_size=VOCABULARY, **SMALLER | changes)
+
+
+def own() -> Any:
+    """The project's own Transformer."""
+    torch.manual_seed(0)
+    values = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256, "initializer_range": 0.3}
+    return TransformerLM(TransformerConfig(**values, **heads))
+
+
+def recomputed() -> Any:
+    model = qwen2()
+    model.gradient_checkpointing_enable()
+    return model
+
+
+# By name the model, the budget of a packed row, and the norm that gradients are clipped to.
+CASES: dict[str, tuple[Any, int | None, float]] = {
+    "padded": (qwen2, None, 1e9),
+    "packed": (qwen2, 20, 1e9),
+    "one row": (qwen2, 500, 1e9),
+    "own": (own, 20, 1e9),
+    "untied": (lambda: qwen2(**LARGE), 20, 1e9),
+    "scaled logits": (lambda: tiny_model("granite", VOCABULARY, **SMALLER, logits_scaling=2.0), None, 1e9),
+    "recomputed": (recomputed, 20, 1e9),
+    "bfloat16": (lambda: qwen2().bfloat16(), 20, 1e9),
+    "float16": (lambda: qwen2().half(), 20, 1e9),
+    "clipped": (qwen2, 20, 0.1),
+}
+
+
+def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dict[str, Any]:
+    """What a learner's methods give in some updates."""
+    make_model, budget, max_grad_norm = CASES[case]
+    config = GrpoConfig(
+        rollout_batch_size=12,
+        train_batch_size=12,
+        group_size=4,
+        gradient_accumulation_steps=4,
+        sampling_max_tokens=16,
+        learning_rate=1e-2,
+        max_grad_norm=max_grad_norm,
+        loss_type="grpo_clip",
+        measure_kl=True,
+    )
+    model = make_model()
+    engine = TransformersEngine(copy.deepcopy(model), TOKENIZER, world=world)
+    learner = Learner(model, config, 0, budget, world=world, shard_on=shard_on)
+    gradients = gradients_of_steps(learner)
+    rollouts = make_rollouts()
+    generator = torch.Generator().manual_seed(1)
+    found: dict[str, Any] = {"metrics": [], "gradients": gradients}
+    for _ in range(UPDATES):
+        rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
+        old = [log_probs - 0.3 for log_probs in learner.log_probs(rollouts)]
+        found["metrics"].append(learner.update(scored(rollouts, rewards, advantages, old)))
+    found["metrics"].append(learner.sft_update(*ids_of(rollouts), normalize_constant=7.0))
+    found["log_probs"] = torch.cat(learner.log_probs(rollouts))
+    found["drift"] = learner.drift(rollouts)
+    found["weights"] = {name: weight.clone() for name, weight in weights_of(learner.model)}
+    engine.synchronize(learner.model, policy_version=1)
+    groups = engine.generate([[5, 6], [7], [8, 9, 10]], SamplingParams(max_tokens=6), n=2, seed=0)
+    found["sampled"] = [one.token_ids for group in world.join(groups) for one in group]
+    found["checkpoint"] = saved(whole_model(learner.model, keep=world.rank == 0))
+    optimizer = learner.optimizer
+    found["bytes"] = sum(map(held, [*optimizer.weights, *optimizer.adamw.means, *optimizer.adamw.squares]))
+    found["bytes of the model"] = sum(map(held, learner.model.parameters()))
+    found["state"] = copy_to_cpu(learner.state())
+    # Another learner goes on from the state as this one does.
+    other = Learner(make_model(), config, 0, budget, world=world, shard_on=shard_on)
+    other.restore(found["state"])
+    for each in (learner, other):
+        each.sft_update(*ids_of(rollouts))
+    after, resumed = (dict(weights_of(each.model)) for each in (learner, other))
+    found["resumed"] = all(torch.equal(after[name], weight) for name, weight in resumed.items())
+    return found
+
+
+def saved(model: Any) -> dict[str, str]:
+    """By file the SHA-256 of what the model is as a checkpoint."""
+    if model is None:
+        return {}
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(folder).iterdir()}
+
+
+def gradients_of_steps(learner: Learner) -> list[Tensor]:
+    """Of each step that follows the gradients, clipped, in one vector."""
+    seen: list[Tensor] = []
+    take_step = learner.optimizer.adamw.step
+
+    def keep_and_take_step() -> None:
+        seen.append(torch.cat([gather(gradient).flatten() for gradient in learner.optimizer.gradients()]))
+        take_step()
+
+    learner.optimizer.adamw.step = keep_and_take_step
+    return seen
+
+
+def held(tensor: Any) -> int:
+    """Bytes of it in this process."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    size: int = local.numel() * local.element_size()
+    return size
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    this_world = init_world("cpu")
+    done = {case: {way: compute(case, this_world, way) for way in (None, "cpu")} for case in sys.argv[2:]}
+    torch.save(done, Path(sys.argv[1]) / f"{this_world.rank}.pt")
+    this_world.destroy()

@@ -61,7 +61,8 @@ def write_search_curve(study: Study) -> None:
 def curve_table(runs: list[Run]) -> pd.DataFrame:
     """Columns ``arm``, ``seed``, ``step`` and ``answer_reward`` (validation), for `dvc plots`, which draws mean and range."""
     curves = [run.validation.groupby("step", as_index=False)[REWARD].last().assign(arm=run.arm, seed=run.seed) for run in runs]
-    return pd.concat(curves).rename(columns={REWARD: "answer_reward"})[CURVE]
+    table: pd.DataFrame = pd.concat(curves).rename(columns={REWARD: "answer_reward"})[CURVE]
+    return table
 
 
 def experiment_figure(study: Study, experiment: str, runs: list[Run]) -> Spec:

@@ -248,3 +248,9 @@ def test_training_what_is_left_out_is_refused(project: Path, grpo: Grpo) -> None
         assert told == (
             "error: experiments.grpo_async_offpolicy.arms: left out of this study. Give it arms, and add it to select_in.\n"
         )
+
+
+def test_the_version_is_the_packages(grpo: Grpo) -> None:
+    from importlib.metadata import version
+
+    assert grpo("--version")[:2] == (0, f"grpo-study {version('grpo-study')}\n")

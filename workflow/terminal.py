@@ -61,8 +61,6 @@ class LogHandler(LogHandlerBase):
         try:
             if self.study:
                 self.follow(self.study, record)
-            elif self.told_to_stop:
-                pass  # told again, Snakemake ends by an exception, and all has been said
             elif getattr(record, "event", None) == LogEvent.JOB_STARTED and not self.off:
                 self.study = read_study(self.before)
                 self.before.clear()
@@ -167,6 +165,8 @@ class LogHandler(LogHandlerBase):
         else:
             self.say_as_ever()
         self.study = None
+        if self.told_to_stop:  # told again, Snakemake ends by a traceback that no handler takes; all has been said
+            logging.lastResort = logging.NullHandler()
         super().close()
 
     def end(self, study: Study) -> None:

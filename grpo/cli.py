@@ -43,6 +43,23 @@ for stage in STAGES:
     app.command(stage.__name__)(stage)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"grpo-study {version('grpo-study')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command("quickstart")
 def quickstart() -> None:
     """A first look, in about 2 minutes on two cores: pretrain a small model, train it by GRPO at two learning rates, report.

@@ -52,6 +52,7 @@ class LogHandler(LogHandlerBase):
         self.in_terminal = stream.isatty() and not self.console.is_dumb_terminal
         self.before: list[logging.LogRecord] = []  # what was said before the first stage started
         self.study: Study | None = None
+        self.told_to_stop = False
         self.live: Live | None = None
         self.jobs: dict[int, Stage] = {}
 
@@ -107,6 +108,7 @@ class LogHandler(LogHandlerBase):
             case None if message.startswith("Trying to restart job"):
                 self.say(f"{self.jobs[int(message.split()[-1].rstrip('.'))].name} is tried again", "yellow")
             case None if message.startswith(TOLD_TO_STOP):
+                self.told_to_stop = True
                 self.say("Told to stop: the running stages finish their step and save; told again, they end at once.", "yellow")
             case event if record.levelno >= logging.WARNING and event != LogEvent.JOB_ERROR and not REPEATED.search(message):
                 self.say(self.words.format(record), "red" if record.levelno >= logging.ERROR else "yellow")
@@ -163,6 +165,8 @@ class LogHandler(LogHandlerBase):
         else:
             self.say_as_ever()
         self.study = None
+        if self.told_to_stop:  # told again, Snakemake ends by a traceback that no handler takes; all has been said
+            logging.lastResort = logging.NullHandler()
         super().close()
 
     def end(self, study: Study) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError, reason
 from grpo.common.files import files_digest, write_json, write_text
+from grpo.common.imports import require_extra
 from grpo.grader.extract import last_boxed
 from grpo.grader.grader import check_ground_truth
 from grpo.grader.pool import grade_batch
@@ -26,7 +27,6 @@ from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study.schema import Study
 from grpo.tasks.formats import tagged_answer
 
-INSTALL = "pip install -e '.[benchmark]'"
 GRADER = "our grader"
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # of `datasets`, by a file's ending
 _SAMPLE = "Question: Mia has 45 apples and 1/2 of a pear.\n\nAnswer: Let's see:"
@@ -66,28 +66,12 @@ def benchmark(
     """
     require_checkpoint(checkpoint)
     harness = _harness()
-    from lm_eval.tasks import TaskManager
-
     start_threads(study.threads)
     settings = _task_settings(task, file, shots_file, shots)
     name = str(settings["task"])
     as_run = "".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items())
-    model, arguments = _model(study, checkpoint)
     loaded = _load(as_run, name)
-    try:
-        found = harness.simple_evaluate(
-            model=model,
-            model_args=arguments,
-            tasks=[loaded],
-            task_manager=TaskManager(include_defaults=False),  # else it reads thousands of files to find what is loaded
-            limit=limit,
-            batch_size=min(study.engine.max_batch_size, 64) if model == "hf" else "auto",
-            device=study.engine.device if model == "hf" else None,
-            gen_kwargs=None if max_tokens is None else {"max_gen_toks": max_tokens},
-            bootstrap_iters=0,
-        )
-    except AssertionError as error:  # that the prompt and the tokens asked for do not fit
-        raise UserError(f"{checkpoint}: {reason(error).rstrip('.')}. Lower --max-tokens.") from error
+    backend, found = _run(harness, study, checkpoint, loaded, limit, max_tokens)
     records = judge(found["samples"][name])
     about = {
         "task": name,
@@ -98,7 +82,7 @@ def benchmark(
         "generation": loaded.config.generation_kwargs,
         "checkpoint": str(checkpoint),
         "checkpoint_digest": files_digest(checkpoint),
-        "engine": model,
+        "engine": backend,
     }
     result = about | compare(records)
     write_text(out / f"{name}.yaml", as_run)
@@ -112,11 +96,10 @@ def benchmark(
 
 
 def _harness() -> Any:
-    try:
-        import accelerate  # noqa: F401 - the harness needs it for models of transformers
-        import lm_eval
-    except ImportError as error:
-        raise UserError(f"grpo benchmark: needs EleutherAI's lm-evaluation-harness ({reason(error)}). {INSTALL}") from error
+    for package in ("lm_eval", "accelerate"):  # which the harness needs for models of transformers
+        require_extra(package, "benchmark", "grpo benchmark")
+    import lm_eval
+
     return lm_eval
 
 
@@ -191,6 +174,33 @@ def _load(settings: str, name: str) -> Any:
             f"{name}: its prompt shows {task.config.num_fewshot} examples. Give a file with some by --shots-file, or --shots 0."
         )
     return task
+
+
+def _run(
+    harness: Any, study: Study, checkpoint: Path, task: Any, limit: int | None, max_tokens: int | None
+) -> tuple[str, dict[str, Any]]:
+    """The harness's name of the backend, and what it found.
+
+    Raises:
+        UserError: the prompts and the tokens asked for do not fit, or as of :func:`_model`.
+    """
+    from lm_eval.tasks import TaskManager
+
+    backend, arguments = _model(study, checkpoint)
+    try:
+        return backend, harness.simple_evaluate(
+            model=backend,
+            model_args=arguments,
+            tasks=[task],
+            task_manager=TaskManager(include_defaults=False),  # else it reads thousands of files to find what is loaded
+            limit=limit,
+            batch_size=min(study.engine.max_batch_size, 64) if backend == "hf" else "auto",
+            device=study.engine.device if backend == "hf" else None,
+            gen_kwargs=None if max_tokens is None else {"max_gen_toks": max_tokens},
+            bootstrap_iters=0,
+        )
+    except AssertionError as error:
+        raise UserError(f"{checkpoint}: {reason(error).rstrip('.')}. Lower --max-tokens.") from error
 
 
 def _model(study: Study, checkpoint: Path) -> tuple[str, dict[str, Any]]:

@@ -27,11 +27,12 @@ from grpo.tracking.mlflow_study import study_state
 CODE = Path(mutation.__file__).parent
 COMMITTED = CODE / "program.py"
 SCORES = "scores.jsonl"
+KISSING_NUMBER_METRICS = paths.METRICS / "kissing_number.json"
 MUTATION = "mutation"
 
 
 def run_kissing_number(study: Study) -> dict[str, Any]:
-    """Search, verify the committed program too, and write data/kissing_number and reports/kissing_number.json.
+    """Search, verify the committed program too, and write data/kissing_number, reports/kissing_number.json and its metrics.
 
     A search that was killed goes on, as long as neither its settings nor its code have changed. Of a study without a search
     the folders and the report are empty, as DVC wants a stage's outputs to be there.
@@ -44,7 +45,8 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
         for left_empty in (paths.KISSING_NUMBER, paths.CONVERSATION_LOG.parent):
             with whole_folder(left_empty):
                 pass
-        write_json(paths.KISSING_NUMBER_REPORT, {})
+        for empty in (paths.KISSING_NUMBER_REPORT, KISSING_NUMBER_METRICS):
+            write_json(empty, {})
         return {}
     propose, settings = proposer(wanted.strategy, wanted.seed)
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
@@ -63,6 +65,7 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     with whole_folder(paths.CONVERSATION_LOG.parent) as folder:
         shutil.copy(log.path, folder / LOG)
     write_json(paths.KISSING_NUMBER_REPORT, result)
+    write_json(KISSING_NUMBER_METRICS, {"kissing_number": {name: result[name] for name in ("best", "best_of_search")}})
     _track(study, log, result)
     shutil.rmtree(paths.KISSING_NUMBER_STATE)
     return result

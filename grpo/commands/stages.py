@@ -147,6 +147,8 @@ def select(experiment: Experiment) -> None:
     result = pick(study, experiment)
     write_json(paths.CANDIDATES / f"{experiment}.json", result)
     write_json(paths.SELECT / f"{experiment}.json", winner_file(result))
+    shown = {"answer_reward": round(result["value"], 4), "winner": result["winner"]}
+    write_json(paths.METRICS / f"{experiment}.json", {experiment: shown})
     print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
 
 

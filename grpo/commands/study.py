@@ -281,5 +281,5 @@ def _results_of_other_runs(study: Study) -> list[Path]:
     own = {f"{name}/{arm}-{seed}" for name, e in study.experiments.items() for arm in e.arms for seed in study.seeds}
     found = [path for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING) for path in sorted(root.glob("*/*"))]
     runs = [path for path in found if f"{path.parent.name}/{path.stem if path.suffix == '.json' else path.name}" not in own]
-    winners = [root / f"{name}.json" for root in (paths.SELECT, paths.CANDIDATES) for name in study.left_out]
+    winners = [root / f"{name}.json" for root in (paths.SELECT, paths.CANDIDATES, paths.METRICS) for name in study.left_out]
     return [*runs, *(path for path in winners if path.exists())]

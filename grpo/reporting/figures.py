@@ -20,7 +20,6 @@ from grpo.results.runs import (
     Run,
     by_arm,
     experiments,
-    mean_curve,
     read_baseline,
     read_best_of_n,
     read_runs,
@@ -29,7 +28,7 @@ from grpo.results.runs import (
 from grpo.study import paths
 from grpo.study.schema import Study
 
-CURVE = ["arm", "step", "answer_reward"]  # columns of a table for `dvc plots`
+CURVE = ["arm", "seed", "step", "answer_reward"]  # columns of a table for `dvc plots`
 SEARCH_CURVE = ["attempt", "best"]
 
 
@@ -60,10 +59,10 @@ def write_search_curve(study: Study) -> None:
 
 
 def curve_table(runs: list[Run]) -> pd.DataFrame:
-    """Columns ``arm``, ``step`` and ``answer_reward`` (validation, mean over seeds), for `dvc plots`."""
-    curves = [mean_curve(of_arm, "validation", REWARD)["mean"].rename("answer_reward") for of_arm in by_arm(runs).values()]
-    tables = [curve.reset_index().assign(arm=arm) for arm, curve in zip(by_arm(runs), curves, strict=True)]
-    return pd.concat(tables)[CURVE]
+    """Columns ``arm``, ``seed``, ``step`` and ``answer_reward`` (validation), for `dvc plots`, which draws mean and range."""
+    curves = [run.validation.groupby("step", as_index=False)[REWARD].last().assign(arm=run.arm, seed=run.seed) for run in runs]
+    table: pd.DataFrame = pd.concat(curves).rename(columns={REWARD: "answer_reward"})[CURVE]
+    return table
 
 
 def experiment_figure(study: Study, experiment: str, runs: list[Run]) -> Spec:

@@ -1,4 +1,4 @@
-"""Tables for people (Markdown), for programs (CSV), and the few numbers that `dvc metrics` follows."""
+"""Tables for people (Markdown), for programs (CSV), and what `dvc metrics` follows beside the winners."""
 
 from __future__ import annotations
 
@@ -49,10 +49,6 @@ def write_tables(study: Study) -> None:
             runs, selection = read_runs(study, experiment), read_selection(experiment)
             rows += [result_row(study, run) for run in runs]
             write_text(folder / f"{experiment}.md", experiment_table(runs, selection))
-            summary[experiment] = {
-                "winner": selection["winner"],
-                "answer_reward": {candidate["arm"]: round(candidate["value"], 4) for candidate in selection["candidates"]},
-            }
     verdicts = [claim["verdict"] for claim in claims["claims"]]
     summary["claims"] = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
     pd.DataFrame(rows).to_csv(paths.REPORTS / "results.csv", index=False, lineterminator="\n")

@@ -45,6 +45,7 @@ CLAIMS = REPORTS / "claims.json"
 FIGURES = REPORTS / "figures"
 TABLES = REPORTS / "tables"
 TIMING_REPORT = REPORTS / "timing"  # what is drawn from data/timing
+METRICS = REPORTS / "metrics"  # what `dvc metrics` and `dvc exp show` show of each experiment
 SUMMARY = REPORTS / "summary.json"
 WRITEUP = REPORTS / "writeup.md"
 ANSWERS = REPORTS / "answers.md"

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpo.common.errors import UserError, reason
-from grpo.common.imports import import_object, is_import_path, source_of
+from grpo.common.imports import import_object, is_import_path, require_extra, source_of
 from grpo.common.records import Problem
 from grpo.tasks.task import SPLITS, Format, Split, Task
 
@@ -138,10 +138,11 @@ class Verifiers(Task):
 
 
 def _library() -> Any:
+    require_extra("verifiers", "verifiers", "use: verifiers:")
     try:
         import verifiers.v1
-    except ImportError as error:
-        raise UserError(f"use: verifiers: needs the package verifiers 0.4 ({reason(error)}). {INSTALL}") from error
+    except ImportError as error:  # an older release
+        raise UserError(f"use: verifiers: wants verifiers 0.4 ({reason(error)}). {INSTALL}") from error
     return verifiers.v1
 
 

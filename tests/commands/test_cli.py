@@ -219,6 +219,8 @@ def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Gr
     assert winner == {"experiment": "leaderboard", "winner": "best", "overrides": {}, "before": []}
     candidates = json.loads((paths.CANDIDATES / "leaderboard.json").read_text())
     assert winner.items() <= candidates.items() and candidates["value"] == 0.75
+    shown = json.loads((paths.METRICS / "leaderboard.json").read_text())
+    assert shown == {"leaderboard": {"answer_reward": 0.75, "winner": "best"}}
 
 
 def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(project: Path, grpo: Grpo) -> None:
@@ -246,3 +248,9 @@ def test_training_what_is_left_out_is_refused(project: Path, grpo: Grpo) -> None
         assert told == (
             "error: experiments.grpo_async_offpolicy.arms: left out of this study. Give it arms, and add it to select_in.\n"
         )
+
+
+def test_the_version_is_the_packages(grpo: Grpo) -> None:
+    from importlib.metadata import version
+
+    assert grpo("--version")[:2] == (0, f"grpo-study {version('grpo-study')}\n")

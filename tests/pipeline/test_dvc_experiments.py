@@ -69,5 +69,5 @@ def test_runs_of_experiments_are_kept_wherever_they_ran(workspace: Path) -> None
         assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"conversation_log.json", "program.py"}
         data = shown[name]
         assert data["params"]["params.yaml"]["data"]["kissing_number"]["calls"] == CALLS[name]
-        measured = data["metrics"]["reports/kissing_number.json"]["data"]["best"]
+        measured = data["metrics"]["reports/metrics/kissing_number.json"]["data"]["kissing_number"]["best"]
         assert measured == run.data.metrics["best_with_committed_program"]

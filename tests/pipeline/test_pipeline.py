@@ -30,6 +30,7 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "reports/figures/forest.svg",
         "reports/results.csv",
         "reports/summary.json",
+        *(f"reports/metrics/{name}.json" for name in ("kissing_number", *EXPERIMENTS)),
         "reports/tables/zero_shot.md",
         "reports/tables/grpo_learning_rate.md",
         "reports/figures/math_baseline.svg",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,22 @@ def test_ctrl_c_lets_the_step_be_finished_and_leaves_the_terminal_in_order(tmp_p
     assert "grpo_x@low-0: Told to stop, and did. Run again, it goes on" in shown.text
     assert "0 of 1 stages in " in shown.text
     assert not processes_in(repo)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_all_running_stages_at_once_and_prints_no_traceback(tmp_path: Path) -> None:
+    repo = new_study(tmp_path / "repo")
+    (repo / "run.py").write_text(TRAINING.replace('"started"', '"started" + sys.argv[1]') % (60, with_gpus.RESUME_ME))
+    shown = Terminal(repo, "snakemake", "--profile", "local", "--cores", "2", "grpo_x_low_0", "grpo_x_low_1")
+    wait_for(lambda: (repo / "started0").exists() and (repo / "started1").exists())
+    shown.key("\x03")
+    wait_for(lambda: "told again, they end at once" in shown.text)
+    time.sleep(with_gpus.SAME_WISH_SECONDS + 0.2)
+    told_again = time.monotonic()
+    shown.key("\x03")
+    assert shown.end() != 0 and time.monotonic() - told_again < 20
+    assert not (repo / "saved").exists() and not processes_in(repo)
+    assert "0 of 2 stages in " in shown.text and "Traceback" not in shown.text and "Error in rule" not in shown.text
 
 
 def test_with_nothing_to_do_make_repro_does_not_start_snakemake(tmp_path: Path) -> None:

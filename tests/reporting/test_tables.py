@@ -118,7 +118,9 @@ def test_a_curve_is_the_mean_over_seeds_of_each_steps_last_update() -> None:
     assert curve.loc[1].to_dict() == {"mean": (2.25 + 1.5) / 2, "min": 1.5, "max": 2.25}
     assert curve.loc[2].to_dict() == {"mean": 1.25, "min": 1.25, "max": 1.25}
     drawn = curve_table([first, second])
-    assert drawn.to_dict("list") == {"arm": ["a", "a"], "step": [0, 1], "answer_reward": [0.0, 0.75]}
+    assert drawn.to_dict("list") == {
+        "arm": ["a"] * 4, "seed": [0, 0, 1, 1], "step": [0, 1, 0, 1], "answer_reward": [0.0, 0.5, 0.0, 1.0],
+    }  # fmt: skip
 
 
 def test_seconds_are_of_the_run_that_was_trained_and_of_all_seeds(

@@ -130,12 +130,6 @@ class LearnerSettings(Section):
     processes: PositiveInt = 1
     fully_shard: bool = False  # each of them holds its share of weights, gradients and moments only, for models beyond one GPU
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_usual(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Packed rows are recorded as before there was a choice."""
-        values: dict[str, Any] = values_of(self)
-        return {key: value for key, value in values.items() if key != "packing" or not value}
-
     @model_validator(mode="after")
     def _one_gpu_each(self) -> LearnerSettings:
         if self.processes > 1 and self.device not in {"cpu", "cuda"}:

@@ -308,13 +308,6 @@ def test_a_small_model_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study
     assert mini_study.for_task("keyword") == mini_study
 
 
-def test_padding_is_recorded_and_packing_as_before_there_was_a_choice(mini_study: Study) -> None:
-    """Else every run of before would be another one."""
-    padded = mini_study.learner.model_copy(update={"packing": False})
-    assert padded.model_dump() == mini_study.learner.model_dump() | {"packing": False}
-    assert "packing" not in mini_study.learner.model_dump()
-
-
 @pytest.mark.parametrize(
     ("learner", "told"),
     [

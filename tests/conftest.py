@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -40,6 +41,12 @@ def scope(nodeid: str) -> str:
     """Where tests run side by side (`pytest -n 2`), those of one scope, which is a module, stay in one process."""
     module = Path(nodeid.split("::")[0]).stem
     return "one study" if module in OF_ONE_STUDY else module
+
+
+def pytest_configure() -> None:
+    """Where pytest itself was started in the background (``nohup … &``), SIGINT is ignored, and so in all that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -43,10 +43,12 @@ def list_studies() -> list[str]:
     active = _own_file(read_yaml(PARAMS_FILE)) if PARAMS_FILE.exists() else None
     lines = []
     found = {path.stem: path for folder in reversed(studies_folders()) for path in folder.glob("*.yaml")}
+    width = max(map(len, found), default=0)
     for _, path in sorted(found.items()):
         if description := compose(path).get("description"):
             extends = ", ".join(file.stem for file in files_of(path)[1:])
-            lines.append(f"{'*' if path == active else ' '} {path.stem:<12} {description}{f' [{extends}]' if extends else ''}")
+            mark, extended = "*" if path == active else " ", f" [{extends}]" if extends else ""
+            lines.append(f"{mark} {path.stem:<{width}} {description}{extended}")
     return lines
 
 

@@ -65,7 +65,7 @@ test-adapters: dev ## Tests with real verifiers, TRL and lm-eval, which are inst
 	@$(UV_INSTALL) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt 'trl==1.16.0' 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13'
 	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters
 
-test-gpu: dev ## Tests and measurements of a GPU, in 28 minutes at most; says what it skips
+test-gpu: dev ## Tests and measurements of a GPU, in 25 minutes at most; says what it skips
 	@code=0; pytest -m gpu -rs tests/gpu/test_gpu.py || code=1; python benchmarks/gpu.py || code=1; exit $$code
 
 test-course: dev ## A course's own unit tests against this package: DIR=folder of its tests

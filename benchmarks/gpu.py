@@ -779,15 +779,15 @@ PARTS: dict[str, Callable[[Setting], Rows]] = {
     "vllm": vllm,
     "vllm_float16": vllm_float16,
 }
-LIMIT_S = {  # 28 minutes together
+LIMIT_S = {  # 25 minutes together
     "gradients": 120,
     "throughput": 390,
     "profile": 120,
-    "recompiles": 120,
+    "recompiles": 90,
     "optimizer": 60,
-    "state": 180,
-    "study": 300,
-    "vllm": 270,
+    "state": 120,
+    "study": 240,
+    "vllm": 240,
     "vllm_float16": 120,
 }
 

@@ -122,7 +122,7 @@ def test_elsewhere_there_is_a_line_for_each_stage_that_ends_and_errors(tmp_path:
     text = call(new_study(tmp_path / "repo"), "snakemake", "--profile", "local", "--cores", "1", ok=False)
     lines = [line for line in text.splitlines() if not line.startswith("  | ")]
     expected = [
-        r"Using profile local for .*",
+        r"Using profiles local and .*",
         r"\d of 4: grpo_x@low-0, \d+:\d\d, reward 0\.250",
         r"\d of 4: grpo_x@low-1, \d+:\d\d, reward 0\.750, taken over from grpo_w/high-1",
         r"broken failed after \d+:\d\d\.",

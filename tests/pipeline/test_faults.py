@@ -112,7 +112,7 @@ def disk(project: Path) -> Iterator[Disk]:
 
 
 def contents(project: Path) -> dict[str, str]:
-    """The digest of every file of the project but those that are in nobody's way, as states and what MLflow has of an attempt."""
+    """The digest of every file of the project but those that are in nobody's way, as states and what MLflow has."""
     files = [path for path in sorted(project.rglob("*")) if path.is_file() and not {"state", "mlruns"} & {*path.parts}]
     return {str(path.relative_to(project)): files_digest(path) for path in files if path.name != "filler"}
 

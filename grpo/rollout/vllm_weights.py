@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo.models.lora import without_adapters
-from grpo.models.sharding import computing_dtype, gather, is_sharded, weights_of
+from grpo.models.sharding import computing_dtype, gather, weights_of
 
 
 def put_weights(llm: Any, model: Any) -> None:
@@ -59,11 +59,11 @@ def checksums_of_policy(model: Any, names: Iterable[str]) -> dict[str, tuple[flo
     """The same of a policy's parameters, under vLLM's names."""
     with without_adapters(model, merge=True):
         state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    found, dtype = {}, computing_dtype(model) if is_sharded(model) else None
+    found = {}
     for name in names:
         stack = None if name in state else next((key for key in STACKED if f".{key}." in name), None)  # Phi-3 has them stacked
         parts = [name] if stack is None else [name.replace(stack, part) for part in STACKED[stack]]
-        found[name] = checksum(torch.cat([gather(state[part], dtype) for part in parts]))
+        found[name] = checksum(torch.cat([gather(state[part], computing_dtype(model)) for part in parts]))
     return found
 
 

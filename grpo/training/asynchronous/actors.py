@@ -62,6 +62,11 @@ class Weights:
     def __init__(self) -> None:
         self._state: dict[str, torch.Tensor] = {}
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the policy computes in."""
+        return next(iter(self._state.values())).dtype
+
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Take over."""
         self._state = state

@@ -7,16 +7,22 @@ bytes. The file is replaced at once, so that a kill leaves the former or the new
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dvc.stage.run
 from dvc import dvcfile
 from dvc.cli import main
+from dvc.stage.exceptions import StageCmdFailedError
+from dvc.stage.run import _run as run_by_shell
 from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml
+from fork_server import Forked
 
 WORDS = ["--wait-for-lock", "repro", "--single-item"]
 
@@ -51,6 +57,23 @@ def with_stage(lines: list[str], stage: list[str]) -> list[str]:
     return lines[:start] + stage + lines[end:]
 
 
+def run_command(executable: str | None, command: str, **options: Any) -> None:
+    """In the place of DVC's `_run`: a command of ours alone is forked too. Raises StageCmdFailedError, as DVC's does."""
+    if not re.fullmatch(r"grpo( [\w./@=+-]+)*", command):
+        run_by_shell(executable, command, **options)
+        return
+    process = Forked("grpo", command.split()[1:], options["env"], options["cwd"], sys.stdout, os.getpgrp())
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command has it too, and DVC waits for that
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if code:
+        raise StageCmdFailedError(command, code)
+
+
 if __name__ == "__main__":
+    if os.environ.pop("FORK_SERVER", None):
+        dvc.stage.run._run = run_command
     dvcfile.modify_yaml = modify_lock
     sys.exit(main([*WORDS, *sys.argv[1:]]))

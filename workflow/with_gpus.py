@@ -33,7 +33,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+from fork_server import Forked
+
+if TYPE_CHECKING:
+    import psutil
 
 # Time for a step and for saving. Where Slurm's KillWait, its preemption or the rest of the time limit is shorter, that holds.
 GRACE_SECONDS = 300
@@ -177,6 +182,18 @@ class Stop:
         sys.exit(128 + signum)
 
 
+def of_group(group: int) -> set[psutil.Process]:
+    """The processes of a group, and all that they have started."""
+    import psutil
+
+    members = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) == group:
+                members |= {process, *process.children(recursive=True)}
+    return members
+
+
 def tell_to_stop(command: int, log: Path | None) -> None:
     """Interrupt all that the command has started; DVC then gives back its locks.
 
@@ -189,22 +206,31 @@ def tell_to_stop(command: int, log: Path | None) -> None:
         if log is None or not re.search(r"^> ", log.read_text(errors="replace"), flags=re.MULTILINE):
             os.killpg(command, signal.SIGINT)
             return
-        for process in psutil.Process(command).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGINT)
+        for process in of_group(command):
+            if process.pid != command:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGINT)
 
 
-def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
+def start(command: list[str], env: dict[str, str], output: IO[str] | None, fork: bool) -> Forked | subprocess.Popen[bytes]:
+    """Start the command in a process group of its own; if wanted by the fork server, where there is one."""
+    if fork and output:
+        with contextlib.suppress(OSError):
+            return Forked(command[1], command[2:], {**env, "FORK_SERVER": "1"}, os.getcwd(), output)
+    return subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT if output else None,
+        process_group=0, preexec_fn=before_exec,
+    )  # fmt: skip
+
+
+def run(command: list[str], env: dict[str, str], log: Path | None, fork: bool) -> int:
     """Run the command in its own process group, and end whatever is left of the group afterwards.
 
     Returns:
         Its exit code, or ``RESUME_ME`` if it was told to stop and did without having succeeded.
     """
     with log.open("w") if log else contextlib.nullcontext() as output:
-        process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT if output else None,
-            process_group=0, preexec_fn=before_exec,
-        )  # fmt: skip
+        process = start(command, env, output, fork)
     try:
         return process.wait()
     except SystemExit as told:
@@ -239,6 +265,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--explain", action="store_true", help="when the command fails, show the end of that file on stderr")
     parser.add_argument("--stamp", type=Path, help="write this file when the command has succeeded")
     parser.add_argument("--took", type=Path, help="write the seconds that the command took to this file, likewise")
+    parser.add_argument("--fork", action="store_true", help="let the fork server start it: python SCRIPT ARGUMENTS")
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     options = parser.parse_args(arguments)
 
@@ -251,7 +278,7 @@ def main(arguments: list[str]) -> int:
         options.log.write_text("")
     with ExitStack() as held:
         try:
-            code = run(options.command, environment(options.count, held), options.log)
+            code = run(options.command, environment(options.count, held), options.log, options.fork)
         except (GpuError, OSError) as error:
             say(f"with_gpus.py: {error}", options.log)
             code = 2

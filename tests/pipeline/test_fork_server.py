@@ -1,0 +1,133 @@
+"""Processes that the fork server makes: what they get, what becomes of them, and when there is no server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from workflow_parts import ROOT
+
+sys.path.insert(0, str(ROOT / "workflow"))
+
+import fork_server
+from fork_server import Forked
+
+SHOW = """
+import json, os, sys
+print(json.dumps({
+    "arguments": sys.argv, "cwd": os.getcwd(), "env": dict(os.environ), "group": os.getpgrp(), "input": sys.stdin.read(),
+    "modules": sorted({name.split(".")[0] for name in sys.modules}),
+}))
+sys.exit(int(sys.argv[1]))
+"""
+WAIT = "import time; print('here', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text("study: mini\n")
+    (tmp_path / "show.py").write_text(SHOW)
+    (tmp_path / "wait.py").write_text(WAIT)
+    process = fork_server.start()
+    wait_for(fork_server.SOCKET.exists)
+    yield process
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(20) == 0
+    assert not fork_server.SOCKET.exists()
+
+
+def wait_for(condition: object, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def fork(script: str, *arguments: str, group: int = 0) -> tuple[Forked, Path]:
+    log = Path(f"{script}.log")
+    with log.open("w") as output:
+        return Forked(f"{script}.py", list(arguments), {"ONLY": "this"}, os.getcwd(), output, group), log
+
+
+def test_a_forked_process_is_like_one_that_was_started(server: subprocess.Popen[bytes]) -> None:
+    process, log = fork("show", "3", "four")
+    assert process.wait() == 3
+    shown = json.loads(log.read_text())
+    assert shown["arguments"] == ["show.py", "3", "four"]
+    assert (shown["cwd"], shown["group"], shown["input"]) == (os.getcwd(), process.pid, "")
+    assert shown["env"] == {"ONLY": "this"}
+    assert {"torch", "dvc"} <= set(shown["modules"])
+    assert "grpo" not in shown["modules"]  # the project's code is read afresh
+
+
+def test_its_end_by_a_signal_is_told_and_others_go_on(server: subprocess.Popen[bytes]) -> None:
+    (first, log), (second, _) = fork("wait"), fork("show", "0", group=os.getpgrp())
+    assert second.wait() == 0
+    assert json.loads(Path("show.log").read_text())["group"] == os.getpgrp()
+    wait_for(log.read_text)
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+
+
+def test_it_does_not_outlive_its_client(server: subprocess.Popen[bytes]) -> None:
+    process, log = fork("wait")
+    wait_for(log.read_text)
+    child = psutil.Process(process.pid)
+    del process
+    child.wait(20)
+
+
+def test_nor_the_server_itself(server: subprocess.Popen[bytes]) -> None:
+    process, log = fork("wait")
+    wait_for(log.read_text)
+    child = psutil.Process(process.pid)
+    server.kill()
+    assert process.wait() == -signal.SIGKILL
+    child.wait(20)
+    server.returncode = 0
+    fork_server.SOCKET.unlink()
+
+
+def test_the_server_ends_with_its_last_process(server: subprocess.Popen[bytes]) -> None:
+    process, log = fork("wait")
+    wait_for(log.read_text)
+    assert server.stdin is not None
+    server.stdin.close()
+    time.sleep(0.2)
+    assert server.poll() is None
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait() == 1
+    assert "KeyboardInterrupt" in log.read_text()
+
+
+def test_without_a_server_a_stage_is_started_as_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "show.py").write_text(SHOW)
+    command = [
+        sys.executable,
+        ROOT / "workflow/with_gpus.py",
+        "0",
+        "--fork",
+        "--log",
+        "log",
+        "--",
+        sys.executable,
+        "show.py",
+        "5",
+    ]
+    assert subprocess.run(command, check=False).returncode == 5
+    shown = json.loads((tmp_path / "log").read_text())
+    assert shown["arguments"] == ["show.py", "5"]
+    assert "torch" not in shown["modules"]

@@ -1,0 +1,225 @@
+"""A process that has imported the libraries and forks one for each stage, which then starts at once. Linux only.
+
+A stage is two Python processes: DVC, and the command that it runs. Much of a short stage would be their imports, of torch above
+all. The server holds libraries only, none of the project's own code, which each process reads as it lies on the disk.
+
+Snakemake starts the server on its own machine (``onstart`` in the Snakefile). It ends with Snakemake, but not before the stages
+that still run. Where it does not answer, as under ``dvc repro``, in jobs of a cluster and on other systems, a stage's processes
+are started as usual; so are those of stages that want a GPU.
+
+A request is a byte with the file for the process's output, and a line of JSON. Back come two lines: the number of the process,
+and in the end its exit code, as :class:`subprocess.Popen` has it. When a client is gone, its process is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+SOCKET = Path(".stamps/fork_server")
+PARAMS = Path("params.yaml")
+FOR_DVC = ["dvc.cli", "dvc.commands.repro", "dvc.repo.reproduce", "dvc.stage.cache", "dvc.ignore", "dvc.output"]
+FOR_COMMANDS = ["numpy", "pydantic", "ruamel.yaml", "safetensors.torch", "tokenizers", "torch", "tqdm", "typer"]
+FOR_LORA = ["peft"]  # which takes seconds
+
+
+def start() -> subprocess.Popen[bytes]:
+    """Start the server, which ends when its standard input is closed, as it is at the caller's end."""
+    from grpo.common.cpu import share_cpu_fairly
+
+    SOCKET.parent.mkdir(exist_ok=True)
+    share_cpu_fairly()  # as each `grpo` would, but OpenMP asks when torch is imported
+    silent = subprocess.DEVNULL
+    return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=silent, stderr=silent)
+
+
+class Forked:
+    """A process that the server has forked, as its client sees it.
+
+    Args:
+        run: what Python is to run: a module's name, or the path of a script.
+        arguments: of the command.
+        env: its environment.
+        cwd: its working folder.
+        output: for what it prints.
+        group: the process group that it joins, of the caller's session; 0 gives it one of its own.
+
+    Raises:
+        OSError: no server answers.
+    """
+
+    def __init__(self, run: str, arguments: list[str], env: dict[str, str], cwd: str, output: IO[Any], group: int = 0):
+        request = {"run": run, "arguments": arguments, "env": env, "cwd": cwd, "group": group}
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(str(SOCKET))
+        socket.send_fds(self._server, [b"\0"], [output.fileno()])
+        self._server.sendall(json.dumps(request).encode() + b"\n")
+        self._lines = self._server.makefile("rb")
+        self.pid = self._number()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, or -N where signal N has ended it.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on.
+        """
+        if timeout is not None and not select([self._server], timeout):
+            raise subprocess.TimeoutExpired("stage", timeout)
+        try:
+            return self._number()
+        except ConnectionError:
+            return -signal.SIGKILL  # it does not outlive the server
+
+    def _number(self) -> int:
+        line = self._lines.readline()
+        if not line:
+            raise ConnectionError("the fork server has ended")
+        return int(line)
+
+
+def select(sources: list[Any], timeout: float) -> list[Any]:
+    """Those of the sources that have something to read, as soon as there are any."""
+    with selectors.DefaultSelector() as ready:
+        for source in sources:
+            ready.register(source, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in ready.select(timeout)]
+
+
+@dataclass
+class Child:
+    """A forked process, as the server sees it."""
+
+    pid: int
+    pidfd: int  # can be read when it has ended
+    client: socket.socket  # can be read when the client is gone
+
+
+def main() -> None:
+    """Serve; and in each process that is forked meanwhile, run what was asked for."""
+    SOCKET.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(SOCKET))
+        listener.listen()
+        request = serve(listener)
+    if request is not None:
+        run(request)
+    SOCKET.unlink(missing_ok=True)
+
+
+def serve(listener: socket.socket) -> dict[str, Any] | None:
+    """Fork a process for each request. Returns the request in that process, and None at the server's end."""
+    ready = selectors.DefaultSelector()
+    ready.register(listener, selectors.EVENT_READ)
+    ready.register(sys.stdin, selectors.EVENT_READ)
+    while ready.get_map():
+        key = ready.select()[0][0]
+        child: Child = key.data
+        if key.fileobj is sys.stdin:
+            ready.unregister(sys.stdin)
+            ready.unregister(listener)
+        elif key.fileobj is listener:
+            client, _ = listener.accept()
+            import_libraries()
+            request = read_request(client)
+            pid = os.fork()
+            if pid == 0:
+                for held in [client, *(other.fileobj for other in ready.get_map().values() if other.data)]:
+                    os.close(held) if isinstance(held, int) else held.close()
+                ready.close()
+                return request
+            join_group(pid, request["group"])
+            os.close(request["output"])
+            child = Child(pid, os.pidfd_open(pid), client)
+            ready.register(child.pidfd, selectors.EVENT_READ, child)
+            ready.register(client, selectors.EVENT_READ, child)
+            tell(client, pid)
+        elif key.fileobj is child.client:
+            ready.unregister(child.client)
+            os.kill(child.pid, signal.SIGKILL)
+        else:
+            ready.unregister(child.pidfd)
+            os.close(child.pidfd)
+            if child.client in ready.get_map():
+                ready.unregister(child.client)
+            tell(child.client, os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]))
+            child.client.close()
+    return None
+
+
+@cache
+def import_libraries() -> None:
+    """What stages need, before the first of them is forked."""
+    for name in FOR_DVC + FOR_COMMANDS + (FOR_LORA if "lora:" in PARAMS.read_text() else []):
+        with contextlib.suppress(ImportError):  # the stage that needs it will say so
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or each process would copy all of it when it looks for garbage
+
+
+def read_request(client: socket.socket) -> dict[str, Any]:
+    """What a client asks for, with the number of the file for the output."""
+    _, fds, _, _ = socket.recv_fds(client, 1, 1)
+    with client.makefile("rb") as lines:
+        return {**json.loads(lines.readline()), "output": fds[0]}
+
+
+def join_group(pid: int, group: int) -> None:
+    """Done on both sides, as neither knows which comes first."""
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, group)
+
+
+def tell(client: socket.socket, number: int) -> None:
+    """Answer a line, if the client is still there."""
+    with contextlib.suppress(OSError):
+        client.sendall(b"%d\n" % number)
+
+
+def run(request: dict[str, Any]) -> NoReturn:
+    """In a forked process: become what was asked for, and end with it."""
+    from with_gpus import before_exec
+
+    join_group(os.getpid(), request["group"])
+    before_exec()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, request["output"]), (2, request["output"])):
+        os.dup2(source, target)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = [request["run"], *request["arguments"]]
+    code = 0
+    try:
+        if request["run"].endswith(".py"):
+            runpy.run_path(request["run"], run_name="__main__")
+        else:
+            runpy.run_module(request["run"], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # Not by way of Python's own end, which takes all the libraries apart.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

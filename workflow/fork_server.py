@@ -111,6 +111,7 @@ class Child:
 
 def main() -> None:
     """Serve; and in each process that is forked meanwhile, run what was asked for."""
+    os.close(os.pidfd_open(os.getpid()))  # a system that has no such thing shall have no server
     SOCKET.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(SOCKET))
@@ -135,7 +136,7 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
         elif key.fileobj is listener:
             client, _ = listener.accept()
             import_libraries()
-            request = read_request(client)
+            request = read_request(client) | {"server": os.getpid()}
             pid = os.fork()
             if pid == 0:
                 for held in [client, *(other.fileobj for other in ready.get_map().values() if other.data)]:
@@ -196,9 +197,12 @@ def run(request: dict[str, Any]) -> NoReturn:
 
     join_group(os.getpid(), request["group"])
     before_exec()
+    if os.getppid() != request["server"]:
+        os._exit(1)  # it ended before it could have been noticed
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, request["output"]), (2, request["output"])):
         os.dup2(source, target)
+    Path("/proc/self/comm").write_text(Path(request["run"]).stem)  # what `top` shows
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

@@ -216,7 +216,7 @@ def start(command: list[str], env: dict[str, str], output: IO[str] | None, fork:
     """Start the command in a process group of its own; if wanted by the fork server, where there is one."""
     if fork and output:
         with contextlib.suppress(OSError):
-            return Forked(command[1], command[2:], {**env, "FORK_SERVER": "1"}, os.getcwd(), output)
+            return Forked(command[1], command[2:], {**env, "FORK_SERVER": "1"}, str(Path.cwd()), output)
     return subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT if output else None,
         process_group=0, preexec_fn=before_exec,

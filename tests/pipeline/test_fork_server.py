@@ -56,7 +56,7 @@ def wait_for(condition: object, seconds: float = 20) -> None:
 def fork(script: str, *arguments: str, group: int = 0) -> tuple[Forked, Path]:
     log = Path(f"{script}.log")
     with log.open("w") as output:
-        return Forked(f"{script}.py", list(arguments), {"ONLY": "this"}, os.getcwd(), output, group), log
+        return Forked(f"{script}.py", list(arguments), {"ONLY": "this"}, str(Path.cwd()), output, group), log
 
 
 def test_a_forked_process_is_like_one_that_was_started(server: subprocess.Popen[bytes]) -> None:
@@ -64,7 +64,7 @@ def test_a_forked_process_is_like_one_that_was_started(server: subprocess.Popen[
     assert process.wait() == 3
     shown = json.loads(log.read_text())
     assert shown["arguments"] == ["show.py", "3", "four"]
-    assert (shown["cwd"], shown["group"], shown["input"]) == (os.getcwd(), process.pid, "")
+    assert (shown["cwd"], shown["group"], shown["input"]) == (str(Path.cwd()), process.pid, "")
     assert shown["env"] == {"ONLY": "this"}
     assert {"torch", "dvc"} <= set(shown["modules"])
     assert "grpo" not in shown["modules"]  # the project's code is read afresh

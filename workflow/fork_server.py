@@ -27,15 +27,17 @@ import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 SOCKET = Path(".stamps/fork_server")
 PARAMS = Path("params.yaml")
-FOR_DVC = ["dvc.cli", "dvc.commands.repro", "dvc.repo.reproduce", "dvc.stage.cache", "dvc.ignore", "dvc.output"]
-FOR_COMMANDS = ["numpy", "pydantic", "ruamel.yaml", "safetensors.torch", "tokenizers", "torch", "tqdm", "typer"]
-FOR_LORA = ["peft"]  # which takes seconds
+LIBRARIES = [
+    *("dvc.cli", "dvc.commands.repro", "dvc.repo.reproduce", "dvc.stage.cache", "dvc.ignore", "dvc.output"),
+    *("numpy", "pydantic", "ruamel.yaml", "torch", "tqdm", "typer", "safetensors.torch", "tokenizers"),
+    *("ray", "pandas", "jinja2", "vl_convert"),
+]
+FOR_LORA = "peft"  # takes seconds
 
 
 def start() -> subprocess.Popen[bytes]:
@@ -123,20 +125,30 @@ def main() -> None:
 
 
 def serve(listener: socket.socket) -> dict[str, Any] | None:
-    """Fork a process for each request. Returns the request in that process, and None at the server's end."""
+    """Fork a process for each request, and import one library after another while there is none.
+
+    Returns:
+        the request in the process that is forked for it, and None at the server's end.
+    """
+    libraries = libraries_of_study()
     ready = selectors.DefaultSelector()
     ready.register(listener, selectors.EVENT_READ)
     ready.register(sys.stdin, selectors.EVENT_READ)
     while ready.get_map():
-        key = ready.select()[0][0]
+        events = ready.select(0 if libraries else None)
+        if not events:
+            with contextlib.suppress(ImportError):  # the stage that needs it will say so
+                importlib.import_module(libraries.pop(0))
+            continue
+        key = events[0][0]
         child: Child = key.data
         if key.fileobj is sys.stdin:
             ready.unregister(sys.stdin)
             ready.unregister(listener)
         elif key.fileobj is listener:
             client, _ = listener.accept()
-            import_libraries()
             request = read_request(client) | {"server": os.getpid()}
+            gc.freeze()  # or each process would copy all of it when it looks for garbage
             pid = os.fork()
             if pid == 0:
                 for held in [client, *(other.fileobj for other in ready.get_map().values() if other.data)]:
@@ -162,14 +174,9 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
     return None
 
 
-@cache
-def import_libraries() -> None:
-    """What stages need, before the first of them is forked."""
-    for name in FOR_DVC + FOR_COMMANDS + (FOR_LORA if "lora:" in PARAMS.read_text() else []):
-        with contextlib.suppress(ImportError):  # the stage that needs it will say so
-            importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # or each process would copy all of it when it looks for garbage
+def libraries_of_study() -> list[str]:
+    """What its stages import, the most common first."""
+    return LIBRARIES + [FOR_LORA] * ("lora:" in PARAMS.read_text())
 
 
 def read_request(client: socket.socket) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from grpo.common.files import whole_folder, write_text
 from grpo.reporting import answer
 from grpo.reporting.answer import Found
-from grpo.reporting.charts import forest_rows
+from grpo.reporting.forest import forest_rows
 from grpo.reporting.provenance import stages_in_lock
 from grpo.reporting.record import read_all
 from grpo.reporting.sections import markdown_sections, read_claims, templates

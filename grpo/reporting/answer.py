@@ -149,6 +149,7 @@ def cost(study: Study, found: Found) -> dict[str, Any]:
     runs = [run for own, _ in found.values() for run in own]
     trained = [run for run in runs if not run.config["same_as"]]
     rows = [time_row(study, run) for run in trained]
+    software = trained[-1].config["software"]
     machines = [read_timing_file(run.name)["hardware"] for run in trained]
     return {
         "runs": len(runs),
@@ -157,9 +158,7 @@ def cost(study: Study, found: Found) -> dict[str, Any]:
         "gpu_hours": round(sum(row["gpu_hours"] for row in rows), 3),
         "steps": int(sum(run.metrics["steps"] for run in trained)),
         "hardware": [_machine(machine) for machine in {str(machine): machine for machine in machines}.values()],
-        "software": {
-            name: version for name, version in trained[-1].config["software"].items() if name in NAMED and version != "none"
-        },
+        "software": {name: software[name] for name in NAMED if software.get(name, "none") != "none"},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ CONFIG: Spec = {
 }
 GREY = "#7a7a7a"  # reads on light and on dark ground
 WIDTH, HEIGHT = 560, 300  # pixels of a figure on paper, without its axes
+PHONE = 52  # letters of a line that can be read on a telephone
 LETTER = 7  # pixels of a letter in a name beside a curve, at most
 
 
@@ -65,7 +67,7 @@ def curve(description: str = "") -> Spec:
             },
             {
                 "data": {"name": "labels"},
-                "mark": {"type": "text", "align": "left", "dx": 9, "baseline": "middle"},
+                "mark": {"type": "text", "align": "left", "dx": 9, "baseline": "middle", "lineBreak": "\n"},
                 "encoding": {"y": y, "text": {"field": "arm"}, "detail": {"field": "arm", "type": "nominal"}},
             },
         ],
@@ -84,7 +86,8 @@ def filled_curve(
         share: the values lie between 0 and 1.
         log: the axis counts in powers of two.
     """
-    spec = on_paper(curve(f"{y_title} over {x_title}: {', '.join(looks)}"), room=LETTER * max(map(len, looks)) + 90)
+    longest = max(len(line) for arm in looks for line in arm.split("\n"))
+    spec = on_paper(curve(f"{y_title} over {x_title}: {', '.join(looks)}"), room=LETTER * longest + 90)
     spec["datasets"] = {"points": points, "labels": end_labels(points, share)}
     spec["encoding"]["x"]["title"] = x_title
     if log:
@@ -96,6 +99,8 @@ def filled_curve(
     }
     for layer in spec["layer"]:
         layer["encoding"]["y"] |= {"title": y_title, "scale": {"domain": [0, 1]} if share else {"zero": False}}
+    if not any(point["ended"] for point in points):
+        del spec["layer"][3]  # Vega complains of a layer without data
     return spec
 
 
@@ -127,7 +132,7 @@ def below_one_another(specs: Mapping[str, Spec]) -> Spec:
         ]
         if "name" in kept["data"]:
             kept["data"] = {"values": data[kept["data"]["name"]]}
-        panels.append({"title": title, **kept})
+        panels.append({"title": textwrap.wrap(title, PHONE), **kept})
     first = next(iter(specs.values()))
     shared = {key: first[key] for key in ("$schema", "background", "padding", "config")}
     room = max(spec["usermeta"]["room"] for spec in specs.values())
@@ -150,7 +155,8 @@ def dots(rows: list[Row], looks: Mapping[str, Style], x: Spec, y: Spec, height: 
         "type": "nominal",
         "scale": {"domain": series, "range": ["circle", "square"][: len(series)]},
     }
-    shape["legend"] = {"title": None, "orient": "top", "labelLimit": 300, "symbolFillColor": GREY} if len(series) > 1 else None
+    key = {"title": None, "orient": "top", "columns": 1, "labelLimit": 300, "symbolFillColor": GREY}
+    shape["legend"] = key if len(series) > 1 else None
     at_x, at_y = {**x, "field": "x"}, {**y, "field": "y"}
     tooltip = [
         {"field": "arm"},
@@ -186,7 +192,7 @@ def bars(rows: list[Row], kinds: Mapping[str, str], x_title: str, row_height: in
     """Bars laid end to end, a line each.
 
     Args:
-        rows: ``name`` (of the line), ``kind``, ``start`` and ``end``, and ``text`` in the middle of a part.
+        rows: ``name`` (of the line), ``kind``, ``start`` and ``end``, and ``text`` at ``at``.
         kinds: what the parts are, with their colours.
     """
     names = list(dict.fromkeys(row["name"] for row in rows))
@@ -204,23 +210,23 @@ def bars(rows: list[Row], kinds: Mapping[str, str], x_title: str, row_height: in
         "sort": None,
         "scale": {"domain": list(shown), "range": list(shown.values())},
     }
-    colour["legend"] = {"title": None, "orient": "top", "columns": 3, "labelLimit": 260}
+    colour["legend"] = {"title": None, "orient": "top", "columns": 2, "labelLimit": 260}
     x = {"type": "quantitative", "title": x_title}
     tooltip = [{"field": "name"}, {"field": "kind"}, {"field": "size", "type": "quantitative", "format": ".4~g"}]
-    spec = {
+    spec: Spec = {
         "description": f"{x_title}: {', '.join(shown)}",
-        "data": {
-            "values": [row | {"size": row["end"] - row["start"], "middle": (row["start"] + row["end"]) / 2} for row in rows]
-        },
+        "data": {"values": [row | {"size": row["end"] - row["start"]} for row in rows]},
         "encoding": {"y": y},
         "layer": [
             {
                 "mark": {"type": "bar", "height": {"band": 0.8}},
                 "encoding": {"x": {**x, "field": "start"}, "x2": {"field": "end"}, "color": colour, "tooltip": tooltip},
             },
-            {"mark": {"type": "text", "color": "#000"}, "encoding": {"x": {**x, "field": "middle"}, "text": {"field": "text"}}},
         ],
     }
+    if any("text" in row for row in rows):
+        text = {"mark": {"type": "text", "align": "left", "dx": 4, "color": "#000"}}
+        spec["layer"].append({**text, "encoding": {"x": {**x, "field": "at"}, "text": {"field": "text"}}})
     return on_paper(spec, {"step": row_height}, room=LETTER * max(map(len, names)) + 60)
 
 
@@ -230,7 +236,8 @@ def end_labels(points: list[Row], share: bool) -> list[Row]:
     ordered = sorted(last.values(), key=lambda row: row["y"])
     heights = [row[key] for row in points for key in ("low", "high") if row[key] is not None]
     bottom, top = (0.0, 1.0) if share or not heights else (min(heights), max(heights))
-    gap, right = LABEL_GAP * (top - bottom), max((row["x"] for row in points), default=0)
+    lines = max((row["arm"].count("\n") + 1 for row in ordered), default=1)
+    gap, right = LABEL_GAP * lines * (top - bottom), max((row["x"] for row in points), default=0)
     placed: list[Row] = []
     for row in ordered:
         at = max(row["y"], placed[-1]["y"] + gap) if placed else row["y"]

@@ -89,7 +89,8 @@ def draw_zero_shot(baseline: dict[str, Any]) -> Spec:
         for name in names:
             share = values["categories"].get(name, 0) / values["problems"]
             text = f"{share:.0%}" if share >= READABLE else ""
-            rows.append({"name": prompt, "kind": name, "start": start, "end": start + share, "text": text})
+            at = start + share / 2 if share > 0.2 else start
+            rows.append({"name": prompt, "kind": name, "start": start, "end": start + share, "text": text, "at": at})
             start += share
     kinds = dict(zip(names, ("#009E73", "#E69F00", "#999999", "#56B4E9")[: len(names)], strict=True))
     return bars(rows, kinds, "share of problems", row_height=44)

@@ -36,7 +36,7 @@ STYLES = {
     "scoring": ("#E69F00", "scoring"),
     "training": ("#009E73", "training"),
     "weights": ("#CC79A7", "weights handed out or taken over"),
-    "waiting": ("#DDDDDD", "waiting for the other side"),
+    "waiting": ("#999999", "waiting for the other side"),
 }
 
 
@@ -107,7 +107,7 @@ def draw_time_breakdown(found: list[Variant]) -> Spec:
     for variant in found:
         name = variant.name.replace("_", " ")
         if variant.times is None:
-            rows.append({"name": f"{name}: too few steps", "kind": STYLES["rollout"][1], "start": 0.0, "end": 0.0, "text": ""})
+            rows.append({"name": f"{name}: too few steps", "kind": STYLES["rollout"][1], "start": 0.0, "end": 0.0})
             continue
         longer = max(variant.times["rollout"], variant.times["training"])
         goal = None if variant.lag is None else GOAL * longer
@@ -143,8 +143,10 @@ def draw_time_breakdown(found: list[Variant]) -> Spec:
     spec["title"] = {
         "text": "Where a step's time goes",
         "subtitle": [
-            "The number: the longer of rollout and training as a share of the step.",
-            f"The stroke: {GOAL:g} times the longer one, the most that a step should take.",
+            "The number: the longer of rollout and training",
+            "as a share of the step.",
+            f"The stroke: {GOAL:g} times the longer one,",
+            "the most that a step should take.",
         ],
     }
     return spec
@@ -154,7 +156,7 @@ def _laid_out(name: str, times: Mapping[str, float], parts: Mapping[str, str]) -
     """The parts of one bar, end to end."""
     ends = np.cumsum([0.0, *(times[part] for part in parts)]).tolist()
     return [
-        {"name": name, "kind": STYLES[look][1], "start": start, "end": end, "text": ""}
+        {"name": name, "kind": STYLES[look][1], "start": start, "end": end}
         for look, start, end in zip(parts.values(), ends[:-1], ends[1:], strict=True)
     ]
 

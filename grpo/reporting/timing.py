@@ -9,7 +9,7 @@ import pandas as pd
 
 from grpo.common.files import read_json, whole_folder, write_text
 from grpo.reporting.charts import Spec, filled_curve, save_figure
-from grpo.reporting.curves import number
+from grpo.reporting.curves import AXES, number
 from grpo.reporting.pieces import in_turns
 from grpo.reporting.style import Style, styles_of_places
 from grpo.reporting.time_breakdown import (
@@ -141,8 +141,7 @@ def looks_of(study: Study, arms: dict[str, list[Run]]) -> dict[str, Style]:
 def draw_curves_over_wall_clock(arms: dict[str, list[Run]], looks: dict[str, Style]) -> Spec:
     """Validation answer reward over the seconds spent on rollouts and training, one line a run, evaluation left out."""
     points = [point for arm, runs in arms.items() for run in runs for point in points_over_time(run, arm)]
-    title = "seconds of rollouts, scoring and training (evaluation left out)"
-    return filled_curve(points, looks, title, "validation answer reward", share=True)
+    return filled_curve(points, looks, AXES["seconds"], "validation answer reward", share=True)
 
 
 def points_over_time(run: Run, arm: str) -> list[dict[str, Any]]:
@@ -203,7 +202,7 @@ def methods_table(study: Study) -> str:
 
 def draw_methods(study: Study) -> Spec:
     """The methods' validation answer reward over wall-clock time."""
-    found = methods(study)
+    found = {title.replace(" (", "\n("): runs for title, runs in methods(study).items()}
     return draw_curves_over_wall_clock(found, looks_of(study, found))
 
 

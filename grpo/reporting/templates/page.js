@@ -128,7 +128,11 @@ function drawFigure(place) {
   let text = JSON.stringify(data.figures[place.dataset.figure]);
   if (dark()) for (const [light, lighter] of Object.entries(data.palette.dark)) text = text.replaceAll(`"${light}"`, `"${lighter}"`);
   const spec = JSON.parse(text);
-  for (const part of spec.vconcat || [spec]) part.width = Math.max(200, place.clientWidth - spec.usermeta.room);
+  for (const part of spec.vconcat || [spec]) {
+    part.width = Math.max(200, place.clientWidth - spec.usermeta.room);
+    // Names above points that are close together.
+    for (const { mark } of part.layer) if (place.clientWidth < 600 && mark.baseline === "bottom") Object.assign(mark, { angle: -40, align: "left" });
+  }
   delete spec.background;
   embed(place, spec, "svg");
 }

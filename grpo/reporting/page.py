@@ -41,7 +41,8 @@ def write_page(study: Study, by_dvc: bool = True) -> None:
     """
     found, lock, claims = read_all(study), stages_in_lock() if by_dvc else {}, read_claims(study)
     record = collect(study, found, claims, lock)
-    texts = markdown_sections(study, found, lock, by_dvc)
+    said = {experiment["name"]: [experiment["lead"], *experiment["more"]] for experiment in record["experiments"]}
+    texts = markdown_sections(study, found, lock, by_dvc, said)
     if paths.ANSWERS.is_file():
         texts = {"answers": read_text(paths.ANSWERS, made_by="answers")} | texts
     figures = figures_by_path(study)

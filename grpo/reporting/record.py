@@ -8,10 +8,9 @@ from typing import Any
 from grpo.reporting import answer
 from grpo.reporting.answer import Found
 from grpo.reporting.curves import AXES, STEP, metrics_of, number, reward_curve, tables_of
-from grpo.reporting.discussion import course, outcome
-from grpo.reporting.pieces import pieces_of
 from grpo.reporting.provenance import provenance_of
 from grpo.reporting.rollouts import browsable, outcomes_of
+from grpo.reporting.sections import said_of
 from grpo.reporting.style import DARK, style
 from grpo.reporting.timing import elapsed
 from grpo.results.claims import about_this_study
@@ -100,8 +99,7 @@ def _run(run: Run, lock: Record, tables: Record) -> Record:
 
 
 def _experiment(study: Study, name: str, runs: list[Run], selection: Record, tables: Record) -> Record:
-    entry = study.experiments[name]
-    pieces = [piece.discuss(study, runs, selection) for piece in pieces_of(study, name) if piece.discuss]
+    entry, said = study.experiments[name], said_of(study, name, runs, selection)
     return {
         "name": name,
         "title": study.title(name),
@@ -116,8 +114,8 @@ def _experiment(study: Study, name: str, runs: list[Run], selection: Record, tab
         "last_k": selection["last_k"],
         "base": _base(study, name, runs),
         "arms": [_arm(place, candidate, runs) for place, candidate in enumerate(selection["candidates"])],
-        "lead": outcome(runs, selection),
-        "more": [text for text in (course(runs, selection), *pieces) if text],
+        "lead": said[0],
+        "more": said[1:],
         "metrics": _metrics(runs, tables),
         "outcomes": outcomes_of(runs),
     }

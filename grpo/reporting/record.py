@@ -86,6 +86,7 @@ def _run(run: Run, lock: Record, tables: Record) -> Record:
     """
     equal = run.config["same_as"]
     origin = {key: value for key, value in provenance_of(run, lock).items() if key != "run"}
+    origin |= {"seconds": number(origin["seconds"]), "phases": {name: number(s) for name, s in origin["phases"].items()}}
     return {
         "experiment": run.experiment,
         "arm": run.arm,

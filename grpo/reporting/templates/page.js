@@ -199,7 +199,8 @@ function drawHeat(heat, outcomes) {
   const order = problems.toSorted((a, b) => soon(a) - soon(b) || sum[b] - sum[a] || a - b);
   const cells = outcomes.steps.flatMap((step, i) => order.map((problem, place) => ({ step, place, problem, reward: reward[i][problem] })));
   const spec = structuredClone(data.heat);
-  spec.width = Math.max(200, heat.clientWidth - 70);
+  const room = Math.max(200, heat.clientWidth - 70);
+  spec.width = room - (room >= problems.length ? room % problems.length : 0); // whole pixels for each, without seams
   spec.datasets = { cells };
   const last = reward.at(-1);
   const count = (test) => problems.filter(test).length;

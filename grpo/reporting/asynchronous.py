@@ -7,10 +7,12 @@ from typing import Any
 import pandas as pd
 
 from grpo.reporting.charts import Spec, below_one_another, dots
+from grpo.reporting.curves import number
 from grpo.reporting.style import styles
 from grpo.results.runs import Run, by_arm, final_scores, value
 from grpo.results.statistics import format_interval, two_level_difference, two_level_mean
 
+Values = dict[str, list[float | int | None]]  # of each arm: in the middle, lowest, highest
 RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 5, 10, 100, 1000)  # where an axis of ratios is marked, as far as it goes
 
 
@@ -61,19 +63,22 @@ def draw_staleness(runs: list[Run], last_k: int) -> Spec:
     found = [(series, of_arm, staleness(of_arm)) for series, arms in joined for of_arm in arms]
     rewards = {of_arm[0].arm: two_level_mean(final_scores(of_arm, last_k)) for _, of_arm, _ in found}
 
-    def panel(values: dict[str, tuple[float, float, float]], title: str, **axis: Any) -> Spec:
+    def panel(values: Values, title: str, **axis: Any) -> Spec:
         rows = [
-            {"arm": arm, "series": series, "x": of["lag_mean"]} | dict(zip(("y", "low", "high"), values[arm], strict=True))
+            {"arm": arm, "series": series, "x": number(of["lag_mean"])}
+            | dict(zip(("y", "low", "high"), values[arm], strict=True))
             for series, of_arm, of in found
             for arm in [of_arm[0].arm]
         ]
         return dots(rows, looks, x, {"title": title, "scale": {"zero": False, "padding": 14}, **axis}, height=200)
 
-    def of_each(*keys: str, times: float = 1.0) -> dict[str, tuple[float, float, float]]:
-        middle, low, high = keys if len(keys) == 3 else keys * 3
-        return {of_arm[0].arm: (times * of[middle], times * of[low], times * of[high]) for _, of_arm, of in found}
+    def of_each(*keys: str, times: float = 1.0) -> Values:
+        return {
+            of_arm[0].arm: [number(times * of[key]) for key in (keys if len(keys) == 3 else keys * 3)]
+            for _, of_arm, of in found
+        }
 
-    reward = {arm: (of["value"], of["low"], of["high"]) for arm, of in rewards.items()}
+    reward: Values = {arm: [of["value"], of["low"], of["high"]] for arm, of in rewards.items()}
     ratios = of_each("ratio_mean", "ratio_min", "ratio_max")
     return below_one_another(
         {

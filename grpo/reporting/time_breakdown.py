@@ -124,7 +124,7 @@ def draw_time_breakdown(found: list[Variant]) -> Spec:
     spec = bars(rows, dict(STYLES[key][::-1] for key in STYLES), "seconds of a step, mean", row_height=22)
     y = spec["encoding"]["y"]
     x = {"type": "quantitative"}
-    spec["layer"] += [
+    layers: list[Spec] = [
         {
             "data": {"values": [mark for mark in marks if mark["goal"] is not None]},
             "mark": {"type": "tick", "color": "#000000", "thickness": 2, "size": 20},
@@ -140,6 +140,7 @@ def draw_time_breakdown(found: list[Variant]) -> Spec:
             },
         },
     ]
+    spec["layer"] += [layer for layer in layers if layer["data"]["values"]]  # Vega complains of one without data
     spec["title"] = {
         "text": "Where a step's time goes",
         "subtitle": [

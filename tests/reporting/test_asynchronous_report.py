@@ -178,6 +178,12 @@ def test_the_figure_over_staleness() -> None:
     assert [(row["low"], row["y"], row["high"]) for row in ratio[:2]] == [(1.0, 1.0, 1.0), (0.5, 1.25, 2.0)]
 
 
+def test_updates_without_a_gradient_leave_a_gap_in_the_figure() -> None:
+    runs = lagging(0, 0.5) + lagging(1, 0.5, gradient_norm=float("nan"))
+    norms = draw_staleness(runs, 1)["vconcat"][1]["data"]["values"]
+    assert [row["y"] for row in norms] == [0.25, None]  # what JSON can hold
+
+
 def test_the_interval_in_the_figure_is_that_over_runs_and_problems() -> None:
     solved = (np.arange(PROBLEMS) < 50).astype(float)
     run = made_up("lag_1", each(0.1), solved, apart={})
@@ -488,6 +494,7 @@ def test_bars_of_one_process_and_of_two_sides(tmp_path: Path) -> None:
         ("one update: one process", 1.9375, 0.5),
         ("lag 1: generator", pytest.approx(1.15), 0.94),  # beyond bars and goal, where nothing is drawn
     ]
+    assert len(draw_time_breakdown([EMPTY])["layer"]) == 1
     save_figure(spec, tmp_path / "time_breakdown.svg")
     assert all(f">{name}</text>" in (tmp_path / "time_breakdown.svg").read_text() for name in laid)
 

@@ -19,8 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly, start_threads
 
 fix_cpu_kernels()
@@ -33,6 +31,8 @@ from step import make_model  # noqa: E402
 from grpo.common.records import Completion, Problem, Rollout  # noqa: E402
 from grpo.learner.learner import Learner  # noqa: E402
 from grpo.models.checkpoint import load_model  # noqa: E402
+from grpo.reporting.charts import Spec, below_one_another, filled_curve, save_figure  # noqa: E402
+from grpo.reporting.style import styles  # noqa: E402
 from grpo.study.methods import GrpoConfig  # noqa: E402
 
 RESPONSES = 32  # in a batch, however large its groups
@@ -69,22 +69,24 @@ def seconds(learners: dict[str, Learner], batch: list[Rollout], repeats: int) ->
     return {name: statistics.median(values[1:]) for name, values in times.items()}
 
 
-def draw(rows: list[dict[str, Any]]) -> Figure:
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    for i, what in enumerate(VARIED):
-        axis = figure.add_subplot(1, 3, i + 1)
-        of_kind = [row for row in rows if row["varied"] == what]
-        for way, colour in (("packed", "#0072B2"), ("padded", "#D55E00")):
-            axis.plot([r["value"] for r in of_kind], [r[way] for r in of_kind], marker="o", color=colour, label=way)
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_xlabel(what)
-        axis.set_ylabel("seconds of an update")
+def draw(rows: list[dict[str, Any]]) -> Spec:
+    """A panel for each length that is varied, both axes logarithmic."""
+    panels = {}
+    for what in VARIED:
+        points = [
+            {"arm": way, "series": way, "x": row["value"], "ended": False} | dict.fromkeys(("y", "low", "high"), row[way])
+            for way in ("packed", "padded")
+            for row in rows
+            if row["varied"] == what
+        ]
+        spec = filled_curve(points, styles(["packed", "padded"]), what, "seconds of an update", share=False, log=True)
+        for layer in spec["layer"]:
+            layer["encoding"]["y"]["scale"] = {"type": "log", "nice": False, "padding": 10}
+        lower, upper = sorted(spec["datasets"]["labels"], key=lambda label: float(label["y"]))
+        upper["y"] = max(upper["y"], 1.3 * lower["y"])  # apart on this axis too
         others = ", ".join(f"{name} {value}" for name, value in USUAL.items() if name != what)
-        axis.set_title(f"{RESPONSES} responses, {others}", fontsize=9)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=9)
-    return figure
+        panels[f"{RESPONSES} responses, {others}"] = spec | {"height": 180}
+    return below_one_another(panels)
 
 
 def main() -> None:
@@ -111,7 +113,7 @@ def main() -> None:
                 ratio = took["padded"] / took["packed"]
                 print(f"{what:>16}{value:>8}{took['packed']:>11.3f}{took['padded']:>11.3f}{ratio:>7.2f}", flush=True)
     settings.out.mkdir(parents=True, exist_ok=True)
-    draw(rows).savefig(settings.out / "scaling.png", dpi=110, metadata={"Software": None})
+    save_figure(draw(rows), settings.out / "scaling.png")
     about = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.processor() or platform.machine()}, {settings.threads} threads",

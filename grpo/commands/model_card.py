@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
-from matplotlib.figure import Figure
 
 from grpo.common.files import damaged, files_digest, read_json
-from grpo.reporting.timing import mark_divergence, read_timing
+from grpo.reporting.charts import GREY, Spec, filled_curve
+from grpo.reporting.curves import METRICS, STEP, points_of
+from grpo.reporting.style import styles
+from grpo.reporting.timing import read_timing
 from grpo.results.runs import REWARD, Run
 from grpo.results.selection import evaluations_counted, mean_of_last
 from grpo.results.statistics import format_interval, two_level_mean, wilson_interval
@@ -186,17 +188,25 @@ def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
     return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
 
 
-def draw_curve(run: Run, step: int) -> Figure:
+def draw_curve(run: Run, step: int) -> Spec:
     """Validation answer reward over steps, with the checkpoint's step marked."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axis = figure.add_subplot()
-    axis.plot(run.validation["step"], run.validation[REWARD], color="#0072B2", marker="o", markersize=3)
-    axis.axvline(step, color="#999999", linestyle=":", label=f"this checkpoint, step {step}")
-    mark_divergence(axis, run, "#0072B2")
-    axis.set(ylim=(-0.02, 1.02), xlabel="step", ylabel="validation answer reward", title=run.name)
-    axis.grid(alpha=0.3)
-    axis.legend()
-    return figure
+    points = points_of([run], "validation", REWARD)
+    spec = filled_curve(points, styles([run.arm]), STEP[run.config["method"]], METRICS["validation"][REWARD], share=True)
+    spec["layer"] += [
+        {"mark": {"type": "rule", "color": GREY, "strokeDash": [3, 3]}, "encoding": {"x": {"datum": step}}},
+        {
+            "mark": {
+                "type": "text",
+                "align": "right",
+                "dx": -4,
+                "y": 8,
+                "color": GREY,
+                "text": f"this checkpoint, step {step}",
+            },
+            "encoding": {"x": {"datum": step}},
+        },
+    ]
+    return spec | {"title": run.name}
 
 
 def about_checkpoint(run: Run, source: Path) -> dict[str, Any]:

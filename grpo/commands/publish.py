@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 from grpo.commands.model_card import METADATA, about_checkpoint, draw_curve, model_card
 from grpo.common.errors import UserError, reason
 from grpo.common.files import require_keys, whole_folder
-from grpo.reporting.style import save_figure
+from grpo.reporting.charts import save_figure
 from grpo.results.runs import Run, read_run
 from grpo.study import paths
 from grpo.study.effective import effective_run

@@ -88,6 +88,24 @@ def _lever(study: Study, found: Found) -> str:
     )
 
 
+def certainty(study: Study, found: Found, claims: list[dict[str, Any]]) -> dict[str, int]:
+    """How many comparisons and published claims the runs decide.
+
+    Returns:
+        ``compared`` experiments with several arms, those ``told``, whose leader can be told from every other arm; and claims
+        by verdict: ``agrees``, ``disagrees``, ``cannot_tell``.
+    """
+    compared = [selection for _, selection in found.values() if len(selection["candidates"]) > 1]
+    counts = Counter(claim["verdict"] for claim in claims)
+    return {
+        "compared": len(compared),
+        "told": sum(not selection["tied"] for selection in compared),
+        "agrees": counts[AGREES],
+        "disagrees": counts[DISAGREES],
+        "cannot_tell": counts[CANNOT_TELL],
+    }
+
+
 def _undecided(study: Study, found: Found) -> str:
     """In how many experiments the arms could all be told apart from the leader, and in which none could."""
     compared = {name: selection for name, (_, selection) in found.items() if len(selection["candidates"]) > 1}
@@ -131,6 +149,7 @@ def cost(study: Study, found: Found) -> dict[str, Any]:
     runs = [run for own, _ in found.values() for run in own]
     trained = [run for run in runs if not run.config["same_as"]]
     rows = [time_row(study, run) for run in trained]
+    software = trained[-1].config["software"]
     machines = [read_timing_file(run.name)["hardware"] for run in trained]
     return {
         "runs": len(runs),
@@ -139,7 +158,7 @@ def cost(study: Study, found: Found) -> dict[str, Any]:
         "gpu_hours": round(sum(row["gpu_hours"] for row in rows), 3),
         "steps": int(sum(run.metrics["steps"] for run in trained)),
         "hardware": [_machine(machine) for machine in {str(machine): machine for machine in machines}.values()],
-        "software": {name: version for name, version in trained[-1].config["software"].items() if name in NAMED},
+        "software": {name: software[name] for name in NAMED if software.get(name, "none") != "none"},
     }
 
 
@@ -157,7 +176,7 @@ def command(study: Study, by_dvc: bool) -> str:
     return f"grpo study use {study.study} && make repro" if by_dvc else "grpo quickstart"
 
 
-def files_of(run: str) -> list[str]:
-    """A run's files, relative to the project's folder."""
+def files_of_runs() -> list[str]:
+    """The files of the run ``RUN``, relative to the project's folder."""
     names = ("config.yaml", "metrics.json", "history.csv", "validation.csv", "outcomes.jsonl", "rollouts.jsonl")
-    return [(paths.RUNS / run / name).as_posix() for name in names]
+    return [(paths.RUNS / "RUN" / name).as_posix() for name in names]

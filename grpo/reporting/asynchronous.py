@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
+from grpo.reporting.charts import Spec, below_one_another, dots
+from grpo.reporting.curves import number
 from grpo.reporting.style import styles
 from grpo.results.runs import Run, by_arm, final_scores, value
 from grpo.results.statistics import format_interval, two_level_difference, two_level_mean
+
+Values = dict[str, list[float | int | None]]  # of each arm: in the middle, lowest, highest
+RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 5, 10, 100, 1000)  # where an axis of ratios is marked, as far as it goes
 
 
 def arms_in_order(runs: list[Run]) -> tuple[list[list[Run]], list[list[Run]]]:
@@ -51,64 +53,43 @@ def staleness(of_arm: list[Run]) -> dict[str, float]:
     return means | {key: float(history[key].median()) for key in ("gradient_norm", "ratio_min", "ratio_mean", "ratio_max")}
 
 
-def draw_staleness(runs: list[Run], last_k: int) -> Figure:
+def draw_staleness(runs: list[Run], last_k: int) -> Spec:
     """Final answer reward, gradient norm, ratios and share of clipped tokens of each arm, against its measured lag."""
-    figure = Figure(figsize=(10, 6.6), layout="constrained")
-    reward, norm, ratio, clipped = axes = [figure.add_subplot(2, 2, i + 1) for i in range(4)]
-    looks = styles(by_arm(runs))
-    # The names of arms stand above the intervals of one series and below those of the other.
-    series = (("o", "each batch trained on once", "high"), ("s", "drawn from a buffer", "low"))
-    for (marker, label, end), arms in zip(series, arms_in_order(runs), strict=True):
-        if not arms:
-            continue
-        style: dict[str, Any] = {"color": "dimgrey", "marker": marker, "label": label, "linewidth": 1.2, "markersize": 5}
-        colours = [looks[of_arm[0].arm].color for of_arm in arms]
-        found, finals = [staleness(a) for a in arms], [two_level_mean(final_scores(a, last_k)) for a in arms]
-        lags, norms = [of["lag_mean"] for of in found], [of["gradient_norm"] for of in found]
-        shares = [100 * of["clip_fraction"] for of in found]
-        rewards, reward_bars = _with_ends(finals, "value", "low", "high")
-        ratios, ratio_bars = _with_ends(found, "ratio_mean", "ratio_min", "ratio_max")
-        reward.errorbar(lags, rewards, reward_bars, capsize=3, **style)
-        ratio.errorbar(lags, ratios, ratio_bars, capsize=3, **style)
-        norm.plot(lags, norms, **style)
-        clipped.plot(lags, shares, **style)
-        for axis, heights in zip(axes, (rewards, norms, ratios, shares), strict=True):
-            axis.scatter(lags, heights, color=colours, marker=marker, s=30, zorder=3)
-        for of_arm, colour, lag, final in zip(arms, colours, lags, finals, strict=True):
-            shift = (0, 4 if end == "high" else -12)
-            reward.annotate(
-                of_arm[0].arm, (lag, final[end]), shift, textcoords="offset points", fontsize=8, color=colour, ha="center"
-            )
-    low, high = reward.get_ylim()
-    reward.set_ylim(low - 0.05, high + 0.05)
-    ratio.set_yscale("log")
-    low, high = ratio.get_ylim()
-    ratio.set_ylim(min(low, 0.7), max(high, 1.5))
-    ratio.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
-    ratio.yaxis.set_major_formatter("{x:g}")
-    ratio.minorticks_off()
-    figure.legend(*reward.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    titles = (
-        f"validation answer reward, mean of the last {last_k}, 95% interval",
-        "gradient norm before clipping, median over updates",
-        "ratio to the sampling policy: an update's smallest, mean and largest,\nmedians over updates",
-        "clipped tokens (%), mean over updates",
+    looks, x = (
+        styles(by_arm(runs)),
+        {"title": "measured lag, mean over tokens (versions)", "scale": {"zero": False, "nice": False, "padding": 30}},
     )
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(title, fontsize=9)
-        axis.set_xlabel("measured lag, mean over tokens (versions)", fontsize=9)
-        axis.margins(x=0.16)
-        axis.grid(alpha=0.3)
-        axis.tick_params(labelsize=8)
-    return figure
+    joined = zip(("each batch trained on once", "drawn from a buffer"), arms_in_order(runs), strict=True)
+    found = [(series, of_arm, staleness(of_arm)) for series, arms in joined for of_arm in arms]
+    rewards = {of_arm[0].arm: two_level_mean(final_scores(of_arm, last_k)) for _, of_arm, _ in found}
 
+    def panel(values: Values, title: str, **axis: Any) -> Spec:
+        rows = [
+            {"arm": arm, "series": series, "x": number(of["lag_mean"])}
+            | dict(zip(("y", "low", "high"), values[arm], strict=True))
+            for series, of_arm, of in found
+            for arm in [of_arm[0].arm]
+        ]
+        return dots(rows, looks, x, {"title": title, "scale": {"zero": False, "padding": 14}, **axis}, height=200)
 
-def _with_ends(found: Sequence[Mapping[str, float]], middle: str, low: str, high: str) -> tuple[list[float], list[list[float]]]:
-    """Heights, and how far the bars reach below and above them."""
-    # Rounding may put an end a hair on the wrong side, which matplotlib refuses.
-    below = [max(0.0, of[middle] - of[low]) for of in found]
-    above = [max(0.0, of[high] - of[middle]) for of in found]
-    return [of[middle] for of in found], [below, above]
+    def of_each(*keys: str, times: float = 1.0) -> Values:
+        return {
+            of_arm[0].arm: [number(times * of[key]) for key in (keys if len(keys) == 3 else keys * 3)]
+            for _, of_arm, of in found
+        }
+
+    reward: Values = {arm: [of["value"], of["low"], of["high"]] for arm, of in rewards.items()}
+    ratios = of_each("ratio_mean", "ratio_min", "ratio_max")
+    return below_one_another(
+        {
+            f"What staleness costs: answer reward, mean of the last {last_k}, 95% interval": panel(reward, "answer reward"),
+            "Gradient norm before clipping, median over updates": panel(of_each("gradient_norm"), "gradient norm"),
+            "Ratio to the sampling policy: an update's smallest, mean and largest, medians": panel(
+                ratios, "ratio", scale={"type": "log", "nice": False, "padding": 20}, axis={"values": RATIOS, "format": "~g"}
+            ),
+            "Clipped tokens, mean over updates": panel(of_each("clip_fraction", times=100.0), "clipped tokens (%)"),
+        }
+    )
 
 
 def discuss_asynchronous(runs: list[Run], last_k: int, synchronous: list[Run]) -> str:

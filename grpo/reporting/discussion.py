@@ -13,11 +13,6 @@ from grpo.results.statistics import format_interval, two_level_difference
 SPIKE = 5.0  # times the median: a step whose KL estimate stands out
 
 
-def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
-    """Two to six sentences: which arm leads, by how much, whether that can be told from noise, and what the curves did."""
-    return " ".join(filter(None, (outcome(runs, selection), course(runs, selection))))
-
-
 def outcome(runs: list[Run], selection: dict[str, Any]) -> str:
     """Which arm leads, by how much, whether that can be told from noise; which arms trained alike."""
     arms = by_arm(runs)

@@ -6,8 +6,8 @@ import itertools
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
+from grpo.reporting.charts import Spec, dots, powers_of_two
 from grpo.reporting.style import styles
 from grpo.results.runs import REWARD, Run, by_arm, final_scores, first_scores, mean_curve, value
 from grpo.results.statistics import format_interval, two_level_difference
@@ -64,29 +64,20 @@ def _verdict(difference: dict[str, float], above: str, below: str) -> str:
     return below if difference["high"] < 0 else "these runs cannot tell the two apart"
 
 
-def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Figure:
+def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Spec:
     """Answer reward against the number of unique examples, all and filtered, with 95% intervals."""
     candidates = {candidate["arm"]: candidate for candidate in selection["candidates"]}
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axis = figure.add_subplot()
-    looks = styles(by_arm(runs))
-    series = {False: ("o", "all kinds of examples"), True: ("s", "only examples that earn the reward")}
-    for filtered, arms in examples_of(runs).items():
-        marker, label = series[filtered]
-        points = [candidates[of_arm[0].arm] for of_arm in arms]
-        if points:
-            x, y = [of_arm[0].metrics["examples"] for of_arm in arms], [point["value"] for point in points]
-            bars = [[p["value"] - p["low"] for p in points], [p["high"] - p["value"] for p in points]]
-            axis.errorbar(x, y, bars, color="dimgrey", marker=marker, capsize=3, label=label)
-            axis.scatter(x, y, color=[looks[of_arm[0].arm].color for of_arm in arms], marker=marker, s=40, zorder=3)
-    axis.set_xscale("log", base=2)
-    axis.set_ylim(-0.02, 1.02)
-    axis.set_xlabel("unique examples")
-    axis.set_ylabel("validation answer reward")
-    axis.set_title(f"Supervised fine-tuning: mean of the last {selection['last_k']} evaluations", fontsize=11)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=9)
-    return figure
+    series = {False: "all kinds of examples", True: "only examples that earn the reward"}
+    rows = [
+        {"arm": arm, "series": series[filtered], "x": of_arm[0].metrics["examples"]}
+        | {"y": candidates[arm]["value"], **{key: candidates[arm][key] for key in ("low", "high")}}
+        for filtered, arms in examples_of(runs).items()
+        for of_arm in arms
+        for arm in [of_arm[0].arm]
+    ]
+    x = {"title": "unique examples", **powers_of_two((row["x"] for row in rows), padding=45)}
+    title = f"answer reward, mean of the last {selection['last_k']} evaluations"
+    return dots(rows, styles(by_arm(runs)), x, {"title": title, "scale": {"domain": [0, 1]}})
 
 
 # ----------------------------------------------------------------------------------------------- expert iteration

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, read_jsonl
-from grpo.reporting.style import style
+from grpo.reporting.charts import GREY, Spec, below_one_another, on_paper
+from grpo.reporting.style import styles
 from grpo.study import paths
 from grpo.study.schema import read_yaml
 
@@ -50,30 +50,47 @@ def known_bounds() -> dict[str, list[dict[str, Any]]]:
     return bounds
 
 
-def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
-    """The score of each attempt by its kind and the best so far; beside it the top, with what others have reached."""
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    everything, top = figure.subplots(1, 2)
-    for axis in (everything, top):
-        for place, (kind, of_kind) in enumerate(scores.groupby("kind", sort=True)):
-            look = style(place)
-            axis.scatter(
-                of_kind["attempt"], of_kind["score"], s=16, color=look.color, marker=look.marker, label=str(kind), alpha=0.8
-            )
-        axis.step(scores["attempt"], scores["best"], where="post", color="black", linewidth=1.5, label="best so far")
-        axis.set_xlabel("attempt")
-        axis.grid(alpha=0.3)
-    known = {bound["points"]: bound for bound in known_bounds()["lower"]}
-    for points in DRAWN_BOUNDS:
-        top.axhline(points, color="grey", linewidth=0.8, linestyle="--")
-        words = f"{points}: {known[points]['who']}, {known[points]['year']}"
-        top.annotate(words, (0.01, points), xycoords=("axes fraction", "data"), fontsize=7, va="bottom", color="dimgrey")
-    top.set_ylim(*TOP)
-    top.set_title(f"from {TOP[0]} points on, with known bounds", fontsize=10)
-    everything.set_ylabel("points of a valid set (0: none)")
-    everything.legend(fontsize=8, loc="lower right")
-    everything.set_title(f"kissing_number: {report['strategy']}, seed {report['seed']}", fontsize=10)
-    return figure
+def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Spec:
+    """The score of each attempt by its kind and the best so far; below it the top, with what others have reached."""
+    attempts = scores[["attempt", "kind", "score", "best"]].to_dict("records")
+    looks = styles(sorted(set(scores["kind"])))
+    colour: Spec = {"field": "kind", "type": "nominal", "legend": {"title": None, "orient": "top"}}
+    colour["scale"] = {"domain": list(looks), "range": [look.color for look in looks.values()]}
+    x = {"field": "attempt", "type": "quantitative", "title": "attempt", "axis": {"grid": False}}
+    y: Spec = {"type": "quantitative", "title": "points of a valid set (0: none)"}
+    tooltip = [{"field": field} for field in ("attempt", "kind", "score", "best")]
+    known = {bound["points"]: f"{bound['points']}: {bound['who']}, {bound['year']}" for bound in known_bounds()["lower"]}
+    bounds = [{"points": points, "text": known[points]} for points in DRAWN_BOUNDS]
+
+    def panel(scale: Spec, others: list[Spec]) -> Spec:
+        within = {**y, "scale": scale}
+        marks = [
+            {
+                "mark": {"type": "line", "interpolate": "step-after", "color": "#000000", "clip": bool(scale)},
+                "encoding": {"x": x, "y": {**within, "field": "best"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 40, "opacity": 0.85, "clip": bool(scale)},
+                "encoding": {"x": x, "y": {**within, "field": "score"}, "color": colour, "tooltip": tooltip},
+            },
+        ]
+        return on_paper({"data": {"values": attempts}, "layer": [*others, *marks]}, height=240)
+
+    at: Spec = {"y": {**y, "scale": {"domain": TOP}, "field": "points"}}
+    lines: list[Spec] = [
+        {"data": {"values": bounds}, "mark": {"type": "rule", "color": GREY, "strokeDash": [4, 3]}, "encoding": at},
+        {
+            "data": {"values": bounds},
+            "mark": {"type": "text", "align": "left", "x": 2, "dy": -6, "fontSize": 11, "color": GREY},
+            "encoding": {**at, "text": {"field": "text"}},
+        },
+    ]
+    return below_one_another(
+        {
+            f"Each attempt and the best so far (line): {report['strategy']}, seed {report['seed']}": panel({}, []),
+            f"From {TOP[0]} points on, with what others have reached": panel({"domain": TOP}, lines),
+        }
+    )
 
 
 def section(report: dict[str, Any]) -> str:

@@ -1,28 +1,31 @@
-"""reports/index.html: the report as one file, with its data, its scripts and its pictures inside."""
+"""reports/index.html: the report as one file, with its data and scripts inside."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from markdown_it import MarkdownIt
 
-from grpo.common.files import write_text
+from grpo.common.files import read_text, write_text
 from grpo.reporting import answer
-from grpo.reporting.charts import browser_bundle, curve, forest_rows, heat_map
+from grpo.reporting.charts import Spec, browser_bundle, curve, heat_map
+from grpo.reporting.figures import other_figures
+from grpo.reporting.forest import forest_rows
 from grpo.reporting.provenance import stages_in_lock
 from grpo.reporting.record import Record, collect, read_all
 from grpo.reporting.sections import markdown_sections, read_claims, templates
+from grpo.reporting.timing import timing_figures
 from grpo.results.statistics import format_interval
 from grpo.study import paths
 from grpo.study.schema import Study
 
 TEMPLATES = Path(__file__).with_name("templates")
 TITLES = {
+    "answers": "The handouts' questions, answered",
     "base_model": "The base model",
     "kissing_number": "Kissing numbers in dimension 11",
     "claims": "What others reported, in full",
@@ -38,8 +41,12 @@ def write_page(study: Study, by_dvc: bool = True) -> None:
     """
     found, lock, claims = read_all(study), stages_in_lock() if by_dvc else {}, read_claims(study)
     record = collect(study, found, claims, lock)
-    texts = markdown_sections(study, found, lock, by_dvc)
-    html = {name: to_html(text, paths.SECTIONS) for name, text in texts.items()}
+    said = {experiment["name"]: [experiment["lead"], *experiment["more"]] for experiment in record["experiments"]}
+    texts = markdown_sections(study, found, lock, by_dvc, said)
+    if paths.ANSWERS.is_file():
+        texts = {"answers": read_text(paths.ANSWERS, made_by="answers")} | texts
+    figures = figures_by_path(study)
+    html = {name: to_html(text, figures) for name, text in texts.items()}
     environment = templates(autoescape=True)
     environment.filters["interval"] = format_interval
     page = environment.get_template("page.html").render(
@@ -53,12 +60,11 @@ def write_page(study: Study, by_dvc: bool = True) -> None:
         details=html,
         titles={name: title for name, title in TITLES.items() if name in html},
         command=answer.command(study, by_dvc),
-        answers=paths.ANSWERS.is_file(),
         left_out=[study.title(name) for name in study.left_out],
         css=_asset("page.css"),
         script=_asset("page.js"),
         bundle=browser_bundle().replace("</script", "<\\/script"),
-        data=embedded(record | {"curve": curve(), "heat": heat_map()}),
+        data=embedded(record | {"curve": curve(), "heat": heat_map(), "figures": figures}),
     )
     write_text(paths.PAGE, page)
 
@@ -131,11 +137,17 @@ def chains(experiments: list[Record]) -> list[list[Record]]:
     return [chain(first) for first in after.get("", [])]
 
 
-def to_html(markdown: str, folder: Path) -> str:
-    """Markdown below one heading of the page, its own first heading left out, with its pictures inside.
+def figures_by_path(study: Study) -> dict[str, Spec]:
+    """What the page draws beside the experiments' curves, by path below reports/, without the ending."""
+    found = {f"{paths.FIGURES.name}/{name}": spec for name, spec in other_figures(study).items()}
+    return found | {f"{paths.TIMING_REPORT.name}/{name}": spec for name, spec in timing_figures(study).items()}
+
+
+def to_html(markdown: str, figures: Collection[str]) -> str:
+    """Markdown below one heading of the page, its own first heading left out.
 
     Args:
-        folder: where its links lead from.
+        figures: those that the page draws itself. Any other is an experiment's own, whose curves stand above the text.
     """
     html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     html = re.sub(r"^<h1>.*?</h1>\n", "", html).replace("&lt;br&gt;", "<br>")
@@ -143,8 +155,9 @@ def to_html(markdown: str, folder: Path) -> str:
     html = re.sub(
         r"<table>.*?</table>", r'<div class="wide" tabindex="0" role="region" aria-label="table">\g<0></div>', html, flags=re.S
     )
-    return re.sub(r'src="([^"]+\.svg)"', lambda found: f'loading="lazy" src="{_data_uri(folder / found[1])}"', html)
 
+    def place(picture: re.Match[str]) -> str:
+        path, alt = picture.groups()
+        return f'<div class="figure" data-figure="{path}" role="img" aria-label="{alt}"></div>' if path in figures else ""
 
-def _data_uri(path: Path) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(path.resolve().read_bytes()).decode()
+    return re.sub(r'<p><img src="(?:\.\./)*([^"]+)\.svg" alt="([^"]*)"[^>]*></p>', place, html)

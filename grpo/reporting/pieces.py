@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from grpo.common.files import read_json
 from grpo.reporting.asynchronous import discuss_asynchronous, discuss_colocate, draw_staleness
+from grpo.reporting.charts import Spec
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples
 from grpo.reporting.keyword import discuss_keyword
 from grpo.results.runs import Run, by_arm, read_runs
@@ -29,7 +28,7 @@ class ExtraFigure:
 
     name: str
     caption: str
-    draw: Callable[[Study, list[Run], Selection], Figure]
+    draw: Callable[[Study, list[Run], Selection], Spec]
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from grpo.reporting import answer
 from grpo.reporting.answer import Found
 from grpo.reporting.curves import AXES, STEP, metrics_of, number, reward_curve, tables_of
-from grpo.reporting.discussion import course, outcome
-from grpo.reporting.pieces import pieces_of
 from grpo.reporting.provenance import provenance_of
 from grpo.reporting.rollouts import browsable, outcomes_of
-from grpo.reporting.style import DARK, dashes, style
+from grpo.reporting.sections import said_of
+from grpo.reporting.style import DARK, style
 from grpo.reporting.timing import elapsed
 from grpo.results.claims import about_this_study
 from grpo.results.runs import Run, by_arm, experiments, read_runs, read_selection
@@ -33,7 +33,9 @@ def collect(study: Study, found: Found, claims: Record, lock: Record) -> Record:
         lock: what dvc.lock has of each stage; empty where DVC did not make the results.
     """
     shown = about_this_study(claims["claims"], study.left_out)
-    runs = {run.name: _run(run, lock) for own, _ in found.values() for run in own}
+    tables = {run.name: tables_of(run, elapsed(run)) for own, _ in found.values() for run in own}
+    runs = {run.name: _run(run, lock, tables[run.name]) for own, _ in found.values() for run in own}
+    alike = _once(runs)
     winners_first = sorted(runs, key=lambda name: runs[name]["arm"] != found[runs[name]["experiment"]][1]["winner"])
     return {
         "study": study.study,
@@ -41,10 +43,13 @@ def collect(study: Study, found: Found, claims: Record, lock: Record) -> Record:
         "seeds": study.seeds,
         "answer": answer.sentences(study, found, shown),
         "best": answer.best(study, found),
+        "certainty": answer.certainty(study, found, shown),
         "cost": answer.cost(study, found),
         "claims": shown,
-        "experiments": [_experiment(study, name, own, selection) for name, (own, selection) in found.items()],
+        "experiments": [_experiment(study, name, own, selection, tables) for name, (own, selection) in found.items()],
         "runs": runs,
+        "alike": alike,
+        "files": answer.files_of_runs(),
         "samples": browsable(winners_first),
         "axes": AXES,
         "palette": _palette(max(len(by_arm(own)) for own, _ in found.values())),
@@ -52,37 +57,50 @@ def collect(study: Study, found: Found, claims: Record, lock: Record) -> Record:
 
 
 def _palette(arms: int) -> Record:
-    """The look of an experiment's arms by place, on light and on dark ground."""
+    """The look of an experiment's arms by place, and each colour's counterpart on dark ground."""
     looks = [style(place) for place in range(arms)]
     return {
-        "light": [look.color for look in looks],
-        "dark": [DARK[look.color] for look in looks],
-        "dashes": [dashes(look) for look in looks],
+        "colours": [look.color for look in looks],
+        "dark": DARK,
+        "dashes": [list(look.dashes) for look in looks],
     }
 
 
-def _run(run: Run, lock: Record) -> Record:
+def _once(runs: dict[str, Record]) -> list[Any]:
+    """What runs have alike, each once; in the runs stand its places in this list."""
+    places: dict[str, int] = {}
+
+    def place(value: Any) -> int:
+        return places.setdefault(json.dumps(value), len(places))
+
+    for run in runs.values():
+        run["config"] = [place(row) for row in run["config"]]
+        run |= {key: place(run[key]) for key in ("software", "hardware")}
+    return [json.loads(value) for value in places]
+
+
+def _run(run: Run, lock: Record, tables: Record) -> Record:
     """A run's page: where it comes from, its configuration with sources, its final numbers, and its curves.
 
     The curves of a run that equals an earlier one stand with that one.
     """
     equal = run.config["same_as"]
+    origin = {key: value for key, value in provenance_of(run, lock).items() if key != "run"}
+    origin |= {"seconds": number(origin["seconds"]), "phases": {name: number(s) for name, s in origin["phases"].items()}}
     return {
         "experiment": run.experiment,
         "arm": run.arm,
         "seed": run.seed,
         "same_as": equal or "",
-        **provenance_of(run, lock),
-        "files": answer.files_of(run.name),
+        **origin,
         "config": [[key, each["value"], each["from"]] for key, each in run.config["config"].items()],
         "metrics": {key: number(v) if isinstance(v, int | float) else v for key, v in run.metrics.items()},
-        "tables": tables_of(run, elapsed(run)) if not equal else None,
+        "tables": tables if not equal else None,
     }
 
 
-def _experiment(study: Study, name: str, runs: list[Run], selection: Record) -> Record:
-    entry = study.experiments[name]
-    pieces = [piece.discuss(study, runs, selection) for piece in pieces_of(study, name) if piece.discuss]
+def _experiment(study: Study, name: str, runs: list[Run], selection: Record, tables: Record) -> Record:
+    entry, said = study.experiments[name], said_of(study, name, runs, selection)
     return {
         "name": name,
         "title": study.title(name),
@@ -97,17 +115,17 @@ def _experiment(study: Study, name: str, runs: list[Run], selection: Record) -> 
         "last_k": selection["last_k"],
         "base": _base(study, name, runs),
         "arms": [_arm(place, candidate, runs) for place, candidate in enumerate(selection["candidates"])],
-        "lead": outcome(runs, selection),
-        "more": [text for text in (course(runs, selection), *pieces) if text],
-        "metrics": _metrics(runs),
+        "lead": said[0],
+        "more": said[1:],
+        "metrics": _metrics(runs, tables),
         "outcomes": outcomes_of(runs),
     }
 
 
-def _metrics(runs: list[Run]) -> list[Record]:
+def _metrics(runs: list[Run], tables: Record) -> list[Record]:
     """What can be drawn of an experiment; ``shown`` is the metric that it is shown by at first."""
     first = reward_curve(runs)
-    found = metrics_of(tables_of(run, elapsed(run)) for run in runs)
+    found = metrics_of(tables[run.name] for run in runs)
     return [metric | {"shown": (metric["table"], metric["column"]) == first} for metric in found]
 
 

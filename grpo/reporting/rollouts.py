@@ -14,7 +14,8 @@ from grpo.study import paths
 
 MOST_SAMPLES = 3_000_000  # characters in the page; the rest stays in the runs' folders
 LEVELS = "0123456789abcdefghijklmnopqrstuvwxyz"  # of rewards in a heat map, a character each
-COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", "format_reward", "answer_reward", "reward", "token_entropy")
+NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")
+COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", *NUMBERS)
 
 
 def read_samples(run: str) -> list[dict[str, Any]]:
@@ -31,26 +32,34 @@ def read_samples(run: str) -> list[dict[str, Any]]:
 
 
 def browsable(runs: list[str]) -> dict[str, Any]:
-    """Samples of runs, each prompt once.
+    """Samples of runs, each prompt and each problem once.
 
     Args:
         runs: in the order in which they are given room.
 
     Returns:
-        ``prompts``; ``runs``: name -> samples, with the prompt's place; ``left_out``: those for which there was no room.
+        ``prompts``; ``problems`` with their truths; ``columns``; ``runs``: name -> a row for each sample, prompt and problem by
+        their places; ``left_out``: those for which there was no room.
     """
     prompts: dict[str, int] = {}
-    found: dict[str, list[dict[str, Any]]] = {}
+    problems: dict[tuple[str, str], int] = {}
+    found: dict[str, list[list[Any]]] = {}
     left_out, size = [], 0
     for run in runs:
-        samples = [s | {"token_entropy": number(s["token_entropy"])} for s in read_samples(run)]
+        samples = read_samples(run)
         more = sum(len(json.dumps(s["response"])) + len(s["prompt"]) * (s["prompt"] not in prompts) for s in samples)
         if size + more > MOST_SAMPLES:
             left_out.append(run)
             continue
         size += more
-        found[run] = [s | {"prompt": prompts.setdefault(s["prompt"], len(prompts))} for s in samples]
-    return {"prompts": list(prompts), "runs": found, "left_out": left_out}
+        rows = []
+        for s in samples:
+            prompt = prompts.setdefault(s["prompt"], len(prompts))
+            problem = problems.setdefault((s["problem"], s["ground_truth"]), len(problems))
+            rows.append([problem, prompt, s["step"], s["response"], *(number(s[reward]) for reward in NUMBERS)])
+        found[run] = rows
+    columns = ["problem", "prompt", "step", "response", *NUMBERS]
+    return {"prompts": list(prompts), "problems": list(problems), "columns": columns, "runs": found, "left_out": left_out}
 
 
 def outcomes_of(runs: list[Run]) -> dict[str, dict[str, Any]]:

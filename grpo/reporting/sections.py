@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -9,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from grpo.common.files import read_json, read_text
 from grpo.reporting.answer import Found
 from grpo.reporting.baseline import discuss_best_of_n
-from grpo.reporting.discussion import discuss
+from grpo.reporting.discussion import course, outcome
 from grpo.reporting.environment import environments, made_otherwise
 from grpo.reporting.kissing_number import read_report, section
 from grpo.reporting.pieces import pieces_of, sft_report
@@ -40,7 +41,13 @@ def templates(autoescape: bool = False) -> Environment:
     )
 
 
-def markdown_sections(study: Study, found: Found, lock: Values, by_dvc: bool) -> dict[str, str]:
+def said_of(study: Study, experiment: str, runs: list[Run], selection: Values) -> list[str]:
+    """What is said of an experiment, from its numbers: first which arm leads and by how much, then what the curves did."""
+    pieces = [piece.discuss(study, runs, selection) for piece in pieces_of(study, experiment) if piece.discuss]
+    return [text for text in (outcome(runs, selection), course(runs, selection), *pieces) if text]
+
+
+def markdown_sections(study: Study, found: Found, lock: Values, by_dvc: bool, said: Mapping[str, list[str]]) -> dict[str, str]:
     """File name (without ending) -> Markdown: each experiment, the base model, the claims, how it was measured.
 
     Links lead out of a folder below reports/.
@@ -48,6 +55,7 @@ def markdown_sections(study: Study, found: Found, lock: Values, by_dvc: bool) ->
     Args:
         lock: what dvc.lock has of each stage.
         by_dvc: whether the results are those of DVC's stages, so that dvc.lock has their hashes.
+        said: of each experiment, as :func:`said_of` says it.
     """
     environment = templates()
     tables = {path.stem: read_text(path, made_by="tables") for path in paths.TABLES.glob("*.md")}
@@ -56,7 +64,7 @@ def markdown_sections(study: Study, found: Found, lock: Values, by_dvc: bool) ->
         return environment.get_template(f"{template}.md.j2").render(study=study, tables=tables, **values)
 
     texts = {"base_model": filled("base_model", **_base_model(study))}
-    texts |= {name: filled("experiment", **_experiment(study, name, *of)) for name, of in found.items()}
+    texts |= {name: filled("experiment", **_experiment(study, name, *of, " ".join(said[name]))) for name, of in found.items()}
     if study.kissing_number is not None:
         title = "# Scientific discovery: kissing numbers in dimension 11 (`kissing_number`)"
         texts["kissing_number"] = f"{title}\n\n{section(read_report())}\n"
@@ -85,9 +93,8 @@ def _method(study: Study, found: Found, lock: Values) -> Values:
     }
 
 
-def _experiment(study: Study, experiment: str, runs: list[Run], selection: Values) -> Values:
+def _experiment(study: Study, experiment: str, runs: list[Run], selection: Values, said: str) -> Values:
     entry, pieces = study.experiments[experiment], pieces_of(study, experiment)
-    said = [discuss(runs, selection), *(piece.discuss(study, runs, selection) for piece in pieces if piece.discuss)]
     # Where a step's time goes is told once, in the last of the experiments that it is about.
     in_turns_or_apart = [*study.with_report("colocated"), *study.with_report("staleness")]
     shown = {
@@ -97,7 +104,7 @@ def _experiment(study: Study, experiment: str, runs: list[Run], selection: Value
         "report": entry.report,
         "figures": [piece.figure for piece in pieces if piece.figure],
         "entries": [_entry(study, run) for run in runs] if "leaderboard" in entry.report else [],
-        "discussion": " ".join(filter(None, said)),
+        "discussion": said,
         "selection": selection,
         "builds_on": _origins(study, runs),
     }

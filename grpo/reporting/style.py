@@ -1,16 +1,12 @@
-"""The look of each arm: one colour all through the report, and a line and a marker that tell arms of one colour apart."""
+"""The look of each arm: one colour all through the report, and dashes that tell arms of one colour apart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito 2008). From the ninth arm on they come again, and the line
-# and the marker differ instead, as no palette has many colours that everyone can tell apart.
+# differs instead, as no palette has many colours that everyone can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 # The same colours, lighter where they would drown in dark ground.
 DARK = {
@@ -23,18 +19,14 @@ DARK = {
     "#000000": "#F2F2F2",
     "#999999": "#B8B8B8",
 }
-MARKERS = ("o", "s", "^", "D", "v", "P", "*", "h")
-
-Dashes = str | tuple[float, tuple[float, ...]]  # as matplotlib takes a line style
 
 
 @dataclass(frozen=True)
 class Style:
-    """How the curve of an arm is drawn, by matplotlib's names."""
+    """How the curve of an arm is drawn: its colour, and lengths of ink and gap (none: a solid line)."""
 
     color: str
-    linestyle: Dashes
-    marker: str
+    dashes: tuple[int, ...]
 
 
 def style(place: int) -> Style:
@@ -43,8 +35,7 @@ def style(place: int) -> Style:
     A solid line for the first eight, then dashes, dashes with one dot between them, with two, and so on.
     """
     turn, colour = divmod(place, len(COLOURS))
-    dashes: Dashes = "solid" if turn == 0 else (0.0, (6.0, 2.0) + (1.0, 2.0) * (turn - 1))
-    return Style(COLOURS[colour], dashes, MARKERS[turn % len(MARKERS)])
+    return Style(COLOURS[colour], (6, 2, *(1, 2) * (turn - 1)) if turn else ())
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
@@ -63,15 +54,3 @@ def styles_of_places(places: Mapping[str, int]) -> dict[str, Style]:
             place += len(COLOURS)
         found[name] = style(place)
     return found
-
-
-def dashes(look: Style) -> list[float]:
-    """Lengths of ink and gap, as SVG takes them; empty for a solid line."""
-    return [] if isinstance(look.linestyle, str) else list(look.linestyle[1])
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write an SVG, or a PNG by the file's ending."""
-    # No date and version, and names of parts that come from them, so that equal results give equal bytes.
-    with rc_context({"svg.hashsalt": "figure"}):
-        figure.savefig(path, dpi=110, metadata={"Software": None} if path.suffix == ".png" else {"Date": None})

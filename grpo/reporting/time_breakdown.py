@@ -11,13 +11,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
+from grpo.reporting.charts import GREY, Spec, bars
 from grpo.results.runs import Run, by_arm, value
 from grpo.results.statistics import format_interval, two_level_difference
 
@@ -40,7 +36,7 @@ STYLES = {
     "scoring": ("#E69F00", "scoring"),
     "training": ("#009E73", "training"),
     "weights": ("#CC79A7", "weights handed out or taken over"),
-    "waiting": ("#DDDDDD", "waiting for the other side"),
+    "waiting": ("#999999", "waiting for the other side"),
 }
 
 
@@ -104,51 +100,66 @@ def time_breakdown(steps: Steps) -> dict[str, float] | None:
     return means | {"efficiency": max(means["rollout"], means["training"]) / means["step"], "steps": len(steps)}
 
 
-def draw_time_breakdown(found: list[Variant]) -> Figure:
-    """Seconds of a step, stacked: one bar where one process does everything, generator and learner side by side otherwise."""
-    figure = Figure(figsize=(max(7.0, 2.0 + 1.3 * len(found)), 4.8), layout="constrained")
-    axis = figure.add_subplot()
-    for x, variant in enumerate(found):
-        times = variant.times
-        if times is None:
-            axis.annotate("too few\nsteps", (x, 0), (0, 4), textcoords="offset points", ha="center", fontsize=9)
+def draw_time_breakdown(found: list[Variant]) -> Spec:
+    """Seconds of a step: one bar where one process does everything, generator above learner where they are apart."""
+    rows: list[dict[str, Any]] = []
+    marks: list[dict[str, Any]] = []
+    for variant in found:
+        name = variant.name.replace("_", " ")
+        if variant.times is None:
+            rows.append({"name": f"{name}: too few steps", "kind": STYLES["rollout"][1], "start": 0.0, "end": 0.0})
             continue
-        if variant.lag is None:
-            top = _stack(axis, x, 0.5, times, TURNS)
-        else:
-            top = max(_stack(axis, x - 0.21, 0.38, times, GENERATOR), _stack(axis, x + 0.21, 0.38, times, LEARNER))
-            longer = max(times["rollout"], times["training"])
-            axis.hlines(longer, x - 0.44, x + 0.44, color="black", linewidth=1.6)
-            axis.hlines(GOAL * longer, x - 0.44, x + 0.44, color="black", linewidth=1.2, linestyle=(0, (2, 1.5)))
-            top = max(top, GOAL * longer)
-        axis.annotate(f"{times['efficiency']:.2f}", (x, top), (0, 4), textcoords="offset points", ha="center", fontsize=9)
-    axis.set_xticks(range(len(found)), [_label(variant) for variant in found], fontsize=9)
-    axis.set_xlim(-0.6, len(found) - 0.4)
-    axis.set_ylim(0, 1.1 * axis.get_ylim()[1])
-    axis.set_ylabel("seconds of a step, mean", fontsize=9)
-    axis.grid(axis="y", alpha=0.3)
-    axis.set_axisbelow(True)
-    handles: list[Artist] = [Patch(color=colour, label=label) for colour, label in STYLES.values()]
-    handles += [
-        Line2D([], [], color="black", linewidth=1.6, label="longer of rollout and training"),
-        Line2D([], [], color="black", linewidth=1.2, linestyle=(0, (2, 1.5)), label=f"{GOAL:g} times that: the goal"),
+        longer = max(variant.times["rollout"], variant.times["training"])
+        goal = None if variant.lag is None else GOAL * longer
+        sides = (
+            {f"{name}: one process": TURNS}
+            if variant.lag is None
+            else {f"{name}: generator": GENERATOR, f"{name}: learner": LEARNER}
+        )
+        parts = [part for side, own in sides.items() for part in _laid_out(side, variant.times, own)]
+        rows += parts
+        end = max([part["end"] for part in parts] + ([] if goal is None else [goal]))
+        marks += [{"name": side, "goal": goal, "at": end, "share": variant.times["efficiency"]} for side in list(sides)[:1]]
+        marks += [{"name": side, "goal": goal} for side in list(sides)[1:]]
+    spec = bars(rows, dict(STYLES[key][::-1] for key in STYLES), "seconds of a step, mean", row_height=22)
+    y = spec["encoding"]["y"]
+    x = {"type": "quantitative"}
+    layers: list[Spec] = [
+        {
+            "data": {"values": [mark for mark in marks if mark["goal"] is not None]},
+            "mark": {"type": "tick", "color": "#000000", "thickness": 2, "size": 20},
+            "encoding": {"x": {**x, "field": "goal"}, "y": y},
+        },
+        {
+            "data": {"values": [mark for mark in marks if "share" in mark]},
+            "mark": {"type": "text", "align": "left", "dx": 6, "color": GREY},
+            "encoding": {
+                "x": {**x, "field": "at"},
+                "y": y,
+                "text": {"field": "share", "type": "quantitative", "format": ".2f"},
+            },
+        },
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    axis.set_title("Where a step's time goes; the number: longer of rollout and training, as a share of the step", fontsize=10)
-    return figure
+    spec["layer"] += [layer for layer in layers if layer["data"]["values"]]  # Vega complains of one without data
+    spec["title"] = {
+        "text": "Where a step's time goes",
+        "subtitle": [
+            "The number: the longer of rollout and training",
+            "as a share of the step.",
+            f"The stroke: {GOAL:g} times the longer one,",
+            "the most that a step should take.",
+        ],
+    }
+    return spec
 
 
-def _stack(axis: Axes, x: float, width: float, times: Mapping[str, float], parts: Mapping[str, str]) -> float:
-    """Draw one bar; returns its height."""
-    bottom = 0.0
-    for part, style in parts.items():
-        axis.bar(x, times[part], width, bottom, color=STYLES[style][0], edgecolor="white", linewidth=0.5)
-        bottom += times[part]
-    return bottom
-
-
-def _label(variant: Variant) -> str:
-    return variant.name.replace("_", " ") + ("\none process" if variant.lag is None else "\ngenerator | learner")
+def _laid_out(name: str, times: Mapping[str, float], parts: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The parts of one bar, end to end."""
+    ends = np.cumsum([0.0, *(times[part] for part in parts)]).tolist()
+    return [
+        {"name": name, "kind": STYLES[look][1], "start": start, "end": end}
+        for look, start, end in zip(parts.values(), ends[:-1], ends[1:], strict=True)
+    ]
 
 
 def breakdown_table(found: list[Variant]) -> str:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, whole_folder, write_text
+from grpo.reporting.charts import Spec, filled_curve, save_figure
+from grpo.reporting.curves import AXES, number
 from grpo.reporting.pieces import in_turns
-from grpo.reporting.style import Style, save_figure, styles_of_places
+from grpo.reporting.style import Style, styles_of_places
 from grpo.reporting.time_breakdown import (
     breakdown_table,
     discuss_at_equal_time,
@@ -34,7 +34,6 @@ from grpo.results.statistics import format_interval, two_level_difference
 from grpo.study import paths
 from grpo.study.schema import Study
 
-LEGEND_INSIDE = 8  # arms; the names of more stand below the curves
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
 
 
@@ -47,18 +46,30 @@ def write_timing(study: Study) -> None:
     with whole_folder(paths.TIMING_REPORT) as folder:
         rows = [time_row(study, run) for experiment in made for run in read_runs(study, experiment)]
         pd.DataFrame(rows).to_csv(folder / "times.csv", index=False, lineterminator="\n")
-        for experiment in study.with_report("wall_clock"):
-            title = f"{study.title(experiment)} over wall-clock time"
-            arms = curves_of(study, experiment)
-            save_figure(draw_curves_over_wall_clock(title, arms, looks_of(study, arms)), folder / f"{experiment}.svg")
+        for name, spec in timing_figures(study).items():
+            save_figure(spec, folder / f"{name}.svg")
         if study.with_report("methods"):
-            save_figure(draw_methods(study), folder / "methods.svg")
             write_text(folder / "methods.md", methods_table(study))
-        apart = [*study.with_report("colocated"), *study.with_report("staleness")]
-        runs = [run for experiment in apart for run in read_runs(study, experiment)]
-        if runs:
-            save_figure(draw_time_breakdown(variants(runs, read_timing)), folder / "time_breakdown.svg")
+        if runs := _in_turns_or_apart(study):
             write_text(folder / "time_breakdown.md", time_breakdown_page(runs))
+
+
+def timing_figures(study: Study) -> dict[str, Spec]:
+    """What is drawn over the clock, by file name: the page draws it too."""
+    found = {}
+    for experiment in study.with_report("wall_clock"):
+        arms = curves_of(study, experiment)
+        found[experiment] = draw_curves_over_wall_clock(arms, looks_of(study, arms))
+    if study.with_report("methods"):
+        found["methods"] = draw_methods(study)
+    if runs := _in_turns_or_apart(study):
+        found["time_breakdown"] = draw_time_breakdown(variants(runs, read_timing))
+    return found
+
+
+def _in_turns_or_apart(study: Study) -> list[Run]:
+    """The runs of the colocated and of the asynchronous experiment."""
+    return [run for piece in ("colocated", "staleness") for name in study.with_report(piece) for run in read_runs(study, name)]
 
 
 def read_timing(run: Run) -> dict[str, Any]:
@@ -127,37 +138,22 @@ def looks_of(study: Study, arms: dict[str, list[Run]]) -> dict[str, Style]:
     return styles_of_places({name: list(study.experiments[run.experiment].arms).index(run.arm) for name, run in first.items()})
 
 
-def draw_curves_over_wall_clock(title: str, arms: dict[str, list[Run]], looks: dict[str, Style]) -> Figure:
+def draw_curves_over_wall_clock(arms: dict[str, list[Run]], looks: dict[str, Style]) -> Spec:
     """Validation answer reward over the seconds spent on rollouts and training, one line a run, evaluation left out."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axis = figure.add_subplot()
-    for arm, of_arm in arms.items():
-        for i, run in enumerate(of_arm):
-            by_step = elapsed(run)
-            seconds = [0.0, *(float(by_step[step]) for step in run.validation["step"].iloc[1:])]
-            axis.plot(seconds, run.validation[REWARD], **vars(looks[arm]), markersize=3, label=arm if i == 0 else None)
-            mark_divergence(axis, run, looks[arm].color, seconds[-1])
-    axis.set_ylim(-0.02, 1.02)
-    axis.set_xlabel("seconds of rollouts, scoring and training (evaluation left out)")
-    axis.set_ylabel("validation answer reward")
-    axis.grid(alpha=0.3)
-    if len(arms) <= LEGEND_INSIDE:
-        axis.legend(fontsize=9)
-    else:
-        figure.legend(*axis.get_legend_handles_labels(), fontsize=9, ncols=3, handlelength=4, loc="outside lower center")
-    axis.set_title(title, fontsize=11)
-    return figure
+    points = [point for arm, runs in arms.items() for run in runs for point in points_over_time(run, arm)]
+    return filled_curve(points, looks, AXES["seconds"], "validation answer reward", share=True)
 
 
-def mark_divergence(axis: Axes, run: Run, colour: str, x: float | None = None) -> None:
-    """A cross where a run diverged and was stopped.
-
-    Args:
-        x: where on the axis, if it does not show steps.
-    """
-    if run.metrics["diverged_step"] is not None:
-        at = run.metrics["diverged_step"] if x is None else x
-        axis.plot([at], [run.validation[REWARD].iloc[-1]], marker="X", color=colour, markersize=9, linestyle="none")
+def points_over_time(run: Run, arm: str) -> list[dict[str, Any]]:
+    """A run's evaluations over its seconds, as rows of :func:`grpo.reporting.charts.curve`."""
+    by_step, rewards = elapsed(run), run.validation[REWARD].tolist()
+    seconds = [0.0, *(float(by_step[step]) for step in run.validation["step"].iloc[1:])]
+    last, series = len(rewards) - 1, f"{arm}, seed {run.seed}"
+    return [
+        {"arm": arm, "series": series, "x": number(x), "y": number(y), "low": number(y), "high": number(y)}
+        | {"ended": i == last and run.metrics["diverged_step"] is not None}
+        for i, (x, y) in enumerate(zip(seconds, rewards, strict=True))
+    ]
 
 
 def methods(study: Study) -> dict[str, list[Run]]:
@@ -204,10 +200,10 @@ def methods_table(study: Study) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw_methods(study: Study) -> Figure:
+def draw_methods(study: Study) -> Spec:
     """The methods' validation answer reward over wall-clock time."""
-    found = methods(study)
-    return draw_curves_over_wall_clock("Three methods over wall-clock time", found, looks_of(study, found))
+    found = {title.replace(" (", "\n("): runs for title, runs in methods(study).items()}
+    return draw_curves_over_wall_clock(found, looks_of(study, found))
 
 
 def time_breakdown_page(runs: list[Run]) -> str:

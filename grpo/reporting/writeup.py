@@ -7,10 +7,10 @@ from typing import Any
 from grpo.common.files import whole_folder, write_text
 from grpo.reporting import answer
 from grpo.reporting.answer import Found
-from grpo.reporting.charts import forest_rows
+from grpo.reporting.forest import forest_rows
 from grpo.reporting.provenance import stages_in_lock
 from grpo.reporting.record import read_all
-from grpo.reporting.sections import markdown_sections, read_claims, templates
+from grpo.reporting.sections import markdown_sections, read_claims, said_of, templates
 from grpo.results.statistics import format_interval
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -23,7 +23,8 @@ def write_writeup(study: Study, by_dvc: bool = True) -> None:
         by_dvc: whether the results are those of DVC's stages, so that dvc.lock has their hashes.
     """
     found = read_all(study)
-    texts = markdown_sections(study, found, stages_in_lock() if by_dvc else {}, by_dvc)
+    said = {name: said_of(study, name, *of) for name, of in found.items()}
+    texts = markdown_sections(study, found, stages_in_lock() if by_dvc else {}, by_dvc, said)
     with whole_folder(paths.SECTIONS) as folder:
         for name, text in texts.items():
             write_text(folder / f"{name}.md", text)

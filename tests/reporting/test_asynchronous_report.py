@@ -24,7 +24,7 @@ from grpo.reporting.asynchronous import (
     lag_bound,
     staleness,
 )
-from grpo.reporting.figures import save_figure
+from grpo.reporting.charts import save_figure
 from grpo.reporting.time_breakdown import (
     PARTS,
     Variant,
@@ -114,9 +114,11 @@ def in_turns(*finals: float, arm: str = "one_update", **options: Any) -> list[Ru
 
 
 def test_reports_need_neither_torch_nor_the_training_code() -> None:
+    """Nor what draws, before anything is drawn."""
     program = (
-        "import sys, grpo.reporting.asynchronous, grpo.reporting.time_breakdown\n"
-        "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'ray') or m.startswith('grpo.training')])"
+        "import sys, grpo.reporting.figures, grpo.reporting.page, grpo.reporting.timing\n"
+        "unwanted = ('torch', 'ray', 'matplotlib', 'vl_convert')\n"
+        "print([m for m in sys.modules if m.split('.')[0] in unwanted or m.startswith('grpo.training')])"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
@@ -164,35 +166,38 @@ def test_staleness_is_taken_over_all_updates_of_all_runs() -> None:
     )
 
 
-def test_the_figure_over_staleness(tmp_path: Path) -> None:
+def test_the_figure_over_staleness() -> None:
     stale = {"gradient_norm": 0.5, "clip_fraction": 0.03, "ratio_min": 0.5, "ratio_max": 2.0, "ratio_mean": 1.25}
     runs = [*lagging(4, 0.25, 0.25, **stale), *lagging(0, 0.75, 0.75), *buffered(2, 0.5, lag_mean=1.5)]
-    figure = draw_staleness(runs, 1)
-    reward, norm, ratio, clipped = figure.axes
-    points = {c.get_label(): np.asarray(c.lines[0].get_xydata()).tolist() for c in reward.containers}
-    assert points == {"each batch trained on once": [[0.0, 0.75], [4.0, 0.25]], "drawn from a buffer": [[1.5, 0.5]]}
-    assert [np.asarray(line.get_xydata()).tolist() for line in norm.lines] == [[[0.0, 0.25], [4.0, 0.5]], [[1.5, 0.25]]]
-    assert [np.asarray(line.get_xydata()).tolist() for line in clipped.lines] == [[[0.0, 0.0], [4.0, 3.0]], [[1.5, 0.0]]]
-    assert np.asarray(ratio.containers[0].lines[0].get_xydata()).tolist() == [[0.0, 1.0], [4.0, 1.25]]
-    (bars,) = ratio.containers[0].lines[2]
-    assert [segment.tolist() for segment in bars.get_segments()] == [[[0, 1], [0, 1]], [[4, 0.5], [4, 2]]]
-    assert sorted(text.get_text() for text in reward.texts) == ["buffer_2", "lag_0", "lag_4"]
-    save_figure(figure, tmp_path / "staleness.png")
+    reward, norm, ratio, clipped = [panel["data"]["values"] for panel in draw_staleness(runs, 1)["vconcat"]]
+    assert [(row["arm"], row["series"], row["x"], row["y"]) for row in reward] == [
+        ("lag_0", "each batch trained on once", 0.0, 0.75),
+        ("lag_4", "each batch trained on once", 4.0, 0.25),
+        ("buffer_2", "drawn from a buffer", 1.5, 0.5),
+    ]
+    assert [row["y"] for row in norm] == [0.25, 0.5, 0.25]
+    assert [row["y"] for row in clipped] == [0.0, 3.0, 0.0]
+    assert [(row["low"], row["y"], row["high"]) for row in ratio[:2]] == [(1.0, 1.0, 1.0), (0.5, 1.25, 2.0)]
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+def test_updates_without_a_gradient_leave_a_gap_in_the_figure() -> None:
+    runs = lagging(0, 0.5) + lagging(1, 0.5, gradient_norm=float("nan"))
+    norms = draw_staleness(runs, 1)["vconcat"][1]["data"]["values"]
+    assert [row["y"] for row in norms] == [0.25, None]  # what JSON can hold
 
 
 def test_the_interval_in_the_figure_is_that_over_runs_and_problems() -> None:
     solved = (np.arange(PROBLEMS) < 50).astype(float)
     run = made_up("lag_1", each(0.1), solved, apart={})
-    (bars,) = draw_staleness([run], 1).axes[0].containers[0].lines[2]
-    ((_, low), (_, high)) = bars.get_segments()[0]
-    assert (low, high) == pytest.approx((0.4, 0.6), abs=0.021)  # 1.96 standard errors of sqrt(.25 / 100)
+    (row,) = draw_staleness([run], 1)["vconcat"][0]["data"]["values"]
+    assert (row["low"], row["high"]) == pytest.approx((0.4, 0.6), abs=0.021)  # 1.96 standard errors of sqrt(.25 / 100)
 
 
 @pytest.mark.parametrize("runs", [lagging(1, 0.1), buffered(2, 0.5), lagging(0, 0.5) + buffered(4, 0.5)])
 def test_the_figure_needs_not_every_arm(runs: list[Run], tmp_path: Path) -> None:
-    figure = draw_staleness(runs, 1)
-    save_figure(figure, tmp_path / "staleness.png")
-    assert {text.get_text() for text in figure.axes[0].texts} == {run.arm for run in runs}
+    save_figure(draw_staleness(runs, 1), tmp_path / "staleness.svg")
+    assert all((tmp_path / "staleness.svg").read_text().count(f">{run.arm}</text>") == 4 for run in runs)
 
 
 # ------------------------------------------------------------------------------------------- lag 0 against one process
@@ -473,33 +478,28 @@ EMPTY = Variant("lag_4", 4, None)
 
 
 def test_bars_of_one_process_and_of_two_sides(tmp_path: Path) -> None:
-    figure = draw_time_breakdown([ONE, LAG_1, EMPTY])
-    (axis,) = figure.axes
-    bars: dict[float, list[float]] = {}
-    for bar in axis.patches:
-        bars.setdefault(round(bar.get_x() + bar.get_width() / 2, 2), []).append(bar.get_height())
-    assert bars == {
-        0.0: [1.0, 0.125, 0.75, 0.0625],
-        0.79: [1.0, 0.0625, 0.0],  # the generator's side: rollout, weights taken over, waiting
-        1.21: [0.5, 0.125, 0.375],  # the learner's: training, weights handed out, waiting
+    spec = draw_time_breakdown([ONE, LAG_1, EMPTY])
+    laid: dict[str, list[tuple[float, float]]] = {}
+    for row in spec["data"]["values"]:
+        laid.setdefault(row["name"], []).append((row["start"], row["end"]))
+    assert laid == {
+        "one update: one process": [(0, 1), (1, 1.125), (1.125, 1.875), (1.875, 1.9375)],
+        "lag 1: generator": [(0, 1), (1, 1.0625), (1.0625, 1.0625)],  # rollout, weights taken over, waiting
+        "lag 1: learner": [(0, 0.5), (0.5, 0.625), (0.625, 1)],  # training, weights handed out, waiting
+        "lag 4: too few steps": [(0, 0)],
     }
-    stacked = [bar.get_y() for bar in axis.patches]
-    assert stacked == [0.0, 1.0, 1.125, 1.875, 0.0, 1.0, 1.0625, 0.0, 0.5, 0.625]
-    marks = [collection.get_segments()[0][0][1] for collection in axis.collections]
-    assert marks == pytest.approx([1.0, 1.15])
-    assert [text.get_text() for text in axis.texts] == ["0.50", "0.94", "too few\nsteps"]
-    labels = [label.get_text().splitlines()[0] for label in axis.get_xticklabels()]
-    assert labels == ["one update", "lag 1", "lag 4"]
-    save_figure(figure, tmp_path / "time_breakdown.png")
-
-
-def test_numbers_above_the_bars_do_not_touch() -> None:
-    figure = draw_time_breakdown([ONE, LAG_0, LAG_1, LAG_2, EMPTY])
-    figure.draw_without_rendering()
-    (axis,) = figure.axes
-    drawn = [text.get_window_extent() for text in (*axis.texts, *axis.get_xticklabels(), axis.title)]
-    assert not [1 for i, box in enumerate(drawn) for other in drawn[:i] if box.overlaps(other)]
-    assert all(axis.bbox.contains(*box.min) and axis.bbox.contains(*box.max) for box in drawn[: len(axis.texts)])
+    goals, shares = (layer["data"]["values"] for layer in spec["layer"][-2:])
+    assert [(mark["name"], mark["goal"]) for mark in goals] == [
+        ("lag 1: generator", pytest.approx(1.15)),
+        ("lag 1: learner", pytest.approx(1.15)),
+    ]
+    assert [(mark["name"], mark["at"], round(mark["share"], 2)) for mark in shares] == [
+        ("one update: one process", 1.9375, 0.5),
+        ("lag 1: generator", pytest.approx(1.15), 0.94),  # beyond bars and goal, where nothing is drawn
+    ]
+    assert len(draw_time_breakdown([EMPTY])["layer"]) == 1
+    save_figure(spec, tmp_path / "time_breakdown.svg")
+    assert all(f">{name}</text>" in (tmp_path / "time_breakdown.svg").read_text() for name in laid)
 
 
 def test_the_table_of_times() -> None:
@@ -605,8 +605,12 @@ def test_both_experiments_are_drawn_over_wall_clock_time(timed: dict[str, list[R
     assert list(timing.curves_of(mini_study, COLOCATE)) == ["one_update", "several_updates"]
     arms = timing.curves_of(mini_study, ASYNCHRONOUS)
     assert list(arms) == ["lag_0", "lag_1", "one_update, one process"]
-    (axis,) = timing.draw_curves_over_wall_clock("title", arms, timing.looks_of(mini_study, arms)).axes
-    assert [np.asarray(line.get_xdata()).tolist() for line in axis.lines] == [[0.0, 20.0], [0.0, 8.0], [0.0, 16.0]]
+    points = timing.draw_curves_over_wall_clock(arms, timing.looks_of(mini_study, arms))["datasets"]["points"]
+    assert [(point["arm"], point["x"]) for point in points if point["x"]] == [
+        ("lag_0", 20.0),
+        ("lag_1", 8.0),
+        ("one_update, one process", 16.0),
+    ]
 
 
 def test_asynchronous_arms_are_drawn_alone_where_their_rival_is_left_out(
@@ -648,5 +652,5 @@ def test_the_page_where_arms_are_missing(timed: dict[str, list[Run]]) -> None:
 
 def test_dvc_draws_again_when_this_code_changes() -> None:
     stages = read_yaml(REPOSITORY / "dvc.yaml")["stages"]
-    assert "grpo/reporting/asynchronous.py" in stages["figures"]["deps"]
-    assert "grpo/reporting/time_breakdown.py" in stages["timing"]["deps"]
+    assert {f"grpo/reporting/{name}.py" for name in ("asynchronous", "charts", "forest")} <= set(stages["figures"]["deps"])
+    assert {f"grpo/reporting/{name}.py" for name in ("time_breakdown", "charts")} <= set(stages["timing"]["deps"])

@@ -9,8 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo.reporting.discussion import discuss
+from grpo.reporting.discussion import course, outcome
 from grpo.results.runs import Run
+
+
+def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
+    """Both parts of what is said."""
+    return " ".join(filter(None, (outcome(runs, selection), course(runs, selection))))
 
 
 def run(arm: str, rewards: list[float], seed: int = 0, diverged: int | None = None, **history: Any) -> Run:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
-from matplotlib.colors import to_hex
 from study_parts import ASYNCHRONOUS, COLOCATE
 
 from grpo.reporting import figures, pieces, timing
 from grpo.reporting.asynchronous import draw_staleness
-from grpo.reporting.charts import end_labels, save_svg
+from grpo.reporting.charts import Spec, end_labels, filled_curve, save_figure
 from grpo.reporting.figures import experiment_figure
 from grpo.reporting.fine_tuning import draw_by_examples
-from grpo.reporting.style import COLOURS, DARK, save_figure, style, styles, styles_of_places
+from grpo.reporting.style import COLOURS, DARK, style, styles, styles_of_places
 from grpo.results.runs import Run
 from grpo.study.schema import Study
 
 SWEEP = "grpo_off_policy_sweep_broad"
-Look = tuple[str, str]  # colour and line style
+Look = tuple[str, tuple[int, ...]]
 
 
 def made_up(arm: str, place: int, experiment: str = SWEEP, **values: Any) -> Run:
@@ -40,9 +40,12 @@ def made_up(arm: str, place: int, experiment: str = SWEEP, **values: Any) -> Run
     return Run(experiment, arm, 0, config, metrics, pd.DataFrame(steps | history | lags), pd.DataFrame(validation), outcomes)
 
 
-def looks(axis: Axes) -> list[Look]:
-    """Colour and line style of each curve, in their order."""
-    return [(str(line.get_color()), str(line._unscaled_dash_pattern)) for line in axis.lines]  # type: ignore[attr-defined]
+def looks(spec: Spec) -> dict[str, Look]:
+    """Colour and dashes of each curve, in their order."""
+    colours, strokes = spec["encoding"]["color"]["scale"], spec["layer"][1]["encoding"]["strokeDash"]["scale"]
+    assert colours["domain"] == strokes["domain"]
+    drawn = zip(colours["range"], map(tuple, strokes["range"]), strict=True)
+    return dict(zip(colours["domain"], drawn, strict=True))
 
 
 @pytest.mark.parametrize("count", [1, 9, 30])
@@ -54,28 +57,25 @@ def test_every_arm_is_drawn_and_can_be_told_from_the_others(
     spec = experiment_figure(mini_study, SWEEP, runs)
     heights = {point["arm"]: point["y"] for point in spec["datasets"]["points"]}  # the last of each arm
     assert heights == {run.arm: pytest.approx(run.validation["val/answer_reward"].iloc[-1], rel=1e-5) for run in runs}
-    colours, strokes = spec["encoding"]["color"]["scale"], spec["layer"][1]["encoding"]["strokeDash"]["scale"]
-    assert colours["domain"] == strokes["domain"] == [run.arm for run in runs]
-    drawn = list(zip(colours["range"], map(tuple, strokes["range"]), strict=True))
-    assert len(set(drawn)) == count
+    assert list(looks(spec)) == [run.arm for run in runs]
+    assert len(set(looks(spec).values())) == count
     assert sorted(label["arm"] for label in spec["datasets"]["labels"]) == sorted(heights)
-    save_svg(spec, tmp_path / "figure.svg")
+    save_figure(spec, tmp_path / "figure.svg")
     assert all(run.arm in (tmp_path / "figure.svg").read_text() for run in runs)
 
     monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
     experiment = mini_study.experiments[SWEEP].model_copy(update={"arms": {run.arm: {} for run in runs}})
     study = mini_study.model_copy(update={"experiments": {SWEEP: experiment}})
     arms = {run.arm: [run] for run in runs}
-    over_time = timing.draw_curves_over_wall_clock("title", arms, timing.looks_of(study, arms))
-    assert [colour for colour, _ in looks(over_time.axes[0])] == colours["range"]
-    assert len(set(looks(over_time.axes[0]))) == count
-    save_figure(over_time, tmp_path / "over_time.png")
+    over_time = timing.draw_curves_over_wall_clock(arms, timing.looks_of(study, arms))
+    assert looks(over_time) == looks(spec)
+    assert over_time["datasets"]["points"][1]["x"] == 6.0  # three steps of two seconds
 
 
 def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
     assert [style(place).color for place in range(8)] == list(COLOURS)
-    assert {style(place).linestyle for place in range(8)} == {"solid"}
-    assert len({(look.color, look.linestyle) for look in map(style, range(500))}) == 500
+    assert {style(place).dashes for place in range(8)} == {()}
+    assert len(set(map(style, range(500)))) == 500
     assert list(styles("ab")) == ["a", "b"] and styles("ab")["b"] == style(1)
 
 
@@ -111,25 +111,21 @@ def test_the_arm_beside_the_asynchronous_ones_takes_nobodys_look(mini_study: Stu
         monkeypatch.setattr(module, "read_runs", lambda _, experiment: runs[experiment])
     monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
     arms = timing.curves_of(mini_study, ASYNCHRONOUS)
-    over_time = timing.draw_curves_over_wall_clock("title", arms, timing.looks_of(mini_study, arms)).axes[0]
-    own = experiment_figure(mini_study, ASYNCHRONOUS, runs[ASYNCHRONOUS])["encoding"]["color"]["scale"]["range"]
-    assert [colour for colour, _ in looks(over_time)][: len(own)] == own
-    assert over_time.lines[-1].get_label() == "one_update, one process"
-    assert len(set(looks(over_time))) == len(over_time.lines) == len(own) + 1
-    assert over_time.lines[-1].get_color() == COLOURS[0]  # as in the figure of its own experiment
+    over_time = looks(timing.draw_curves_over_wall_clock(arms, timing.looks_of(mini_study, arms)))
+    own = looks(experiment_figure(mini_study, ASYNCHRONOUS, runs[ASYNCHRONOUS]))
+    beside = over_time.pop("one_update, one process")
+    assert over_time == own and beside not in own.values()
+    assert beside[0] == COLOURS[0]  # as in the figure of its own experiment
 
 
 def test_points_of_arms_have_their_colours() -> None:
     """In the figures that draw an arm as a point: the arms in params.yaml's order, not in that of the axis."""
 
-    def points(axis: Axes) -> dict[tuple[float, float], str]:
-        """Of the scattered ones; the bars of an interval are another kind."""
-        scattered = [found for found in axis.collections if isinstance(found, PathCollection)]
-        return {
-            (float(x), round(float(y), 6)): to_hex(colour).upper()
-            for found in scattered
-            for (x, y), colour in zip(np.asarray(found.get_offsets()), np.asarray(found.get_facecolor()), strict=True)
-        }
+    def points(spec: Spec) -> dict[tuple[float, float], str]:
+        """Place -> colour."""
+        scale = spec["layer"][2]["encoding"]["color"]["scale"]
+        colours = dict(zip(scale["domain"], scale["range"], strict=True))
+        return {(row["x"], round(row["y"], 6)): colours[row["arm"]] for row in spec["data"]["values"]}
 
     def apart(lag: int, capacity: int = 1) -> dict[str, int]:
         return {"max_policy_lag": lag, "replay_capacity": capacity}
@@ -140,14 +136,29 @@ def test_points_of_arms_have_their_colours() -> None:
         run.history["clip_fraction"] = 0.1 * i
         run.history["ratio_mean"] = 1.0 + i
         run.history["ratio_max"] = 9.0
-    for axis in draw_staleness(runs, 1).axes:
-        assert set(points(axis).values()) == set(COLOURS[:3])
-    assert points(draw_staleness(runs, 1).axes[0]) == {(1.0, round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
+    panels = draw_staleness(runs, 1)["vconcat"]
+    assert [set(points(panel).values()) for panel in panels] == [set(COLOURS[:3])] * 4
+    assert points(panels[0]) == {(1.0, round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
 
     tuned = [made_up(arm, i, "sft_experiment", filtered=arm == "f") for i, arm in enumerate(("f", "many", "few"))]
     candidates = [{"arm": run.arm, "value": 0.5, "low": 0.4, "high": 0.6} for run in tuned]
-    found = points(draw_by_examples(tuned, {"candidates": candidates, "last_k": 2}).axes[0])
+    found = points(draw_by_examples(tuned, {"candidates": candidates, "last_k": 2}))
     assert found == {(8.0 * (i + 1), 0.5): COLOURS[i] for i in range(3)}
+
+
+def test_equal_results_give_equal_bytes_and_what_is_drawn_is_seen(tmp_path: Path) -> None:
+    """In two processes, as two repetitions are; both kinds of file."""
+    points = [{"arm": "a", "series": "a", "x": x, "y": x / 9, "low": 0.0, "high": 1.0, "ended": x == 3} for x in range(4)]
+    spec = filled_curve(points, styles(["a"]), "step", "reward", share=True)
+    program = "import json, sys; from pathlib import Path; from grpo.reporting.charts import save_figure\n"
+    program += "[save_figure(json.load(open(sys.argv[1])), Path(name)) for name in sys.argv[2:]]"
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    for turn in "ab":
+        names = [str(tmp_path / f"{turn}.{kind}") for kind in ("svg", "png")]
+        subprocess.run([sys.executable, "-c", program, str(tmp_path / "spec.json"), *names], check=True)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert COLOURS[0] in (tmp_path / "a.svg").read_text() and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_no_arm_is_dropped_by_pairing_with_a_list_that_is_too_short() -> None:

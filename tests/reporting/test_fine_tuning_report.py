@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entry
 
 from grpo.reporting import figures, timing
-from grpo.reporting.charts import save_svg
+from grpo.reporting.charts import save_figure
 from grpo.reporting.curves import reward_curve
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples, examples_of
 from grpo.reporting.keyword import discuss_keyword
@@ -143,15 +143,14 @@ def test_the_figure_over_examples_holds_every_arm() -> None:
     candidates = [
         {"arm": run.arm, "value": run.outcomes[-1].mean(), "low": run.outcomes[-1].mean() - 0.125, "high": 1.0} for run in runs
     ]
-    (axis,) = draw_by_examples(runs, {"candidates": candidates, "last_k": 2}).axes
-    lines = {container.get_label(): np.asarray(container.lines[0].get_xydata()).tolist() for container in axis.containers}
-    assert lines == {
-        "all kinds of examples": [[8.0, 0.25], [64.0, 0.5]],
-        "only examples that earn the reward": [[48.0, 0.75]],
-    }
-    (bars,) = axis.containers[0].lines[2]
-    assert [segment.tolist() for segment in bars.get_segments()] == [[[8, 0.125], [8, 1.0]], [[64, 0.375], [64, 1.0]]]
-    assert "last 2 evaluations" in axis.get_title()
+    spec = draw_by_examples(runs, {"candidates": candidates, "last_k": 2})
+    shown = [[row[key] for key in ("series", "x", "low", "y", "high")] for row in spec["data"]["values"]]
+    assert shown == [
+        ["all kinds of examples", 8, 0.125, 0.25, 1.0],
+        ["all kinds of examples", 64, 0.375, 0.5, 1.0],
+        ["only examples that earn the reward", 48, 0.625, 0.75, 1.0],
+    ]
+    assert "last 2 evaluations" in spec["layer"][0]["encoding"]["y"]["title"]
 
 
 # ----------------------------------------------------------------------------------------------------- expert iteration
@@ -325,18 +324,17 @@ def test_methods_that_a_study_leaves_out_have_no_row(three_methods: Study) -> No
 
 
 def test_the_methods_over_wall_clock_time(three_methods: Study) -> None:
-    (axis,) = timing.draw_methods(three_methods).axes
-    labelled = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
-    assert [str(line.get_label()).partition(" (")[0] for line in labelled] == [
-        "supervised fine-tuning",
-        "expert iteration",
-        "GRPO, best configuration",
-    ]
-    assert len(axis.lines) == 4  # one for each run
-    # Half of each run's seconds, without evaluations.
-    ends = [np.asarray(line.get_xdata()).tolist() for line in axis.lines]
-    assert ends == [[0.0, 2.5, 5.0], [0.0, 5.0, 10.0], [0.0, 10.0, 20.0], [0.0, 12.5, 25.0]]
-    assert np.asarray(axis.lines[1].get_ydata()).tolist() == [0.125, 0.0, 0.75]
+    points = timing.draw_methods(three_methods)["datasets"]["points"]
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for point in points:
+        curves.setdefault(point["series"], []).append((point["x"], point["y"]))
+    # One for each run, over half of its seconds: without evaluations.
+    assert curves == {
+        "supervised fine-tuning\n(sft_won), seed 0": [(0, 0.125), (2.5, 0.25), (5, 0.25)],
+        "expert iteration\n(ei_won), seed 0": [(0, 0.125), (5, 0), (10, 0.75)],
+        "GRPO, best configuration\n(base), seed 0": [(0, 0.125), (10, 0.625), (20, 0.375)],
+        "GRPO, best configuration\n(base), seed 1": [(0, 0.125), (12.5, 0.5), (25, 0.5)],
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------------- panels
@@ -389,5 +387,5 @@ def test_a_step_that_trained_nothing_leaves_a_gap(mini_study: Study, tmp_path: P
     """Its numbers are NaN; the figure is drawn all the same."""
     run = columns_of(EXPERT_ITERATION, UPDATE + ROLLOUTS, MEASURED)
     run.history.loc[1, ["mean_nll", "gradient_norm"]] = np.nan
-    save_svg(figures.experiment_figure(mini_study, EXPERT_ITERATION, [run]), tmp_path / "figure.svg")
+    save_figure(figures.experiment_figure(mini_study, EXPERT_ITERATION, [run]), tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_text().startswith("<svg")

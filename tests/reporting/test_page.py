@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from grpo.reporting import rollouts
-from grpo.reporting.charts import forest_rows
 from grpo.reporting.curves import number
+from grpo.reporting.forest import forest, forest_rows
 from grpo.reporting.page import chains, embedded, placed, to_html
 
 
@@ -51,13 +51,36 @@ def test_a_claim_with_several_differences_has_as_many_rows_and_reports_once() ->
     ]
 
 
-def test_no_text_ends_the_script_that_holds_it_and_none_is_taken_for_html(tmp_path: Path) -> None:
+def test_no_text_ends_the_script_that_holds_it_and_none_is_taken_for_html() -> None:
     hostile = "</script><script>alert(1)</script><!--"
     assert "<" not in embedded({"response": hostile}) and json.loads(embedded({"response": hostile})) == {"response": hostile}
-    html = to_html(f"# title\n\n{hostile}\n\n| a |\n|---|\n| b<br>c |\n", tmp_path)
+    html = to_html(f"# title\n\n{hostile}\n\n| a |\n|---|\n| b<br>c |\n", figures=())
     assert "<script" not in html and "title" not in html and "b<br>c" in html
     with pytest.raises(ValueError, match="not JSON compliant"):
         embedded({"value": float("nan")})
+
+
+def test_a_figure_is_drawn_by_the_page_or_stands_there_already() -> None:
+    text = '# t\n\n![own](../figures/own.svg)\n\n![a "b"](timing/other.svg)\n'
+    assert to_html(text, figures={"timing/other"}).strip() == (
+        '<div class="figure" data-figure="timing/other" role="img" aria-label="a &quot;b&quot;"></div>'
+    )
+
+
+def test_a_statement_with_several_differences_is_said_once_in_the_forest() -> None:
+    row = {
+        "statement": "s",
+        "between": "a above b",
+        "value": 0.1,
+        "low": 0.0,
+        "high": 0.2,
+        "verdict": "agrees",
+        "published": [0.5],
+    }
+    spec = forest([row, row | {"between": "a above c"}, row | {"statement": "t"}])
+    names = spec["layer"][1]["encoding"]["y"]["axis"]["labelExpr"]
+    assert names == '[["s", "(a above b)"], ["(a above c)"], ["t", "(a above b)"]][datum.value]'
+    assert [(mark["place"], mark["value"]) for mark in spec["datasets"]["published"]] == [(0, 0.5), (1, 0.5), (2, 0.5)]
 
 
 def test_numbers_keep_six_digits() -> None:
@@ -76,7 +99,9 @@ def test_samples_beyond_the_room_are_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(rollouts, "MOST_SAMPLES", 200)
     found = rollouts.browsable(["e/a-0", "e/b-0", "e/c-0"])
     assert found["prompts"] == ["q" * 90] and found["left_out"] == ["e/b-0"]
-    assert [samples[0]["prompt"] for samples in found["runs"].values()] == [0, 0]
+    assert found["problems"] == [("p", "1")]
+    row = dict(zip(found["columns"], found["runs"]["e/c-0"][0], strict=True))
+    assert row == {"problem": 0, "prompt": 0, "step": 0, "response": "short"} | rewards
 
 
 def test_rewards_of_problems_survive_their_encoding() -> None:

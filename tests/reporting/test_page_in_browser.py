@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,25 @@ PAGE = "reports/index.html"
 
 
 def data_of(folder: Path) -> Any:
+    """What the page holds, with what runs have alike back in its places."""
     text = (folder / PAGE).read_text()
-    return json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)[0])
+    data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)[0])
+    for run in data["runs"].values():
+        run["config"] = [data["alike"][place] for place in run["config"]]
+        run |= {key: data["alike"][run[key]] for key in ("software", "hardware")}
+    return data
+
+
+def samples_of(data: Any) -> dict[str, list[dict[str, Any]]]:
+    """The stored samples of each run, with their prompts and problems."""
+    held = data["samples"]
+    found = {}
+    for run, rows in held["runs"].items():
+        found[run] = [dict(zip(held["columns"], row, strict=True)) for row in rows]
+        for sample in found[run]:
+            sample["problem"], sample["ground_truth"] = held["problems"][sample["problem"]]
+            sample["prompt"] = held["prompts"][sample["prompt"]]
+    return found
 
 
 def last_of_each_step(path: Path) -> dict[float, dict[str, str]]:
@@ -40,7 +58,13 @@ def test_the_curves_and_final_numbers_are_those_of_the_runs(finished: Path) -> N
             key: (each["value"], each["from"]) for key, each in config["config"].items()
         }
         assert (run["tables"] is None) == bool(config["same_as"]) and run["same_as"] == (config["same_as"] or "")
+        timing = json.loads((finished / "data/timing" / f"{name}.json").read_text())
+        spent = dict(
+            zip((step["step"] for step in timing["steps"]), accumulate(step["step_s"] for step in timing["steps"]), strict=True)
+        )
+        assert run["software"] == config["software"]
         for table, columns in (run["tables"] or {}).items():
+            assert columns["seconds"] == pytest.approx([spent.get(step, 0) for step in columns["step"]], rel=1e-5)
             rows = last_of_each_step(folder / f"{table}.csv")
             for column in columns.keys() - {"seconds", "tokens"}:
                 written = [float(row[column] or "nan") for row in rows.values()]
@@ -58,11 +82,10 @@ def test_the_rewards_of_problems_and_the_samples_are_those_of_the_runs(finished:
             means = [[sum(each) / len(each) for each in zip(*seeds, strict=True)] for seeds in zip(*outcomes, strict=False)]
             decoded = [[shown["levels"][int(character, 36)] for character in row] for row in shown["rows"]]
             assert decoded == [pytest.approx(row) for row in means]
-    for name, samples in data["samples"]["runs"].items():
+    columns = ("step", "problem", "prompt", "response", "ground_truth", "format_reward", "answer_reward", "reward")
+    for name, samples in samples_of(data).items():
         written = [json.loads(line) for line in (finished / "data/runs" / name / "rollouts.jsonl").read_text().splitlines()]
-        assert [(s["step"], s["problem"], data["samples"]["prompts"][s["prompt"]], s["response"]) for s in samples] == [
-            (s["step"], s["problem"], s["prompt"], s["response"]) for s in written
-        ]
+        assert [[s[column] for column in columns] for s in samples] == [[s[column] for column in columns] for s in written]
 
 
 def test_what_is_written_in_the_page_are_the_selections_and_the_claims(finished: Path) -> None:
@@ -80,10 +103,45 @@ def test_what_is_written_in_the_page_are_the_selections_and_the_claims(finished:
             assert f"{difference['value']:.3f} ({difference['low']:.3f} to {difference['high']:.3f})" in text
 
 
+def test_the_first_screen_says_how_sure_it_is_and_what_it_cost(finished: Path) -> None:
+    text = (finished / PAGE).read_text().partition('<ol class="sentences">')[0]
+    text = " ".join(re.sub(r"<[^>]+>", "", text.partition('<p class="hero"')[2]).split())
+    winners = [json.loads(path.read_text()) for path in (finished / "reports/candidates").glob("*.json")]
+    compared = [of for of in winners if len(of["candidates"]) > 1]
+    assert f"In {sum(not of['tied'] for of in compared)} of {len(compared)} comparisons" in text
+    verdicts = [claim["verdict"] for claim in data_of(finished)["claims"]]
+    hold, do_not, open_ = (verdicts.count(verdict) for verdict in ("agrees", "disagrees", "cannot tell"))
+    assert f"Published claims: {hold} hold, {do_not} do not, {open_} cannot be told." in text
+    runs = [json.loads((finished / "data/timing" / f"{name}.json").read_text()) for name in data_of(finished)["runs"]]
+    trained = [run["total_s"] for run in runs if not run["same_as"]]
+    assert f"{sum(trained) / 60:.1f} minutes" in text and f": {len(trained)} runs trained" in text
+
+
+def test_the_numbers_in_the_figures_are_those_of_the_result_files(finished: Path) -> None:
+    figures = data_of(finished)["figures"]
+    parts = figures["figures/math_baseline"]["data"]["values"]
+    for prompt, of in json.loads((finished / "reports/math_baseline.json").read_text()).items():
+        shares = {part["kind"]: part["size"] * of["problems"] for part in parts if part["name"] == prompt}
+        assert shares == pytest.approx({kind: of["categories"].get(kind, 0) for kind in shares})
+        assert sum(shares.values()) == pytest.approx(sum(of["categories"].values()))
+    for panel, of in zip(
+        figures["figures/best_of_n"]["vconcat"],
+        json.loads((finished / "reports/best_of_n.json").read_text()).values(),
+        strict=True,
+    ):
+        points = {(point["arm"].partition("@")[0].lower(), str(point["x"])): point for point in panel["data"]["values"]}
+        for n, kinds in of["n"].items():
+            assert all(points[kind, n]["y"] == kinds[kind]["value"] for kind in ("pass", "best", "majority"))
+    scores = [json.loads(line) for line in (finished / "data/kissing_number/scores.jsonl").read_text().splitlines()]
+    attempts = figures["figures/kissing_number"]["vconcat"][0]["data"]["values"]
+    assert [(each["score"], each["best"]) for each in attempts] == [(each["score"], each["best"]) for each in scores]
+
+
 def test_it_is_one_file_that_asks_for_nothing(finished: Path) -> None:
     text = (finished / PAGE).read_text()
     html = re.sub(r"<script.*?</script>", "", text, flags=re.S)
     assert len(text) < 8_000_000
+    assert set(re.findall(r'data-figure="([^"]+)"', html)) == set(data_of(finished)["figures"])
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', html) and "@import" not in html
     assert all(source.startswith("data:") for source in re.findall(r'src="([^"]*)"', html))
     links = {link for link in re.findall(r'href="([^"#][^"]*)"', html) if not link.startswith("data:")}
@@ -173,9 +231,33 @@ def test_a_heat_map_is_drawn_for_each_arm(page: Any) -> None:
     assert all(re.match(r"Of \d+ problems \d+ are right in all seeds before training", text) for text in texts)
 
 
-def test_rollouts_are_filtered_and_stand_side_by_side(page: Any) -> None:
-    data = json.loads(page.execute_script("return document.getElementById('data').textContent"))
-    samples = data["samples"]["runs"]
+def test_figures_are_drawn_where_they_are_unfolded_and_keep_their_width(page: Any) -> None:
+    """On light and on dark ground, and when they are drawn again."""
+    page.execute_script("document.querySelectorAll('details:has(> .figure)').forEach((each) => (each.open = true))")
+    places = "[...document.querySelectorAll('[data-figure]')]"
+    wait(page, f"{places}.every((place) => place.querySelector('svg'))")
+    assert (
+        page.execute_script(
+            f"return {places}.filter((place) => place.querySelector('svg').clientWidth < 0.7 * place.clientWidth).length"
+        )
+        == 0
+    )
+    first = f"{places}[0].querySelector('svg')"
+    before = page.execute_script(f"return [{first}.clientWidth, {first}.outerHTML]")
+    page.execute_script("document.getElementById('theme').click()")
+    wait(page, f"{first} !== null && {first}.outerHTML !== {json.dumps(before[1])}")
+    assert page.execute_script(f"return {first}.clientWidth") == before[0]
+    page.execute_script("document.querySelector('#grpo_learning_rate').scrollIntoView()")
+    chart = "document.querySelector('#grpo_learning_rate .chart svg')"
+    width = wait(page, f"{chart}?.clientWidth")
+    choose(page, "#grpo_learning_rate .metric", "1")
+    choose(page, "#grpo_learning_rate .metric", "0")
+    assert wait(page, f"{chart}?.clientWidth") == pytest.approx(width, abs=20)
+
+
+def test_rollouts_are_filtered_and_stand_side_by_side(page: Any, finished: Path) -> None:
+    data = data_of(finished)
+    samples = samples_of(data)
     for experiment in data["experiments"]:
         choose(page, "#r-experiment", experiment["name"])
         for arm in experiment["arms"]:

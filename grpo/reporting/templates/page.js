@@ -1,5 +1,7 @@
 // Draws what the page's JSON holds: curves, heat maps, rollouts, a run's page. All text is set as text, never as HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
+const alike = (place) => data.alike[place]; // what many runs have alike is held once
+for (const run of Object.values(data.runs)) Object.assign(run, { config: run.config.map(alike), software: alike(run.software), hardware: alike(run.hardware) });
 const experiments = Object.fromEntries(data.experiments.map((e) => [e.name, e]));
 const root = document.documentElement;
 const $ = (selector, within = document) => within.querySelector(selector);
@@ -24,6 +26,8 @@ function setTheme(theme) {
 // ----------------------------------------------------------------------------------------------- curves
 
 const drawn = new Map(); // what is drawn already, and is drawn again when the theme or the width changes
+
+const colourOf = (arm) => (dark() ? data.palette.dark[data.palette.colours[arm.place]] : data.palette.colours[arm.place]);
 
 // A run that equals an earlier one has that one's curves.
 const tablesOf = (run) => data.runs[run].tables || data.runs[data.runs[run].same_as].tables;
@@ -94,7 +98,7 @@ function drawCurve(section, experiment, hidden) {
   spec.height = narrow ? 260 : 300;
   spec.datasets = { points, labels: narrow || !points.length ? [] : endLabels(points, domain) };
   spec.encoding.x.title = axisSelect.selectedOptions[0].text;
-  spec.encoding.color.scale = { domain: arms, range: experiment.arms.map((arm) => data.palette[dark() ? "dark" : "light"][arm.place]) };
+  spec.encoding.color.scale = { domain: arms, range: experiment.arms.map(colourOf) };
   spec.layer[1].encoding.strokeDash.scale = { domain: arms, range: experiment.arms.map((arm) => data.palette.dashes[arm.place]) };
   for (const layer of spec.layer)
     Object.assign(layer.encoding.y, { title: metric.title, scale: metric.share ? { domain: [0, 1] } : { zero: false } });
@@ -111,7 +115,7 @@ function drawCurve(section, experiment, hidden) {
 function embed(place, spec, renderer) {
   const ink = getComputedStyle(root).getPropertyValue("--ink").trim();
   const line = getComputedStyle(root).getPropertyValue("--line").trim();
-  const config = { background: null, axis: { labelColor: ink, titleColor: ink, gridColor: line, tickColor: line }, legend: { labelColor: ink, titleColor: ink } };
+  const config = { background: null, axis: { labelColor: ink, titleColor: ink, gridColor: line, tickColor: line }, legend: { labelColor: ink, titleColor: ink }, title: { color: ink, subtitleColor: ink } };
   const theme = dark() ? "dark" : "light";
   return vegaEmbed(place, spec, { actions: false, renderer, config, tooltip: { theme } }).catch((error) => {
     place.textContent = String(error);
@@ -119,9 +123,29 @@ function embed(place, spec, renderer) {
   });
 }
 
+// A figure as it is on paper, in the width of its column; on dark ground with the colours for it.
+function drawFigure(place) {
+  let text = JSON.stringify(data.figures[place.dataset.figure]);
+  if (dark()) for (const [light, lighter] of Object.entries(data.palette.dark)) text = text.replaceAll(`"${light}"`, `"${lighter}"`);
+  const spec = JSON.parse(text);
+  for (const part of spec.vconcat || [spec]) {
+    part.width = Math.max(200, place.clientWidth - spec.usermeta.room);
+    // Names above points that are close together.
+    for (const { mark } of part.layer) if (place.clientWidth < 600 && mark.baseline === "bottom") Object.assign(mark, { angle: -40, align: "left" });
+  }
+  delete spec.background;
+  embed(place, spec, "svg");
+}
+
+function setUpFigures(details) {
+  const draw = () => details.open && details.querySelectorAll("[data-figure]").forEach(drawFigure);
+  details.addEventListener("toggle", draw);
+  drawn.set(details, draw);
+}
+
 function swatch(arm) {
   const dashes = data.palette.dashes[arm.place].join(" ");
-  const colour = data.palette[dark() ? "dark" : "light"][arm.place];
+  const colour = colourOf(arm);
   const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
   for (const [key, value] of Object.entries({ x1: 0, x2: 26, y1: 4, y2: 4, stroke: colour, "stroke-width": 3, "stroke-dasharray": dashes }))
@@ -175,7 +199,8 @@ function drawHeat(heat, outcomes) {
   const order = problems.toSorted((a, b) => soon(a) - soon(b) || sum[b] - sum[a] || a - b);
   const cells = outcomes.steps.flatMap((step, i) => order.map((problem, place) => ({ step, place, problem, reward: reward[i][problem] })));
   const spec = structuredClone(data.heat);
-  spec.width = Math.max(200, heat.clientWidth - 70);
+  const room = Math.max(200, heat.clientWidth - 70);
+  spec.width = room - (room >= problems.length ? room % problems.length : 0); // whole pixels for each, without seams
   spec.datasets = { cells };
   const last = reward.at(-1);
   const count = (test) => problems.filter(test).length;
@@ -196,7 +221,13 @@ function fill(select, values, chosen) {
 }
 
 const samplesOf = (experiment, arm) =>
-  experiments[experiment].arms.find((each) => each.arm === arm).runs.flatMap((run) => (data.samples.runs[run] || []).map((s) => ({ ...s, run })));
+  experiments[experiment].arms.find((each) => each.arm === arm).runs.flatMap((run) => (data.samples.runs[run] || []).map((row) => sampleOf(row, run)));
+
+function sampleOf(row, run) {
+  const sample = Object.fromEntries(data.samples.columns.map((column, i) => [column, row[i]]));
+  const [problem, truth] = data.samples.problems[sample.problem];
+  return { ...sample, problem, ground_truth: truth, run };
+}
 
 function chooseExperiment() {
   const experiment = experiments[choice("experiment").value];
@@ -280,7 +311,7 @@ function openRun(name) {
   const facts = [["MLflow run", run.mlflow_run_id], ["commit", run.commit], ["hash in dvc.lock", run.lock], ["seconds", run.seconds]];
   if (run.same_as) facts.unshift(["the same as", run.same_as]);
   for (const [phase, seconds] of Object.entries(run.phases)) facts.push([phase, seconds]);
-  const files = run.files.map((path) => element("li", {}, element("a", { href: `../${path}`, textContent: path })));
+  const files = data.files.map((path) => path.replace("RUN", name)).map((path) => element("li", {}, element("a", { href: `../${path}`, textContent: path })));
   $("#run-body").replaceChildren(
     element("h2", { id: "run-title", textContent: name }),
     table(["", ""], facts),
@@ -311,6 +342,7 @@ function start() {
   setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   document.getElementById("theme").addEventListener("click", () => setTheme(dark() ? "light" : "dark"));
   document.querySelectorAll(".experiment").forEach(setUpExperiment);
+  document.querySelectorAll("details:has(> .figure)").forEach(setUpFigures);
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button.run");
     if (button) openRun(button.dataset.run);

@@ -206,11 +206,11 @@ def slow_to_start(notes: Path) -> Any:
 
 @contextmanager
 def actors(
-    config: GrpoConfig, generator: Callable[[], Any], learner: Callable[[], Any], notes: Path
+    config: GrpoConfig, generator: Callable[[], Any], learner: Callable[[], Any], notes: Path, sends: bool = False
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
     one = {"num_cpus": 1.0}
     ctx = RunContext(config=config, seed=0, data=problems(10), format=QUESTION_ONLY, score=by(Reward(notes)))
-    with start_actors(ctx, generator, learner, one, one) as both:
+    with start_actors(ctx, generator, learner, one, one, sends) as both:
         yield both
 
 
@@ -221,19 +221,21 @@ def run(
     folder: Path,
     meanwhile: Any = None,
     save_every: int = 10,
+    sends: bool = False,
 ) -> tuple[RunLog, dict[str, Any], dict[str, int]]:
     """Train asynchronously.
 
     Args:
         meanwhile: called with the actors once they have started.
         save_every: the run's state is saved after so many steps.
+        sends: the learner sends its weights itself.
 
     Returns:
         the log, the learner's final state, and how often each actor was started again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    with actors(config, generator, learner, folder) as (pipeline, remote):
+    with actors(config, generator, learner, folder, sends) as (pipeline, remote):
         if meanwhile is not None:
             meanwhile(pipeline, remote)
         saved = saved_every(save_every, folder, {"learner": remote})

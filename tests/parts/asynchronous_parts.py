@@ -240,7 +240,9 @@ def run(
             meanwhile(pipeline, remote)
         saved = saved_every(save_every, folder, {"learner": remote})
         train_grpo_asynchronously(context(config, log, saved, data=problems(10), engine=pipeline, learner=remote))
-        state, _ = remote.worker.call("state")
+        remote.write_state(folder / "end.pt")
+        assert remote.is_written()
+        state = torch.load(folder / "end.pt", weights_only=True)
         restarts = {worker.name: worker.restarts for worker in (pipeline.generator, pipeline.scorer, remote.worker)}
     log.close()
     return log, state, restarts

@@ -1,4 +1,4 @@
-"""What the tests of sent weights give to the Ray actors: vLLM's weight transfer over gloo, and engines and senders without vLLM."""
+"""What the tests of sent weights give to the Ray actors: vLLM's transfer over gloo, and engine and sender without vLLM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo.study.methods import GrpoConfig
 from grpo.training.asynchronous import actors, transfer
 from grpo.training.asynchronous.transfer import RemoteLlm, Sender, Weights
 
-# ----------------------------------------------------------------------------- vLLM's own NCCL transfer, with gloo in NCCL's place
+# -------------------------------------------------------------------------- vLLM's own NCCL transfer, with gloo in NCCL's place
 
 
 class Gloo:

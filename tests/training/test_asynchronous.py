@@ -38,6 +38,7 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
+from grpo.training.asynchronous import actors
 from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, ScoredRollouts
@@ -289,8 +290,10 @@ def test_taking_over_weights_is_not_counted_as_sampling() -> None:
     assert cost.weights_s == 0.15 and cost.seconds == pytest.approx(0.05, abs=0.04)
 
 
-def test_what_the_learners_actor_gives_away_is_on_the_cpu() -> None:
-    """Tensors that claim to be on a GPU: Ray would bring them to a GPU of whoever asks, 21.6 GB of a state."""
+def test_what_leaves_the_learners_actor_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that claim to be on a GPU: Ray would bring weights to a GPU of whoever asks, and a state is written meanwhile."""
+    written: list[Any] = []
+    monkeypatch.setattr(actors, "write_durably", lambda _, content: written.append(content))
     with FakeTensorMode():
 
         def tensor() -> torch.Tensor:
@@ -303,7 +306,9 @@ def test_what_the_learners_actor_gives_away_is_on_the_cpu() -> None:
         )
         actor = LearnerActor(lambda: (learner, len), RunContext(config=CONFIG, seed=0))  # type: ignore[arg-type, return-value]
         actor.start()
-        state, weights = actor.state()[0], actor.weights()[0]
+        actor.write_state(Path())
+        actor.writer.shutdown()
+        state, weights = written[0], actor.weights()[0]
     model, moments = state["model"], state["optimizer"]["adamw"]["state"][0]
     found = [model["w"], moments["exp_avg"], state["optimizer"]["weights"][1], weights["w"]]
     assert [tensor.device.type for tensor in found] == ["cpu"] * 4
@@ -395,15 +400,20 @@ def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folde
         learner = RemoteLearner(worker)
         for step, batch in enumerate(batches):
             if step == 2:
-                learner.state()
+                learner.write_state(tmp_path / "state.pt")
+                assert learner.is_written()
+                learner.saved((tmp_path / "state.pt").rename(tmp_path / "saved.pt"))
             if step in (1, 4):  # before there is a state, and two batches after it
                 assert parts.Process(tmp_path, "learner").kill()
             learner.train(batch, version=step)
-        trained = learner.state()["trained"]
+        learner.write_state(tmp_path / "end.pt")
+        assert learner.is_written()
     finally:
         worker.close()
         ray.shutdown()
-    assert worker.restarts == 2 and [method for method, _ in worker.recovery] == ["restore"]  # what came before is forgotten
+    assert worker.restarts == 2
+    assert [method for method, _ in worker.recovery] == ["read_state", *["train"] * 3]  # what came before is forgotten
+    trained = torch.load(tmp_path / "end.pt", weights_only=True)["trained"]
     assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch]
 
 

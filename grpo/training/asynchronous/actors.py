@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
@@ -25,7 +26,7 @@ from grpo.rollout.engine import Engine, SamplingParams
 from grpo.study.methods import GrpoConfig
 from grpo.training.asynchronous.transfer import Receiver, Sender, gpu
 from grpo.training.context import RunContext, Updates
-from grpo.training.state import copy_to_cpu
+from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import sample, score, train_on
 
 
@@ -148,6 +149,7 @@ class LearnerActor:
     def __init__(self, make: Callable[[], tuple[Learner, Callable[[Path], None]]], ctx: RunContext[GrpoConfig]):
         self.make, self.ctx = make, ctx
         self.sender: Sender | None = None
+        self.writer, self.writing = ThreadPoolExecutor(1, thread_name_prefix="state"), cast("Future[None] | None", None)
 
     @costed
     def start(self) -> None:
@@ -190,15 +192,22 @@ class LearnerActor:
         return alive, Cost(time.perf_counter() - start)
 
     @costed
-    def state(self) -> dict[str, Any]:
-        """See :meth:`grpo.learner.learner.Learner.state`; in the CPU's memory, as Ray would bring it back to a GPU."""
-        state: dict[str, Any] = copy_to_cpu(self.ctx.learner.state())
-        return state
+    def write_state(self, file: Path) -> None:
+        """Copy :meth:`grpo.learner.learner.Learner.state` to the CPU's memory, and begin to write it."""
+        self.writing = self.writer.submit(write_durably, file, copy_to_cpu(self.ctx.learner.state()))
 
     @costed
-    def restore(self, state: dict[str, Any]) -> None:
-        """See :meth:`grpo.learner.learner.Learner.restore`."""
-        self.ctx.learner.restore(state)
+    def is_written(self) -> bool:
+        """Whether the state that was last begun is on the disk; raises what went wrong."""
+        if self.writing is None or not self.writing.done():
+            return False
+        self.writing.result()
+        return True
+
+    @costed
+    def read_state(self, file: Path) -> None:
+        """Go on from a file of :meth:`write_state`."""
+        self.ctx.learner.restore(torch.load(file, map_location="cpu", weights_only=True))
 
     @costed
     def token_entropies(self, rollouts: list[Rollout]) -> list[float]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import ray
 import torch
 
 from grpo.common.records import Completion, Problem, Rollout
@@ -119,8 +118,8 @@ class RolloutPipeline:
 
 
 class RemoteLearner:
-    """The learner's actor. Its last saved state stays in Ray's object store; one that dies starts from there, and trains the
-    batches since then again, which gives the same weights.
+    """The learner's actor. It saves and reads its states itself (:class:`grpo.training.state.PartElsewhere`). One that dies
+    starts from the newest, and trains the batches since then again, which gives the same weights.
 
     Args:
         sends: it sends its weights to the generator itself, from GPU to GPU.
@@ -130,6 +129,7 @@ class RemoteLearner:
         self.worker, self.sends = worker, sends
         self.peak_mb = 0.0
         self._kept: list[tuple[str, tuple[Any, ...]]] = []  # the call for the newest version
+        self._at_state: tuple[list[Any], int, int] = [], 0, 0  # that, and how many recovery calls and restarts there were
 
     def train(self, rollouts: list[Rollout], version: int) -> Updates:
         """See :func:`grpo.training.step.train_on`."""
@@ -139,19 +139,35 @@ class RemoteLearner:
         self.peak_mb = cost.peak_mb
         return updates  # type: ignore[no-any-return]
 
-    def state(self) -> Any:
-        """See :meth:`grpo.learner.learner.Learner.state`."""
+    def write_state(self, file: Path) -> None:
+        """See :class:`grpo.training.state.PartElsewhere`."""
         with self.worker.lock:
-            state, _ = self.worker.call("state", keep=True)
-            self.worker.recovery[:] = [("restore", (state,)), *self._kept]
-        return ray.get(state)
+            self.worker.call("write_state", file.absolute())
+            self._at_state = list(self._kept), len(self.worker.recovery), self.worker.restarts
 
-    def restore(self, state: Any) -> None:
-        """See :meth:`grpo.learner.learner.Learner.restore`."""
-        kept = ray.put(state)
+    def is_written(self) -> bool:
+        """See :class:`grpo.training.state.PartElsewhere`."""
+        *_, restarts = self._at_state
+        while True:
+            with self.worker.lock:  # one question between two trainings
+                written, _ = self.worker.call("is_written")
+                if self.worker.restarts != restarts:
+                    return False
+            if written:
+                return True
+            time.sleep(0.05)
+
+    def saved(self, file: Path) -> None:
+        """See :class:`grpo.training.state.PartElsewhere`. What came before is forgotten."""
         with self.worker.lock:
-            self.worker.call("restore", kept)
-            self.worker.recovery[:] = [("restore", (kept,))]
+            kept, before, _ = self._at_state
+            self.worker.recovery[:before] = [("read_state", (file.absolute(),)), *kept]
+
+    def read_state(self, file: Path) -> None:
+        """See :class:`grpo.training.state.PartElsewhere`."""
+        with self.worker.lock:
+            self.worker.call("read_state", file.absolute())
+            self.worker.recovery[:] = [("read_state", (file.absolute(),))]
 
     @property
     def model(self) -> Any:

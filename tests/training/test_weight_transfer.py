@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asynchronous_parts as parts
@@ -20,7 +22,10 @@ from training_parts import read_csv
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.study.methods import Lora
+from grpo.study.schema import Study
+from grpo.training.asynchronous import start
 from grpo.training.asynchronous.transfer import BUCKET, Sender, bucket_bytes, weights_to_send
+from grpo.training.context import RunContext
 
 PARTS = Path(__file__).parents[1] / "parts"
 
@@ -93,6 +98,43 @@ def test_versions_are_copies_and_the_newest_are_kept(fresh_model: Any) -> None:
     assert [sender.versions[version][name].unique().tolist() for version in (3, 4)] == [[3.0], [4.0]]
 
 
+# ----------------------------------------------------------------------------------------------------------- where they sit
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "learner", "gpus", "sends"),
+    [
+        ("vllm", "cuda:0", "cuda:1", (1.0, 1.0), True),
+        ("vllm", "cuda:0", "cuda", (0.5, 0.5), True),  # the same GPU, which they share
+        ("transformers", "cuda:0", "cuda:1", (1.0, 1.0), False),
+        ("vllm", "cpu", "cuda:0", (0.0, 1.0), False),
+        ("vllm", "cpu", "cpu", (0.0, 0.0), False),
+    ],
+)
+def test_devices_say_how_many_gpus_are_asked_for_and_how_weights_go(
+    name: str,
+    engine: str,
+    learner: str,
+    gpus: tuple[float, float],
+    sends: bool,
+    mini_study: Study,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(start, "start_actors", lambda *given, sends: nullcontext(asked.append((given[-2:], sends))))
+    on = mini_study.model_copy(
+        update={
+            "engine": mini_study.engine.model_copy(update={"name": name, "device": engine}),
+            "learner": mini_study.learner.model_copy(update={"device": learner}),
+        }
+    )
+    run: Any = SimpleNamespace(model=Path())
+    with pytest.raises(TypeError), start.start_asynchronous(on, run, RunContext(config=CONFIG, seed=0), False):
+        pass  # there are no actors to work with
+    ((resources, found),) = asked
+    assert tuple(each["num_gpus"] for each in resources) == gpus and found == sends
+
+
 # ----------------------------------------------------------------------------------------------------------------- real Ray
 
 
@@ -151,19 +193,31 @@ def test_a_run_is_the_same_when_sending_fails(folder: Path, tmp_path: Path, faul
     assert equal(found, expected)
 
 
+def kill_the_generator(notes: Path, pipeline: Any, remote: Any) -> None:
+    """Before the step that version 4 takes."""
+    train = remote.train
+
+    def killing(rollouts: list[Any], version: int) -> Any:
+        if version == 4:
+            assert parts.Process(notes, "generator").kill()
+        return train(rollouts, version)
+
+    remote.train = killing
+
+
 @pytest.mark.vllm
 def test_vllm_has_the_weights_of_each_version_by_its_own_transfer(folder: Path, tmp_path: Path) -> None:
-    """vLLM's NCCL transfer with gloo for NCCL, two versions behind; checksums are compared after each."""
+    """vLLM's NCCL transfer with gloo for NCCL, two versions behind; checksums are compared after each. A new generator too
+    is sent what it samples with."""
     config = asynchronous(max_policy_lag=2)
-    generator = partial(transfer_parts.make_vllm_generator, folder)
-    learner = partial(transfer_parts.make_vllm_learner, folder)
-    ends = []
-    for name in ("ray", "sent"):
+    ends = {}
+    for name in ("ray", "sent", "killed"):
         target = tmp_path / name
-        given = partial(generator, target), partial(learner, target, config), target
-        log, state, restarts = parts.run(config, *given, sends=name == "sent")
-        assert set(restarts.values()) == {0}
-        print(f"{name}: {[round(step['generator_synchronization_s'], 3) for step in log.times]} s of each step's handing over")
-        ends.append(state)
-    assert equal(ends[1], ends[0])
-    assert read_csv(tmp_path / "sent/history.csv") == read_csv(tmp_path / "ray/history.csv")
+        generator = partial(transfer_parts.make_vllm_generator, folder, target)
+        learner = partial(transfer_parts.make_vllm_learner, folder, target, config)
+        meanwhile = partial(kill_the_generator, target) if name == "killed" else None
+        log, ends[name], restarts = parts.run(config, generator, learner, target, meanwhile, sends=name != "ray")
+        assert restarts == {"generator": int(name == "killed"), "scorer": 0, "learner": 0}
+        print(f"{name}: seconds of handing over {[round(step['generator_synchronization_s'], 3) for step in log.times]}")
+        assert equal(ends[name], ends["ray"])
+        assert read_csv(target / "history.csv") == read_csv(tmp_path / "ray/history.csv")

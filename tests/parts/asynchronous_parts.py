@@ -24,6 +24,7 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
+from grpo.training.asynchronous import actors as actors_module
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.start import start_actors
@@ -121,6 +122,19 @@ def make_learner(folder: Path, notes: Path, naps: float, config: GrpoConfig) -> 
     learner = RecordingLearner(model, config, tokenizer.pad_token_id)
     learner.naps = naps
     return learner, lambda target: save_checkpoint(target, model, tokenizer)
+
+
+def make_slowly_writing_learner(folder: Path, notes: Path, config: GrpoConfig) -> tuple[Learner, Callable[[Path], None]]:
+    """Its states take for ever where there is a file "slow"."""
+    write = actors_module.write_durably
+
+    def slowly(file: Path, content: Any) -> None:
+        while (notes / "slow").exists():
+            time.sleep(0.05)
+        write(file, content)
+
+    actors_module.write_durably = slowly
+    return make_learner(folder, notes, 0.0, config)
 
 
 class Reward:

@@ -418,6 +418,44 @@ def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folde
 
 
 @shared_cluster
+def test_a_state_that_dies_with_its_writer_does_not_count(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one before does, the batches since then are trained again, and the next state is whole."""
+    config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
+    make = partial(parts.make_slowly_writing_learner, folder, tmp_path, config)
+    ray.init(logging_level=logging.ERROR)
+    worker = ActorWorker("learner", LearnerActor, (make, RunContext(config=config, seed=0)), {"num_cpus": 1.0}, 60.0)
+    try:
+        learner = RemoteLearner(worker)
+        with saved_every(1, tmp_path, {"learner": learner}) as saved:
+            for step in (1, 2, 3):
+                learner.train(scored(step), version=step - 1)
+                if step == 2:
+                    (tmp_path / "slow").touch()
+                saved.save(step)
+                if step == 2:
+                    assert parts.Process(tmp_path, "learner").kill()
+                    (tmp_path / "slow").unlink()
+                saved.finish()
+            with pytest.raises(FileNotFoundError):
+                learner.write_state(tmp_path / "nowhere/learner.pt")
+                learner.is_written()
+        again = saved_every(1, tmp_path, {"learner": learner})
+        again.restore()
+        learner.write_state(tmp_path / "end.pt")
+        assert learner.is_written()
+    finally:
+        worker.close()
+        ray.shutdown()
+    assert worker.restarts == 1 and "the state after step 2 was lost" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["step-1", "step-3"]
+    assert again.step == 3
+    trained = torch.load(tmp_path / "end.pt", weights_only=True)["trained"]
+    assert trained == [(r.completion.policy_version, r.completion.token_ids) for step in (1, 2, 3) for r in scored(step)]
+
+
+@shared_cluster
 def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
     folder: Path, fresh_model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:

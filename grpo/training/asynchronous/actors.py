@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import ray
 import torch
-from ray.exceptions import RayActorError
 
 from grpo.common.memory import peak_mb, reset_peak
 from grpo.common.records import Completion, Rollout
@@ -24,7 +23,7 @@ from grpo.learner.learner import Learner
 from grpo.models.lora import without_adapters
 from grpo.rollout.engine import Engine, SamplingParams
 from grpo.study.methods import GrpoConfig
-from grpo.training.asynchronous.transfer import Receiver, Sender, gpu
+from grpo.training.asynchronous.transfer import Receiver, Sender, gpu, is_alive
 from grpo.training.context import RunContext, Updates
 from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import sample, score, train_on
@@ -187,8 +186,10 @@ class LearnerActor:
         start, alive = time.perf_counter(), True
         try:
             self.sender.send(version, generator)
-        except RayActorError:
-            alive = False
+        except Exception:  # of any kind: NCCL and others tell of a peer that has died in their own words
+            alive = is_alive(generator)
+            if alive:
+                raise
         return alive, Cost(time.perf_counter() - start)
 
     @costed

@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import GetTimeoutError, RayActorError
 from torch import Tensor
 
 from grpo.models.lora import without_adapters
@@ -60,6 +61,17 @@ class Receiver:
 def gpu() -> str | None:
     """The UUID of the GPU that this process sees, or None without one."""
     return str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else None
+
+
+def is_alive(generator: Any) -> bool:
+    """Whether the generator's process has not died."""
+    try:
+        ray.get(generator.receiver.remote(), timeout=30)
+    except RayActorError:
+        return False
+    except GetTimeoutError:
+        pass  # it is busy
+    return True
 
 
 def weights_to_send(model: Any) -> dict[str, Tensor]:
@@ -116,8 +128,8 @@ class Sender:
             generator: Ray's handle of a :class:`grpo.training.asynchronous.actors.Generator`, which does nothing meanwhile.
 
         Raises:
-            RayActorError: the generator has died. (Where that happens while weights are sent, this call may never end.)
-            RuntimeError: other weights arrived.
+            Exception: among others, the generator has died (over NCCL this call may also never end then), or other weights
+                arrived.
         """
         receiver: Receiver = ray.get(generator.receiver.remote())
         if receiver.version == version:

@@ -193,13 +193,13 @@ def test_a_run_is_the_same_when_sending_fails(folder: Path, tmp_path: Path, faul
     assert equal(found, expected)
 
 
-def kill_the_generator(notes: Path, pipeline: Any, remote: Any) -> None:
-    """Before the step that version 4 takes."""
+def kill_both(notes: Path, pipeline: Any, remote: Any) -> None:
+    """The learner before the step that version 2 takes, the generator before that of version 4."""
     train = remote.train
 
     def killing(rollouts: list[Any], version: int) -> Any:
-        if version == 4:
-            assert parts.Process(notes, "generator").kill()
+        if version in (2, 4):
+            assert parts.Process(notes, "learner" if version == 2 else "generator").kill()
         return train(rollouts, version)
 
     remote.train = killing
@@ -207,17 +207,17 @@ def kill_the_generator(notes: Path, pipeline: Any, remote: Any) -> None:
 
 @pytest.mark.vllm
 def test_vllm_has_the_weights_of_each_version_by_its_own_transfer(folder: Path, tmp_path: Path) -> None:
-    """vLLM's NCCL transfer with gloo for NCCL, two versions behind; checksums are compared after each. A new generator too
-    is sent what it samples with."""
+    """vLLM's NCCL transfer with gloo for NCCL, two versions behind; checksums are compared after each. New actors meet
+    again."""
     config = asynchronous(max_policy_lag=2)
     ends = {}
     for name in ("ray", "sent", "killed"):
         target = tmp_path / name
         generator = partial(transfer_parts.make_vllm_generator, folder, target)
         learner = partial(transfer_parts.make_vllm_learner, folder, target, config)
-        meanwhile = partial(kill_the_generator, target) if name == "killed" else None
+        meanwhile = partial(kill_both, target) if name == "killed" else None
         log, ends[name], restarts = parts.run(config, generator, learner, target, meanwhile, sends=name != "ray")
-        assert restarts == {"generator": int(name == "killed"), "scorer": 0, "learner": 0}
+        assert restarts["learner"] == (name == "killed") and (restarts["generator"] > 0) == (name == "killed")
         print(f"{name}: seconds of handing over {[round(step['generator_synchronization_s'], 3) for step in log.times]}")
         assert equal(ends[name], ends["ray"])
         assert read_csv(target / "history.csv") == read_csv(tmp_path / "ray/history.csv")

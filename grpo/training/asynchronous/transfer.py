@@ -144,6 +144,7 @@ class Sender:
         llm.reset_prefix_cache()
         if receiver.checks:
             require_equal_weights(llm, Weights(self._sending))
+        self._sending = {}  # or an old version would stay in memory
         ray.get(generator.has_taken_over.remote(version))
 
     def metadata(self) -> list[Any]:
@@ -214,6 +215,8 @@ def _receive_by(worker: Any, backend: str) -> None:
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
     inner = worker.worker  # vLLM hands over a wrapper
+    if inner.weight_transfer_engine is not None:
+        inner.weight_transfer_engine.shutdown()  # its sender has died
     inner.weight_transfer_engine = WeightTransferEngineFactory.create_engine(
         WeightTransferConfig(backend=backend), inner.vllm_config, inner.device, inner.model_runner.get_model()
     )

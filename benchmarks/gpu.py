@@ -12,6 +12,7 @@ import argparse
 import csv
 import gc
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -23,9 +24,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,7 +53,7 @@ from grpo.learner.microbatches import (  # noqa: E402
 from grpo.learner.optimizer import Optimizer  # noqa: E402
 from grpo.models.packed_attention import Layout  # noqa: E402
 
-PACKAGES = ("torch", "transformers", "vllm", "bitsandbytes", "triton", "pydantic")
+PACKAGES = ("torch", "transformers", "vllm", "ray", "bitsandbytes", "triton", "pydantic")
 STUDY_NEEDS = ("pydantic", "ruamel", "typer", "mlflow", "dvc", "math_verify", "filelock", "tokenizers")
 WARM_UP = 2  # calls that are not counted: kernels are chosen and compiled in them
 
@@ -752,6 +754,88 @@ def vllm_float16(setting: Setting) -> Rows:
     return vllm(setting, torch.float16)
 
 
+def asynchronous(setting: Setting) -> Rows:
+    """New weights for a vLLM in a process of its own: sent from GPU to GPU, on one GPU and between two, and through Ray."""
+    require("vllm", "ray", "pydantic", "tokenizers")
+    import ray
+
+    from grpo.models.checkpoint import load_tokenizer, save_checkpoint
+    from grpo.rollout.engine import SamplingParams
+    from grpo.rollout.vllm_engine import VllmEngine
+    from grpo.rollout.vllm_weights import require_equal_weights
+    from grpo.study.methods import GrpoConfig
+    from grpo.training.asynchronous.actors import Generator
+    from grpo.training.asynchronous.transfer import RemoteLlm, Sender, Weights
+    from grpo.training.context import RunContext
+
+    dtype = torch.bfloat16 if setting.on_gpu else torch.float32
+    model = make_model(setting.scale, setting.device, dtype)
+    size = sum(p.nbytes for p in model.parameters())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    with tempfile.TemporaryDirectory() as name, ExitStack() as ends:
+        save_checkpoint(Path(name), model, make_tokenizer(model.config.vocab_size))
+
+        def make() -> tuple[Any, Any, Any]:
+            precision, at = str(dtype).removeprefix("torch."), "cuda" if setting.on_gpu else "cpu"
+            return VllmEngine(Path(name), None, precision, at, 0.4, 64), Weights(), load_tokenizer(Path(name))
+
+        def start(gpu: int) -> Any:
+            """A generator that sees one GPU; this process has seen the first, and goes on with it."""
+            ends.close()  # the one before
+            env = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+            ends.enter_context(patch.dict(os.environ, env | ({"CUDA_VISIBLE_DEVICES": visible[gpu]} if setting.on_gpu else {})))
+            ray.init(address="local", include_dashboard=False, logging_level="ERROR", num_gpus=int(setting.on_gpu))
+            ends.callback(ray.shutdown)
+            generator = ray.remote(num_gpus=int(setting.on_gpu))(Generator)
+            generators[gpu] = generator.remote(make, RunContext(config=GrpoConfig(), seed=0))
+            ray.get(generators[gpu].start.remote())
+            return generators[gpu]
+
+        generators: dict[int, Any] = {}
+        versions = itertools.count(1)
+
+        def another() -> int:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.01)
+            return next(versions)
+
+        def through_ray() -> Row:
+            generator, params = start(0), SamplingParams(min_tokens=1, max_tokens=1)
+
+            def hand_over(version: int) -> None:
+                weights = ray.put({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()})
+                ray.get(generator.generate.remote([[1]], params, 1, 0, version, [weights]))
+
+            found = [seconds_of(setting.device, partial(hand_over, another())) for _ in range(WARM_UP + setting.repeats)]
+            return {"seconds_with_a_token": statistics.median(found[WARM_UP:]), "mb": size / 2**20}
+
+        def sent(gpu: int) -> Row:
+            if not setting.on_gpu:
+                raise Skipped("weights are sent between GPUs")
+            if gpu >= torch.cuda.device_count():
+                raise Skipped("one GPU only")
+            generator, sender = generators.get(gpu) or start(gpu), Sender(kept=1)
+            copying, sending = [], []
+            for _ in range(WARM_UP + setting.repeats):
+                version = another()
+                copying.append(seconds_of(setting.device, partial(sender.keep, model, version)))
+                sending.append(seconds_of(setting.device, partial(sender.send, version, generator)))
+            require_equal_weights(RemoteLlm(generator), Weights(sender.versions[version]))
+            seconds = statistics.median(sending[WARM_UP:])
+            return {
+                "equal": True,
+                "seconds": seconds,
+                "gb_per_s": size / 1e9 / seconds,
+                "seconds_connecting": sending[0] - seconds,
+                "seconds_copy": statistics.median(copying[WARM_UP:]),
+            }
+
+        yield "through Ray", "", through_ray
+        yield "on one GPU (CUDA IPC)", "equal checksums", lambda: sent(0)
+        yield "between two GPUs (NCCL)", "equal checksums", lambda: sent(1)
+
+
 def make_tokenizer(size: int) -> Any:
     """As many tokens as the model has logits, so that whatever it samples can be decoded."""
     from tokenizers import Tokenizer as Backend
@@ -778,17 +862,19 @@ PARTS: dict[str, Callable[[Setting], Rows]] = {
     "study": study,
     "vllm": vllm,
     "vllm_float16": vllm_float16,
+    "asynchronous": asynchronous,
 }
 LIMIT_S = {  # 25 minutes together
     "gradients": 120,
-    "throughput": 390,
+    "throughput": 360,
     "profile": 120,
     "recompiles": 90,
     "optimizer": 60,
-    "state": 120,
-    "study": 240,
-    "vllm": 240,
+    "state": 90,
+    "study": 210,
+    "vllm": 210,
     "vllm_float16": 120,
+    "asynchronous": 120,
 }
 
 

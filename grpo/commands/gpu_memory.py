@@ -11,6 +11,8 @@ Held by the learner (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`
 - moments                8N (AdamW), or 2N (1 + 4/256) with 8 bits: a byte each, and a float32 scale for each block of 256
                          (bitsandbytes, arXiv 2110.02861, Section 2.1)
 - starting weights       bN, where an arm sets ``measure_kl``; on the GPU only while they are used with ``offload_reference``
+- weights to be sent     bN (lag + 1), where an arm is asynchronous and vLLM on a GPU too: a copy of each version that the
+                         generator may still ask for (:mod:`grpo.training.asynchronous.transfer`)
 
 With ``lora`` the float32 copy, moments, gradients and AdamW's step are of the adapters only, which come on top of the weights
 (bP for P parameters in A and B: rank (inputs + outputs) of each adapted matrix); the weights are themselves the starting ones,
@@ -55,7 +57,7 @@ from pathlib import Path
 from grpo.rollout.make import memory_share, sleeps
 from grpo.study import paths
 from grpo.study.effective import effective_run
-from grpo.study.methods import Lora, RunConfig, SamplingConfig
+from grpo.study.methods import GrpoConfig, Lora, RunConfig, SamplingConfig
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, HubModel, LocalModel
 
@@ -235,7 +237,7 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     from grpo.learner.chunked import TOKENS_AT_ONCE  # which imports torch, and `grpo plan` does not
 
     engine, learner = _device(study.engine.device), _device(study.learner.device)
-    held = _held(study, shape)
+    held = _held(study, shape) | _to_be_sent(study, shape)
     precision = BYTES[study.learner.dtype]
     each = study.learner.processes if study.learner.fully_shard else 1
     reference = {"starting weights": shape.parameters * precision / each / GIB} if _measures_kl(study) else {}
@@ -329,6 +331,15 @@ def table(study: Study, shape: Shape, card_gib: float) -> str:
             f"of {length:,}."
         )
     return "\n".join(text)
+
+
+def _to_be_sent(study: Study, shape: Shape) -> dict[str, float]:
+    """What the learner of an asynchronous run keeps for its generator."""
+    apart = (config.asynchronous for config in configs(study) if isinstance(config, GrpoConfig))
+    versions = max((settings.max_policy_lag + 1 for settings in apart if settings is not None), default=0)
+    if not versions or study.engine.name != "vllm" or study.engine.device == "cpu":
+        return {}
+    return {"weights to be sent": versions * BYTES[study.learner.dtype] * shape.parameters / GIB}
 
 
 def _held(study: Study, shape: Shape) -> dict[str, float]:

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -50,6 +50,27 @@ class Part(Protocol):
         ...
 
 
+@runtime_checkable
+class PartElsewhere(Protocol):
+    """A :class:`Part` in another process, which writes and reads its state itself: a file in the state's folder."""
+
+    def write_state(self, file: Path) -> None:
+        """Take the state as it is now, and begin to write it; training may go on."""
+        ...
+
+    def is_written(self) -> bool:
+        """Wait for the file. False where the process was lost meanwhile; then this state does not count."""
+        ...
+
+    def saved(self, file: Path) -> None:
+        """The state is whole, and its file has this name."""
+        ...
+
+    def read_state(self, file: Path) -> None:
+        """Go on from a file."""
+        ...
+
+
 def copy_to_cpu(value: Any, keep: bool = True) -> Any:
     """A copy of nested mappings, lists and tuples, and of the tensors in them, these in the CPU's memory, and whole.
 
@@ -66,6 +87,14 @@ def copy_to_cpu(value: Any, keep: bool = True) -> Any:
     if type(value) in (list, tuple):
         return type(value)(copy_to_cpu(each, keep) for each in value)
     return value
+
+
+def write_durably(file: Path, content: Any) -> None:
+    """``torch.save``; the file is on the disk when this ends, for the case that the machine itself goes down."""
+    with file.open("wb") as opened:
+        torch.save(content, opened)
+        opened.flush()
+        os.fsync(opened.fileno())
 
 
 class RandomStates:
@@ -140,7 +169,10 @@ class SavedState:
         # Several processes have the file in memory once.
         content = torch.load(state / STATE, map_location="cpu", weights_only=True, mmap=self.world.size > 1)
         for name, part in self.parts.items():
-            part.restore(content["parts"][name])
+            if isinstance(part, PartElsewhere):
+                part.read_state(state / f"{name}.pt")
+            else:
+                part.restore(content["parts"][name])
         if self.world.rank == 0:
             shutil.copytree(state / CHECKPOINTS, self.checkpoints, copy_function=_link, dirs_exist_ok=True)
         self.step, self.loop = content["step"], content["loop"]
@@ -182,7 +214,9 @@ class SavedState:
         draft.mkdir(parents=True)
         try:
             shutil.copytree(self.checkpoints, draft / CHECKPOINTS, copy_function=_link)
-            parts = {name: part.state() for name, part in self.parts.items()}
+            for name, part in self._elsewhere().items():
+                part.write_state(draft / f"{name}.pt")
+            parts = {name: part.state() for name, part in self.parts.items() if not isinstance(part, PartElsewhere)}
             content = copy_to_cpu({"step": step, "loop": loop, "parts": parts})
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -202,17 +236,25 @@ class SavedState:
     def _write(self, draft: Path, step: int, content: dict[str, Any]) -> None:
         """In the thread: write a state, and give it its name when it is whole."""
         try:
-            with (draft / STATE).open("wb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())  # before it gets its name, for the case that the machine itself goes down
+            write_durably(draft / STATE, content)
+            if not all(part.is_written() for part in self._elsewhere().values()):
+                tqdm.write(
+                    f"warning: the state after step {step} was lost with the process that wrote it; the one before counts."
+                )
+                shutil.rmtree(draft, ignore_errors=True)
+                return
             write_json(draft / CHECKSUMS, _checksums(draft))
-            draft.replace(self.folder / f"step-{step}")
+            whole = draft.replace(self.folder / f"step-{step}")
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
+        for name, part in self._elsewhere().items():
+            part.saved(whole / f"{name}.pt")
         for old in self._states()[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
+
+    def _elsewhere(self) -> dict[str, PartElsewhere]:
+        return {name: part for name, part in self.parts.items() if isinstance(part, PartElsewhere)}
 
     def _newest(self) -> Path | None:
         """The newest whole state, if there is one; what is damaged is removed."""

@@ -97,6 +97,12 @@ def test_vllm_holds_the_policys_weights_samples_by_seed_and_gives_memory_back() 
     assert found["ten sleeps"]["growth_mb"] < 64
 
 
+@pytest.mark.parametrize("row", ["on one GPU (CUDA IPC)", "between two GPUs (NCCL)"])
+def test_weights_that_are_sent_arrive(row: str) -> None:
+    found = rows("asynchronous")
+    assert numbers(found[row if row in found else ""])["equal"]
+
+
 def test_vllm_is_nearer_to_the_learner_in_float16_than_a_tenth_of_what_is_noticed() -> None:
     found = rows("vllm_float16", replace(SMALL, sampled=(4, 4, 32)))
     assert numbers(found["weights"])["equal"]

@@ -36,7 +36,7 @@ BARE = f"""
 import sys
 sys.modules.update(dict.fromkeys({LACKING!r}))  # None: as if it were not installed
 from benchmarks import gpu
-for part in ("gradients", "profile", "study", "vllm"):
+for part in ("gradients", "profile", "study", "vllm", "asynchronous"):
     sys.argv[1:] = ["--device", "cpu", "--tiny", "--repeats", "1", "--parts", part, "--out", "OUT"]
     assert gpu.main() == 0
 """
@@ -85,11 +85,12 @@ def test_on_a_bare_machine_it_skips_by_name_what_needs_more(tmp_path: Path) -> N
     out = tmp_path / "gpu.json"
     result = run("-c", BARE.replace("OUT", str(out)))
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("nothing of a GPU is measured") == 4
+    assert result.stdout.count("nothing of a GPU is measured") == 5
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     parts = found["parts"]
     assert parts["study"] == {"": {"skipped": "not installed: pydantic, ruamel, typer, mlflow, dvc, math_verify"}}
     assert parts["vllm"] == {"": {"skipped": "not installed: vllm"}}
+    assert parts["asynchronous"] == {"": {"skipped": "not installed: vllm, ray, pydantic"}}
     skipped = {name: row["skipped"] for name, row in parts["profile"].items() if "skipped" in row}
     assert skipped == {f"Learner.update, {way}": "not installed: pydantic" for way in ("packed", "padded")}
     assert not any("skipped" in row for row in parts["gradients"].values())
@@ -161,6 +162,14 @@ def test_vllm_holds_the_policys_weights() -> None:
     }
     assert not [row for row in found.values() if "failed" in row], found
     assert found["weights"]["equal"]
+
+
+@pytest.mark.vllm
+def test_weights_reach_a_vllm_in_another_process() -> None:
+    found = rows("asynchronous")
+    skipped = {"skipped": "weights are sent between GPUs"}
+    assert found.pop("on one GPU (CUDA IPC)") == found.pop("between two GPUs (NCCL)") == skipped
+    assert set(found) == {"through Ray"} and "failed" not in found["through Ray"], found
 
 
 @pytest.mark.vllm

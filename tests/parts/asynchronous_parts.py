@@ -24,6 +24,7 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
+from grpo.training.asynchronous import actors as actors_module
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.start import start_actors
@@ -123,6 +124,19 @@ def make_learner(folder: Path, notes: Path, naps: float, config: GrpoConfig) -> 
     return learner, lambda target: save_checkpoint(target, model, tokenizer)
 
 
+def make_slowly_writing_learner(folder: Path, notes: Path, config: GrpoConfig) -> tuple[Learner, Callable[[Path], None]]:
+    """Its states take for ever where there is a file "slow"."""
+    write = actors_module.write_durably
+
+    def slowly(file: Path, content: Any) -> None:
+        while (notes / "slow").exists():
+            time.sleep(0.05)
+        write(file, content)
+
+    actors_module.write_durably = slowly
+    return make_learner(folder, notes, 0.0, config)
+
+
 class Reward:
     """1 for a text with a T in it."""
 
@@ -206,11 +220,11 @@ def slow_to_start(notes: Path) -> Any:
 
 @contextmanager
 def actors(
-    config: GrpoConfig, generator: Callable[[], Any], learner: Callable[[], Any], notes: Path
+    config: GrpoConfig, generator: Callable[[], Any], learner: Callable[[], Any], notes: Path, sends: bool = False
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
     one = {"num_cpus": 1.0}
     ctx = RunContext(config=config, seed=0, data=problems(10), format=QUESTION_ONLY, score=by(Reward(notes)))
-    with start_actors(ctx, generator, learner, one, one) as both:
+    with start_actors(ctx, generator, learner, one, one, sends) as both:
         yield both
 
 
@@ -221,24 +235,28 @@ def run(
     folder: Path,
     meanwhile: Any = None,
     save_every: int = 10,
+    sends: bool = False,
 ) -> tuple[RunLog, dict[str, Any], dict[str, int]]:
     """Train asynchronously.
 
     Args:
         meanwhile: called with the actors once they have started.
         save_every: the run's state is saved after so many steps.
+        sends: the learner sends its weights itself.
 
     Returns:
         the log, the learner's final state, and how often each actor was started again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    with actors(config, generator, learner, folder) as (pipeline, remote):
+    with actors(config, generator, learner, folder, sends) as (pipeline, remote):
         if meanwhile is not None:
             meanwhile(pipeline, remote)
         saved = saved_every(save_every, folder, {"learner": remote})
         train_grpo_asynchronously(context(config, log, saved, data=problems(10), engine=pipeline, learner=remote))
-        state, _ = remote.worker.call("state")
+        remote.write_state(folder / "end.pt")
+        assert remote.is_written()
+        state = torch.load(folder / "end.pt", weights_only=True)
         restarts = {worker.name: worker.restarts for worker in (pipeline.generator, pipeline.scorer, remote.worker)}
     log.close()
     return log, state, restarts

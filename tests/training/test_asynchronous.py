@@ -38,6 +38,7 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
+from grpo.training.asynchronous import actors
 from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, ScoredRollouts
@@ -289,8 +290,10 @@ def test_taking_over_weights_is_not_counted_as_sampling() -> None:
     assert cost.weights_s == 0.15 and cost.seconds == pytest.approx(0.05, abs=0.04)
 
 
-def test_what_the_learners_actor_gives_away_is_on_the_cpu() -> None:
-    """Tensors that claim to be on a GPU: Ray would bring them to a GPU of whoever asks, 21.6 GB of a state."""
+def test_what_leaves_the_learners_actor_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that claim to be on a GPU: Ray would bring weights to a GPU of whoever asks, and a state is written meanwhile."""
+    written: list[Any] = []
+    monkeypatch.setattr(actors, "write_durably", lambda _, content: written.append(content))
     with FakeTensorMode():
 
         def tensor() -> torch.Tensor:
@@ -303,7 +306,9 @@ def test_what_the_learners_actor_gives_away_is_on_the_cpu() -> None:
         )
         actor = LearnerActor(lambda: (learner, len), RunContext(config=CONFIG, seed=0))  # type: ignore[arg-type, return-value]
         actor.start()
-        state, weights = actor.state()[0], actor.weights()[0]
+        actor.write_state(Path())
+        actor.writer.shutdown()
+        state, weights = written[0], actor.weights()[0]
     model, moments = state["model"], state["optimizer"]["adamw"]["state"][0]
     found = [model["w"], moments["exp_avg"], state["optimizer"]["weights"][1], weights["w"]]
     assert [tensor.device.type for tensor in found] == ["cpu"] * 4
@@ -395,16 +400,59 @@ def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folde
         learner = RemoteLearner(worker)
         for step, batch in enumerate(batches):
             if step == 2:
-                learner.state()
+                learner.write_state(tmp_path / "state.pt")
+                assert learner.is_written()
+                learner.saved((tmp_path / "state.pt").rename(tmp_path / "saved.pt"))
             if step in (1, 4):  # before there is a state, and two batches after it
                 assert parts.Process(tmp_path, "learner").kill()
             learner.train(batch, version=step)
-        trained = learner.state()["trained"]
+        learner.write_state(tmp_path / "end.pt")
+        assert learner.is_written()
     finally:
         worker.close()
         ray.shutdown()
-    assert worker.restarts == 2 and [method for method, _ in worker.recovery] == ["restore"]  # what came before is forgotten
+    assert worker.restarts == 2
+    assert [method for method, _ in worker.recovery] == ["read_state", *["train"] * 3]  # what came before is forgotten
+    trained = torch.load(tmp_path / "end.pt", weights_only=True)["trained"]
     assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch]
+
+
+@shared_cluster
+def test_a_state_that_dies_with_its_writer_does_not_count(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one before does, the batches since then are trained again, and the next state is whole."""
+    config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
+    make = partial(parts.make_slowly_writing_learner, folder, tmp_path, config)
+    ray.init(logging_level=logging.ERROR)
+    worker = ActorWorker("learner", LearnerActor, (make, RunContext(config=config, seed=0)), {"num_cpus": 1.0}, 60.0)
+    try:
+        learner = RemoteLearner(worker)
+        with saved_every(1, tmp_path, {"learner": learner}) as saved:
+            for step in (1, 2, 3):
+                learner.train(scored(step), version=step - 1)
+                if step == 2:
+                    (tmp_path / "slow").touch()
+                saved.save(step)
+                if step == 2:
+                    assert parts.Process(tmp_path, "learner").kill()
+                    (tmp_path / "slow").unlink()
+                saved.finish()
+            with pytest.raises(FileNotFoundError):
+                learner.write_state(tmp_path / "nowhere/learner.pt")
+                learner.is_written()
+        again = saved_every(1, tmp_path, {"learner": learner})
+        again.restore()
+        learner.write_state(tmp_path / "end.pt")
+        assert learner.is_written()
+    finally:
+        worker.close()
+        ray.shutdown()
+    assert worker.restarts == 1 and "the state after step 2 was lost" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["step-1", "step-3"]
+    assert again.step == 3
+    trained = torch.load(tmp_path / "end.pt", weights_only=True)["trained"]
+    assert trained == [(r.completion.policy_version, r.completion.token_ids) for step in (1, 2, 3) for r in scored(step)]
 
 
 @shared_cluster

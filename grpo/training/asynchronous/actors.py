@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
@@ -22,8 +23,9 @@ from grpo.learner.learner import Learner
 from grpo.models.lora import without_adapters
 from grpo.rollout.engine import Engine, SamplingParams
 from grpo.study.methods import GrpoConfig
+from grpo.training.asynchronous.transfer import Receiver, Sender, gpu, is_alive
 from grpo.training.context import RunContext, Updates
-from grpo.training.state import copy_to_cpu
+from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import sample, score, train_on
 
 
@@ -56,31 +58,12 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
 
 
-class Weights:
-    """A policy's weights without the policy, which is all that vLLM wants of it."""
-
-    def __init__(self) -> None:
-        self._state: dict[str, torch.Tensor] = {}
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the policy computes in."""
-        return next(iter(self._state.values())).dtype
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over."""
-        self._state = state
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Give."""
-        return self._state
-
-
 class Generator:
     """Samples with the weights it is told to use.
 
     Args:
-        make: gives the engine, the model that it takes weights from (or a :class:`Weights`), and the tokenizer.
+        make: gives the engine, the model that it takes weights from (or a
+            :class:`grpo.training.asynchronous.transfer.Weights`), and the tokenizer.
     """
 
     def __init__(self, make: Callable[[], tuple[Engine, Any, Any]], ctx: RunContext[GrpoConfig]):
@@ -99,7 +82,8 @@ class Generator:
 
         Args:
             version: the policy that is to sample them.
-            weights: a reference to its weights, in a list so that they are fetched only where they are needed.
+            weights: a reference to its weights, in a list so that they are fetched only where they are needed; or nothing where
+                the learner has sent them before.
         """
         self._take_over(version, weights)
         return sample(self.ctx, step, self.ctx.config.n_prompts_per_rollout_batch)
@@ -112,9 +96,27 @@ class Generator:
         self._take_over(version, weights)
         return self.ctx.engine.generate(prompts, params, n, seed)
 
+    def receiver(self) -> Receiver:
+        """What :class:`grpo.training.asynchronous.transfer.Sender` asks first. It calls the next two as well."""
+        engine: Any = self.ctx.engine
+        return Receiver(gpu(), engine.policy_version, engine._check)
+
+    def call_llm(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the ``vllm.LLM``."""
+        engine: Any = self.ctx.engine
+        return getattr(engine._llm, method)(*arguments)
+
+    def has_taken_over(self, version: int) -> None:
+        """Weights of this version have arrived."""
+        self.ctx.engine.policy_version = version
+
     def _take_over(self, version: int, weights: list[Any]) -> None:
         start = time.perf_counter()
         if self.ctx.engine.policy_version != version:
+            if not weights:
+                raise RuntimeError(
+                    f"the generator has weights {self.ctx.engine.policy_version}, and is to sample with {version}"
+                )
             self.model.load_state_dict(ray.get(weights[0]))
             self.ctx.engine.synchronize(self.model, version)
         self.weights_s = time.perf_counter() - start
@@ -145,6 +147,8 @@ class LearnerActor:
 
     def __init__(self, make: Callable[[], tuple[Learner, Callable[[Path], None]]], ctx: RunContext[GrpoConfig]):
         self.make, self.ctx = make, ctx
+        self.sender: Sender | None = None
+        self.writer, self.writing = ThreadPoolExecutor(1, thread_name_prefix="state"), cast("Future[None] | None", None)
 
     @costed
     def start(self) -> None:
@@ -165,15 +169,46 @@ class LearnerActor:
             return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
 
     @costed
-    def state(self) -> dict[str, Any]:
-        """See :meth:`grpo.learner.learner.Learner.state`; in the CPU's memory, as Ray would bring it back to a GPU."""
-        state: dict[str, Any] = copy_to_cpu(self.ctx.learner.state())
-        return state
+    def keep(self, version: int) -> None:
+        """Copy the policy's weights, which :meth:`send` is going to be asked for."""
+        settings = self.ctx.config.asynchronous
+        assert settings is not None
+        self.sender = self.sender or Sender(settings.max_policy_lag + 1)
+        self.sender.keep(self.ctx.learner.model, version)
+
+    def send(self, version: int, generator: Any) -> tuple[bool, Cost]:
+        """See :meth:`grpo.training.asynchronous.transfer.Sender.send`; runs beside all other methods.
+
+        Returns:
+            whether the generator was alive, and the cost, without memory, which is counted with training's.
+        """
+        assert self.sender is not None
+        start, alive = time.perf_counter(), True
+        try:
+            self.sender.send(version, generator)
+        except Exception:  # of any kind: NCCL and others tell of a peer that has died in their own words
+            alive = is_alive(generator)
+            if alive:
+                raise
+        return alive, Cost(time.perf_counter() - start)
 
     @costed
-    def restore(self, state: dict[str, Any]) -> None:
-        """See :meth:`grpo.learner.learner.Learner.restore`."""
-        self.ctx.learner.restore(state)
+    def write_state(self, file: Path) -> None:
+        """Copy :meth:`grpo.learner.learner.Learner.state` to the CPU's memory, and begin to write it."""
+        self.writing = self.writer.submit(write_durably, file, copy_to_cpu(self.ctx.learner.state()))
+
+    @costed
+    def is_written(self) -> bool:
+        """Whether the state that was last begun is on the disk; raises what went wrong."""
+        if self.writing is None or not self.writing.done():
+            return False
+        self.writing.result()
+        return True
+
+    @costed
+    def read_state(self, file: Path) -> None:
+        """Go on from a file of :meth:`write_state`."""
+        self.ctx.learner.restore(torch.load(file, map_location="cpu", weights_only=True))
 
     @costed
     def token_entropies(self, rollouts: list[Rollout]) -> list[float]:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import ray
 import torch
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.rollout.engine import SamplingParams
 from grpo.training.asynchronous.replay import Group
-from grpo.training.asynchronous.worker import ActorWorker
+from grpo.training.asynchronous.worker import ActorWorker, WorkerLost
 from grpo.training.context import Updates
 
 
@@ -39,12 +38,15 @@ class RolloutPipeline:
 
     Args:
         weights: which version samples a batch, see :class:`grpo.study.methods.Asynchronous`.
-        initial: a reference to the starting weights.
+        learner: whose starting weights it takes; it sends the weights itself where its ``model`` is None.
     """
 
-    def __init__(self, generator: ActorWorker, scorer: ActorWorker, weights: Literal["scheduled", "newest"], initial: Any):
+    def __init__(
+        self, generator: ActorWorker, scorer: ActorWorker, weights: Literal["scheduled", "newest"], learner: RemoteLearner
+    ):
         self.generator, self.scorer, self._newest = generator, scorer, weights == "newest"
-        self._current: tuple[int, Any] = (0, initial)
+        self._learner = learner
+        self.synchronize(learner.model, 0)
         self._generating = ThreadPoolExecutor(1, thread_name_prefix="generator")
         self._scoring = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._idle_since = time.perf_counter()
@@ -58,9 +60,11 @@ class RolloutPipeline:
         """What is ordered from now on is sampled with these weights.
 
         Args:
-            model: a reference to them.
+            model: a reference to them; None where the learner is to send them.
         """
-        self._current = (policy_version, model)
+        if model is None:
+            self._learner.keep(policy_version)
+        self._current: tuple[int, Any] = (policy_version, model)
 
     def order(self, step: int) -> Future[ScoredRollouts]:
         """Have the rollouts of a step sampled and scored, after all that was ordered before."""
@@ -71,7 +75,7 @@ class RolloutPipeline:
         """Sample with the newest weights, after what was ordered before."""
 
         def ask(version: int, weights: Any) -> Any:
-            groups, _ = self.generator.call("generate", prompts, params, n, seed, version, [weights])
+            (groups, _), _ = self._ask_generator("generate", prompts, params, n, seed, version=version, weights=weights)
             self._idle_since = time.perf_counter()
             return groups
 
@@ -88,10 +92,24 @@ class RolloutPipeline:
     def _sample(self, step: int, policy: tuple[int, Any]) -> tuple[Any, dict[str, float]]:
         version, weights = self._current if self._newest else policy
         waited = time.perf_counter() - self._idle_since
-        sampled, cost = self.generator.call("sample", step, version, [weights], keep=True)
+        (sampled, cost), sending_s = self._ask_generator("sample", step, version=version, weights=weights, keep=True)
         self._idle_since = time.perf_counter()
-        times = {"rollout_s": cost.seconds, "generator_synchronization_s": cost.weights_s, "generator_waiting_s": waited}
-        return sampled, times | {"rollout_peak_mb": cost.peak_mb}
+        times = {"rollout_s": cost.seconds, "generator_synchronization_s": cost.weights_s + sending_s}
+        return sampled, times | {"generator_waiting_s": waited, "rollout_peak_mb": cost.peak_mb}
+
+    def _ask_generator(
+        self, method: str, *arguments: Any, version: int, weights: Any, keep: bool = False
+    ) -> tuple[tuple[Any, Any], float]:
+        """Have it sample with a version: its answer, and the seconds in which the learner sent the weights."""
+        if weights is not None:
+            return self.generator.call(method, *arguments, version, [weights], keep=keep), 0.0
+        sending_s = 0.0
+
+        def send(actor: Any) -> None:
+            nonlocal sending_s
+            sending_s = self._learner.send(version, actor)
+
+        return self.generator.call(method, *arguments, version, [], keep=keep, before=send), sending_s
 
     def _score(self, sampled: Future[tuple[Any, dict[str, float]]]) -> ScoredRollouts:
         reference, times = sampled.result()
@@ -100,38 +118,85 @@ class RolloutPipeline:
 
 
 class RemoteLearner:
-    """The learner's actor. Its last saved state stays in Ray's object store; one that dies starts from there, and trains the
-    batches since then again, which gives the same weights.
+    """The learner's actor. It saves and reads its states itself (:class:`grpo.training.state.PartElsewhere`). One that dies
+    starts from the newest, and trains the batches since then again, which gives the same weights.
+
+    Args:
+        sends: it sends its weights to the generator itself, from GPU to GPU.
     """
 
-    def __init__(self, worker: ActorWorker):
-        self.worker = worker
+    def __init__(self, worker: ActorWorker, sends: bool = False):
+        self.worker, self.sends = worker, sends
         self.peak_mb = 0.0
+        self._kept: list[tuple[str, tuple[Any, ...]]] = []  # the call for the newest version
+        self._at_state: tuple[list[Any], int, int] = [], 0, 0  # that, and how many recovery calls and restarts there were
 
     def train(self, rollouts: list[Rollout], version: int) -> Updates:
         """See :func:`grpo.training.step.train_on`."""
-        updates, cost = self.worker.call("train", rollouts, version)
+        with self.worker.lock:
+            updates, cost = self.worker.call("train", rollouts, version)
+            self.worker.recovery.append(("train", (rollouts, version)))
         self.peak_mb = cost.peak_mb
-        self.worker.recovery.append(("train", (rollouts, version)))
         return updates  # type: ignore[no-any-return]
 
-    def state(self) -> Any:
-        """See :meth:`grpo.learner.learner.Learner.state`."""
-        state, _ = self.worker.call("state", keep=True)
-        self.worker.recovery[:] = [("restore", (state,))]
-        return ray.get(state)
+    def write_state(self, file: Path) -> None:
+        """See :class:`grpo.training.state.PartElsewhere`."""
+        with self.worker.lock:
+            self.worker.call("write_state", file.absolute())
+            self._at_state = list(self._kept), len(self.worker.recovery), self.worker.restarts
 
-    def restore(self, state: Any) -> None:
-        """See :meth:`grpo.learner.learner.Learner.restore`."""
-        kept = ray.put(state)
-        self.worker.call("restore", kept)
-        self.worker.recovery[:] = [("restore", (kept,))]
+    def is_written(self) -> bool:
+        """See :class:`grpo.training.state.PartElsewhere`."""
+        *_, restarts = self._at_state
+        while True:
+            with self.worker.lock:  # one question between two trainings
+                written, _ = self.worker.call("is_written")
+                if self.worker.restarts != restarts:
+                    return False
+            if written:
+                return True
+            time.sleep(0.05)
+
+    def saved(self, file: Path) -> None:
+        """See :class:`grpo.training.state.PartElsewhere`. What came before is forgotten."""
+        with self.worker.lock:
+            kept, before, _ = self._at_state
+            self.worker.recovery[:before] = [("read_state", (file.absolute(),)), *kept]
+
+    def read_state(self, file: Path) -> None:
+        """See :class:`grpo.training.state.PartElsewhere`."""
+        with self.worker.lock:
+            self.worker.call("read_state", file.absolute())
+            self.worker.recovery[:] = [("read_state", (file.absolute(),))]
 
     @property
     def model(self) -> Any:
-        """A reference to the policy's weights, for the generator."""
+        """A reference to the policy's weights, for the generator; None where they are sent."""
+        if self.sends:
+            return None
         weights, _ = self.worker.call("weights", keep=True)
         return weights
+
+    def keep(self, version: int) -> None:
+        """Have the weights copied as they are now, to be sent while training goes on."""
+        with self.worker.lock:
+            self.worker.call("keep", version)
+            self._kept = [("keep", (version,))]
+            self.worker.recovery += self._kept
+
+    def send(self, version: int, generator: Any) -> float:
+        """Have a kept version sent to the generator's actor, if that has another; how many seconds it took.
+
+        Raises:
+            WorkerLost: one of the two was lost. The generator may be waiting for ever then, and has to be started again.
+        """
+        try:
+            alive, cost = self.worker.beside("send", version, generator)
+        except WorkerLost as lost:
+            raise WorkerLost(f"lost the learner, which {lost}, while it took over weights") from lost
+        if not alive:
+            raise WorkerLost("has died before it had its weights")
+        return float(cost.seconds)
 
     def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
         """See :meth:`grpo.learner.learner.Learner.token_entropies`."""

@@ -25,9 +25,10 @@ from grpo.rollout.make import make_engine
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
-from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer, Weights
+from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
-from grpo.training.asynchronous.worker import ActorWorker
+from grpo.training.asynchronous.transfer import Weights
+from grpo.training.asynchronous.worker import BESIDE, ActorWorker
 from grpo.training.context import RunContext
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]
@@ -41,11 +42,13 @@ def start_actors(
     make_learner: MakeLearner,
     generator_resources: dict[str, float],
     learner_resources: dict[str, float],
+    sends: bool = False,
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
     """Ray, and the three actors; however the block ends, no process is left behind.
 
     Args:
         ctx: configuration, seed, problems and score, which each actor gets, and completes with what it makes itself.
+        sends: the learner sends its weights from GPU to GPU (:mod:`.transfer`), to vLLM; else they go through Ray.
     """
     settings = ctx.config.asynchronous
     assert settings is not None
@@ -53,18 +56,20 @@ def start_actors(
     needs = [generator_resources, scorer_resources, learner_resources]
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
     limit = settings.stuck_after_s
+    # A thread that sends while another trains. Without it the actor computes on its process's main thread.
+    threads_of_learner: dict[str, Any] = {"concurrency_groups": {BESIDE: 1}} if sends else {}
     workers = [
         ActorWorker("generator", Generator, (make_generator, ctx), generator_resources, limit),
         ActorWorker("scorer", Scorer, (ctx,), scorer_resources, limit),
-        ActorWorker("learner", LearnerActor, (make_learner, ctx), learner_resources, limit),
+        ActorWorker("learner", LearnerActor, (make_learner, ctx), learner_resources | threads_of_learner, limit),
     ]
     threads = ThreadPoolExecutor(len(workers))
     pipeline = None
     try:
         list(threads.map(ActorWorker.start, workers))  # they load their models at the same time
         generator, scorer, trainer = workers
-        learner = RemoteLearner(trainer)
-        pipeline = RolloutPipeline(generator, scorer, settings.weights, learner.model)
+        learner = RemoteLearner(trainer, sends)
+        pipeline = RolloutPipeline(generator, scorer, settings.weights, learner)
         yield pipeline, learner
     finally:
         for worker in workers:
@@ -87,14 +92,17 @@ def start_asynchronous(study: Study, run: EffectiveRun, ctx: RunContext[GrpoConf
             f"params.yaml: learner.processes ({study.learner.processes}): an asynchronous run has one process for its "
             "learner. Set it to 1."
         )
-    of_actor = _each_with_its_own_gpu(study)
-    folder, here = run.model.absolute(), Path.cwd()
+    of_actor, folder, here = _each_sees_one_gpu(study), run.model.absolute(), Path.cwd()
+    devices = {name: _device(study, name) for name in ("engine", "learner")}
+    gpus = 1.0 if devices["engine"] != devices["learner"] else 0.5  # of the one that they share
+    resources = {name: {"num_cpus": study.threads, "num_gpus": gpus * (at != "cpu")} for name, at in devices.items()}
     with start_actors(
         ctx,
         partial(_make_generator, of_actor, ctx.config, folder, here, check_weights),
         partial(_make_learner, of_actor, run, folder, here),
-        {"num_cpus": study.threads, "num_gpus": int(of_actor.engine.device != "cpu")},
-        {"num_cpus": study.threads, "num_gpus": int(of_actor.learner.device != "cpu")},
+        resources["engine"],
+        resources["learner"],
+        sends=study.engine.name == "vllm" and "cpu" not in devices.values(),
     ) as (pipeline, learner):
         ctx.tokenizer, ctx.save = load_tokenizer(run.model), learner.save
         ctx.engine, ctx.learner = cast(Engine, pipeline), cast(Learner, learner)  # as far as loops and validation call them
@@ -142,9 +150,15 @@ def _require_answer(address: str) -> None:
             raise UserError(_NO_CLUSTER.format(address, error)) from error
 
 
-def _each_with_its_own_gpu(study: Study) -> Study:
+def _device(study: Study, name: str) -> str:
+    """Where the engine or the learner is to be."""
+    device: str = getattr(study, name).device
+    return "cuda:0" if device == "cuda" else device
+
+
+def _each_sees_one_gpu(study: Study) -> Study:
     """The study as an actor sees it: Ray shows it one GPU, whatever that GPU's number is elsewhere."""
-    devices = {name: "cuda:0" if getattr(study, name).device.startswith("cuda") else "cpu" for name in ("engine", "learner")}
+    devices = {name: "cpu" if _device(study, name) == "cpu" else "cuda:0" for name in ("engine", "learner")}
     return study.model_copy(
         update={name: getattr(study, name).model_copy(update={"device": device}) for name, device in devices.items()}
     )

@@ -1,0 +1,223 @@
+"""Weights that the learner sends itself: what is sent, when, and that a run is the same as with weights that go through Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import asynchronous_parts as parts
+import pytest
+import torch
+import transfer_parts
+from asynchronous_parts import CONFIG, asynchronous
+from model_parts import FOR_VLLM, tiny_model
+from safetensors.torch import load_file
+from training_parts import read_csv
+
+from grpo.models.checkpoint import load_model, save_checkpoint
+from grpo.models.lora import add_adapters
+from grpo.study.methods import Lora
+from grpo.study.schema import Study
+from grpo.training.asynchronous import start
+from grpo.training.asynchronous.transfer import BUCKET, Sender, bucket_bytes, weights_to_send
+from grpo.training.context import RunContext
+
+PARTS = Path(__file__).parents[1] / "parts"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _actors_find_the_parts() -> Iterator[None]:
+    """Ray's processes import what tests give them by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(PARTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose head is its embedding, of a shape that vLLM takes on a CPU."""
+    sizes = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    target = tmp_path_factory.mktemp("model")
+    save_checkpoint(target, tiny_model("qwen2", **sizes, **FOR_VLLM), tokenizer)
+    return target
+
+
+# ------------------------------------------------------------------------------------------------------------ what is sent
+
+
+def test_a_checkpoints_weights_are_sent_under_its_names(tokenizer: Any, tmp_path: Path) -> None:
+    """Those in the file, for which vLLM's loader was written, and a head that is the embedding, which the file leaves out."""
+    for kind, tied in (("qwen2", True), ("qwen2", False), ("llama", True)):
+        model = tiny_model(kind, vocab_size=len(tokenizer), tie_word_embeddings=tied)
+        save_checkpoint(tmp_path / f"{kind}-{tied}", model, tokenizer)
+        in_file = load_file(tmp_path / f"{kind}-{tied}/model.safetensors")
+        sent = weights_to_send(load_model(tmp_path / f"{kind}-{tied}"))
+        head = sent["lm_head.weight"]
+        assert sent.keys() - in_file.keys() == ({"lm_head.weight"} if tied else set()) and sent.keys() >= in_file.keys()
+        assert all(torch.equal(sent[name], in_file[name]) for name in in_file)
+        assert (head is sent["model.embed_tokens.weight"]) == tied  # and takes no memory
+
+
+def test_adapters_are_merged_and_stay_in_the_model(fresh_model: Any) -> None:
+    plain = {name: tensor.clone() for name, tensor in fresh_model.state_dict().items()}
+    add_adapters(fresh_model, Lora(rank=2, alpha=4, targets=["q_proj"]), seed=0)
+    layer = fresh_model.get_submodule("model.layers.0.self_attn.q_proj")
+    with torch.no_grad():
+        layer.lora_B["default"].weight.fill_(0.5)
+    expected = plain["model.layers.0.self_attn.q_proj.weight"] + 2.0 * 0.5 * layer.lora_A["default"].weight.sum(0)
+    sent = weights_to_send(fresh_model)
+    assert sent.keys() == plain.keys()
+    torch.testing.assert_close(sent["model.layers.0.self_attn.q_proj.weight"], expected)
+    assert torch.equal(sent["model.layers.0.mlp.up_proj.weight"], plain["model.layers.0.mlp.up_proj.weight"])
+    assert fresh_model.get_submodule("model.layers.0.self_attn.q_proj") is layer
+
+
+def test_a_bucket_holds_the_largest_weight() -> None:
+    """vLLM refuses one that does not fit: Qwen2.5-Math-7B's embedding has 1,089,994,752 bytes."""
+    with torch.device("meta"):
+        small, embedding = torch.empty(10, 10), torch.empty(152064, 3584, dtype=torch.bfloat16)
+    assert bucket_bytes({"small": small}) == BUCKET
+    assert bucket_bytes({"small": small, "embedding": embedding, "norm": small}) == 1_089_994_752
+
+
+def test_versions_are_copies_and_the_newest_are_kept(fresh_model: Any) -> None:
+    sender = Sender(kept=2)
+    bias = next(fresh_model.parameters())
+    for version in range(5):
+        with torch.no_grad():
+            bias.fill_(float(version))
+        sender.keep(fresh_model, version)
+    assert sorted(sender.versions) == [3, 4]
+    name = next(name for name, _ in fresh_model.named_parameters())
+    assert [sender.versions[version][name].unique().tolist() for version in (3, 4)] == [[3.0], [4.0]]
+
+
+# ----------------------------------------------------------------------------------------------------------- where they sit
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "learner", "gpus", "sends"),
+    [
+        ("vllm", "cuda:0", "cuda:1", (1.0, 1.0), True),
+        ("vllm", "cuda:0", "cuda", (0.5, 0.5), True),  # the same GPU, which they share
+        ("transformers", "cuda:0", "cuda:1", (1.0, 1.0), False),
+        ("vllm", "cpu", "cuda:0", (0.0, 1.0), False),
+        ("vllm", "cpu", "cpu", (0.0, 0.0), False),
+    ],
+)
+def test_devices_say_how_many_gpus_are_asked_for_and_how_weights_go(
+    name: str,
+    engine: str,
+    learner: str,
+    gpus: tuple[float, float],
+    sends: bool,
+    mini_study: Study,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(start, "start_actors", lambda *given, sends: nullcontext(asked.append((given[-2:], sends))))
+    on = mini_study.model_copy(
+        update={
+            "engine": mini_study.engine.model_copy(update={"name": name, "device": engine}),
+            "learner": mini_study.learner.model_copy(update={"device": learner}),
+        }
+    )
+    run: Any = SimpleNamespace(model=Path())
+    with pytest.raises(TypeError), start.start_asynchronous(on, run, RunContext(config=CONFIG, seed=0), False):
+        pass  # there are no actors to work with
+    ((resources, found),) = asked
+    assert tuple(each["num_gpus"] for each in resources) == gpus and found == sends
+
+
+# ----------------------------------------------------------------------------------------------------------------- real Ray
+
+
+def through_ray(config: Any, folder: Path, target: Path) -> tuple[Any, Any, Any]:
+    generator = partial(parts.make_generator, folder, target, 0.0)
+    return parts.run(config, generator, partial(parts.make_learner, folder, target, 0.0, config), target)
+
+
+def sent(config: Any, folder: Path, target: Path, fault: str = "", naps: float = 0.0) -> tuple[Any, Any, Any]:
+    return parts.run(
+        config,
+        partial(transfer_parts.make_loading_generator, folder, target, naps),
+        partial(transfer_parts.make_plainly_sending_learner, folder, target, naps, config, fault),
+        target,
+        save_every=3,
+        sends=True,
+    )
+
+
+def equal(found: Any, expected: Any) -> bool:
+    """Whether two runs ended with the same weights and trained on the same tokens."""
+    same = all(torch.equal(found["model"][name], weight) for name, weight in expected["model"].items())
+    return same and found["trained"] == expected["trained"]
+
+
+@pytest.mark.parametrize(("lag", "naps"), [(0, 0.0), (2, 0.1)])
+def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(
+    folder: Path, tmp_path: Path, lag: int, naps: float
+) -> None:
+    config = asynchronous(max_policy_lag=lag)
+    _, expected, _ = through_ray(config, folder, tmp_path / "ray")
+    log, found, restarts = sent(config, folder, tmp_path / "sent", naps=naps)
+    assert equal(found, expected)
+    assert read_csv(tmp_path / "sent/history.csv") == read_csv(tmp_path / "ray/history.csv")
+    assert restarts == {"generator": 0, "scorer": 0, "learner": 0}
+    # Each version once, and the last ones, by which nothing is sampled, not at all.
+    versions = (tmp_path / "sent/sent.txt").read_text().split()
+    assert versions == [str(version) for version in range(1, CONFIG.n_grpo_steps - lag)]
+    assert all(step["generator_synchronization_s"] > 0 for step in log.times[lag + 1 :])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "restarts"),
+    [
+        ("the learner dies", {"generator": 1, "scorer": 0, "learner": 1}),
+        ("the generator dies", {"generator": 1, "scorer": 0, "learner": 0}),
+        ("the generator dies and the learner waits", {"generator": 1, "scorer": 0, "learner": 1}),
+    ],
+)
+def test_a_run_is_the_same_when_sending_fails(folder: Path, tmp_path: Path, fault: str, restarts: dict[str, int]) -> None:
+    config = asynchronous(max_policy_lag=1, stuck_after_s=8.0)
+    _, expected, _ = through_ray(config, folder, tmp_path / "ray")
+    _, found, counted = sent(config, folder, tmp_path / "sent", fault=fault)
+    assert (tmp_path / "sent/fault-at-4").exists() and counted == restarts
+    assert equal(found, expected)
+
+
+def kill_both(notes: Path, pipeline: Any, remote: Any) -> None:
+    """The learner before the step that version 2 takes, the generator before that of version 4."""
+    train = remote.train
+
+    def killing(rollouts: list[Any], version: int) -> Any:
+        if version in (2, 4):
+            assert parts.Process(notes, "learner" if version == 2 else "generator").kill()
+        return train(rollouts, version)
+
+    remote.train = killing
+
+
+@pytest.mark.vllm
+def test_vllm_has_the_weights_of_each_version_by_its_own_transfer(folder: Path, tmp_path: Path) -> None:
+    """vLLM's NCCL transfer with gloo for NCCL, two versions behind; checksums are compared after each. New actors meet
+    again."""
+    config = asynchronous(max_policy_lag=2)
+    ends = {}
+    for name in ("ray", "sent", "killed"):
+        target = tmp_path / name
+        generator = partial(transfer_parts.make_vllm_generator, folder, target)
+        learner = partial(transfer_parts.make_vllm_learner, folder, target, config)
+        meanwhile = partial(kill_both, target) if name == "killed" else None
+        log, ends[name], restarts = parts.run(config, generator, learner, target, meanwhile, sends=name != "ray")
+        assert restarts["learner"] == (name == "killed") and (restarts["generator"] > 0) == (name == "killed")
+        print(f"{name}: seconds of handing over {[round(step['generator_synchronization_s'], 3) for step in log.times]}")
+        assert equal(ends[name], ends["ray"])
+        assert read_csv(target / "history.csv") == read_csv(tmp_path / "ray/history.csv")

@@ -401,8 +401,8 @@ def test_the_section_of_a_language_model_names_it_and_its_failures(report: dict[
 
 
 def test_the_figure_shows_every_attempt(report: dict[str, Any]) -> None:
-    axis = draw_search(report, read_scores()).axes[0]
-    drawn = sorted(tuple(point) for collection in axis.collections for point in collection.get_offsets().tolist())
+    points = draw_search(report, read_scores())["vconcat"][0]["data"]["values"]
+    drawn = sorted((point["attempt"], point["score"]) for point in points)
     assert drawn == sorted((row["attempt"], row["score"]) for row in read_scores().to_dict("records"))
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import PARTS, TINY, Batch, Row, Scale, Setting, make_model, make_tokenizer, measured
+from benchmarks.gpu import PARTS, measured
+from benchmarks.gpu_parts.sampling import make_tokenizer
+from benchmarks.gpu_parts.tools import TINY, Batch, Row, Scale, Setting, make_model
 from grpo.common.records import Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams

@@ -14,20 +14,8 @@ import torch
 from pipeline_parts import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu import (
-    PARTS,
-    TINY,
-    Batch,
-    Row,
-    Rows,
-    Setting,
-    keep,
-    make_model,
-    measured,
-    needed_flops,
-    plain_loss,
-    real_tokens,
-)  # fmt: skip
+from benchmarks.gpu import PARTS, keep, measured
+from benchmarks.gpu_parts.tools import TINY, Batch, Row, Rows, Setting, make_model, needed_flops, plain_loss, real_tokens
 
 ON_CPU = Setting("cpu", TINY, repeats=1)
 # What GPU machines often lack; a study needs all of them.
@@ -98,6 +86,7 @@ def test_on_a_bare_machine_it_skips_by_name_what_needs_more(tmp_path: Path) -> N
     assert found["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_each_part_runs_in_a_process_of_its_own_and_all_come_into_one_file(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     arguments = ("--device", "cpu", "--tiny", "--repeats", "1", "--out", str(out), "--parts", "optimizer,state")

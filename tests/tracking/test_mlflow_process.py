@@ -180,6 +180,7 @@ def test_what_is_sent_again_changes_nothing(tmp_path: Path, monkeypatch: pytest.
     assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["note.txt"]
 
 
+@pytest.mark.slow
 def test_runs_of_several_processes_share_one_that_writes(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     start = partial(
@@ -656,6 +657,7 @@ def test_a_run_that_is_killed_without_its_server_is_imported_as_killed(
     assert (own(found.data.metrics), found.data.params) == ({"x": 0.5}, {"a": "1"})
 
 
+@pytest.mark.slow
 def test_many_runs_of_a_process_wait_for_a_silent_server_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
         fillers = [socket.socket() for _ in range(3)]

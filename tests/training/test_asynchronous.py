@@ -388,6 +388,7 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
 # ------------------------------------------------------------------------------------------------------------------ real Ray
 
 
+@pytest.mark.slow
 @shared_cluster
 def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folder: Path, tmp_path: Path) -> None:
     """One actor on real Ray; it counts what it was trained on."""
@@ -417,6 +418,7 @@ def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folde
     assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch]
 
 
+@pytest.mark.slow
 @shared_cluster
 def test_a_state_that_dies_with_its_writer_does_not_count(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -578,6 +580,7 @@ def test_a_stuck_actor_is_noticed_and_replaced(folder: Path, tmp_path: Path, cap
     assert "The generator has not answered sample for 2 s" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @shared_cluster
 def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Path) -> None:
     """Where each has its own device, a step takes hardly longer than the slower of the two."""

@@ -160,6 +160,7 @@ def equal(found: Any, expected: Any) -> bool:
     return same and found["trained"] == expected["trained"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lag", "naps"), [(0, 0.0), (2, 0.1)])
 def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(
     folder: Path, tmp_path: Path, lag: int, naps: float

@@ -1,0 +1,139 @@
+"""The part of benchmarks/gpu.py that brings new weights to a vLLM in a process of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.gpu_parts.sampling import make_tokenizer
+from benchmarks.gpu_parts.tools import WARM_UP, Row, Rows, Setting, Skipped, make_model, require, seconds_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def asynchronous(setting: Setting) -> Rows:
+    """New weights for a vLLM in a process of its own: sent from GPU to GPU, on one GPU and between two, and through Ray."""
+    require("vllm", "ray", "pydantic", "tokenizers")
+    from grpo.models.checkpoint import save_checkpoint
+
+    model = make_model(setting.scale, setting.device, torch.bfloat16 if setting.on_gpu else torch.float32)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
+        save_checkpoint(Path(folder), model, make_tokenizer(model.config.vocab_size))
+        pair = Pair(setting, Path(folder), model, ends)
+        yield "through Ray", "", pair.through_ray
+        yield "on one GPU (CUDA IPC)", "equal checksums", lambda: pair.sent(0)
+        yield "between two GPUs (NCCL)", "equal checksums", lambda: pair.sent(1)
+
+
+@dataclass
+class Pair:
+    """A policy in this process, on the first GPU, and generators that sample with it, each on a GPU.
+
+    Attributes:
+        ends: ends the generator that was started last, and Ray.
+    """
+
+    setting: Setting
+    folder: Path
+    model: Any
+    ends: ExitStack
+    generators: dict[int, Any] = field(default_factory=dict, init=False)
+    versions: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
+
+    def through_ray(self) -> Row:
+        """By way of the CPU's memory and Ray's object store."""
+        import ray
+
+        from grpo.rollout.engine import SamplingParams
+
+        generator, params = self._start(0), SamplingParams(min_tokens=1, max_tokens=1)
+
+        def hand_over(version: int) -> None:
+            weights = ray.put({name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()})
+            ray.get(generator.generate.remote([[1]], params, 1, 0, version, [weights]))
+
+        times = [self._seconds(partial(hand_over, self._another())) for _ in range(WARM_UP + self.setting.repeats)]
+        return {"seconds_with_a_token": statistics.median(times[WARM_UP:]), "mb": self._bytes() / 2**20}
+
+    def sent(self, gpu: int) -> Row:
+        """From this process's GPU to that one."""
+        from grpo.rollout.vllm_weights import require_equal_weights
+        from grpo.training.asynchronous.transfer import RemoteLlm, Sender, Weights
+
+        if not self.setting.on_gpu:
+            raise Skipped("weights are sent between GPUs")
+        if gpu >= torch.cuda.device_count():
+            raise Skipped("one GPU only")
+        generator, sender = self.generators.get(gpu) or self._start(gpu), Sender(kept=1)
+        copying, sending = [], []
+        for _ in range(WARM_UP + self.setting.repeats):
+            version = self._another()
+            copying.append(self._seconds(partial(sender.keep, self.model, version)))
+            sending.append(self._seconds(partial(sender.send, version, generator)))
+        require_equal_weights(RemoteLlm(generator), Weights(sender.versions[version]))
+        seconds = statistics.median(sending[WARM_UP:])
+        return {
+            "equal": True,
+            "seconds": seconds,
+            "gb_per_s": self._bytes() / 1e9 / seconds,
+            "seconds_connecting": sending[0] - seconds,
+            "seconds_copy": statistics.median(copying[WARM_UP:]),
+        }
+
+    def _start(self, gpu: int) -> Any:
+        """A generator that sees one GPU; this process has seen the first, and goes on with it."""
+        import ray
+
+        from grpo.study.methods import GrpoConfig
+        from grpo.training.asynchronous.actors import Generator
+        from grpo.training.context import RunContext
+
+        self.ends.close()  # the one before
+        env = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+        on_gpu = self.setting.on_gpu
+        if on_gpu:
+            env["CUDA_VISIBLE_DEVICES"] = self._visible[gpu]
+        self.ends.enter_context(patch.dict(os.environ, env))
+        ray.init(address="local", include_dashboard=False, logging_level="ERROR", num_gpus=int(on_gpu))
+        self.ends.callback(ray.shutdown)
+        make = partial(make_engine, self.folder, str(self.model.dtype).removeprefix("torch."), "cuda" if on_gpu else "cpu")
+        generator = ray.remote(num_gpus=int(on_gpu))(Generator).remote(make, RunContext(config=GrpoConfig(), seed=0))
+        ray.get(generator.start.remote())
+        self.generators[gpu] = generator
+        return generator
+
+    def __post_init__(self) -> None:
+        self._visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+
+    def _another(self) -> int:
+        """Change all weights; the number of the version."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(1.01)
+        return next(self.versions)
+
+    def _bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    def _seconds(self, work: Any) -> float:
+        return seconds_of(self.setting.device, work)
+
+
+def make_engine(folder: Path, precision: str, device: str) -> tuple[Any, Any, Any]:
+    """In the generator's process: what :class:`grpo.training.asynchronous.actors.Generator` wants."""
+    from grpo.models.checkpoint import load_tokenizer
+    from grpo.rollout.vllm_engine import VllmEngine
+    from grpo.training.asynchronous.transfer import Weights
+
+    return VllmEngine(folder, None, precision, device, 0.4, 64), Weights(), load_tokenizer(folder)

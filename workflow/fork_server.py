@@ -38,16 +38,26 @@ LIBRARIES = [
     *("ray", "pandas", "jinja2", "vl_convert"),
 ]
 FOR_LORA = "peft"  # takes seconds
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start() -> subprocess.Popen[bytes]:
-    """Start the server, which ends when its standard input is closed, as it is at the caller's end."""
+    """Start the server, which ends with this process: at its end by :func:`stop`, or else as its standard input is closed."""
     from grpo.common.cpu import share_cpu_fairly
 
     SOCKET.parent.mkdir(exist_ok=True)
     share_cpu_fairly()  # as each `grpo` would, but OpenMP asks when torch is imported
     silent = subprocess.DEVNULL
-    return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=silent, stderr=silent)
+    server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=silent, stderr=silent)
+    atexit.register(stop, server)
+    return server
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    """End it at once, whatever it is importing. No stage runs any more, or none is wanted to."""
+    server.kill()
+    server.wait()
+    SOCKET.unlink(missing_ok=True)
 
 
 class Forked:
@@ -114,6 +124,8 @@ class Child:
 def main() -> None:
     """Serve; and in each process that is forked meanwhile, run what was asked for."""
     os.close(os.pidfd_open(os.getpid()))  # a system that has no such thing shall have no server
+    for signum in SIGNALS:  # they come to all of a terminal's or job's processes, and stages shall have time for them
+        signal.signal(signum, signal.SIG_IGN)
     SOCKET.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(SOCKET))
@@ -207,6 +219,7 @@ def run(request: dict[str, Any]) -> NoReturn:
     if os.getppid() != request["server"]:
         os._exit(1)  # it ended before it could have been noticed
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, request["output"]), (2, request["output"])):
         os.dup2(source, target)
     Path("/proc/self/comm").write_text(Path(request["run"]).stem)  # what `top` shows

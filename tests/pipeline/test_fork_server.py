@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -40,9 +41,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
     process = fork_server.start()
     wait_for(fork_server.SOCKET.exists)
     yield process
-    assert process.stdin is not None
-    process.stdin.close()
-    assert process.wait(20) == 0
+    atexit.unregister(fork_server.stop)
+    fork_server.stop(process)
     assert not fork_server.SOCKET.exists()
 
 
@@ -104,8 +104,6 @@ def test_nor_the_server_itself(server: subprocess.Popen[bytes]) -> None:
     server.kill()
     assert process.wait() == -signal.SIGKILL
     child.wait(20)
-    server.returncode = 0
-    fork_server.SOCKET.unlink()
 
 
 def test_the_server_ends_with_its_last_process(server: subprocess.Popen[bytes]) -> None:
@@ -118,6 +116,19 @@ def test_the_server_ends_with_its_last_process(server: subprocess.Popen[bytes]) 
     os.kill(process.pid, signal.SIGINT)
     assert process.wait() == 1
     assert "KeyboardInterrupt" in log.read_text()
+    assert server.wait(20) == 0
+
+
+@pytest.mark.parametrize("signum", fork_server.SIGNALS)
+def test_what_comes_to_all_processes_ends_none_of_the_others(server: subprocess.Popen[bytes], signum: signal.Signals) -> None:
+    process, log = fork("wait")
+    wait_for(log.read_text)
+    server.send_signal(signum)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    assert server.poll() is None
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait() == 1
 
 
 def test_without_a_server_a_stage_is_started_as_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,8 +93,14 @@ def gone(*pids: int) -> bool:
 
 def grading_processes(pid: int) -> tuple[int, list[int]]:
     """The one zygote below process ``pid``, and its workers."""
-    (zygote,) = [p for p in children(pid) if b"grpo.grader.worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
-    return zygote, children(zygote)
+    zygotes: list[int] = []
+
+    def there_is_one() -> bool:  # a list of /proc that is read while processes come and go may lack some
+        zygotes[:] = [p for p in children(pid) if b"grpo.grader.worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        return len(zygotes) == 1
+
+    wait_until(there_is_one)
+    return zygotes[0], children(zygotes[0])
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -20,6 +20,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -90,7 +91,7 @@ class Forked:
         Raises:
             subprocess.TimeoutExpired: it goes on.
         """
-        if timeout is not None and not select([self._server], timeout):
+        if timeout is not None and not select.select([self._server], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("stage", timeout)
         try:
             return self._number()
@@ -102,14 +103,6 @@ class Forked:
         if not line:
             raise ConnectionError("the fork server has ended")
         return int(line)
-
-
-def select(sources: list[Any], timeout: float) -> list[Any]:
-    """Those of the sources that have something to read, as soon as there are any."""
-    with selectors.DefaultSelector() as ready:
-        for source in sources:
-            ready.register(source, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in ready.select(timeout)]
 
 
 @dataclass
@@ -128,7 +121,9 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     SOCKET.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
+        umask = os.umask(0o077)  # who may connect may run anything in this user's name
         listener.bind(str(SOCKET))
+        os.umask(umask)
         listener.listen()
         request = serve(listener)
     if request is not None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.microbatches import Microbatch, neighbours, of_like_length, packed_microbatches, padded_microbatches
 from grpo.learner.optimizer import Optimizer
 
+ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 2  # calls that are not counted: kernels are chosen and compiled in them
 
 Row = dict[str, Any]

@@ -17,9 +17,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.gpu_parts.sampling import make_tokenizer
-from benchmarks.gpu_parts.tools import WARM_UP, Row, Rows, Setting, Skipped, make_model, require, seconds_of
-
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.gpu_parts.tools import ROOT, WARM_UP, Row, Rows, Setting, Skipped, make_model, require, seconds_of
 
 
 def asynchronous(setting: Setting) -> Rows:
@@ -42,6 +40,7 @@ class Pair:
 
     Attributes:
         ends: ends the generator that was started last, and Ray.
+        visible: the GPUs, by the names of CUDA_VISIBLE_DEVICES as it was before any generator started.
     """
 
     setting: Setting
@@ -49,6 +48,7 @@ class Pair:
     model: Any
     ends: ExitStack
     generators: dict[int, Any] = field(default_factory=dict, init=False)
+    visible: list[str] = field(default_factory=lambda: os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(","), init=False)
     versions: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
 
     def through_ray(self) -> Row:
@@ -103,7 +103,7 @@ class Pair:
         env = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
         on_gpu = self.setting.on_gpu
         if on_gpu:
-            env["CUDA_VISIBLE_DEVICES"] = self._visible[gpu]
+            env["CUDA_VISIBLE_DEVICES"] = self.visible[gpu]
         self.ends.enter_context(patch.dict(os.environ, env))
         ray.init(address="local", include_dashboard=False, logging_level="ERROR", num_gpus=int(on_gpu))
         self.ends.callback(ray.shutdown)
@@ -112,9 +112,6 @@ class Pair:
         ray.get(generator.start.remote())
         self.generators[gpu] = generator
         return generator
-
-    def __post_init__(self) -> None:
-        self._visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
 
     def _another(self) -> int:
         """Change all weights; the number of the version."""

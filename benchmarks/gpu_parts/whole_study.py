@@ -13,9 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.gpu_parts.tools import Row, Rows, Setting, require, seconds_of
+from benchmarks.gpu_parts.tools import ROOT, Row, Rows, Setting, require, seconds_of
 
-ROOT = Path(__file__).resolve().parents[2]
 NEEDS = ("pydantic", "ruamel", "typer", "mlflow", "dvc", "math_verify", "filelock", "tokenizers")
 
 

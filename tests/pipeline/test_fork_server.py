@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -76,6 +77,10 @@ def test_processes_have_the_libraries_and_not_the_projects_code(server: subproce
 
     wait_for(lambda: {"dvc", "torch", "vl_convert"} <= modules())
     assert not {"grpo", "peft"} & modules()
+
+
+def test_only_its_user_may_ask(server: subprocess.Popen[bytes]) -> None:
+    assert stat.S_IMODE(fork_server.SOCKET.stat().st_mode) & 0o077 == 0
 
 
 def test_its_end_by_a_signal_is_told_and_others_go_on(server: subprocess.Popen[bytes]) -> None:

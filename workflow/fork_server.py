@@ -1,7 +1,8 @@
 """A process that has imported the libraries and forks one for each stage, which then starts at once. Linux only.
 
 A stage is two Python processes: DVC, and the command that it runs. Much of a short stage would be their imports, of torch above
-all. The server holds libraries only, none of the project's own code, which each process reads as it lies on the disk.
+all. The server holds libraries only, none of the project's own code, which each process reads as it lies on the disk. Last it
+starts a Ray cluster for the study's asynchronous runs (:mod:`ray_cluster`).
 
 Snakemake starts the server on its own machine (``onstart`` in the Snakefile). It ends with Snakemake, but not before the stages
 that still run. Where it does not answer, as under ``dvc repro``, in jobs of a cluster and on other systems, a stage's processes
@@ -30,6 +31,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
+
+import ray_cluster
 
 SOCKET = Path(".stamps/fork_server")
 PARAMS = Path("params.yaml")
@@ -117,6 +120,7 @@ class Child:
 def main() -> None:
     """Serve; and in each process that is forked meanwhile, run what was asked for."""
     os.close(os.pidfd_open(os.getpid()))  # a system that has no such thing shall have no server
+    ray_cluster.ask_for_token()  # before Ray is imported
     for signum in SIGNALS:  # they come to all of a terminal's or job's processes, and stages shall have time for them
         signal.signal(signum, signal.SIG_IGN)
     SOCKET.unlink(missing_ok=True)
@@ -137,7 +141,7 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
     Returns:
         the request in the process that is forked for it, and None at the server's end.
     """
-    libraries = libraries_of_study()
+    libraries, cluster = libraries_of_study(), None
     ready = selectors.DefaultSelector()
     ready.register(listener, selectors.EVENT_READ)
     ready.register(sys.stdin, selectors.EVENT_READ)
@@ -146,6 +150,8 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
         if not events:
             with contextlib.suppress(ImportError):  # the stage that needs it will say so
                 importlib.import_module(libraries.pop(0))
+            if not libraries and ray_cluster.is_wanted():
+                cluster = ray_cluster.Cluster()
             continue
         key = events[0][0]
         child: Child = key.data
@@ -155,6 +161,7 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
         elif key.fileobj is listener:
             client, _ = listener.accept()
             request = read_request(client) | {"server": os.getpid()}
+            request["env"] |= cluster.environment() if cluster else {}
             gc.freeze()  # or each process would copy all of it when it looks for garbage
             pid = os.fork()
             if pid == 0:

@@ -1,8 +1,8 @@
-"""`dvc --wait-for-lock repro --single-item STAGE`, which writes only the stage's own lines of dvc.lock.
+"""`dvc --wait-for-lock repro --single-item STAGE`, which reads and writes only the stage's own lines of dvc.lock.
 
-DVC reads and writes all of dvc.lock at every stage, by a library that keeps comments: over a second of a core where it has
-7,000 lines. Here the stage's lines are put in the place of the former ones, in DVC's own words, so that the file has the same
-bytes. The file is replaced at once, so that a kill leaves the former or the new one, never a part.
+DVC parses all of dvc.lock twice at every stage, and writes it by a library that keeps comments: almost two seconds of a
+core where it has 7,000 lines. Here the stage's lines are put in the place of the former ones, in DVC's own words, so that the
+file has the same bytes. It is replaced at once, so that a kill leaves the former or the new one, never a part.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,40 +22,49 @@ from dvc import dvcfile
 from dvc.cli import main
 from dvc.stage.exceptions import StageCmdFailedError
 from dvc.stage.run import _run as run_by_shell
+from dvc.utils import strictyaml
 from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml
 from fork_server import Forked
 
 WORDS = ["--wait-for-lock", "repro", "--single-item"]
 
 
+def parse_own(text: str, path: str, typ: str = "safe", *, stage: str) -> dict[str, Any]:
+    """In the place of DVC's `parse_yaml`: of dvc.lock only the one stage."""
+    lines = text.splitlines(keepends=True)
+    if Path(path).name != "dvc.lock" or not usual(lines):
+        return parse_yaml(text, path, typ)
+    return {"schema": "2.0", "stages": parse_yaml("".join(lines[own(lines, stage)]), path, typ)}
+
+
 @contextmanager
-def modify_lock(path: str, fs: Any = None) -> Iterator[dict[str, Any]]:
-    """In the place of DVC's `modify_yaml`: the content of dvc.lock, of which the caller may replace stages or add some."""
+def modify_own(path: str, fs: Any = None, *, stage: str) -> Iterator[dict[str, Any]]:
+    """In the place of DVC's `modify_yaml`: the content of dvc.lock as far as it is the one stage, which the caller replaces."""
     file = Path(path)
     text = file.read_text(encoding="utf-8") if file.name == "dvc.lock" and file.exists() else ""
     lines = text.splitlines(keepends=True)
-    if [line for line in lines if not re.match(r"  [^ ?]|   ", line)] != ["schema: '2.0'\n", "stages:\n"]:
-        with modify_yaml(path, fs=fs) as content:  # another file, none yet, or one with more than stages of usual names in it
+    if not usual(lines):
+        with modify_yaml(path, fs=fs) as content:
             yield content
         return
-    content = parse_yaml(text, path)
-    former = dict(content["stages"])
+    content = parse_own(text, path, stage=stage)
     yield content
-    for name, stage in content["stages"].items():
-        if stage is not former.get(name):
-            lines = with_stage(lines, dumps_yaml({"stages": {name: stage}}).splitlines(keepends=True)[1:])
+    lines[own(lines, stage)] = dumps_yaml({"stages": content["stages"]}).splitlines(keepends=True)[1:]
     draft = file.with_suffix(".draft")
     draft.write_text("".join(lines), encoding="utf-8")
     draft.replace(file)
 
 
-def with_stage(lines: list[str], stage: list[str]) -> list[str]:
-    """The lines of dvc.lock with those of one stage in the place of its former ones, or at the end."""
-    if stage[0] not in lines:
-        return lines + stage
-    start = lines.index(stage[0])
-    end = next((i for i in range(start + 1, len(lines)) if re.match(r"  \S", lines[i])), len(lines))
-    return lines[:start] + stage + lines[end:]
+def usual(lines: list[str]) -> bool:
+    """Whether they are those of a dvc.lock that has nothing but stages of usual names in it."""
+    return [line for line in lines if not re.match(r"  [^ ?]|   ", line)] == ["schema: '2.0'\n", "stages:\n"]
+
+
+def own(lines: list[str], stage: str) -> slice:
+    """Where a stage's lines are among those of dvc.lock; at the end where it has none yet."""
+    key = dumps_yaml({"stages": {stage: {"cmd": ""}}}).splitlines(keepends=True)[1]
+    start = lines.index(key) if key in lines else len(lines)
+    return slice(start, next((i for i in range(start + 1, len(lines)) if re.match(r"  \S", lines[i])), len(lines)))
 
 
 def run_command(executable: str | None, command: str, **options: Any) -> None:
@@ -75,5 +85,6 @@ def run_command(executable: str | None, command: str, **options: Any) -> None:
 if __name__ == "__main__":
     if os.environ.pop("FORK_SERVER", None):
         dvc.stage.run._run = run_command
-    dvcfile.modify_yaml = modify_lock
+    strictyaml.parse_yaml = partial(parse_own, stage=sys.argv[-1])
+    dvcfile.modify_yaml = partial(modify_own, stage=sys.argv[-1])
     sys.exit(main([*WORDS, *sys.argv[1:]]))

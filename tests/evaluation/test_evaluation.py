@@ -250,7 +250,7 @@ from grpo.evaluation import evaluate
 evaluate.SEQUENCES_PER_CHUNK = 30
 main()
 """
-KILLS = 3
+KILLS = 2
 
 
 @pytest.mark.slow

@@ -15,21 +15,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fork_server_parts import SHOW, fork, wait_for
 from workflow_parts import ROOT
 
 sys.path.insert(0, str(ROOT / "workflow"))
 
 import fork_server
-from fork_server import Forked
 
-SHOW = """
-import json, os, sys
-print(json.dumps({
-    "arguments": sys.argv, "cwd": os.getcwd(), "env": dict(os.environ), "group": os.getpgrp(), "input": sys.stdin.read(),
-    "modules": sorted({name.split(".")[0] for name in sys.modules}),
-}))
-sys.exit(int(sys.argv[1]))
-"""
 WAIT = "import time; print('here', flush=True); time.sleep(600)"
 
 
@@ -45,19 +37,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
     atexit.unregister(fork_server.stop)
     fork_server.stop(process)
     assert not fork_server.SOCKET.exists()
-
-
-def wait_for(condition: object, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def fork(script: str, *arguments: str, group: int = 0) -> tuple[Forked, Path]:
-    log = Path(f"{script}.log")
-    with log.open("w") as output:
-        return Forked(f"{script}.py", list(arguments), {"ONLY": "this"}, str(Path.cwd()), output, group), log
 
 
 def test_a_forked_process_is_like_one_that_was_started(server: subprocess.Popen[bytes]) -> None:

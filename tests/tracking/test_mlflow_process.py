@@ -517,7 +517,7 @@ def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been
     run.tag(checkpoint_digest="abc")
     waited = time.monotonic()
     assert run.finish("FAILED") is None
-    assert time.monotonic() - waited < 10
+    assert time.monotonic() - waited < 30
     ended = time.time() * 1000
 
     (left,) = unsent()
@@ -666,12 +666,13 @@ def test_many_runs_of_a_process_wait_for_a_silent_server_once(folder: Path, monk
             filler.connect_ex(silent.getsockname())
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
-        runs = [MlflowRun("toy", str(number), {}, {}) for number in range(5)]
-        assert [run.finish() for run in runs] == [None] * 5
-        assert time.monotonic() - began < 25  # 5 s at the first start, 5 s at the first end, and the process's own start
+        runs = [MlflowRun("toy", str(number), {}, {}) for number in range(9)]
+        assert [run.finish() for run in runs] == [None] * 9
+        # 5 s at the first start, 5 s at the first end, and the process's own start, which takes long on a busy machine.
+        assert time.monotonic() - began < 60
         for filler in fillers:
             filler.close()
-    assert len(unsent()) == 5
+    assert len(unsent()) == 9
 
 
 def test_a_password_is_written_nowhere(

@@ -161,13 +161,11 @@ def equal(found: Any, expected: Any) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lag", "naps"), [(0, 0.0), (2, 0.1)])
-def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(
-    folder: Path, tmp_path: Path, lag: int, naps: float
-) -> None:
+def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(folder: Path, tmp_path: Path) -> None:
+    lag = 2
     config = asynchronous(max_policy_lag=lag)
     _, expected, _ = through_ray(config, folder, tmp_path / "ray")
-    log, found, restarts = sent(config, folder, tmp_path / "sent", naps=naps)
+    log, found, restarts = sent(config, folder, tmp_path / "sent", naps=0.1)
     assert equal(found, expected)
     assert read_csv(tmp_path / "sent/history.csv") == read_csv(tmp_path / "ray/history.csv")
     assert restarts == {"generator": 0, "scorer": 0, "learner": 0}
@@ -175,6 +173,12 @@ def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(
     versions = (tmp_path / "sent/sent.txt").read_text().split()
     assert versions == [str(version) for version in range(1, CONFIG.n_grpo_steps - lag)]
     assert all(step["generator_synchronization_s"] > 0 for step in log.times[lag + 1 :])
+
+
+@pytest.fixture(scope="module")
+def without_faults(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """How a run ends whose weights are at most one version old."""
+    return through_ray(asynchronous(max_policy_lag=1), folder, tmp_path_factory.mktemp("ray"))[1]
 
 
 @pytest.mark.slow
@@ -186,12 +190,14 @@ def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(
         ("the generator dies and the learner waits", {"generator": 1, "scorer": 0, "learner": 1}),
     ],
 )
-def test_a_run_is_the_same_when_sending_fails(folder: Path, tmp_path: Path, fault: str, restarts: dict[str, int]) -> None:
-    config = asynchronous(max_policy_lag=1, stuck_after_s=8.0)
-    _, expected, _ = through_ray(config, folder, tmp_path / "ray")
+def test_a_run_is_the_same_when_sending_fails(
+    folder: Path, without_faults: Any, tmp_path: Path, fault: str, restarts: dict[str, int]
+) -> None:
+    # Where nothing waits for an actor that hangs, a busy machine must not be taken for one.
+    config = asynchronous(max_policy_lag=1, stuck_after_s=20.0 if "waits" in fault else 300.0)
     _, found, counted = sent(config, folder, tmp_path / "sent", fault=fault)
     assert (tmp_path / "sent/fault-at-4").exists() and counted == restarts
-    assert equal(found, expected)
+    assert equal(found, without_faults)
 
 
 def kill_both(notes: Path, pipeline: Any, remote: Any) -> None:

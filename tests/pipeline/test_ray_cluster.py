@@ -1,0 +1,96 @@
+"""The Ray cluster that a study's asynchronous runs share: when there is one, who is told of it, and how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import Popen
+
+import psutil
+import pytest
+from fork_server_parts import SHOW, fork, wait_for
+from workflow_parts import ROOT
+
+sys.path.insert(0, str(ROOT / "workflow"))
+
+import fork_server
+import ray_cluster
+
+ACTORS = """
+import grpo.training.asynchronous, ray, torch
+ray.init()
+class Actor:
+    def sum(self):
+        return float(torch.ones(3).sum())
+actors = [ray.remote(num_cpus=1)(Actor).remote() for _ in range(3)]
+print(ray.get([actor.sum.remote() for actor in actors]))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    experiments = {"lags": {"arms": {"one": {"asynchronous": {"max_policy_lag": 1}}}}, "plain": {"arms": {"one": {}}}}
+    resources = {"asynchronous": {"cpus": 2}}
+    Path("params.yaml").write_text(json.dumps({"threads": 1, "experiments": experiments, "resources": resources}))
+    Path(".stamps").mkdir()
+    names = ("lags@one-0", "lags@one-1", "plain@one-0", "page")
+    Path(".stamps/plan.json").write_text(json.dumps([{"stage": name, "stamp": f".stamps/{name}.done"} for name in names]))
+    return tmp_path
+
+
+def test_there_is_one_where_an_asynchronous_run_is_to_come(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".stamps/lags@one-0.done").touch()
+    assert ray_cluster.is_wanted()
+    with monkeypatch.context() as env:
+        env.setenv("RAY_ADDRESS", "elsewhere:6379")
+        assert not ray_cluster.is_wanted()
+    Path(".stamps/lags@one-1.done").touch()
+    assert not ray_cluster.is_wanted()
+
+
+@pytest.fixture
+def server(project: Path) -> Iterator[Popen[bytes]]:
+    Path("show.py").write_text(SHOW)
+    Path("actors.py").write_text(ACTORS)
+    process = fork_server.start()
+    wait_for(fork_server.SOCKET.exists)
+    yield process
+    atexit.unregister(fork_server.stop)
+    fork_server.stop(process)
+
+
+def address() -> str | None:
+    process, log = fork("show", "0")
+    assert process.wait() == 0
+    found: str | None = json.loads(log.read_text())["env"].get("RAY_ADDRESS")
+    return found
+
+
+@pytest.mark.slow
+def test_runs_are_told_of_it_as_long_as_it_lives_and_it_ends_with_the_server(server: Popen[bytes]) -> None:
+    wait_for(address, 120)
+    of_ray = psutil.Process(server.pid).children(recursive=True)
+    assert any("raylet" in process.name() for process in of_ray)
+    for _ in range(2):
+        process, log = fork("actors", env=dict(os.environ))
+        assert process.wait() == 0, log.read_text()
+        assert "[3.0, 3.0, 3.0]" in log.read_text()
+
+    server.kill()
+    assert not psutil.wait_procs(of_ray, timeout=60)[1]
+
+
+@pytest.mark.slow
+def test_when_it_has_died_runs_are_not_told_of_it(server: Popen[bytes]) -> None:
+    wait_for(address, 120)
+    (cluster,) = (process for process in psutil.Process(server.pid).children() if "ray_cluster" in " ".join(process.cmdline()))
+    of_ray = cluster.children(recursive=True)
+    cluster.send_signal(ray_cluster.END)
+    wait_for(lambda: address() is None)
+    assert not psutil.wait_procs(of_ray, timeout=60)[1]

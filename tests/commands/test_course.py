@@ -43,6 +43,7 @@ def course(tmp_path: Path) -> Path:
     return tmp_path / "course"
 
 
+@pytest.mark.slow
 def test_a_courses_tests_run_against_this_package(course: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = (course / "tests/adapters.py").read_text()
     assert run(course) == 0

@@ -67,7 +67,7 @@ def test_the_counters_see_what_waits() -> None:
     }
 
 
-@pytest.mark.parametrize(("budget", "own"), [(25, False), (25, True), (None, True)])
+@pytest.mark.parametrize(("budget", "own"), [(25, False), pytest.param(25, True, marks=pytest.mark.slow), (None, True)])
 def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | None, own: bool) -> None:
     """(Of padded microbatches transformers' models read a number each, to see whether rows are packed in its own way.)"""
     lengths = (5, 1, 9, 3, 12, 7, 2, 4)

@@ -21,8 +21,8 @@ import fork_server
 import ray_cluster
 
 ACTORS = """
-import grpo.training.asynchronous, ray, torch
-ray.init()
+import grpo.training.asynchronous, os, ray, torch
+ray.init(address=os.environ["RAY_ADDRESS"])
 class Actor:
     def sum(self):
         return float(torch.ones(3).sum())

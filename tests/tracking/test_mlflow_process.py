@@ -92,6 +92,7 @@ def processes_of(sender: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_short_says_how_and_leaves_no_process(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     with subprocess.Popen(

@@ -22,14 +22,14 @@ from grpo.tasks.arithmetic import Arithmetic
 REPOSITORY = Path(__file__).parent.parent
 # Modules that use the same clone of the study one after another.
 OF_ONE_STUDY = {"test_pipeline", "test_push_pull"}
-# The longest first, so that two processes end together. The first two each run the smoke study, and the third waits for one.
+# The longest first, so that all processes end together. The first two each run the smoke study; Slurm's would wait for one.
 LONGEST = [
     *(
         "one study",
         "test_snakemake",
-        "test_slurm",
         "test_killed_runs",
         "test_asynchronous",
+        "test_slurm",
         "test_mlflow_server",
         "test_workflow",
     ),

@@ -37,9 +37,45 @@ import ray_cluster
 SOCKET = Path(".stamps/fork_server")
 PARAMS = Path("params.yaml")
 LIBRARIES = [
-    *("dvc.cli", "dvc.commands.repro", "dvc.repo.reproduce", "dvc.stage.cache", "dvc.ignore", "dvc.output"),
-    *("numpy", "pydantic", "ruamel.yaml", "torch", "tqdm", "typer", "safetensors.torch", "tokenizers"),
-    *("ray", "pandas", "jinja2", "vl_convert"),
+    *(
+        "dvc.cli.parser",
+        "dvc.commands.repro",
+        "dvc.repo.reproduce",
+        "dvc.stage.cache",
+        "dvc.ignore",
+        "dvc.output",
+        "dvc._debug",
+    ),
+    *(f"dvc.repo.{part}" for part in ("artifacts", "datasets", "metrics", "open_repo", "params", "plots", "stage")),
+    *(
+        "dvc.cachemgr",
+        "dvc.data_cloud",
+        "dvc.lock",
+        "dvc.rwlock",
+        "dvc.scm",
+        "dvc.utils.strictyaml",
+        "dvc_data.hashfile.db.local",
+    ),
+    *("scmrepo.git", "dulwich.ignore", "platformdirs", "configobj", "pyparsing", "fsspec.implementations.memory"),
+    *(
+        "numpy",
+        "pydantic.main",
+        "pydantic.json_schema",
+        "pydantic.type_adapter",
+        "pydantic.functional_serializers",
+        "ruamel.yaml",
+    ),
+    *(
+        "torch",
+        "torch.utils.serialization",
+        "tqdm",
+        "typer.main",
+        "safetensors.torch",
+        "tokenizers",
+        "tomllib",
+        "packaging.specifiers",
+    ),
+    *("ray", "ray.dag", "pandas", "tabulate", "jinja2", "vl_convert", "markdown_it"),
 ]
 FOR_LORA = "peft"  # takes seconds
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +22,14 @@ import fork_server
 import ray_cluster
 
 ACTORS = """
-import grpo.training.asynchronous, os, ray, torch
+import grpo.training.asynchronous, os, ray, sys, time, torch
 ray.init(address=os.environ["RAY_ADDRESS"])
 class Actor:
     def sum(self):
         return float(torch.ones(3).sum())
 actors = [ray.remote(num_cpus=1)(Actor).remote() for _ in range(3)]
-print(ray.get([actor.sum.remote() for actor in actors]))
+print(ray.get([actor.sum.remote() for actor in actors]), flush=True)
+time.sleep(float(sys.argv[1]))
 """
 
 
@@ -73,14 +75,22 @@ def address() -> str | None:
 
 
 @pytest.mark.slow
-def test_runs_are_told_of_it_as_long_as_it_lives_and_it_ends_with_the_server(server: Popen[bytes]) -> None:
+def test_it_serves_one_run_after_another_and_ends_with_the_server(server: Popen[bytes]) -> None:
     wait_for(address, 120)
     of_ray = psutil.Process(server.pid).children(recursive=True)
     assert any("raylet" in process.name() for process in of_ray)
-    for _ in range(2):
-        process, log = fork("actors", env=dict(os.environ))
-        assert process.wait() == 0, log.read_text()
-        assert "[3.0, 3.0, 3.0]" in log.read_text()
+
+    def actors() -> list[psutil.Process]:
+        return [each for each in psutil.Process(server.pid).children(recursive=True) if "Actor" in "".join(each.cmdline())]
+
+    killed, log = fork("actors", "600", env=dict(os.environ))
+    wait_for(lambda: "[3.0, 3.0, 3.0]" in log.read_text())
+    assert len(actors()) == 3
+    os.kill(killed.pid, signal.SIGKILL)
+    wait_for(lambda: not actors())
+    process, log = fork("actors", "0", env=dict(os.environ))
+    assert process.wait() == 0, log.read_text()
+    assert "[3.0, 3.0, 3.0]" in log.read_text()
 
     server.kill()
     assert not psutil.wait_procs(of_ray, timeout=60)[1]

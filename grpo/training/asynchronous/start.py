@@ -66,8 +66,9 @@ def start_actors(
     threads = ThreadPoolExecutor(len(workers))
     pipeline = None
     try:
-        list(threads.map(ActorWorker.start, workers))  # they load their models at the same time
         generator, scorer, trainer = workers
+        list(threads.map(ActorWorker.start, (generator, trainer)))  # they load their models at the same time
+        threads.submit(scorer.start)  # not needed before there are rollouts; until then it would only take cores from the two
         learner = RemoteLearner(trainer, sends)
         pipeline = RolloutPipeline(generator, scorer, settings.weights, learner)
         yield pipeline, learner

@@ -6,15 +6,14 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from state_parts import saved_every
-from training_parts import NoMlflow, by, context, problems
+from training_parts import NoMlflow, by, problems
 
 from grpo.common.records import Completion, Rollout
 from grpo.learner.learner import Learner
@@ -26,7 +25,6 @@ from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous import actors as actors_module
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
-from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.context import RunContext
 
@@ -218,16 +216,6 @@ def slow_to_start(notes: Path) -> Any:
 # -------------------------------------------------------------------------------------------------------------- in the test
 
 
-@contextmanager
-def actors(
-    config: GrpoConfig, generator: Callable[[], Any], learner: Callable[[], Any], notes: Path, sends: bool = False
-) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
-    one = {"num_cpus": 1.0}
-    ctx = RunContext(config=config, seed=0, data=problems(10), format=QUESTION_ONLY, score=by(Reward(notes)))
-    with start_actors(ctx, generator, learner, one, one, sends) as both:
-        yield both
-
-
 def run(
     config: GrpoConfig,
     generator: Callable[[], Any],
@@ -249,11 +237,15 @@ def run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    with actors(config, generator, learner, folder, sends) as (pipeline, remote):
+    one = {"num_cpus": 1.0}
+    ctx: RunContext[Any] = RunContext(config=config, seed=0, data=problems(10), format=QUESTION_ONLY, score=by(Reward(folder)))
+    with start_actors(ctx, generator, learner, one, one, sends) as (pipeline, remote):
         if meanwhile is not None:
             meanwhile(pipeline, remote)
-        saved = saved_every(save_every, folder, {"learner": remote})
-        train_grpo_asynchronously(context(config, log, saved, data=problems(10), engine=pipeline, learner=remote))
+        # As in `grpo train`: this process's own parts come into the context that the actors were given.
+        ctx.engine, ctx.learner, ctx.log = cast(Any, pipeline), cast(Any, remote), log
+        ctx.saved, ctx.validation = saved_every(save_every, folder, {"learner": remote}), lambda step, updates: False
+        train_grpo_asynchronously(ctx)
         remote.write_state(folder / "end.pt")
         assert remote.is_written()
         state = torch.load(folder / "end.pt", weights_only=True)

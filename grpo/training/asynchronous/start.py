@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -56,12 +57,13 @@ def start_actors(
     needs = [generator_resources, scorer_resources, learner_resources]
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
     limit = settings.stuck_after_s
+    given = replace(ctx)  # an actor may start late or again, when ``ctx`` has got what belongs to this process alone
     # A thread that sends while another trains. Without it the actor computes on its process's main thread.
     threads_of_learner: dict[str, Any] = {"concurrency_groups": {BESIDE: 1}} if sends else {}
     workers = [
-        ActorWorker("generator", Generator, (make_generator, ctx), generator_resources, limit),
-        ActorWorker("scorer", Scorer, (ctx,), scorer_resources, limit),
-        ActorWorker("learner", LearnerActor, (make_learner, ctx), learner_resources | threads_of_learner, limit),
+        ActorWorker("generator", Generator, (make_generator, given), generator_resources, limit),
+        ActorWorker("scorer", Scorer, (given,), scorer_resources, limit),
+        ActorWorker("learner", LearnerActor, (make_learner, given), learner_resources | threads_of_learner, limit),
     ]
     threads = ThreadPoolExecutor(len(workers))
     pipeline = None

@@ -35,48 +35,15 @@ from typing import IO, Any, NoReturn
 import ray_cluster
 
 SOCKET = Path(".stamps/fork_server")
-PARAMS = Path("params.yaml")
-LIBRARIES = [
-    *(
-        "dvc.cli.parser",
-        "dvc.commands.repro",
-        "dvc.repo.reproduce",
-        "dvc.stage.cache",
-        "dvc.ignore",
-        "dvc.output",
-        "dvc._debug",
-    ),
-    *(f"dvc.repo.{part}" for part in ("artifacts", "datasets", "metrics", "open_repo", "params", "plots", "stage")),
-    *(
-        "dvc.cachemgr",
-        "dvc.data_cloud",
-        "dvc.lock",
-        "dvc.rwlock",
-        "dvc.scm",
-        "dvc.utils.strictyaml",
-        "dvc_data.hashfile.db.local",
-    ),
-    *("scmrepo.git", "dulwich.ignore", "platformdirs", "configobj", "pyparsing", "fsspec.implementations.memory"),
-    *(
-        "numpy",
-        "pydantic.main",
-        "pydantic.json_schema",
-        "pydantic.type_adapter",
-        "pydantic.functional_serializers",
-        "ruamel.yaml",
-    ),
-    *(
-        "torch",
-        "torch.utils.serialization",
-        "tqdm",
-        "typer.main",
-        "safetensors.torch",
-        "tokenizers",
-        "tomllib",
-        "packaging.specifiers",
-    ),
-    *("ray", "ray.dag", "pandas", "tabulate", "jinja2", "vl_convert", "markdown_it"),
-]
+LIBRARIES = """
+    dvc.cli.parser dvc.commands.repro dvc.repo.reproduce dvc.stage.cache dvc.ignore dvc.output dvc._debug
+    dvc.repo.artifacts dvc.repo.datasets dvc.repo.metrics dvc.repo.open_repo dvc.repo.params dvc.repo.plots dvc.repo.stage
+    dvc.cachemgr dvc.data_cloud dvc.lock dvc.rwlock dvc.scm dvc.utils.strictyaml dvc_data.hashfile.db.local
+    scmrepo.git dulwich.ignore platformdirs configobj pyparsing fsspec.implementations.memory
+    numpy pydantic.main pydantic.json_schema pydantic.type_adapter pydantic.functional_serializers ruamel.yaml
+    torch torch.utils.serialization tqdm typer.main safetensors.torch tokenizers tomllib packaging.specifiers
+    ray ray.dag pandas tabulate jinja2 vl_convert markdown_it
+"""
 FOR_LORA = "peft"  # takes seconds
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -226,7 +193,7 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
 
 def libraries_of_study() -> list[str]:
     """What its stages import, the most common first."""
-    return LIBRARIES + [FOR_LORA] * ("lora:" in PARAMS.read_text())
+    return LIBRARIES.split() + [FOR_LORA] * ("lora:" in ray_cluster.PARAMS.read_text())
 
 
 def read_request(client: socket.socket) -> dict[str, Any]:

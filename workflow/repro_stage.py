@@ -1,6 +1,6 @@
 """`dvc --wait-for-lock repro --single-item STAGE`, which reads and writes only the stage's own lines of dvc.lock.
 
-DVC parses all of dvc.lock twice at every stage, and writes it by a library that keeps comments: almost two seconds of a
+DVC parses all of dvc.lock twice at every stage, and writes it by a library that keeps comments: over a second of a
 core where it has 7,000 lines. Here the stage's lines are put in the place of the former ones, in DVC's own words, so that the
 file has the same bytes. It is replaced at once, so that a kill leaves the former or the new one, never a part.
 """

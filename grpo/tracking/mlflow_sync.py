@@ -91,7 +91,8 @@ def sync(folder: Path, uri: str, sent: Sent) -> bool:
             return False
         send_files(client, about, sent)
         send_checkpoints(client, folder, about, sent)
-        ended = about["ended"] or int((folder / METRICS).stat().st_mtime * 1000)
+        seen = int((folder / METRICS).stat().st_mtime * 1000)  # of a coarser clock, which may be some milliseconds behind
+        ended = about["ended"] or max(seen, about["started"])
         client.set_terminated(sent.run_id, about["status"] or "KILLED", end_time=ended)
         return True
 

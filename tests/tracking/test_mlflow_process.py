@@ -570,8 +570,9 @@ def test_an_import_that_fails_keeps_the_folders(folder: Path, mlflow_import: Cal
     assert mlflow_import()[:2] == (0, "nothing to import: data/state/mlflow is empty\n")
 
 
+@pytest.mark.parametrize(("started", "ended"), [(1_699_999_999_000, 1_700_000_000_000), (1_700_000_000_003,) * 2])
 def test_damaged_folders_are_imported_as_far_as_they_can_be_read(
-    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]
+    started: int, ended: int, folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]
 ) -> None:
     run = MlflowRun("toy", "cut", {"a": 1}, {})
     for step in range(3):
@@ -581,14 +582,14 @@ def test_damaged_folders_are_imported_as_far_as_they_can_be_read(
     os.truncate(left / "metrics.jsonl", (left / "metrics.jsonl").stat().st_size - 25)  # in the last line
     os.utime(left / "metrics.jsonl", (1.7e9, 1.7e9))
     about = read_json(left / "run.json", made_by="")
-    write_json(left / "run.json", about | {"status": None, "ended": None})
+    write_json(left / "run.json", about | {"status": None, "started": started, "ended": None})
     headless = shutil.copytree(left, left.with_name("headless"))
     os.truncate(headless / "run.json", 40)
 
     code, out, err = mlflow_import()
     client, (found,) = runs_in(folder)
     assert out.splitlines() == [f"toy cut: run {found.info.run_id}, 2 metrics", "  1 damaged lines were left out"]
-    assert (found.info.status, found.info.end_time) == ("KILLED", 1_700_000_000_000)
+    assert (found.info.status, found.info.start_time, found.info.end_time) == ("KILLED", started, ended)
     assert history(client, found, "x") == [(0, 0.0), (1, 1.0)]
     assert code == 2 and "headless is kept: run.json, which says what run it is, is damaged" in err
     assert unsent() == [headless]

@@ -14,6 +14,7 @@ SFT_DATASETS = Path("data/sft_dataset")
 TRAINING_INPUTS = Path("data/training_inputs")  # one file for each method
 TASK_INPUTS = TRAINING_INPUTS / "tasks"  # one for each task
 PINNED_SOFTWARE = TRAINING_INPUTS / "software.json"
+KNOWN_CODE = TRAINING_INPUTS / "code/known.json"
 BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
 RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run

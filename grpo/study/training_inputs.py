@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,15 @@ METHOD_CODE: dict[Method, tuple[str, ...]] = {
     "expert_iteration": ("grpo/training/expert_iteration.py",),
 }
 ASYNCHRONOUS_CODE = ("grpo/training/asynchronous",)
+CODE_OF_RUNS = (*SHARED_CODE, *(name for names in METHOD_CODE.values() for name in names), *ASYNCHRONOUS_CODE)
 
 
 def write_training_inputs(study: Study) -> None:
-    """Write data/training_inputs/EXPERIMENT.json, tasks/TASK.json, and software.json with the pinned versions for stages that
-    are no runs.
+    """Write data/training_inputs/EXPERIMENT.json, tasks/TASK.json, software.json with the pinned versions for stages that are
+    no runs, and code/known.json, from which a run that starts has the digests of code that it would have to parse.
     """
-    settings, code = shared_settings(study), code_digests(Path(), SHARED_CODE)
+    known = {bytes_digest(file): _digest_of(file) for _, file in files_of(Path(), CODE_OF_RUNS)}
+    settings, code = shared_settings(study), code_digests(Path(), SHARED_CODE, known)
     with whole_folder(paths.TRAINING_INPUTS) as folder:
         for name in study.made:
             entry, configs = study.experiments[name], configs_of(study, name)
@@ -95,7 +98,7 @@ def write_training_inputs(study: Study) -> None:
             named = {name for v in values for name in ([v] if isinstance(v, str) else v if isinstance(v, dict) else ())}
             content = {
                 "settings": settings | {entry.method: study.defaults(entry.method).model_dump()},
-                "code": code | code_digests(Path(), own),
+                "code": code | code_digests(Path(), own, known),
                 "task": task_inputs(study, entry.task),
                 "own_code": code_of_modules(source_of(path) for path in sorted(named) if is_import_path(path)),
                 "software": pins(packages(study, asynchronous, any(config.lora is not None for config in configs))),
@@ -104,6 +107,7 @@ def write_training_inputs(study: Study) -> None:
         for name in study.tasks:
             write_json(folder / paths.TASK_INPUTS.name / f"{name}.json", task_inputs(study, name))
         write_json(folder / paths.PINNED_SOFTWARE.name, pins(packages(study)))
+        write_json(folder / paths.KNOWN_CODE.relative_to(paths.TRAINING_INPUTS), known)
 
 
 def configs_of(study: Study, experiment: str) -> list[RunConfig]:
@@ -136,7 +140,7 @@ def code_of_modules(files: Iterable[Path]) -> dict[str, str]:
     while waiting:
         file = waiting.pop()
         if file.name not in found:
-            found[file.name] = hashlib.sha256(meaning(file)).hexdigest()[:16]
+            found[file.name] = _digest_of(file)
             nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
             names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
             names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
@@ -160,19 +164,37 @@ def shared_settings(study: Study) -> dict[str, Any]:
 
 def code_of_runs() -> dict[str, str]:
     """The code that decides the results of runs of any kind, as :func:`code_digests` gives it."""
-    own = (name for names in METHOD_CODE.values() for name in names)
-    return code_digests(paths.ROOT, (*SHARED_CODE, *own, *ASYNCHRONOUS_CODE))
+    try:
+        known = json.loads(paths.KNOWN_CODE.read_bytes())
+    except (OSError, ValueError):  # a run by hand, before any pipeline's
+        known = None
+    return code_digests(paths.ROOT, CODE_OF_RUNS, known)
 
 
-def code_digests(root: Path, names: tuple[str, ...]) -> dict[str, str]:
-    """For each file below ``names`` the SHA-256 (first 16 hex digits) of what it says; see :func:`meaning`."""
-    found: dict[str, str] = {}
-    for name in names:
-        path = root / name
+def code_digests(root: Path, names: Iterable[str], known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """For each file below ``names`` the SHA-256 (first 16 hex digits) of what it says; see :func:`meaning`.
+
+    Args:
+        known: these of files that were parsed before, by the SHA-256 of their bytes: to parse all code of runs takes .3 s.
+    """
+    known = known or {}
+    return {name: known.get(bytes_digest(file)) or _digest_of(file) for name, file in files_of(root, names)}
+
+
+def files_of(root: Path, names: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """Files and those below folders, with their names relative to ``root``."""
+    for path in (root / name for name in names):
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-        for file in files:
-            found[file.relative_to(root).as_posix()] = hashlib.sha256(meaning(file)).hexdigest()[:16]
-    return found
+        yield from ((file.relative_to(root).as_posix(), file) for file in files)
+
+
+def bytes_digest(file: Path) -> str:
+    """The SHA-256 of a file as it is."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _digest_of(file: Path) -> str:
+    return hashlib.sha256(meaning(file)).hexdigest()[:16]
 
 
 def meaning(path: Path) -> bytes:

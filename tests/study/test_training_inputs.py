@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from grpo.study.training_inputs import (
     METHOD_CODE,
     SHARED_CODE,
     code_digests,
+    code_of_runs,
     meaning,
     shared_settings,
     write_training_inputs,
@@ -322,6 +324,29 @@ def test_only_a_change_of_meaning_counts(old: str, new: str, same: bool, tmp_pat
 def test_other_files_count_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.prompt").write_text("# {question}\n")
     assert meaning(tmp_path / "a.prompt") == b"# {question}\n"
+
+
+def test_a_run_takes_the_digests_of_code_that_are_known(
+    of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grpo").symlink_to(ROOT / "grpo")
+    parsed = code_of_runs()
+    write_training_inputs(of_each_kind)
+    with monkeypatch.context() as patch:
+        patch.delattr("grpo.study.training_inputs.meaning")
+        assert code_of_runs() == parsed
+    Path("data/training_inputs/code/known.json").write_text("{")
+    assert code_of_runs() == parsed
+
+
+def test_what_is_known_of_code_is_known_of_its_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text(SOURCE)
+    known = {hashlib.sha256(SOURCE.encode()).hexdigest(): "noted"}
+    assert code_digests(tmp_path, ["a.py"], known) == {"a.py": "noted"}
+    file.write_text(SOURCE.replace("2 * x", "3 * x"))
+    assert code_digests(tmp_path, ["a.py"], known) == code_digests(tmp_path, ["a.py"]) != {"a.py": "noted"}
 
 
 def test_settings_and_code_are_written(of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,8 +111,9 @@ def test_a_gpu_that_is_there_and_cannot_be_used_is_told_in_torchs_words(monkeypa
     assert "built for CUDA 13.0, which needs NVIDIA's driver R580 or newer: update the driver" in finding.remedy
 
 
-def test_what_does_not_fit_the_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_the_card_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = real("math-24gb")
+    monkeypatch.chdir(tmp_path)  # here a model may have been made, whose shape is known
     finding = by_name(study)["GPU memory"]
     assert finding.good and "moments" in finding.found and "21.50" in finding.found
     finding = by_name(study.model_copy(update={"gpu_memory_gib": 16.0}))["GPU memory"]

@@ -273,18 +273,30 @@ stages:
 """
 
 
+def many_stages(repo: Path, count: int) -> Path:
+    """A repository with so many stages that do not depend on one another."""
+    new_repo(repo)
+    (repo / "dvc.yaml").write_text(MANY.replace("${item}", "${item.number}"))
+    (repo / "params.yaml").write_text(f"numbers: [{', '.join(f'n{n}' for n in range(count))}]\n")
+    return repo
+
+
 @pytest.mark.slow
 def test_thirty_stages_at_once_all_come_into_the_lock(tmp_path: Path) -> None:
     count = 30
-    repo = new_repo(tmp_path / "many")
-    (repo / "dvc.yaml").write_text(MANY.replace("${item}", "${item.number}"))
-    (repo / "params.yaml").write_text(f"numbers: [{', '.join(f'n{n}' for n in range(count))}]\n")
+    repo = many_stages(tmp_path / "many", count)
     start = time.perf_counter()
     snakemake(repo, "--cores", str(count), timeout=240)
     print(f"{count} stages at once: {time.perf_counter() - start:.0f} s")
     expected = {f"source@n{n}": hashlib.md5(f"n{n}\n".encode()).hexdigest() for n in range(count)}
     assert {name: entry["outs"][0]["md5"] for name, entry in lock(repo).items()} == expected
     assert "Nothing to be done" in snakemake(repo)
+
+
+@pytest.mark.slow
+def test_snakemake_looks_for_stages_to_start_no_more_often_than_some_end(tmp_path: Path) -> None:
+    text = snakemake(many_stages(tmp_path / "many", 16), "--cores", "2", "--verbose")
+    assert 1 < text.count("Ready jobs:") <= 16
 
 
 def test_the_study_itself_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,24 +83,22 @@ def independent_set(conflicts: NDArray[np.bool_], steps: int, seed: int) -> list
             banned_until[old] = step + 1 + rng.randrange(7)
         chosen[new] = True
         hits += conflicts[new]
-        if chosen.sum() > best.sum():
+        if np.count_nonzero(chosen) > np.count_nonzero(best):
             best = chosen.copy()
     return [int(index) for index in np.flatnonzero(best)]
 
 
 def orbit_of(vector: Sequence[int], seed: int) -> Points:
     """Images of a vector under permutations and sign changes of its coordinates, in random order, at most MOST_CANDIDATES."""
-    rng = random.Random(seed)
-    images: set[tuple[int, ...]] = set()
-    misses = 0
-    while len(images) < MOST_CANDIDATES and misses < 2000:
-        shuffled = rng.sample(list(vector), len(vector))
-        image = tuple(x * rng.choice((1, -1)) for x in shuffled)
-        misses = misses + 1 if image in images else 0
-        images.add(image)
-    order = sorted(images)
-    rng.shuffle(order)
-    return np.array(order, np.int64)
+    rng = np.random.default_rng(seed)
+    images: dict[tuple[int, ...], None] = {}  # a set that keeps the order in which they were found
+    before = -1
+    while before < len(images) < MOST_CANDIDATES:  # a round that finds no new one has most probably seen all
+        before = len(images)
+        shuffled = rng.permuted(np.tile(np.array(vector, np.int64), (MOST_CANDIDATES, 1)), axis=1)
+        signed = shuffled * rng.choice((1, -1), shuffled.shape)
+        images |= dict.fromkeys(map(tuple, signed.tolist()))
+    return np.array([*images][:MOST_CANDIDATES], np.int64)
 
 
 def complete(points: Points, limit: int, vector: Sequence[float], method: str, seed: int) -> Points:

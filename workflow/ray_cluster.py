@@ -31,8 +31,10 @@ def is_wanted() -> bool:
     """Whether an asynchronous run is among the stages that are still to run, and nobody has named another cluster."""
     if "RAY_ADDRESS" in os.environ or not PLAN.exists():
         return False
-    experiments = read_params().get("experiments", {})
-    asynchronous = {name for name, experiment in experiments.items() if "'asynchronous': {" in str(experiment)}
+    params = read_params()
+    everywhere = bool((params.get("grpo") or {}).get("asynchronous"))
+    experiments = params.get("experiments", {})
+    asynchronous = {name for name, experiment in experiments.items() if everywhere or "'asynchronous': {" in str(experiment)}
     stages = [stage for stage in json.loads(PLAN.read_text()) if stage["stage"].split("@")[0] in asynchronous]
     return not all(Path(stage["stamp"]).exists() for stage in stages)
 

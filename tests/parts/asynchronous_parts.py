@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -216,6 +220,27 @@ def slow_to_start(notes: Path) -> Any:
 # -------------------------------------------------------------------------------------------------------------- in the test
 
 
+@contextmanager
+def ray_cluster(**environment: str) -> Iterator[str]:
+    """The address of a Ray cluster of its own, with room for the three actors of one run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--num-cpus=3", f"--port={port}"]
+    inherited = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"}
+    process = subprocess.Popen(
+        [*start, "--include-dashboard=false", "--disable-usage-stats"],
+        env=inherited | environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        assert any("Ray runtime started" in line for line in process.stdout)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()  # which ends the processes of this cluster, and of no other (`ray stop` ends all)
+        process.wait(60)
+
+
 def run(
     config: GrpoConfig,
     generator: Callable[[], Any],
@@ -244,8 +269,9 @@ def run(
             meanwhile(pipeline, remote)
         # As in `grpo train`: this process's own parts come into the context that the actors were given.
         ctx.engine, ctx.learner, ctx.log = cast(Any, pipeline), cast(Any, remote), log
-        ctx.saved, ctx.validation = saved_every(save_every, folder, {"learner": remote}), lambda step, updates: False
-        train_grpo_asynchronously(ctx)
+        ctx.validation = lambda step, updates: False
+        with saved_every(save_every, folder, {"learner": remote}) as ctx.saved:  # whose thread asks the learner
+            train_grpo_asynchronously(ctx)
         remote.write_state(folder / "end.pt")
         assert remote.is_written()
         state = torch.load(folder / "end.pt", weights_only=True)

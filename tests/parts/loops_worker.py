@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from model_parts import SMALLER, tiny_model
+from model_parts import SMALLER, own_model
 from training_parts import NoMlflow, context, problems
 
 from grpo.common.errors import ToBeResumed
@@ -68,7 +68,7 @@ TIMED = GRPO.model_copy(update={"wall_clock_limit_s": 5000.0})
 
 
 def make_model() -> Any:
-    return tiny_model(
+    return own_model(
         vocab_size=len(TOKENIZER), eos_token_id=TOKENIZER.eos_token_id, pad_token_id=TOKENIZER.pad_token_id, **SMALLER
     )
 
@@ -127,11 +127,11 @@ def train(
     }
 
 
-def train_all(world: World, folder: Path) -> dict[str, dict[str, Any]]:
+def train_all(world: World, folder: Path, budgets: Sequence[int | None] = (None, 40)) -> dict[str, dict[str, Any]]:
     """Each case, padded and packed; a run whose time is up by rank 0's clock, and one by the others'."""
     found = {}
     for name, (loop, config) in CASES.items():
-        for max_tokens in (None, 40):
+        for max_tokens in budgets:
             found[f"{name}, {max_tokens}"] = train(loop, config, world, folder / name / str(max_tokens), max_tokens)
     for who in (0, 1):
         running_for_s = 9999.0 if min(world.rank, 1) == who else 0.0
@@ -154,7 +154,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     this_world, (what, place) = init_world("cpu"), sys.argv[1:]
     own = Path(place) / str(this_world.rank)
-    done = train_all(this_world, own) if "all" in what else {}
+    done = train_all(this_world, own, (40,) if "packed" in what else (None, 40))
     done |= train_and_stop(this_world, own, Path(place) / "state") if "stop" in what else {}
     done |= go_on(this_world, own, Path(place) / "state") if "resume" in what else {}
     torch.save(done, Path(place) / f"{this_world.rank}.pt")

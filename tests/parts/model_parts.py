@@ -11,6 +11,9 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from grpo.models.qwen2_format import TransformerConfig
+from grpo.models.transformer import TransformerLM
+
 # Of each architecture what its configuration needs to be tiny, besides what they share.
 TINY: dict[str, dict[str, Any]] = {
     "qwen2": {},
@@ -58,6 +61,12 @@ def tiny_model(kind: str = "qwen2", vocab_size: int = 512, **changes: Any) -> An
     model = AutoModelForCausalLM.from_config(config).eval()
     model.traits = examine(model)
     return model
+
+
+def own_model(vocab_size: int = 512, **changes: Any) -> TransformerLM:
+    """The project's own Transformer, as large."""
+    torch.manual_seed(0)
+    return TransformerLM(TransformerConfig(vocab_size, **{**SIZES, **changes})).eval()
 
 
 def like_llama3(folder: Path, texts: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from learner_parts import flat, last_gradients
-from model_parts import SMALLER, tiny_model
+from model_parts import SMALLER, own_model
 from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
@@ -22,7 +22,7 @@ VOCABULARY = 50
 
 
 def make_model() -> Any:
-    return tiny_model(vocab_size=VOCABULARY, **SMALLER)
+    return own_model(vocab_size=VOCABULARY, **SMALLER)
 
 
 def make_rollouts() -> list[Rollout]:

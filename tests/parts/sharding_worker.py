@@ -1,4 +1,4 @@
-"""What test_sharding computes under torchrun: each case with whole weights in each process, and with a share of them."""
+"""What test_sharding computes under torchrun: each case with a share of the weights in each process, or with whole ones too."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from model_parts import SMALLER, tiny_model
+from model_parts import SMALLER, own_model, tiny_model
 from parallel_worker import ids_of, make_rollouts
 from torch import Tensor
 from training_parts import scored
 
 from grpo.common.world import ALONE, World, init_world
 from grpo.learner.learner import Learner
-from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.sharding import gather, weights_of, whole_model
 from grpo.models.tokenizer import train_tokenizer
-from grpo.models.transformer import TransformerLM
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
@@ -36,14 +34,6 @@ def qwen2(**changes: Any) -> Any:
     return tiny_model(vocab_size=VOCABULARY, **SMALLER | changes)
 
 
-def own() -> Any:
-    """The project's own Transformer."""
-    torch.manual_seed(0)
-    values = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256, "initializer_range": 0.3}
-    return TransformerLM(TransformerConfig(**values, **heads))
-
-
 def recomputed() -> Any:
     model = qwen2()
     model.gradient_checkpointing_enable()
@@ -55,7 +45,7 @@ CASES: dict[str, tuple[Any, int | None, float]] = {
     "padded": (qwen2, None, 1e9),
     "packed": (qwen2, 20, 1e9),
     "one row": (qwen2, 500, 1e9),
-    "own": (own, 20, 1e9),
+    "own": (lambda: own_model(VOCABULARY, **SMALLER, tie_word_embeddings=False), 20, 1e9),
     "untied": (lambda: qwen2(**LARGE), 20, 1e9),
     "scaled logits": (lambda: tiny_model("granite", VOCABULARY, **SMALLER, logits_scaling=2.0), None, 1e9),
     "recomputed": (recomputed, 20, 1e9),
@@ -144,6 +134,8 @@ def held(tensor: Any) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     this_world = init_world("cpu")
-    done = {case: {way: compute(case, this_world, way) for way in (None, "cpu")} for case in sys.argv[2:]}
-    torch.save(done, Path(sys.argv[1]) / f"{this_world.rank}.pt")
+    place, what, *cases = sys.argv[1:]
+    ways = (None, "cpu") if what == "both" else ("cpu",)
+    done = {case: {way: compute(case, this_world, way) for way in ways} for case in cases}
+    torch.save(done, Path(place) / f"{this_world.rank}.pt")
     this_world.destroy()

@@ -55,6 +55,9 @@ def test_there_is_one_where_an_asynchronous_run_is_to_come(project: Path, monkey
         assert not ray_cluster.is_wanted()
     Path(".stamps/lags@one-1.done").touch()
     assert not ray_cluster.is_wanted()
+    params = json.loads(Path("params.yaml").read_text())
+    Path("params.yaml").write_text(json.dumps(params | {"grpo": {"asynchronous": {"max_policy_lag": 1}}}))
+    assert ray_cluster.is_wanted(), "the study's own method is asynchronous, and the plain experiment has not run"
 
 
 @pytest.fixture

@@ -56,7 +56,9 @@ class Server:
         self.port = port or free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._folder, self._command = folder, command
-        self._environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ, **(environment or {})}
+        # Each of its workers, four where nothing else is said, imports MLflow for itself.
+        fewer = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_WORKERS": "1"}
+        self._environment = {**fewer, **os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self.log = folder / f"server-{self.port}.log"
 
@@ -97,7 +99,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.chdir(tmp_path / "work")
     store = ["--backend-store-uri", "sqlite:///server.db", "--artifacts-destination", "artifacts"]
     mlflow = str(Path(sys.executable).with_name("mlflow"))
-    server = Server(tmp_path / "server", [mlflow, "server", "--port", "PORT", "--workers", "1", *store])
+    server = Server(tmp_path / "server", [mlflow, "server", "--port", "PORT", *store])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     yield server
     server.kill()
@@ -393,7 +395,7 @@ def postgresql() -> Iterator[str]:
 def test_make_mlflow_server_keeps_runs_in_postgresql(
     tmp_path: Path, makefile: list[str], postgresql: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(tmp_path, makefile, {"MLFLOW_PORT": "PORT", "MLFLOW_BACKEND": postgresql})
+    server = Server(tmp_path, makefile, {"MLFLOW_PORT": "PORT", "MLFLOW_BACKEND": postgresql, "MLFLOW_WORKERS": "2"})
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)

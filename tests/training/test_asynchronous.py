@@ -12,9 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,6 +25,7 @@ import pytest
 import ray
 import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner
+from model_parts import own_model
 from pydantic import ValidationError
 from state_parts import never_saved, saved_every
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -49,56 +49,14 @@ from grpo.training.context import RunContext
 from grpo.training.grpo import train_grpo
 from grpo.training.step import lag_metrics, train_on
 
-PARTS = Path(__file__).parents[1] / "parts"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _actors_find_the_parts() -> Any:
-    """Ray's processes import what tests give them by name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(PARTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
-        patch.delenv("RAY_ADDRESS", raising=False)
-        yield
-
-
-@contextmanager
-def ray_cluster(**environment: str) -> Iterator[str]:
-    """The address of a Ray cluster of its own, with room for the three actors of one run."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    start = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--num-cpus=3", f"--port={port}"]
-    inherited = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"}
-    process = subprocess.Popen(
-        [*start, "--include-dashboard=false", "--disable-usage-stats"],
-        env=inherited | environment, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        assert any("Ray runtime started" in line for line in process.stdout)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()  # which ends the processes of this cluster, and of no other (`ray stop` ends all)
-        process.wait(60)
+pytestmark = pytest.mark.usefixtures("actors_find_the_parts")
+shared_cluster = pytest.mark.usefixtures("on_the_cluster")
 
 
 @pytest.fixture(scope="module")
-def cluster(_actors_find_the_parts: None) -> Iterator[str]:
-    """A cluster that runs share one after another, since to start one takes longer than a short run.
-
-    It asks for no token: Ray has been imported here, which is when it learns whether to send one.
-    """
-    with ray_cluster(RAY_AUTH_MODE="disabled") as address:
-        yield address
-
-
-@pytest.fixture
-def on_the_cluster(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs take the cluster of this module. Each leaves it as it was, or there would be no room for the next."""
-    monkeypatch.setenv("RAY_ADDRESS", cluster)
-
-
-shared_cluster = pytest.mark.usefixtures("on_the_cluster")
+def fresh_model(tokenizer: Any) -> Any:
+    """The project's own Transformer: an actor that loads it has not to import transformers."""
+    return own_model(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
 
 
 @pytest.fixture(scope="module")
@@ -641,7 +599,7 @@ parts.run(config, partial(parts.make_generator, folder, notes, 0.0), learner, no
 @pytest.mark.slow
 def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -> None:
     """As clusters do since Ray 2.60; and a second run finds it as the first one did."""
-    with ray_cluster() as address:
+    with parts.ray_cluster() as address:
         for name in ("first", "second"):
             program = [sys.executable, "-c", ON_A_CLUSTER, str(folder), str(tmp_path / name)]
             environment = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"} | {"RAY_ADDRESS": address}

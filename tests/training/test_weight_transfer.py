@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 import torch
 import transfer_parts
 from asynchronous_parts import CONFIG, asynchronous
-from model_parts import FOR_VLLM, tiny_model
+from model_parts import FOR_VLLM, SMALLER, own_model, tiny_model
 from safetensors.torch import load_file
 from training_parts import read_csv
 
@@ -27,25 +25,28 @@ from grpo.training.asynchronous import start
 from grpo.training.asynchronous.transfer import BUCKET, Sender, bucket_bytes, weights_to_send
 from grpo.training.context import RunContext
 
-PARTS = Path(__file__).parents[1] / "parts"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _actors_find_the_parts() -> Iterator[None]:
-    """Ray's processes import what tests give them by name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(PARTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
-        patch.delenv("RAY_ADDRESS", raising=False)
-        yield
+pytestmark = pytest.mark.usefixtures("actors_find_the_parts")
+shared_cluster = pytest.mark.usefixtures("on_the_cluster")
 
 
 @pytest.fixture(scope="module")
 def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose head is its embedding, of a shape that vLLM takes on a CPU."""
-    sizes = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    """A checkpoint whose head is its embedding, which loads without transformers."""
     target = tmp_path_factory.mktemp("model")
-    save_checkpoint(target, tiny_model("qwen2", **sizes, **FOR_VLLM), tokenizer)
+    save_checkpoint(target, own_model(**sizes(tokenizer), **SMALLER), tokenizer)
     return target
+
+
+@pytest.fixture(scope="module")
+def folder_for_vllm(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of transformers, of a shape that vLLM takes on a CPU."""
+    target = tmp_path_factory.mktemp("model")
+    save_checkpoint(target, tiny_model("qwen2", **sizes(tokenizer), **FOR_VLLM), tokenizer)
+    return target
+
+
+def sizes(tokenizer: Any) -> dict[str, int]:
+    return {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
 
 
 # ------------------------------------------------------------------------------------------------------------ what is sent
@@ -160,6 +161,7 @@ def equal(found: Any, expected: Any) -> bool:
     return same and found["trained"] == expected["trained"]
 
 
+@shared_cluster
 @pytest.mark.slow
 def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(folder: Path, tmp_path: Path) -> None:
     lag = 2
@@ -176,11 +178,14 @@ def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(folder: Pa
 
 
 @pytest.fixture(scope="module")
-def without_faults(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def without_faults(folder: Path, cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """How a run ends whose weights are at most one version old."""
-    return through_ray(asynchronous(max_policy_lag=1), folder, tmp_path_factory.mktemp("ray"))[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", cluster)
+        return through_ray(asynchronous(max_policy_lag=1), folder, tmp_path_factory.mktemp("ray"))[1]
 
 
+@shared_cluster
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "restarts"),
@@ -213,18 +218,19 @@ def kill_both(notes: Path, pipeline: Any, remote: Any) -> None:
 
 
 @pytest.mark.vllm
-def test_vllm_has_the_weights_of_each_version_by_its_own_transfer(folder: Path, tmp_path: Path) -> None:
-    """vLLM's NCCL transfer with gloo for NCCL, two versions behind; checksums are compared after each. New actors meet
-    again."""
+def test_vllm_has_the_weights_of_each_version_by_its_own_transfer(folder_for_vllm: Path, tmp_path: Path) -> None:
+    """vLLM's NCCL transfer with gloo for NCCL, two versions behind; checksums are compared after each. Actors that are new meet
+    again, and each is started no more often than it was killed."""
     config = asynchronous(max_policy_lag=2)
     ends = {}
-    for name in ("ray", "sent", "killed"):
+    for name in ("ray", "sent"):
         target = tmp_path / name
-        generator = partial(transfer_parts.make_vllm_generator, folder, target)
-        learner = partial(transfer_parts.make_vllm_learner, folder, target, config)
-        meanwhile = partial(kill_both, target) if name == "killed" else None
+        generator = partial(transfer_parts.make_vllm_generator, folder_for_vllm, target)
+        learner = partial(transfer_parts.make_vllm_learner, folder_for_vllm, target, config)
+        meanwhile = partial(kill_both, target) if name == "sent" else None
         log, ends[name], restarts = parts.run(config, generator, learner, target, meanwhile, sends=name != "ray")
-        assert restarts["learner"] == (name == "killed") and (restarts["generator"] > 0) == (name == "killed")
+        # Without the learner that it met, a generator is started again too.
+        assert restarts == {"generator": 2 if name == "sent" else 0, "scorer": 0, "learner": int(name == "sent")}
         print(f"{name}: seconds of handing over {[round(step['generator_synchronization_s'], 3) for step in log.times]}")
         assert equal(ends[name], ends["ray"])
         assert read_csv(target / "history.csv") == read_csv(tmp_path / "ray/history.csv")

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 from grpo.reporting.timing import read_timing_file, time_row
-from grpo.results.claims import AGREES, CANNOT_TELL, DISAGREES
 from grpo.results.runs import Run, collapsed, first_scores
 from grpo.results.statistics import format_interval, two_level_mean
+from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN

@@ -11,20 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.common.files import read_json
-from grpo.results.claims import (
-    BASELINE,
-    CANNOT_TELL,
-    PUBLISHED,
-    Evidence,
-    Parameters,
-    about_this_study,
-    arms_in_order,
-    evidence_of,
-    hardest,
-)
+from grpo.results.claims import BASELINE, PUBLISHED, about_this_study
+from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.power import Spread, problems_needed, seeds_needed, spread_of
 from grpo.results.runs import by_arm, final_scores, first_scores, read_runs, read_selection
 from grpo.results.statistics import two_level_difference
+from grpo.results.verdicts import CANNOT_TELL, Parameters, arms_in_order, hardest
 from grpo.study import paths
 from grpo.study.schema import Study, read_yaml
 
@@ -177,7 +169,7 @@ def _best(evidence: Evidence) -> str:
     return max(evidence.arms, key=lambda arm: float(evidence.final(arm).mean()))
 
 
-# Of the kinds of grpo.results.claims those whose verdict is an interval of a difference of rewards.
+# Of the kinds of grpo.results.verdicts those whose verdict is an interval of a difference of rewards.
 COMPARED: dict[str, Callable[[_Claim, Evidence], list[Contrast]]] = {
     "ends_above": _two_named,
     "not_below": _not_below,

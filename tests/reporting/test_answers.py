@@ -39,9 +39,10 @@ from grpo.reporting.answers.samples import agreement, chance_of
 from grpo.reporting.tables import write_tables
 from grpo.reporting.time_breakdown import PARTS, Variant
 from grpo.reporting.timing import write_timing
-from grpo.results.claims import KL, write_claims
+from grpo.results.claims import write_claims
 from grpo.results.runs import Run
 from grpo.results.selection import select
+from grpo.results.verdicts import KL
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.sections import KissingNumber

@@ -204,7 +204,13 @@ MAKES = {  # stage -> the module that its command calls
     "writeup": "grpo/reporting/writeup.py",
 }
 # Where the report's numbers come from; other modules (paths, reading of files) do not decide them.
-DECIDES = ("grpo/reporting/", "grpo/results/selection.py", "grpo/results/statistics.py")
+DECIDES = (
+    "grpo/reporting/",
+    "grpo/results/evidence.py",
+    "grpo/results/selection.py",
+    "grpo/results/statistics.py",
+    "grpo/results/verdicts.py",
+)
 
 
 def imported(path: str) -> set[str]:

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from study_parts import EXPERIMENTS
 
 from grpo.common.errors import UserError
-from grpo.results import claims
-from grpo.results.claims import KINDS, KL, Evidence, NotMeasured, claims_table, judge_claims, write_claims
+from grpo.results import claims, verdicts
+from grpo.results.claims import claims_table, judge_claims, write_claims
+from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.runs import Run
+from grpo.results.verdicts import KINDS, KL
 from grpo.study.schema import Study, load_study, read_yaml
 
 REPOSITORY = Path(__file__).parents[2]
@@ -126,7 +128,7 @@ def test_arms_that_trained_alike_tell_nothing(kind: str) -> None:
 
 
 def test_ends_above_shows_means_and_interval() -> None:
-    measured, _, _ = claims.ends_above(A_OVER_B, evidence(ending("a", solved(60)), ending("b", solved(30))))
+    measured, _, _ = verdicts.ends_above(A_OVER_B, evidence(ending("a", solved(60)), ending("b", solved(30))))
     found = re.fullmatch(r"a 0\.600, b 0\.300; difference 0\.300 \((.*) to (.*)\)", measured)
     assert found is not None
     assert [float(end) for end in found.groups()] == pytest.approx([0.3 - 1.96 * 0.0458, 0.3 + 1.96 * 0.0458], abs=0.011)
@@ -154,13 +156,13 @@ def test_runs_that_differ_much_cannot_tell_what_their_problems_alone_would() -> 
 
 def test_diverged_runs_are_named() -> None:
     b = [made_up("b", solved(10), solved(3), diverged=10), made_up("b", solved(10), solved(30), seed=1)]
-    measured, _, _ = claims.ends_above(A_OVER_B, evidence(ending("a", solved(60), solved(60)), b))
+    measured, _, _ = verdicts.ends_above(A_OVER_B, evidence(ending("a", solved(60), solved(60)), b))
     assert measured.startswith("a 0.600, b 0.165 (1 of 2 runs diverged); ")
 
 
 def test_a_missing_arm_is_named() -> None:
     with pytest.raises(NotMeasured, match=r"^the study has no arm b$"):
-        claims.ends_above(A_OVER_B, evidence(ending("a", solved(60))))
+        verdicts.ends_above(A_OVER_B, evidence(ending("a", solved(60))))
 
 
 # ------------------------------------------------------------------------------------------------------------ not_below
@@ -187,7 +189,7 @@ def test_not_below(a: NDArray[np.float64], b: NDArray[np.float64], margin: float
 @pytest.mark.parametrize("worse", [["b", "c"], ["c", "b"]])
 def test_not_below_is_held_against_the_best_of_several_arms(worse: list[str]) -> None:
     found = evidence(ending("a", solved(40)), ending("b", solved(10)), ending("c", solved(70)))
-    measured, told, _ = claims.not_below({"better": "a", "worse": worse, "margin": 0.02}, found)
+    measured, told, _ = verdicts.not_below({"better": "a", "worse": worse, "margin": 0.02}, found)
     assert told == DISAGREES
     assert measured.startswith("a 0.400, c 0.700; difference -0.300 (")
     assert measured.endswith("margin 0.02")
@@ -205,13 +207,13 @@ def test_not_below_is_about_as_many_steps() -> None:
     parameters = {**A_OVER_B, "margin": 0.02}
     longer = [made_up("a", solved(10), solved(20), solved(60))]
     with pytest.raises(NotMeasured, match=r"^the runs took different numbers of steps: a \[2\], b \[1\]$"):
-        claims.not_below(parameters, evidence(longer, ending("b", solved(50))))
+        verdicts.not_below(parameters, evidence(longer, ending("b", solved(50))))
     assert verdict("not_below", parameters, evidence(longer, ending("b", solved(5), diverged=1))) == AGREES
 
 
 def test_not_below_needs_every_arm() -> None:
     with pytest.raises(NotMeasured, match="no arm c"):
-        claims.not_below(
+        verdicts.not_below(
             {"better": "a", "worse": ["b", "c"], "margin": 0.0}, evidence(ending("a", each(1)), ending("b", each(1)))
         )
 
@@ -235,7 +237,7 @@ def test_winner_above_is_about_the_winners(won: NDArray[np.float64], other: NDAr
     theirs = evidence(ending("b", other), ending("pinned_away", each(1.0)))
     found = evidence(ending("pinned_away", each(1.0)), ending("a", won))
     found = replace(found, winner="a", other=replace(theirs, winner="b"))
-    measured, told, _ = claims.winner_above({"other": "another"}, found)
+    measured, told, _ = verdicts.winner_above({"other": "another"}, found)
     assert told == expected
     difference = won.mean() - other.mean()
     assert measured.startswith(f"a {won.mean():.3f}; another: b {other.mean():.3f}; difference {difference:.3f} (")
@@ -244,7 +246,7 @@ def test_winner_above_is_about_the_winners(won: NDArray[np.float64], other: NDAr
 def test_winner_above_counts_each_experiment_by_its_own_last_evaluations() -> None:
     ours, theirs = ([made_up(arm, each(0.5), each(0.25), each(0.75))] for arm in ("a", "b"))
     found = replace(evidence(ours, last_k=1), winner="a", other=replace(evidence(theirs, last_k=2), winner="b"))
-    measured, told, _ = claims.winner_above({"other": "another"}, found)
+    measured, told, _ = verdicts.winner_above({"other": "another"}, found)
     assert (measured, told) == ("a 0.750; another: b 0.500; difference 0.250 (0.250 to 0.250)", AGREES)
 
 
@@ -290,11 +292,11 @@ def test_zero_shot_below(low: float, high: float, expected: str) -> None:
         "r1_zero": {"accuracy": {"value": (low + high) / 2, "low": low, "high": high}},
     }
     parameters = {"prompt": "r1_zero", "below": 0.1}
-    measured, told, _ = claims.zero_shot_below(parameters, Evidence({}, 1, baseline=report))
+    measured, told, _ = verdicts.zero_shot_below(parameters, Evidence({}, 1, baseline=report))
     assert told == expected
     assert f"r1_zero {(low + high) / 2:.3f} ({low:.3f} to {high:.3f})" in measured
     with pytest.raises(NotMeasured, match="no zero-shot evaluation under r1_zero"):
-        claims.zero_shot_below(parameters, Evidence({}, 1, baseline={"question_only": report["question_only"]}))
+        verdicts.zero_shot_below(parameters, Evidence({}, 1, baseline={"question_only": report["question_only"]}))
 
 
 # ---------------------------------------------------------------------------------------------------- best_inside_range
@@ -318,7 +320,7 @@ def test_zero_shot_below(low: float, high: float, expected: str) -> None:
 )
 def test_best_inside_range(counts: tuple[int, ...], expected: str, shown: list[str]) -> None:
     found = evidence(*(ending(f"m{i}", solved(n)) for i, n in enumerate(counts)))
-    measured, told, _ = claims.best_inside_range({}, found)
+    measured, told, _ = verdicts.best_inside_range({}, found)
     assert told == expected
     assert all(text in measured for text in shown), measured
 
@@ -361,7 +363,7 @@ def test_falls(lengths: list[tuple[float, ...]], expected: str) -> None:
 def test_falls_shows_both_ends() -> None:
     runs = [made_up("a", solved(1), solved(1), lengths=pair, seed=i) for i, pair in enumerate([(400, 20), (400, 380)])]
     other = [made_up("b", solved(1), solved(1), lengths=(100, 90))]
-    measured, _, _ = claims.falls(LENGTH, evidence(runs, other))
+    measured, _, _ = verdicts.falls(LENGTH, evidence(runs, other))
     assert measured == (
         "val/response_length below 0.5 of its start: a from 400.0 to 200.0 in 1 of 2 runs; b from 100.0 to 90.0 in 0 of 1 run"
     )
@@ -408,7 +410,7 @@ def test_collapses_counts_the_last_evaluations() -> None:
 
 
 def test_collapses_shows_the_course() -> None:
-    measured, _, _ = claims.collapses(
+    measured, _, _ = verdicts.collapses(
         {}, evidence(course("a", (6, 60, 60)), course("most", (6, 60, 10), (8, 40, 30), diverged=None))
     )
     assert measured == (
@@ -423,7 +425,7 @@ def test_many_updates_are_those_of_the_arm_with_most_of_them() -> None:
     assert verdict("collapses", {"updates": 16}, evidence(*arms)) == AGREES
     assert verdict("collapses", {}, evidence(*arms)) == DISAGREES  # the last arm
     with pytest.raises(NotMeasured, match=r"no arm with 16 updates per rollout batch \(most: 8\)"):
-        claims.collapses({"updates": 16}, evidence(arms[0], arms[2]))
+        verdicts.collapses({"updates": 16}, evidence(arms[0], arms[2]))
 
 
 @pytest.mark.parametrize(
@@ -439,7 +441,7 @@ def test_many_updates_are_those_of_the_arm_with_most_of_them() -> None:
 )
 def test_lags(first: list[tuple[int, ...]], best: tuple[int, ...], expected: str, shown: str) -> None:
     found = evidence(course("first", *first), course("best", best), course("last", (6, 1, 1)))
-    measured, told, _ = claims.lags({}, found)
+    measured, told, _ = verdicts.lags({}, found)
     assert (told, shown in measured) == (expected, True), measured
 
 
@@ -461,20 +463,20 @@ def test_lags(first: list[tuple[int, ...]], best: tuple[int, ...], expected: str
 )
 def test_descends(counts: tuple[int, ...], expected: str) -> None:
     found = evidence(*(ending(f"m{i}", solved(n)) for i, n in enumerate(counts)))
-    measured, told, _ = claims.descends({}, found)
+    measured, told, _ = verdicts.descends({}, found)
     assert told == expected
     assert measured.startswith("m0 0.") and measured.count(" above ") == len(counts) * (len(counts) - 1) // 2
 
 
 def test_descends_compares_the_arms_that_are_named() -> None:
     found = evidence(*(ending(arm, solved(n)) for arm, n in (("base", 70), ("low", 90), ("early", 50))))
-    assert claims.descends({"arms": ["base", "early", "late"]}, found).verdict == AGREES
-    assert claims.descends({}, found).verdict == DISAGREES
+    assert verdicts.descends({"arms": ["base", "early", "late"]}, found).verdict == AGREES
+    assert verdicts.descends({}, found).verdict == DISAGREES
 
 
 def test_descends_needs_two_arms() -> None:
     with pytest.raises(NotMeasured, match="only one arm"):
-        claims.descends({}, evidence(ending("m0", solved(3))))
+        verdicts.descends({}, evidence(ending("m0", solved(3))))
 
 
 # ----------------------------------------------------------------------------------------------- smaller_gradient_norms
@@ -517,7 +519,7 @@ def test_smaller_gradient_norms(a: list[float], b: list[float], expected: str) -
 def test_gradient_norms_are_compared_step_by_step_however_many_updates_a_step_has() -> None:
     a = with_norms("a", [0.5, 1.5] * 40, updates=2)  # mean 1 in each of 40 steps
     b = with_norms("b", [2.0] * 40)
-    measured, told, _ = claims.smaller_gradient_norms(A_UNDER_B, evidence(a, b))
+    measured, told, _ = verdicts.smaller_gradient_norms(A_UNDER_B, evidence(a, b))
     assert told == AGREES
     assert measured == "mean gradient norm over 40 steps: a 1.000, b 2.000; difference 1.000 (1.000 to 1.000)"
 
@@ -525,7 +527,7 @@ def test_gradient_norms_are_compared_step_by_step_however_many_updates_a_step_ha
 def test_gradient_norms_of_blocks_of_neighbouring_steps() -> None:
     """A curve that rises from 0 to 2: its mean of 1 has no standard error of independent steps."""
     b = with_norms("b", list(np.linspace(-1.0, 3.0, 40)))
-    measured, told, _ = claims.smaller_gradient_norms(A_UNDER_B, evidence(with_norms("a", [0.5] * 40), b))
+    measured, told, _ = verdicts.smaller_gradient_norms(A_UNDER_B, evidence(with_norms("a", [0.5] * 40), b))
     low, high = (float(end) for end in re.findall(r"\((.*) to (.*)\)", measured)[0])
     # Eight block means, 4 / 39 x 5 = 0.513 apart: deviation 0.513 x sqrt((64 - 1) / 12) = 1.175, by sqrt 8: 0.415
     assert (low, high) == pytest.approx((0.5 - 1.96 * 0.415, 0.5 + 1.96 * 0.415), abs=0.05)
@@ -542,7 +544,9 @@ def test_gradient_norms_of_runs_that_differ_much() -> None:
 
 def test_gradient_norms_of_runs_of_unequal_length() -> None:
     a = with_norms("a", [1.0] * 40, [1.0] * 35 + [50.0] * 15)
-    measured, _, _ = claims.smaller_gradient_norms(A_UNDER_B, evidence(a, with_norms("b", [2.0] * 35 + [50.0] * 5, [2.0] * 35)))
+    measured, _, _ = verdicts.smaller_gradient_norms(
+        A_UNDER_B, evidence(a, with_norms("b", [2.0] * 35 + [50.0] * 5, [2.0] * 35))
+    )
     assert measured == "mean gradient norm over 35 steps: a 1.000, b 2.000; difference 1.000 (1.000 to 1.000)"
 
 
@@ -551,20 +555,20 @@ def test_norms_that_are_not_finite_are_left_out_and_counted(odd: float) -> None:
     a, b = [1.0] * 43, [2.0] * 43
     a[3] = a[20] = b[3] = b[30] = odd
     found = evidence(with_norms("a", a), with_norms("b", b))
-    measured, told, _ = claims.smaller_gradient_norms(A_UNDER_B, found)
+    measured, told, _ = verdicts.smaller_gradient_norms(A_UNDER_B, found)
     assert told == AGREES
     assert "over 40 steps: a 1.000, b 2.000; difference 1.000 (1.000 to 1.000)" in measured
     assert measured.endswith("not finite: a 2, b 2")
     # In one of an arm's two runs is enough, and so is one of a step's two updates.
     found = evidence(with_norms("a", [1.0] * 43, a), with_norms("b", [2.0] * 43, [2.0] * 43))
-    measured, _, _ = claims.smaller_gradient_norms(A_UNDER_B, found)
+    measured, _, _ = verdicts.smaller_gradient_norms(A_UNDER_B, found)
     assert "over 41 steps" in measured and measured.endswith("not finite: a 2")
     halves = [1.0, 1.0] * 40
     halves[11] = odd
     found = evidence(with_norms("a", halves, updates=2), with_norms("b", [2.0] * 40))
-    assert claims.smaller_gradient_norms(A_UNDER_B, found)[0].endswith("not finite: a 1")
+    assert verdicts.smaller_gradient_norms(A_UNDER_B, found)[0].endswith("not finite: a 1")
     found = evidence(with_norms("a", [odd] * 20 + [1.0] * 20), with_norms("b", [2.0] * 40))
-    measured, told, _ = claims.smaller_gradient_norms(A_UNDER_B, found)
+    measured, told, _ = verdicts.smaller_gradient_norms(A_UNDER_B, found)
     assert told == CANNOT_TELL
     assert measured == "only 20 steps in common, too few for an interval; steps left out because a norm is not finite: a 20"
 
@@ -596,7 +600,7 @@ def test_norms_blow_up(a: list[list[float]], b: list[list[float]], expected: str
 
 
 def test_norms_blow_up_shows_both_ends() -> None:
-    measured, _, _ = claims.norms_blow_up(BLOW_UP, evidence(with_norms("a", GROWN, CALM), with_norms("b", CALM)))
+    measured, _, _ = verdicts.norms_blow_up(BLOW_UP, evidence(with_norms("a", GROWN, CALM), with_norms("b", CALM)))
     assert measured.endswith(
         "5 times that of the first: a from 1.000 to 3.500, in 1 of 2 runs; b from 1.000 to 1.000, in 0 of 1 run"
     )
@@ -634,7 +638,7 @@ def test_rises_with_kl(runs: list[tuple[int, Any]], expected: str) -> None:
 
 
 def test_rises_with_kl_shows_reward_and_kl() -> None:
-    measured, _, _ = claims.rises_with_kl({"arm": "best"}, evidence([trained(solved(70), GROWING)]))
+    measured, _, _ = verdicts.rises_with_kl({"arm": "best"}, evidence([trained(solved(70), GROWING)]))
     assert re.fullmatch(
         r"answer reward above its start by 0\.300 \(0\.2.* to 0\.3.*\); "
         r"KL per token from 0\.0050 to 0\.0650 nats, growing from each quarter of the steps to the next in 1 of 1 run",
@@ -644,7 +648,7 @@ def test_rises_with_kl_shows_reward_and_kl() -> None:
 
 def test_a_study_that_does_not_measure_the_kl_says_so() -> None:
     with pytest.raises(NotMeasured, match=re.escape(KL)):
-        claims.rises_with_kl({"arm": "best"}, evidence(ending("best", solved(70))))
+        verdicts.rises_with_kl({"arm": "best"}, evidence(ending("best", solved(70))))
 
 
 # -------------------------------------------------------------------------------------------------------- the whole list

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pandas as pd
 
-from grpo.results.claims import KL
 from grpo.results.runs import REWARD, Run, read_runs
+from grpo.results.verdicts import KL
 from grpo.study.schema import Study
 
 WITH = {"train/answer_reward": "reward", "gradient_norm": "gradient norm", "token_entropy": "token entropy"}

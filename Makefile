@@ -6,8 +6,9 @@ export PATH := $(BIN):$(PATH)
 INSTALLED := $(VENV)/.installed
 WITH_TESTS := $(VENV)/.installed-dev
 # uv installs in seconds what takes pip minutes. It does not read pip's settings, so those that say where packages come from, and
-# by which certificates, are handed on; where there are none, uv takes PyTorch's build for this machine's CPU or CUDA. Unlike pip it leaves compiling to the
-# first import, which where PYTHONDONTWRITEBYTECODE is set means to each: stages then start three times as slowly.
+# by which certificates, are handed on; where there are none, uv takes PyTorch's build for this machine's CPU or CUDA. Unlike pip
+# it leaves compiling to the first import, which where PYTHONDONTWRITEBYTECODE is set means to each: stages then start three times
+# as slowly.
 UV = setting() { $(BIN)/pip config get "global.$$1" 2> /dev/null; }; links="$$(setting find-links)"; index="$$(setting index-url)"; \
 	export SSL_CERT_FILE="$${SSL_CERT_FILE:-$${PIP_CERT:-$$(setting cert)}}"; test -n "$$SSL_CERT_FILE" || unset SSL_CERT_FILE; \
 	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-$$links}}" UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$index}}"; \

@@ -265,7 +265,7 @@ def test_program_in_an_answer(answer: str, program: str) -> None:
         ("```python\nx = 1\npoints = [1,\n```", "the program does not parse: line 2: '[' was never closed (`points = [1,`)"),
         (f"```python\n{PROGRAM}```\n```python\ndef run_code(:\n```", "the program does not parse: line 1: invalid syntax"),
         ("```python\n  points = 1\n x = 2\n```", "the program does not parse: line 1: unexpected indent"),
-        ("```python\npoints = '\\d'\0\n```", "the program does not parse: source code string cannot contain null bytes"),
+        ("```python\npoints = '\\d'\0\n```", "source code string cannot contain null bytes"),  # 3.11.2 puts ValueError before
         (f"```python\npoints = {'-' * 100_000}1\n```", "the program does not parse: it is nested too deeply"),
         (f"<think>\n```python\n{PROGRAM}```\nBut", "the answer ends within its reasoning"),
         (f"<think>\n```python\n{PROGRAM}```\n</think>\n", "the answer holds no code block"),

@@ -165,8 +165,8 @@ class LogHandler(LogHandlerBase):
         else:
             self.say_as_ever()
         self.study = None
-        if self.told_to_stop:  # told again, Snakemake ends by a traceback that no handler takes; all has been said
-            logging.lastResort = logging.NullHandler()
+        if self.told_to_stop:
+            let_ctrl_c_end_without_a_traceback()
         super().close()
 
     def end(self, study: Study) -> None:
@@ -184,6 +184,14 @@ class LogHandler(LogHandlerBase):
                 f"{''.join(f', {stage.name} ({stage.log})' for stage in failed)}. The same command goes on from here.",
                 "bold red" if failed else "bold yellow",
             )
+
+
+def let_ctrl_c_end_without_a_traceback() -> None:
+    """All has been said when a further Ctrl-C ends Snakemake, be it by an error in its event loop, which it logs, or in Python
+    itself: in the main thread, or at the end, while it waits for the others."""
+    logging.lastResort = logging.NullHandler()
+    sys.excepthook = lambda kind, *rest: None if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest)
+    sys.unraisablehook = lambda seen: None if seen.exc_type is KeyboardInterrupt else sys.__unraisablehook__(seen)
 
 
 LoggerPluginRegistry().register_plugin(f"{logger_plugin_module_prefix}study", sys.modules[__name__])

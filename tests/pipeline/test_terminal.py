@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import termios
@@ -147,8 +148,19 @@ def test_ctrl_c_lets_the_step_be_finished_and_leaves_the_terminal_in_order(tmp_p
     assert not processes_in(repo)
 
 
+@pytest.mark.parametrize(
+    ("error", "shown"), [("KeyboardInterrupt", False), ("ValueError", True)], ids=["of Ctrl-C", "of a fault of ours"]
+)
+@pytest.mark.parametrize("place", ["raise {}", "class X:\n  def __del__(self): raise {}\nX()"], ids=["main", "at the end"])
+def test_a_traceback_after_the_last_line(place: str, error: str, shown: bool) -> None:
+    program = f"import terminal\nterminal.let_ctrl_c_end_without_a_traceback()\n{place.format(error)}"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT / "workflow", capture_output=True, text=True)
+    assert ("Traceback" in ended.stderr) == shown and (ended.stderr == "") != shown
+
+
 @pytest.mark.slow
-def test_a_second_ctrl_c_ends_all_running_stages_at_once_and_prints_no_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [False, True], ids=["to all", "to Snakemake alone, then to all"])
+def test_a_second_ctrl_c_ends_all_running_stages_at_once_and_prints_no_traceback(tmp_path: Path, alone: bool) -> None:
     repo = new_study(tmp_path / "repo")
     (repo / "run.py").write_text(TRAINING.replace('"started"', '"started" + sys.argv[1]') % (60, with_gpus.RESUME_ME))
     shown = Terminal(repo, "snakemake", "--profile", "local", "--cores", "2", "grpo_x_low_0", "grpo_x_low_1")
@@ -157,6 +169,9 @@ def test_a_second_ctrl_c_ends_all_running_stages_at_once_and_prints_no_traceback
     wait_for(lambda: "told again, they end at once" in shown.text)
     time.sleep(with_gpus.SAME_WISH_SECONDS + 0.2)
     told_again = time.monotonic()
+    if alone:  # Snakemake ends first, and waits for the others
+        os.kill(shown.process.pid, signal.SIGINT)
+        wait_for(lambda: "0 of 2 stages in " in shown.text)
     shown.key("\x03")
     assert shown.end() != 0 and time.monotonic() - told_again < 50  # of the 60 s that they would take
     assert not (repo / "saved").exists() and not processes_in(repo)

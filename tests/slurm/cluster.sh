@@ -2,6 +2,7 @@
 # A Slurm cluster of one node with two GPUs on this machine, for the tests. Debian or Ubuntu, as root; systemd is not needed.
 # Everything it writes (keys, configuration, state, logs) is in FOLDER, everything it listens on is on loopback.
 set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin # where Debian has the daemons; not every root's PATH has it
 
 usage() {
   cat <<'TEXT'

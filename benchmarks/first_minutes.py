@@ -39,6 +39,9 @@ def measure(commit: str, folder: Path, steps: list[str]) -> dict[str, dict[str, 
     subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", commit], check=True)
     # With this set no process would find what another one has compiled.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    # Packages are fetched anew each time, as on a machine that never had them.
+    environment |= {"PIP_CACHE_DIR": f"{folder}.cache/pip", "UV_CACHE_DIR": f"{folder}.cache/uv"}
+    shutil.rmtree(f"{folder}.cache", ignore_errors=True)
     found = {}
     for step in steps:
         load, began = os.getloadavg()[0], time.perf_counter()

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from grpo.common.world import ALONE, World
 from grpo.learner.chunked import chunked_log_probs, log_probs_of
@@ -165,11 +164,11 @@ def _predicted(
     else:
         logits = model(**inputs, use_cache=False).logits.flatten(0, 1).index_select(0, placed)
         computed = log_probs_of(logits, labels, temperature)
-    log_probs, entropy = (pad_sequence(list(torch.split(flat, lengths)), batch_first=True) for flat in computed)
-    longest = log_probs.shape[1]
+    longest = max(lengths)
     mask = torch.arange(longest, device=device) < send(torch.tensor(lengths), device)[:, None]
-    tokens = _ranges([row * longest for row in range(len(lengths))], lengths)
-    return Microbatch(members, log_probs, mask, entropy, send(tokens, device))
+    tokens = send(_ranges([row * longest for row in range(len(lengths))], lengths), device)
+    log_probs, entropy = (x.new_zeros(mask.numel()).index_copy(0, tokens, x).view(mask.shape) for x in computed)
+    return Microbatch(members, log_probs, mask, entropy, tokens)
 
 
 def _by_linear_head(

@@ -14,11 +14,14 @@ from grpo.models.prefix_attention import SharedPrefix
 SCALE = 0.3
 LAYOUT = Layout((Stretch(0, 4, (3, 3, 2)), Stretch(12, 1, ()), Stretch(13, 6, (1, 5)), Stretch(25, 2, (7, 7))))
 TOKENS = 41
+# Pieces of very unlike lengths, longer than what flash attention takes at a time.
+LONG = Layout((Stretch(0, 45, (100, 3, 60, 60)), Stretch(268, 1, (20, 20))))
+LONG_TOKENS = 309
 
 
-def allowed(layout: Layout) -> Tensor:
+def allowed(layout: Layout, tokens: int) -> Tensor:
     """(tokens, tokens): may the row's token attend to the column's?"""
-    mask = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
+    mask = torch.zeros(tokens, tokens, dtype=torch.bool)
     for stretch in layout.stretches:
         prompt = range(stretch.start, stretch.start + stretch.prompt)
         for q in prompt:
@@ -32,16 +35,17 @@ def allowed(layout: Layout) -> Tensor:
     return mask
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout = LAYOUT) -> Tensor:
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-    scores = (query @ key.transpose(-1, -2) * SCALE).masked_fill(~allowed(LAYOUT), float("-inf"))
+    hidden = ~allowed(layout, query.shape[2])
+    scores = (query @ key.transpose(-1, -2) * SCALE).masked_fill(hidden, float("-inf"))
     return torch.softmax(scores, dim=-1) @ value
 
 
-def inputs(dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Tensor]:
+def inputs(dtype: torch.dtype = torch.float32, tokens: int = TOKENS) -> tuple[list[Tensor], Tensor]:
     """Query with 4 heads, key and value with 2 of size 8, and the gradient at the result."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(1, 4, TOKENS, 8), (1, 2, TOKENS, 8), (1, 2, TOKENS, 8), (1, 4, TOKENS, 8)]
+    shapes = [(1, 4, tokens, 8), (1, 2, tokens, 8), (1, 2, tokens, 8), (1, 4, tokens, 8)]
     *qkv, incoming = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
     return [x.requires_grad_() for x in qkv], incoming
 
@@ -51,10 +55,12 @@ def with_gradients(function: Any, tensors: list[Tensor], incoming: Tensor) -> li
     return [out.detach(), *torch.autograd.grad(out, tensors, incoming)]
 
 
-def test_packed_attention_and_its_gradients_are_those_of_dense_attention() -> None:
-    tensors, incoming = inputs()
-    found = with_gradients(lambda q, k, v: packed_attention(q, k, v, LAYOUT, SCALE), tensors, incoming)
-    for one, other in zip(found, with_gradients(dense, tensors, incoming), strict=True):
+@pytest.mark.parametrize("layout, tokens", [(LAYOUT, TOKENS), (LONG, LONG_TOKENS)], ids=["short", "long"])
+def test_packed_attention_and_its_gradients_are_those_of_dense_attention(layout: Layout, tokens: int) -> None:
+    tensors, incoming = inputs(tokens=tokens)
+    found = with_gradients(lambda q, k, v: packed_attention(q, k, v, layout, SCALE), tensors, incoming)
+    expected = with_gradients(lambda q, k, v: dense(q, k, v, layout), tensors, incoming)
+    for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape
         assert (one - other).abs().max() < 1e-5
 

@@ -485,7 +485,7 @@ def test_each_new_best_evaluation_of_the_trained_policy_is_kept(train: Any) -> N
 
 def test_the_untrained_policy_is_never_the_best_that_is_kept(train: Any) -> None:
     """Even where training only made it worse there is a checkpoint: of the best evaluation after the first."""
-    run = train(contains_a_t, None, measured=without_a_t, n_grpo_steps=4)
+    run = train(contains_a_t, None, measured=without_a_t, n_grpo_steps=4, learning_rate=2 * CONFIG.learning_rate)
     rewards = rewards_of(run)
     assert rewards[0] > max(rewards[1:])
     assert run.best[0]["step"] == 2

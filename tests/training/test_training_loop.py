@@ -148,7 +148,7 @@ def test_training_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) 
 def test_training_adapters_of_rank_1_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     lora = Lora(rank=1)
     add_adapters(model, lora, seed=0)
-    train(model, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"lora": lora, "learning_rate": 3e-2}))
+    train(model, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"lora": lora, "learning_rate": 1e-2}))
     rewards = [row["train/reward"] for row in read_csv(tmp_path / "run/history.csv")]
     assert sum(rewards[:2]) / 2 < 0.6
     assert sum(rewards[-2:]) / 2 > 0.85

@@ -50,9 +50,9 @@ def keep_freed_memory() -> None:
     """Have the C library keep up to a GiB that is freed, instead of handing it back to the system.
 
     Each operation makes a tensor anew, and frees it soon. Memory that went back in between comes again page by page, cleared by
-    the system, which costs the default study's evaluations 5 to 10% of their time. Does nothing where there is no glibc.
+    the system: a twentieth of the time of the default study's evaluations. Does nothing where there is no glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that it takes
+        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # what is larger goes back all the same
         mallopt(M_TRIM_THRESHOLD, 2**30)

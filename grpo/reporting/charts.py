@@ -284,7 +284,9 @@ def save_figure(spec: Spec, path: Path) -> None:
     if path.suffix == ".png":
         path.write_bytes(vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=1.5))
     else:
-        write_text(path, vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE))
+        # The reader's letters may be an eighth wider than those that are measured here, and labels are up to 240 pixels long.
+        roomy = {**spec, "padding": {"left": 32, "right": 32, "top": 12, "bottom": 12}}
+        write_text(path, vl_convert.vegalite_to_svg(roomy, vl_version=VEGA_LITE))
 
 
 def browser_bundle() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_attention import LAYOUT, SCALE, TOKENS, dense, inputs, with_gradients
+from test_attention import LAYOUT, SCALE, dense, inputs, with_gradients
 from torch import Tensor
 
 from grpo.models import varlen_attention
@@ -94,5 +94,5 @@ def test_pieces_by_hand() -> None:
     assert (layout.own.longest_query, layout.own.longest_keys, layout.own.causal) == (7, 7, True)
     assert layout.cross.queries.tolist() == [0, 8, 14, 28] and layout.cross.keys.tolist() == [0, 4, 10, 12]
     assert (layout.cross.longest_query, layout.cross.longest_keys, layout.cross.causal) == (14, 6, False)
-    assert layout.responses.tolist() == [*range(4, 12), *range(19, 25), *range(27, TOKENS)]
+    assert layout.responses.tolist() == [*range(4, 12), *range(19, 25), *range(27, 41)]
     assert layout.prompts.tolist() == [*range(4), *range(13, 19), *range(25, 27)]

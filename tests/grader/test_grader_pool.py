@@ -316,7 +316,8 @@ def test_ctrl_c_ends_a_batch_at_once(make_pool: MakePool, tmp_path: Path) -> Non
     report = tmp_path / "pid"
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); from grpo.grader.pool import GraderPool\n"
-        "GraderPool(2, time_limit_s=50, function='misdeeds:grade').verdicts([(f'report:{sys.argv[2]}', 'wait')] * 8)"
+        "waiting = [(f'report:{sys.argv[2]}', 'wait'), *[('sleep:60', 'any')] * 7]\n"
+        "GraderPool(2, time_limit_s=50, function='misdeeds:grade').verdicts(waiting)"
     )
     command = [sys.executable, "-c", script, str(tmp_path), str(report)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:

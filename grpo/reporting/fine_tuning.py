@@ -29,7 +29,7 @@ def discuss_sft(runs: list[Run], last_k: int, report: dict[str, Any]) -> str:
     """How many traces there are, whether more of them help, and whether filtering does.
 
     Args:
-        report: reports/sft_dataset.json.
+        report: reports/dataset/sft/TASK.json.
     """
     found = examples_of(runs)
     n, right = report["examples"], report["correct"]

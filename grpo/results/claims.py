@@ -10,8 +10,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from grpo.common.files import read_json, write_json
+from grpo.common.files import write_json
 from grpo.results.evidence import Evidence, NotMeasured, evidence_of
+from grpo.results.runs import read_baseline
 from grpo.results.verdicts import KINDS, Judgement
 from grpo.study import paths
 from grpo.study.schema import Study, read_yaml
@@ -67,8 +68,7 @@ def _measure(study: Study, claim: dict[str, Any]) -> tuple[Judgement, str]:
         raise ValueError(f"{PUBLISHED.name}: {claim['id']}: needs one test of a known kind ({', '.join(KINDS)}), not {test}")
     ((kind, parameters),) = test.items()
     if experiment == BASELINE:
-        baseline = read_json(paths.BASELINE_METRICS, made_by=BASELINE, keys=[parameters["prompt"]])
-        evidence = Evidence({}, study.selection.last_k, baseline)
+        evidence = Evidence({}, study.selection.last_k, read_baseline(study))
     else:
         evidence = evidence_of(study, experiment, parameters.get("other"))
     note = ONE_RUN if len(study.seeds) == 1 and kind not in WITHOUT_SPREAD else ""

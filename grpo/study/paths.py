@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]  # that the package lies in: a checkout, or sit
 
 REPORTS = Path("reports")
 DATASET_REPORTS = REPORTS / "dataset"
-SFT_REPORTS = REPORTS / "sft_dataset"
+SFT_REPORTS = DATASET_REPORTS / "sft"  # in there, as the report depends on that folder, and a study may have no such examples
 BASELINE_METRICS = REPORTS / "math_baseline.json"
 BEST_OF_N_METRICS = REPORTS / "best_of_n.json"
 KISSING_NUMBER_REPORT = REPORTS / "kissing_number.json"

@@ -40,7 +40,7 @@ def test_the_study_makes_what_the_readme_promises(finished):
         *(f"reports/figures/{experiment}.svg" for experiment in EXPERIMENTS),
         *(f"reports/tables/{experiment}.md" for experiment in EXPERIMENTS),
         "reports/tables/claims.md",
-        "reports/sft_dataset/main.json",
+        "reports/dataset/sft/main.json",
         "reports/dataset/keyword.json",
         "reports/kissing_number.json",
         "reports/figures/kissing_number.svg",

@@ -705,7 +705,9 @@ def write_study(study: Study) -> None:
                 )
                 write(run, experiment)
     accuracy = {"value": 0.04, "low": 0.03, "high": 0.06}
-    Path("reports/math_baseline.json").write_text(json.dumps({"r1_zero": {"accuracy": accuracy}}))
+    Path("reports/math_baseline.json").write_text(
+        json.dumps({name: {"accuracy": accuracy} for name in ("r1_zero", "question_only")})
+    )
 
 
 EXPECTED = {  # from write_study's 50, 70 and 60
@@ -828,6 +830,19 @@ def test_claims_about_what_a_study_leaves_out_say_so(study: Study, gone: list[st
         if about:
             assert claim["note"] == f"left out: the study has no arms of {about.pop()}"
     assert NOT_MEASURED in {claim["verdict"] for claim in found}
+
+
+def test_a_claim_about_a_prompt_that_the_study_does_not_ask_in_is_not_measured(study: Study) -> None:
+    """A task of one's own has its own formats; but a baseline without one that the study asks in is a damaged file."""
+    write_study(study)
+    Path("reports/math_baseline.json").write_text('{"chat": {"accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}}}')
+    with pytest.raises(UserError, match=r"math_baseline.json: damaged \(r1_zero, question_only missing\)"):
+        judge_claims(study)
+    evaluation = study.evaluation.model_copy(update={"zero_shot_prompts": ["chat"]})
+    found = {claim["id"]: claim for claim in judge_claims(study.model_copy(update={"evaluation": evaluation}))}
+    assert found["zero-shot-r1-zero"]["verdict"] == NOT_MEASURED
+    assert found["zero-shot-r1-zero"]["note"] == "the study has no zero-shot evaluation under r1_zero"
+    assert {name for name, claim in found.items() if claim["verdict"] != EXPECTED[name]} == {"zero-shot-r1-zero"}
 
 
 def test_a_run_that_is_missing_is_named_with_its_stage(study: Study) -> None:

@@ -100,7 +100,7 @@ READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
         "sft_dataset@main",
     ),
     "report of the traces": (
-        Path("reports/sft_dataset/main.json"),
+        Path("reports/dataset/sft/main.json"),
         '{"examples": 1, "correct": 1, "digest": "a"}\n',
         lambda _: pieces.sft_report(),
         GIT,

@@ -79,7 +79,8 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
         where: their place in params.yaml, such as ``tasks.main``.
 
     Raises:
-        UserError: an argument that ``function`` does not take, one that is missing, or a value of another type.
+        UserError: an argument that ``function`` does not take, one that is missing, or a value of another type; or ``function``
+            refuses them.
     """
     parameters = inspect.signature(function).parameters
     names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -93,7 +94,10 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
     annotated = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
     hints = get_type_hints(annotated, include_extras=True)
     values = {name: _checked(f"{where}.{name}", value, hints.get(name, Any)) for name, value in arguments.items()}
-    return function(**values)
+    try:
+        return function(**values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def keys_of(error: Any, value: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,9 @@ def build_dataset(task: Task, folder: Path, needed: Mapping[Split, Mapping[str, 
     Raises:
         UserError: a missing source, an overlap, a ground truth that the task cannot read, or too few problems.
     """
-    train, validation, dropped = separate(task.problems("train"), task.problems("validation"), task.drop_overlap)
+    train, validation, dropped = separate(
+        task.problems("train"), task.problems("validation"), task.drop_overlap, _how_to_drop_overlap(task)
+    )
     problems: dict[Split, list[Problem]] = {"train": train, "validation": validation}
     for split, asked in needed.items():
         for key, wanted in asked.items():
@@ -42,6 +45,12 @@ def build_dataset(task: Task, folder: Path, needed: Mapping[Split, Mapping[str, 
         split: _describe(problems[split]) | {"digest": files_digest(folder / f"{split}.jsonl")} for split in SPLITS
     }
     return {**described, "dropped_from_train_as_overlap": dropped}
+
+
+def _how_to_drop_overlap(task: Task) -> str:
+    if "drop_overlap" in inspect.signature(type(task)).parameters:
+        return f"Set `{task.params_key}.drop_overlap: true`"
+    return f"Set `drop_overlap = True` in the class {type(task).__name__}"
 
 
 def _describe(problems: list[Problem]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,18 +63,18 @@ class Dataset(GradedTask):
         drop_overlap: bool = False,
     ):
         if (hub is None) == (files is None):
-            raise UserError("use: dataset: name either `hub` or `files`, and not both.")
+            raise UserError("name either `hub` or `files`, and not both.")
         if hub is not None and revision is None:
-            raise UserError(f"use: dataset: {hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
+            raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
         for name in (files.train, files.validation) if files else ():
             if Path(name).suffix not in READERS:
-                raise UserError(f"use: dataset: {name}: cannot be read. It is told by its ending, one of {', '.join(READERS)}.")
+                raise UserError(f"files: {name}: cannot be read. It is told by its ending, one of {', '.join(READERS)}.")
         self.question, self.answer, self.drop_overlap = question, answer, drop_overlap
         self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
         self.math = verify == "math"
         self.own_code = (verify,) if is_import_path(verify) else ()
         if not self.own_code and verify not in ("math", "exact"):
-            raise UserError(f"use: dataset: verify: expected math, exact, or an import path MODULE:NAME, but it is {verify!r}.")
+            raise UserError(f"verify: expected math, exact, or an import path MODULE:NAME, but it is {verify!r}.")
         self._verify: Verify = {"math": super().verify, "exact": exactly}.get(verify) or import_object(verify)
 
     def problems(self, split: Split) -> list[Problem]:
@@ -84,8 +85,9 @@ class Dataset(GradedTask):
         """
         where, rows = self._rows(split)
         found = []
+        places = self._places(split)
         for number, values in enumerate(rows):
-            row = Row(f"{where} row {number}", values, "use: dataset")
+            row = Row(next(places, f"{where} row {number + 1}"), values, self.params_key)
             problem = Problem(f"{split}/{number}", row.text(self.question), row.text(self.answer))
             if self.math:
                 problem = checked_problem(row, problem)  # a ground truth that the grader cannot read would never be met
@@ -93,12 +95,27 @@ class Dataset(GradedTask):
                 raise UserError(f"{row.where}: the question or the answer is empty. Correct or remove the row.")
             found.append(problem)
         if not found:
-            raise UserError(f"{where}: is empty. Check what follows `use: dataset`.")
+            raise UserError(f"{where}: is empty. Check `{self.params_key}`.")
         return found
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
         """By what the study's ``verify:`` names."""
         return self._verify(answers, problems)
+
+    def _places(self, split: Split) -> Iterator[str]:
+        """``FILE:LINE`` of each row, of a file that has lines; nothing for others."""
+        name = getattr(self.files, split) if self.files else ""
+        if not name.endswith((".jsonl", ".csv")):
+            return
+        with Path(name).open(encoding="utf-8", newline="") as file:
+            if name.endswith(".jsonl"):
+                yield from (f"{name}:{line}" for line, text in enumerate(file, start=1) if text.strip())
+                return
+            rows, line, header = csv.reader(file), 1, True
+            for row in rows:
+                if row and not header:
+                    yield f"{name}:{line}"
+                line, header = rows.line_num + 1, header and not row  # a row may have several lines
 
     def _rows(self, split: Split) -> tuple[str, Any]:
         """Where the rows are, for messages, and the rows."""
@@ -109,7 +126,7 @@ class Dataset(GradedTask):
         if self.files is not None:
             where = getattr(self.files, split)
             if not Path(where).is_file():
-                raise UserError(f"{where}: no such file. Correct `files: {{{split}: …}}`, or put the file there.")
+                raise UserError(f"{where}: no such file. Correct `{self.params_key}.files.{split}`, or put the file there.")
             options = {"path": READERS[Path(where).suffix], "data_files": {"rows": where}, "split": "rows"}
         else:
             where = f"{self.hub} {getattr(self.splits, split)}"
@@ -119,6 +136,6 @@ class Dataset(GradedTask):
         except Exception as error:  # which of many it is depends on what was wrong, and on the release
             reason = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), type(error).__name__)
             raise UserError(
-                f"{where}: could not be read ({reason}). Check its name, `revision`, `config` and `splits`, the network, and "
+                f"{where}: could not be read ({reason}). Check what `{self.params_key}` names, the network, and "
                 "for a gated dataset your token (HF_TOKEN); of a file, that each row has the same columns."
             ) from error

@@ -26,7 +26,7 @@ class Row:
 
     where: str
     values: dict[str, Any]
-    key: str = "task.source"
+    key: str
 
     def text(self, *columns: str) -> str:
         """The first of ``columns`` that the row has, as text.
@@ -104,12 +104,12 @@ class Downloaded(GradedTask):
         """
         problems = [self.problem(row, split, number) for number, row in enumerate(self._rows(split))]
         if not problems:
-            raise UserError(f"task.source: the {split} split of {self.name} is empty. Check the source.")
+            raise UserError(f"{self.params_key}.source: the {split} split of {self.name} is empty. Check the source.")
         expected = getattr(self.expected, split) if self.expected else len(problems)
         if len(problems) != expected:
             raise UserError(
-                f"task.expected.{split}: {expected} problems expected, but the source has {len(problems)}. "
-                "Check that `task.source` is the dataset you mean, or correct the number."
+                f"{self.params_key}.expected.{split}: {expected} problems expected, but the source has {len(problems)}. "
+                f"Check that `{self.params_key}.source` is the dataset you mean, or correct the number."
             )
         return problems
 
@@ -119,11 +119,12 @@ class Downloaded(GradedTask):
         return [(problem, worked_response(format, steps, problem.ground_truth)) for problem, steps in solved]
 
     def _rows(self, split: Split) -> list[Row]:
+        key = f"{self.params_key}.source"
         if isinstance(self.source, LocalFiles):
-            return read_jsonl(Path(getattr(self.source, split)), f"task.source.{split}")
+            return read_jsonl(Path(getattr(self.source, split)), f"{key}.{split}")
         hub, revision = self.source.hub, self.source.revision
         names = [name.format(split=HUB_SPLIT[split]) for name in self.hub_files]
-        return [row for name in names for row in _read_parquet(download(hub, name, revision, "task.source"), f"{hub}/{name}")]
+        return [row for name in names for row in _read_parquet(download(hub, name, revision, key), f"{hub}/{name}", key)]
 
 
 def checked_problem(row: Row, problem: Problem) -> Problem:
@@ -190,11 +191,12 @@ def download(repo: str, name: str, revision: str, key: str) -> Path:
         ) from error
 
 
-def _read_parquet(path: Path, name: str) -> list[Row]:
+def _read_parquet(path: Path, name: str, key: str) -> list[Row]:
     import pandas
 
     try:
         records = pandas.read_parquet(path).to_dict("records")
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise UserError(f"{path}: not a readable parquet file ({error}). Delete it and download it again.") from error
-    return [Row(f"{name} row {number}", {str(k): v for k, v in record.items()}) for number, record in enumerate(records)]
+    rows = [{str(column): value for column, value in record.items()} for record in records]
+    return [Row(f"{name} row {number}", values, key) for number, values in enumerate(rows, start=1)]

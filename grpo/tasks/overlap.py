@@ -13,7 +13,7 @@ _SHOWN = 5
 
 
 def separate(
-    train: list[Problem], validation: list[Problem], drop_overlap: bool
+    train: list[Problem], validation: list[Problem], drop_overlap: bool, remedy: str = "Set `drop_overlap: true`"
 ) -> tuple[list[Problem], list[Problem], list[str]]:
     r"""Check that ids are unique and that the two splits share no question.
 
@@ -22,6 +22,7 @@ def separate(
 
     Args:
         drop_overlap: take shared questions out of ``train`` instead of refusing them.
+        remedy: for the message, how to have them taken out.
 
     Returns:
         train, validation, and the ids that were taken out of train.
@@ -38,12 +39,12 @@ def separate(
     if shared and not drop_overlap:
         raise UserError(
             f"{len(shared)} questions of the training set are also in the validation set: {_first(shared)}. "
-            "Set `task.drop_overlap: true` to leave them out of training, or remove them from one of the source files."
+            f"{remedy} to leave them out of training, or remove them from one of the source files."
         )
     dropped = set(shared)
     kept = [problem for problem in train if problem.id not in dropped]
     if not kept:
-        raise UserError("every training question is also a validation question. Is `task.source` the same file twice?")
+        raise UserError("every training question is also a validation question. Is the same data given for both splits?")
     return kept, validation, shared
 
 

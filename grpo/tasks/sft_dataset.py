@@ -108,7 +108,7 @@ def build_sft_dataset(
 def _rows(settings: JsonlTraces | HubTraces, where: str) -> list[Row]:
     if isinstance(settings, JsonlTraces):
         return read_jsonl(Path(settings.path), f"{where}.path")
-    return read_jsonl(download(settings.repo, settings.file, settings.revision, where), f"{where}.path")
+    return read_jsonl(download(settings.repo, settings.file, settings.revision, where), f"{where}.file")
 
 
 def _trace(row: Row, format: Format) -> Trace:

@@ -101,6 +101,7 @@ class Task:
 
     formats: ClassVar[Mapping[str, Format]] = {}
     drop_overlap: bool = False  # training questions that are also validation questions are left out, not refused
+    params_key: str = "tasks.NAME"  # its entry in params.yaml, for messages; make_task says which it is
     own_code: tuple[str, ...] = ()  # import paths of what it calls, such as a verifier: results depend on it
 
     def problems(self, split: Split) -> list[Problem]:
@@ -215,7 +216,7 @@ TASKS = {
 }
 
 
-def make_task(settings: Mapping[str, Any], where: str = "task") -> Task:
+def make_task(settings: Mapping[str, Any], where: str = Task.params_key) -> Task:
     """The task that an entry of ``tasks:`` stands for.
 
     Args:
@@ -232,4 +233,5 @@ def make_task(settings: Mapping[str, Any], where: str = "task") -> Task:
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise UserError(f"{where}.use: {name} is no subclass of grpo.tasks.Task. Derive it from that.")
     task: Task = call_with(kind, {key: value for key, value in settings.items() if key != "use"}, where)
+    object.__setattr__(task, "params_key", where)  # a task may be a frozen dataclass
     return task

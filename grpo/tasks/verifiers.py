@@ -75,7 +75,7 @@ class Verifiers(Task):
         """
         found = [_problem(split, task) for task in self._load(split)]
         if not found:
-            raise UserError(f"use: verifiers: {self.environment}: the {split} split is empty. Check its `config` and `select`.")
+            raise UserError(f"{self._where}: the {split} split is empty. Check `config` and `{split}`.")
         return found
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
@@ -100,16 +100,20 @@ class Verifiers(Task):
         task = self._tasks.get(problem.id)
         if task is None or _question(task) != problem.question:
             raise UserError(
-                f"use: verifiers: {self.environment}: problem {problem.id} is not what it was when the dataset was made. "
-                "Run the stage again: `dvc repro -f -s dataset@TASK`."
+                f"{self._where}: problem {problem.id} is not what it was when the dataset was made. Run the stage again: "
+                f"`dvc repro -f -s dataset@{self.params_key.removeprefix('tasks.')}`."
             )
         return task
+
+    @property
+    def _where(self) -> str:
+        return f"{self.params_key}: {self.environment}"
 
     def _load(self, split: Split) -> Iterator[Any]:
         """The tasks of a split, each checked."""
         vf = _library()
         taskset = self._taskset(vf, split)
-        where = f"use: verifiers: {self.environment}"
+        where = self._where
         if not taskset.bounded:
             raise UserError(f"{where}: has no end. Say how many: `{split}: {{select: {{limit: N}}}}`.")
         for task in taskset:
@@ -118,7 +122,7 @@ class Verifiers(Task):
             yield task
 
     def _taskset(self, vf: Any, split: Split) -> Any:
-        part, where = self.parts[split], f"use: verifiers: {self.environment}"
+        part, where = self.parts[split], self._where
         kind: Any = import_object(self.environment) if is_import_path(self.environment) else _installed(vf, self.environment)
         if not (isinstance(kind, type) and issubclass(kind, vf.Taskset)):
             raise UserError(f"{where}: is no subclass of verifiers.v1.Taskset.")
@@ -131,7 +135,7 @@ class Verifiers(Task):
         except (ValidationError, ValueError) as error:
             first = error.errors()[0] if isinstance(error, ValidationError) else None
             wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else reason(error)
-            raise UserError(f"{where}: {split}: {wrong}. Correct its `config` or `select`.") from error
+            raise UserError(f"{where}: {split}: {wrong}. Correct `config` or `{split}`.") from error
         if taskset.toolsets(config):
             raise UserError(f"{where}: has tools: not one response to one prompt. Train on it with prime-rl instead.")
         return taskset

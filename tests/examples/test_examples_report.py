@@ -1,4 +1,4 @@
-"""The studies that the docs print, as they stand there, from their files to the report: through DVC, with few and short steps."""
+"""The studies that the docs print, as they stand there, run to the report: through DVC, with few and short steps."""
 
 from __future__ import annotations
 

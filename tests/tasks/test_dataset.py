@@ -104,7 +104,7 @@ def test_the_code_of_a_verifier_is_part_of_what_runs_depend_on(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({}, "name either `hub` or `files`"),
+        ({}, r"^tasks\.main: name either `hub` or `files`"),
         ({"hub": "a/b", "files": {"train": "a.csv", "validation": "b.csv"}}, "name either `hub` or `files`"),
         ({"hub": "a/b"}, "a/b: give the `revision`, 40 hex digits"),
         ({"hub": "a/b", "revision": "main"}, r"tasks\.main\.revision: .*pattern"),
@@ -125,11 +125,15 @@ def test_a_mistake_in_the_entry_is_told_before_anything_is_read(settings: dict[s
 @pytest.mark.parametrize(
     ("rows", "changes", "told"),
     [
-        (ROWS, {"question": "problem"}, r"train\.jsonl row 0: no column 'problem' \(columns: asked, solved, id\)"),
-        (ROWS | {"train": [{"asked": " ", "solved": "2"}]}, {}, r"train\.jsonl row 0: the question is empty"),
-        (ROWS | {"train": [{"asked": "?", "solved": r"\frac{1}{2"}]}, {}, r"train\.jsonl row 0: the braces"),
-        (ROWS | {"train": [{"asked": "?", "solved": ""}]}, {"verify": "exact"}, r"row 0: the question or the answer is empty"),
-        (ROWS | {"train": [{"asked": "?", "solved": None}]}, {}, r"row 0: column 'solved' holds None"),
+        (ROWS, {"question": "problem"}, r"train\.jsonl:1: no column 'problem' \(columns: asked, solved, id\)"),
+        (ROWS | {"train": [{"asked": " ", "solved": "2"}]}, {}, r"train\.jsonl:1: the question is empty"),
+        (ROWS | {"train": [{"asked": "?", "solved": r"\frac{1}{2"}]}, {}, r"train\.jsonl:1: the braces"),
+        (
+            ROWS | {"train": [{"asked": "?", "solved": ""}]},
+            {"verify": "exact"},
+            r"jsonl:1: the question or the answer is empty",
+        ),
+        (ROWS | {"train": [{"asked": "?", "solved": None}]}, {}, r"jsonl:1: column 'solved' holds None"),
     ],
 )
 def test_an_unusable_row_is_named(
@@ -139,11 +143,36 @@ def test_an_unusable_row_is_named(
         task(files=write(tmp_path / "rows", "jsonl", rows), **changes).problems("train")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        (
+            "a.jsonl",
+            '{"asked": "1 + 1?", "solved": "2"}\n\n{"asked": " ", "solved": "3"}\n',
+            r"a\.jsonl:3: the question is empty",
+        ),
+        # The header is line 1, and a row may have several lines.
+        ("a.csv", 'asked,solved\n"one\nand one?",2\n\n" ",3\n', r"a\.csv:5: the question is empty"),
+    ],
+)
+def test_a_row_is_named_by_its_line_in_an_editor(tmp_path: Path, name: str, text: str, told: str) -> None:
+    (tmp_path / name).write_text(text)
+    files = {split: str(tmp_path / name) for split in ("train", "validation")}
+    with pytest.raises(UserError, match=told):
+        task(files=files).problems("train")
+
+
+def test_a_row_of_a_file_without_lines_is_counted_from_one(tmp_path: Path) -> None:
+    rows = {"train": [*ROWS["train"], {"asked": " ", "solved": "3", "id": 9}], "validation": ROWS["validation"]}
+    with pytest.raises(UserError, match=r"train\.parquet row 3: the question is empty"):
+        task(files=write(tmp_path / "rows", "parquet", rows)).problems("train")
+
+
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     files = write(tmp_path / "rows", "jsonl")
     Path(files["train"]).write_text('{"asked": ')
     with pytest.raises(UserError, match=r"train\.jsonl: could not be read"):
         task(files=files).problems("train")
     Path(files["train"]).unlink()
-    with pytest.raises(UserError, match=r"train\.jsonl: no such file\. Correct `files: \{train"):
+    with pytest.raises(UserError, match=r"train\.jsonl: no such file\. Correct `tasks.main.files.train`"):
         task(files=files).problems("train")

@@ -110,13 +110,13 @@ def test_missing_file_and_empty_split(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the validation split of math is empty"):
         load(task)
     (tmp_path / "val.jsonl").unlink()
-    with pytest.raises(UserError, match=r"val.jsonl: no such file. Correct `task.source.validation`"):
+    with pytest.raises(UserError, match=r"val.jsonl: no such file. Correct `tasks.NAME.source.validation`"):
         load(task)
 
 
 def test_wrong_counts(tmp_path: Path) -> None:
     task = local_task(tmp_path, [math_row(1)], [math_row(2)], expected=Counts(train=1, validation=3))
-    with pytest.raises(UserError, match=r"task.expected.validation: 3 problems expected, but the source has 1"):
+    with pytest.raises(UserError, match=r"tasks.NAME.expected.validation: 3 problems expected, but the source has 1"):
         load(task)
 
 
@@ -130,7 +130,7 @@ def problems(split: str, *questions: str) -> list[Problem]:
 def test_overlap_is_refused_or_dropped() -> None:
     train = problems("train", r"Find  $x\,$.", "Something else", r"what is $34,\!560$?")
     validation = problems("validation", "find $x$.\n", "What is $34,560$?", "New")
-    with pytest.raises(UserError, match=r"2 questions .* train/0, train/2. Set `task.drop_overlap: true`"):
+    with pytest.raises(UserError, match=r"2 questions .* train/0, train/2. Set `drop_overlap: true`"):
         separate(train, validation, drop_overlap=False)
     assert separate(train, validation, drop_overlap=True) == ([train[1]], validation, ["train/0", "train/2"])
 
@@ -143,7 +143,7 @@ def test_at_most_five_ids_are_shown() -> None:
 
 
 def test_nothing_left_to_train_on() -> None:
-    with pytest.raises(UserError, match="same file twice"):
+    with pytest.raises(UserError, match="same data given for both splits"):
         separate(problems("train", "q"), problems("validation", "q"), drop_overlap=True)
 
 
@@ -216,7 +216,7 @@ def test_gsm8k_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_rows_of_parquet_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"main/train-00000-of-00001.parquet": [gsm8k_row(1), gsm8k_row(2, "nothing")]}
     fake_hub(tmp_path, monkeypatch, files)
-    with pytest.raises(UserError, match=r"someone/gsm8k/main/train-00000-of-00001.parquet row 1: no short answer"):
+    with pytest.raises(UserError, match=r"someone/gsm8k/main/train-00000-of-00001.parquet row 2: no short answer"):
         load(hub_task("gsm8k"))
 
 
@@ -226,7 +226,7 @@ def test_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error:
         raise error
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    message = r"someone/gsm8k: could not download .*network, the names under `task\.source`.*HF_TOKEN.*local files \(see"
+    message = r"someone/gsm8k: could not download .*network, the names under `tasks\.NAME\.source`.*HF_TOKEN.*local files \(see"
     with pytest.raises(UserError, match=message):
         load(hub_task("gsm8k"))
 

@@ -5,7 +5,8 @@ differ at one point are not. So nothing is simplified, and the time is bounded.
 
 Irrational values count as equal when they agree to working precision and go on agreeing with twice as many digits. There
 is no absolute tolerance. Variables are real: a point at which a root or logarithm is not real is left out. Expressions
-without variables, or with the imaginary unit, may be complex.
+without variables, or with the imaginary unit, may be complex. Variables in factorials, binomials and the bounds of sums are
+natural numbers, and so are n, m and k in floors, ceilings and exponents of negative numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from math import prod
+from math import lcm, prod
 from typing import Any
 
 from grpo.grader.expression import Node, parse, variables
@@ -26,6 +27,7 @@ _FEWEST_POINTS = 3
 _MAX_VARIABLES = 8
 # Kinds of nodes that may make an expression follow another formula elsewhere, such as |x-1000|.
 _PIECEWISE = frozenset(("abs", "floor", "ceil", "root", "pow"))
+_WHOLE = frozenset("nmk")
 
 
 def same_value(left: str, right: str, effort: Effort) -> bool | None:
@@ -59,7 +61,7 @@ def ratio(left: str, right: str, effort: Effort) -> int | None:
         return 0
     try:
         return _constant_ratio(left_tree, right_tree, names, effort)
-    except (TooCostly, ArithmeticError, ValueError, NotImplementedError):
+    except (Undefined, TooCostly, ArithmeticError, ValueError, NotImplementedError):
         return None
 
 
@@ -78,50 +80,115 @@ def number(text: str, effort: Effort) -> float | None:
 # At every other point all variables are positive.
 _SCALES = [Fraction(scale) for scale in ("1", "1", "1/2", "1/3", "4", "2/3", "40", "6", "1/9", "17", "120", "1/2", "300")]
 _LARGEST_SCALE = 10**30
+_LARGEST_PERIOD = 48
 
 
-def _points(left: Node, right: Node, names: list[str]) -> Iterator[tuple[dict[str, Fraction], bool]]:
-    """Points to try until enough are defined, and then further ones far out (True) that must agree too.
+class _Points:
+    """Points to try until enough are defined, and then further ones far out that must agree too.
 
     Chosen by chance, with the two expressions as the seed: nobody can write an expression that is right at these points only.
-    Signs and sizes vary, so that roots, logarithms and inverse functions are defined at some of them.
+    Signs and sizes vary, so that roots, logarithms and inverse functions are defined at some of them. Natural numbers follow
+    one another over every period of a floor.
     """
-    chance = random.Random(hashlib.sha256(repr((left, right)).encode()).digest())
 
-    def point(scale: Fraction, signs: int) -> dict[str, Fraction]:
+    def __init__(self, left: Node, right: Node, names: list[str]) -> None:
+        self.names = names
+        self.trees = (left, right)
+        self.chance = random.Random(hashlib.sha256(repr((left, right)).encode()).digest())
+        self.natural = sorted(_natural(left) | _natural(right))
+        self.enough = _ENOUGH_POINTS
+        self.near = [
+            self.point(scale, 0 if k % 2 == 0 else self.chance.choice((255, 85, 170))) for k, scale in enumerate(_SCALES)
+        ]
+        if self.natural:
+            period = lcm(_period(left), _period(right))
+            if period > _LARGEST_PERIOD:
+                raise TooCostly
+            self.enough = len(_SCALES) + 2 * period
+            self.near = [self.following(step, period) for step in range(self.enough)]
+
+    def point(self, scale: Fraction, signs: int) -> dict[str, Fraction]:
         values = {}
-        for k, name in enumerate(names):
-            value = scale * Fraction(chance.randint(6, 18), chance.choice((7, 11, 13)))
+        for k, name in enumerate(self.names):
+            value = scale * Fraction(self.chance.randint(6, 18), self.chance.choice((7, 11, 13)))
             values[name] = -value if (signs >> k) & 1 else value
-        return values
+        return values | {name: Fraction(round(abs(values[name]))) for name in self.natural}
 
-    for index, scale in enumerate(_SCALES):
-        yield point(scale, 0 if index % 2 == 0 else chance.choice((255, 85, 170))), False
-    constants: set[Fraction] = set()
-    if not (_survey(left, constants) | _survey(right, constants)):
-        return
-    # Where one of several pieces ends depends on the constants.
-    largest = prod((1 + constant for constant in constants), start=Fraction(3))
-    if largest > _LARGEST_SCALE:
-        raise TooCostly
-    for scale in [largest, 1 / largest, *(c for c in sorted(constants, reverse=True)[:4] if c > 20)]:
-        for stretched, signs in ((scale, 0), (scale, 255), (4 * scale, 0)):
-            yield point(stretched, signs), True
+    def following(self, step: int, period: int) -> dict[str, Fraction]:
+        """Of the natural numbers, one takes every value in turn, and each other one any value of the same range."""
+        values = self.point(_SCALES[step % len(_SCALES)], 0 if step % 2 == 0 else 170)
+        turn = self.natural[step % len(self.natural)]
+        largest = len(_SCALES) + 2 * period
+        numbers = {name: Fraction(self.chance.randint(1, largest)) for name in self.natural}
+        return values | numbers | {turn: Fraction(1 + step // len(self.natural))}
+
+    def far(self) -> Iterator[tuple[dict[str, Fraction], bool]]:
+        """Where one of several pieces ends depends on the constants. True: a point beyond all of them, which decides."""
+        constants: set[Fraction] = set()
+        if not _survey(("pair", *self.trees), constants):
+            return
+        largest = prod((1 + constant for constant in constants), start=Fraction(3))
+        if largest > _LARGEST_SCALE:
+            raise TooCostly
+        for scale in [largest, 1 / largest, *(c for c in sorted(constants, reverse=True)[:4] if c > 20)]:
+            for stretched, signs in ((scale, 0), (scale, 255), (4 * scale, 0)):
+                yield self.point(stretched, signs), stretched == largest
 
 
-def _survey(tree: Node, constants: set[Fraction]) -> bool:
-    """Collect the sizes of the constants; whether the tree has pieces."""
-    if not variables(tree):
-        size = abs(Fraction(_float(tree)))
-        constants.add(max(size, 1 / size) if size else size)
-        return False
-    found = tree[0] in _PIECEWISE
-    if tree[0] == "pow":  # x^{0.5} is a root; x^2 and 2^x have no pieces.
-        found = not variables(tree[2]) and (tree[2][0] != "num" or tree[2][1].denominator != 1)
+def _natural(tree: Node) -> frozenset[str]:
+    """Names of the variables that only natural numbers make sense of."""
+    kind = tree[0]
+    found: frozenset[str] = frozenset()
+    if kind in {"factorial", "factorial2", "binomial"}:
+        found = variables(tree)
+    elif kind == "series":
+        found = variables(tree[3]) | variables(tree[4]) | (_natural(tree[5]) - {tree[2]})
+    elif kind in {"floor", "ceil"}:
+        found = variables(tree) & _WHOLE
+    elif kind == "pow" and not variables(tree[1]) and _is_negative(tree[1]):
+        found = variables(tree[2]) & _WHOLE
+    if kind == "series":
+        return found
     for part in tree[1:]:
         if isinstance(part, tuple):
-            found |= _survey(part, constants)
+            found |= _natural(part)
     return found
+
+
+def _is_negative(tree: Node) -> bool:
+    return tree[0] == "neg" and tree[1][0] == "num"
+
+
+def _period(tree: Node) -> int:
+    """After how many natural numbers the floors and ceilings in ``tree`` have met every remainder."""
+    if tree[0] in {"floor", "ceil"} and variables(tree):
+        return prod(_divisors(tree))
+    return lcm(*(_period(part) for part in tree[1:] if isinstance(part, tuple)))
+
+
+def _divisors(tree: Node) -> list[int]:
+    if tree[0] == "num":
+        return [max(1, abs(tree[1].numerator) * tree[1].denominator)]
+    if tree[0] in {"const", "root", "ln", "log", "lg", "exp"}:
+        raise TooCostly  # No number of remainders is enough.
+    return [size for part in tree[1:] if isinstance(part, tuple) for size in _divisors(part)]
+
+
+def _survey(tree: Node, constants: set[Fraction], inside: bool = False) -> bool:
+    """Collect the sizes of the constants inside pieces; whether the tree has pieces."""
+    if not variables(tree):
+        if inside:
+            size = abs(Fraction(_float(tree)))
+            constants.add(max(size, 1 / size) if size else size)
+        return False
+    has_pieces = tree[0] in _PIECEWISE
+    if tree[0] == "pow":  # x^{0.5} is a root; x^2 and 2^x have no pieces.
+        has_pieces = not variables(tree[2]) and (tree[2][0] != "num" or tree[2][1].denominator != 1)
+    inside |= has_pieces
+    for part in tree[1:]:
+        if isinstance(part, tuple):
+            has_pieces |= _survey(part, constants, inside)
+    return has_pieces
 
 
 def _float(tree: Node) -> float:
@@ -134,25 +201,32 @@ def _float(tree: Node) -> float:
 
 
 def _agree_at_points(left: Node, right: Node, names: list[str], effort: Effort) -> bool | None:
+    points = _Points(left, right, names)
     defined = 0
-    for point, is_far in _points(left, right, names):
-        if defined >= _ENOUGH_POINTS and not is_far:
+    for point in points.near:
+        if defined >= points.enough:
+            break
+        try:
+            if not _agree(left, right, point, effort):
+                return False
+            defined += 1
+        except (Undefined, TooLarge):
             continue
+    for point, decides in points.far():
         try:
             if not _agree(left, right, point, effort):
                 return False
         except Undefined:
             continue
         except TooLarge:
-            if is_far:
+            if decides:
                 raise
-            continue
-        defined += 1
     return True if defined >= _FEWEST_POINTS else None
 
 
 def _constant_ratio(left: Node, right: Node, names: list[str], effort: Effort) -> int | None:
-    points = [point for point, _ in _points(left, right, names)]
+    choice = _Points(left, right, names)
+    points = [*choice.near, *(point for point, _ in choice.far())]
     quotients, bits = _quotients(left, right, points, _DIGITS, effort)
     digits = _DIGITS
     if quotients and bits > 60:

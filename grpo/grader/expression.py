@@ -2,8 +2,8 @@ r"""A reader of mathematical expressions: LaTeX, or as typed in code, to a tree 
 
 It reads what answers are made of: numbers, letters, ``+ - * / ^ !``, fractions, roots, binomials, elementary functions,
 ``\pi``, ``e``, ``i``, degrees, finite sums and products. Anything else is :class:`Unreadable`: a text is read whole or not at
-all. ``1/2x`` is read from left to right, ``2\frac{1}{3}`` is a mixed number, and a digit after a letter or another number
-means nothing.
+all. ``1/2x`` is read from left to right, ``2\frac{1}{3}`` is a mixed number, ``n!!`` a double factorial. A digit after a
+bracket or an exponent multiplies; after a letter it does so only as a power (``n2^k``); after a number it means nothing.
 """
 
 from __future__ import annotations
@@ -106,6 +106,9 @@ class _Parser:
         self.at = 0
         self.depth = 0
         self.open_bars = 0
+        self.raised_until = 0  # where the last exponent ended
+        self.subscripted_until = 0
+        self.indices: set[str] = set()  # of the sums and products that are being read
 
     def peek(self) -> str:
         return self.tokens[self.at]
@@ -149,10 +152,21 @@ class _Parser:
         if token == "|":
             return not self.open_bars
         if token[0].isdigit() or token[0] == ".":
-            if self.tokens[self.at - 1] == "!":  # 3!7!
+            if token.isdigit() and self.ends_before_digit():
                 return True
             raise Unreadable
         return token not in {"\\rfloor", "\\rceil", "\\choose"}
+
+    def ends_before_digit(self) -> bool:
+        """Whether a number may follow here without a sign: behind 3!, (x+1), x^n, or as the power in n2^k."""
+        before = self.tokens[self.at - 1]
+        if before.isdigit():
+            return False
+        if before in {"!", ")"} or self.raised_until == self.at:
+            return True
+        if before == "}":
+            return self.subscripted_until != self.at
+        return before.isalpha() and before not in "ei" and self.tokens[self.at + 1] == "^"
 
     def signed_factor(self) -> Node:
         if self.peek() in {"+", "-"}:
@@ -171,17 +185,25 @@ class _Parser:
     def postfix(self, tree: Node) -> Node:
         while self.peek() in {"^", "!"}:
             if self.take() == "!":
-                tree = ("factorial", tree)
+                if self.peek() == "!":
+                    self.take()
+                    tree = ("factorial2", tree)
+                else:
+                    tree = ("factorial", tree)
                 continue
             if self.peek() == "\\circ" or self.tokens[self.at : self.at + 3] == ["{", "\\circ", "}"]:
                 self.at += 1 if self.peek() == "\\circ" else 3
                 tree = ("div", ("mul", tree, ("const", "pi")), ("num", Fraction(180)))
                 continue
             tree = ("pow", tree, self.exponent())
+            self.raised_until = self.at
         return tree
 
     def exponent(self) -> Node:
         sign = self.take() if self.peek() in {"+", "-"} else "+"
+        digits = self.peek()
+        if len(digits) == 2 and digits.isdigit() and "0" not in digits and self.tokens[self.at + 1] == "^":
+            self.tokens[self.at : self.at + 1] = [digits[0], "*", digits[1]]  # 2^35^2 is (2^3)(5^2)
         tree = self.base()
         if self.peek() == "^":  # a^b^c is a^(b^c)
             tree = self.postfix(tree)
@@ -216,7 +238,7 @@ class _Parser:
         if self.peek() == "_":
             self.take()
             return ("var", letter + "_" + self.subscript())
-        if letter in "ei":
+        if letter in "ei" and letter not in self.indices:
             return ("const", letter)
         if letter in "fg" and self.peek() == "(":
             self.take()
@@ -224,14 +246,16 @@ class _Parser:
         return ("var", letter)
 
     def subscript(self) -> str:
-        if self.peek() != "{":
-            return self.take()
-        self.take()
         names = ""
-        while self.peek() != "}":
-            names += self.take()
-        self.take("}")
-        return names
+        if self.peek() == "{":
+            self.take()
+            while self.peek() != "}":
+                names += self.take()
+        names += self.take()
+        self.subscripted_until = self.at
+        if not self.indices.isdisjoint(names):
+            raise Unreadable  # The terms of a sequence are not known.
+        return names.rstrip("}")
 
     def group(self, opening: str) -> Node:
         """What stands between brackets or bars; the opening one is taken already."""
@@ -334,7 +358,10 @@ class _Parser:
         low = self.group("{")
         self.take("^")
         high = self.exponent()
-        return ("series", name, index, low, high, self.product())
+        outer, self.indices = self.indices, self.indices | {index}
+        body = self.product()
+        self.indices = outer
+        return ("series", name, index, low, high, body)
 
 
 def read_decimal(token: str) -> Fraction:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from math import comb, factorial, isqrt
+from math import comb, factorial, isqrt, prod
 from typing import Any
 
 from grpo.grader.expression import Node
 
-_MAX_BITS = 24_000  # of a fraction's numerator or denominator; 2004! has 19,000
+_MAX_BITS = 60_000  # of a fraction's numerator or denominator; 2004! has 19,000
 _MAX_MIXED_BITS = 3_000  # of a fraction that meets an irrational number
 _MAX_LOG = 100_000.0  # of a power's or exponential's value
 
@@ -134,7 +134,7 @@ class Evaluator:
             if isinstance(b, Fraction) and b > 0:
                 return Fraction(0)
             raise Undefined
-        if isinstance(b, Fraction):
+        if isinstance(b, Fraction) and (isinstance(a, (Fraction, self.context.mpc)) or a < 0):
             return self.root(self.integer_power(a, b.numerator), Fraction(b.denominator))
         base, exponent = self.real(a), self.real(b)
         if not self.may_be_complex and base < 0:
@@ -203,6 +203,9 @@ class Evaluator:
             return abs(a)
         if name == "factorial":
             return self.checked(Fraction(factorial(self.natural(a, 2100))))
+        if name == "factorial2":
+            n = self.natural(a, 2100)
+            return self.checked(Fraction(prod(range(n, 0, -2))))
         if name in {"floor", "ceil"}:
             if isinstance(a, Fraction):
                 return Fraction(-(-a // 1) if name == "ceil" else a // 1)

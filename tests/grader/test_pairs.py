@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
+from grpo.grader.grader import cheap_verdict
 from grpo.grader.pool import forget_verdicts, grade_batch, is_equal
 
 
@@ -19,7 +20,7 @@ class Pair(NamedTuple):
 
 
 GROUPS: dict[str, dict[str, list[list[str]]]] = {}
-for file in ("pairs.yaml", "written.yaml"):
+for file in ("pairs.yaml", "written.yaml", "mathematics.yaml"):
     GROUPS |= YAML(typ="safe", pure=True).load(Path(__file__).with_name(file))
 PAIRS = [
     Pair(category, answer, truth, label == "equal")
@@ -48,6 +49,13 @@ def test_one_batch_agrees_with_the_labels() -> None:
     assert len(verdicts) == len(PAIRS)
     wrong = [name_of(pair) for pair, verdict in zip(PAIRS, verdicts, strict=True) if verdict.equal is not pair.equal]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_pair_raises(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception inside the comparison counts as wrong, and is logged."""
+    for pair in PAIRS:
+        cheap_verdict(pair.answer, pair.truth)
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def test_the_pairs_are_many_and_of_both_kinds() -> None:

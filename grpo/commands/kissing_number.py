@@ -51,11 +51,11 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     propose, settings = proposer(wanted.strategy, wanted.seed)
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
-    log = open_log(state / LOG, settings)
-    ended_by = search(propose, verify_text, Budget(wanted.calls, wanted.tokens, wanted.seconds), log)
-    committed = verify_program(COMMITTED)
-    result = summarise(log, ended_by, committed)
     with whole_folder(paths.KISSING_NUMBER) as folder:
+        log = open_log(state / LOG, settings)
+        ended_by = search(propose, verify_text, Budget(wanted.calls, wanted.tokens, wanted.seconds), log)
+        committed = verify_program(COMMITTED)
+        result = summarise(log, ended_by, committed)
         best = (
             log.best.proposal.program if log.best and result["best_from"] == "search" else COMMITTED.read_text(encoding="utf-8")
         )

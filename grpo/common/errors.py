@@ -40,7 +40,7 @@ _OF_FOLDERS = {errno.EROFS, errno.EACCES, errno.EPERM}  # a file that is not the
 _NOT_ON_DISK = ("/proc/", "/sys/", "/dev/")
 # Libraries written in Rust, Ray and many others pass the system's errors on as text only.
 _AS_TEXT = re.compile(r"""\[Errno (\d+)\][^:'\n]*(?:: '([^'\n]+)')?|\(os error (\d+)\)(?: at path "([^"\n]+)")?""")
-_DRAFT = re.compile(r"/\.([^/]+)\.draft(?=/|$)")  # what a result is called until it is whole
+_DRAFT = re.compile(r"/\.([^/]+)\.draft(?:\.\w+)?(?=/|$)")  # what a result is called until it is whole
 
 
 def explain_os_error(error: BaseException) -> str | None:

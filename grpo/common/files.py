@@ -1,4 +1,4 @@
-"""Writing results so that they are either whole or absent, and reading them so that a damaged one is told."""
+"""Atomic writes and validated reads of result files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo.common.errors import WHILE_WRITING, UserError, from_here, reason
+from grpo.common.lock import only_one
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,35 +24,47 @@ T = TypeVar("T")
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A new folder to write into, which takes ``target``'s place only when the block ends without an exception."""
+    """A new folder to write into, which takes ``target``'s place only when the block ends without an exception.
+
+    Raises:
+        UserError: another process writes this folder.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft, old = target.with_name(f".{target.name}.draft"), target.with_name(f".{target.name}.old.draft")
-    for left_by_a_kill in (draft, old):
-        shutil.rmtree(left_by_a_kill, ignore_errors=True)
-    draft.mkdir()
-    try:
-        with _noted(target):
+    draft, old, lock = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old.draft", "draft.lock"))
+    with _noted(target), only_one(lock, f"{target}: another process that writes it"):
+        try:
+            for left_by_a_kill in (draft, old):
+                remove(left_by_a_kill)
+            draft.mkdir()
             yield draft
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    if target.exists():  # not removed where it stands: a kill would leave half of it there
-        target.replace(old)
-    draft.replace(target)
-    shutil.rmtree(old, ignore_errors=True)
+            if target.exists():  # not removed where it stands: a kill would leave half of it there
+                target.replace(old)
+            draft.replace(target)
+        finally:
+            for finished in (draft, old):
+                remove(finished)
+            lock.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there and the system lets us."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step."""
+    """Write a text file in one step; of two processes that write it at once, the later one's text stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
+    draft = path.with_name(f".{path.name}.draft.{os.getpid()}")
     try:
         with _noted(path):
             draft.write_text(text, encoding="utf-8")
             draft.replace(path)
     except BaseException:
-        with suppress(OSError):
-            draft.unlink()
+        remove(draft)
         raise
 
 

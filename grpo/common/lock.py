@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from grpo.common.errors import UserError
 
@@ -25,6 +26,8 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
     with lock.open("a+", encoding="utf-8") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_still_at(lock, file):  # its holder removed it after we had opened it
+                raise BlockingIOError
         except OSError as error:
             if not isinstance(error, BlockingIOError | PermissionError):  # one of the two, depending on the system
                 raise
@@ -35,3 +38,11 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield
+
+
+def _is_still_at(path: Path, file: IO[str]) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

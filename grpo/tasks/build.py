@@ -41,9 +41,9 @@ def build_dataset(task: Task, folder: Path, needed: Mapping[Split, Mapping[str, 
     with whole_folder(folder) as draft:
         for split in SPLITS:
             write_records(draft / f"{split}.jsonl", problems[split])
-    described: dict[str, Any] = {
-        split: _describe(problems[split]) | {"digest": files_digest(folder / f"{split}.jsonl")} for split in SPLITS
-    }
+        described: dict[str, Any] = {
+            split: _describe(problems[split]) | {"digest": files_digest(draft / f"{split}.jsonl")} for split in SPLITS
+        }
     return {**described, "dropped_from_train_as_overlap": dropped}
 
 

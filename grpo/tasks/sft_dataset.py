@@ -92,6 +92,7 @@ def build_sft_dataset(
     ]
     with whole_folder(target.parent) as folder:
         write_records(folder / target.name, examples)
+        written = files_digest(folder / target.name)
     wrong = [score for score in scored if score["reward"] < 1.0]
     wrong_form = sum(score["format_reward"] < 1.0 for score in wrong)
     return {
@@ -101,7 +102,7 @@ def build_sft_dataset(
         "wrong_answer": len(wrong) - wrong_form,
         "wrong_form": wrong_form,
         "left_out_as_validation_question": len(traces) - len(kept),
-        "digest": files_digest(target),
+        "digest": written,
     }
 
 

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.files import read_json, write_json
+from grpo.common.errors import ToBeResumed, UserError, reason
+from grpo.common.files import read_json, remove, write_json
 from grpo.common.world import ALONE, World
 from grpo.models.sharding import gather
 
@@ -167,7 +167,7 @@ class SavedState:
         if state is None:
             return
         # Several processes have the file in memory once.
-        content = torch.load(state / STATE, map_location="cpu", weights_only=True, mmap=self.world.size > 1)
+        content = _load(state / STATE, mmap=self.world.size > 1)
         for name, part in self.parts.items():
             if isinstance(part, PartElsewhere):
                 part.read_state(state / f"{name}.pt")
@@ -210,7 +210,7 @@ class SavedState:
     def _take(self, step: int, loop: dict[str, Any]) -> None:
         """Take the state, and hand it to the thread."""
         draft = self.folder / ".step.draft"
-        shutil.rmtree(draft, ignore_errors=True)
+        remove(draft)
         draft.mkdir(parents=True)
         try:
             shutil.copytree(self.checkpoints, draft / CHECKPOINTS, copy_function=_link)
@@ -251,7 +251,7 @@ class SavedState:
         for name, part in self._elsewhere().items():
             part.saved(whole / f"{name}.pt")
         for old in self._states()[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
 
     def _elsewhere(self) -> dict[str, PartElsewhere]:
         return {name: part for name, part in self.parts.items() if isinstance(part, PartElsewhere)}
@@ -262,12 +262,17 @@ class SavedState:
             if not (damage := _damage(state)):
                 return state
             tqdm.write(f"warning: {state}: {damage}. The state before it is used, or else the run starts anew.")
-            shutil.rmtree(state, ignore_errors=True)
+            remove(state)
         return None
 
     def _states(self) -> list[Path]:
-        """Oldest first."""
-        return sorted(self.folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+        """Oldest first, and before them what is called like a state but has no number."""
+
+        def number(path: Path) -> int:
+            text = path.name.removeprefix("step-")
+            return int(text) if text.isdecimal() else -1
+
+        return sorted(self.folder.glob("step-*"), key=number)
 
 
 def _link(source: str, target: str) -> None:
@@ -292,8 +297,27 @@ def _damage(state: Path) -> str | None:
     """What is wrong with a state, or None."""
     try:
         wanted = read_json(state / CHECKSUMS, made_by="")
-    except UserError:
-        return "its list of checksums is missing or damaged"
+    except (UserError, IsADirectoryError, NotADirectoryError):
+        wanted = None
+    if not isinstance(wanted, dict) or not (state / CHECKPOINTS).is_dir():
+        return "its list of checksums or its folder of checkpoints is missing or damaged"
     found = _checksums(state)
-    wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-    return f"{', '.join(wrong)} damaged or missing" if wrong else None
+    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        return f"{', '.join(wrong)} damaged or missing"
+    try:
+        contents = {path.name: _load(path, mmap=True) for path in state.glob("*.pt")}
+        step, _, _ = (contents[STATE][key] for key in ("step", "loop", "parts"))
+    except (MemoryError, PermissionError):
+        raise
+    except Exception as error:  # whatever a file makes torch raise that is whole but no state
+        return f"cannot be read ({reason(error)})"
+    return None if state.name == f"step-{step}" else f"it is the state after step {step}"
+
+
+def _load(file: Path, mmap: bool) -> Any:
+    """What :func:`write_durably` wrote.
+
+    Args:
+        mmap: tensors stay in the file until they are used.
+    """
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)

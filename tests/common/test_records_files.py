@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,7 +139,71 @@ def test_what_a_killed_process_left_is_not_taken_over(tmp_path: Path) -> None:
     assert names(tmp_path) == ["one"]
 
 
+@pytest.mark.parametrize("odd", [".one.draft", ".one.old.draft", "one"])
+def test_a_file_where_a_folder_belongs_is_replaced(tmp_path: Path, odd: str) -> None:
+    (tmp_path / odd).write_text("odd")
+    for _ in range(2):
+        with whole_folder(tmp_path / "one") as folder:
+            (folder / "new.txt").write_text("new")
+    assert names(tmp_path / "one") == ["new.txt"]
+    assert names(tmp_path) == ["one"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from grpo.common.files import whole_folder
+with whole_folder(Path(sys.argv[1])) as folder:
+    (folder / "first.txt").write_text("first")
+    print("at work", flush=True)
+    sys.stdin.readline()
+    (folder / "second.txt").write_text("second")
+"""
+
+
+def test_a_second_writer_of_a_folder_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "best_of_n"
+    command = [sys.executable, "-c", HOLD, str(target)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin and holder.stdout and holder.stdout.readline() == "at work\n"
+        refused = rf"best_of_n: another process that writes it is at work already \(process {holder.pid} on "
+        with pytest.raises(UserError, match=refused), whole_folder(target):
+            pass
+        holder.stdin.write("go on\n")
+    assert holder.returncode == 0
+    assert names(target) == ["first.txt", "second.txt"]
+    assert names(tmp_path) == ["best_of_n"]
+
+
+def test_a_killed_writer_refuses_nobody(tmp_path: Path) -> None:
+    target = tmp_path / "one"
+    command = [sys.executable, "-c", HOLD, str(target)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout and holder.stdout.readline() == "at work\n"
+        holder.kill()
+    with whole_folder(target) as folder:
+        (folder / "new.txt").write_text("new")
+    assert names(target) == ["new.txt"] and names(tmp_path) == ["one"]
+
+
 # -------------------------------------------------------------------------------------------------------- text and JSON
+
+
+WRITE_OFTEN = """
+import sys
+from pathlib import Path
+from grpo.common.files import write_text
+for _ in range(300):
+    write_text(Path(sys.argv[1]), sys.argv[2] * 50_000)
+"""
+
+
+def test_two_processes_may_write_one_text_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "winner.json"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITE_OFTEN, str(path), letter]) for letter in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert path.read_text() in ("a" * 50_000, "b" * 50_000)
+    assert names(tmp_path) == ["winner.json"]
 
 
 def test_text_and_json_are_written_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def contents(project: Path) -> dict[str, str]:
 
 
 def drafts(project: Path) -> list[Path]:
-    return [path for path in project.rglob(".*") if path.name.endswith(".draft")]
+    return [*project.rglob(".*.draft*")]
 
 
 def assert_told(result: subprocess.CompletedProcess[str], *parts: str) -> None:
@@ -249,6 +249,8 @@ FULL_DISK = OSError(errno.ENOSPC, "No space left on device")
 EXPLAINED = {
     "with a path": (OSError(errno.ENOSPC, "full", "data/x/y.csv"), "data/x/y.csv: no space left"),
     "a draft": (OSError(errno.ENOSPC, "full", "data/.model.draft/config.json"), "data/model/config.json: no space"),
+    "a file's draft": (OSError(errno.ENOSPC, "full", "data/.model.json.draft.17"), "data/model.json: no space"),
+    "a lock": (OSError(errno.ENOSPC, "full", "data/.model.draft.lock"), "data/model: no space"),
     "quota": (OSError(errno.EDQUOT, "quota", "data/x"), "data/x: the disk quota is used up"),
     "not permitted": (PermissionError(errno.EPERM, "no", "there"), "there: permission denied"),
     "in a folder that must not be written": (PermissionError(errno.EACCES, "no", "there/deep/new"), "there: permission denied"),

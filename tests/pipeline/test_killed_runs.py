@@ -129,7 +129,7 @@ def results(folder: Path) -> dict[str, str]:
 
 def nothing_is_left(folder: Path) -> bool:
     """Whether neither states nor drafts are there."""
-    return not [*(folder / "data/state/runs").rglob("step-*"), *folder.rglob(".*.draft")]
+    return not [*(folder / "data/state/runs").rglob("step-*"), *folder.rglob(".*.draft*")]
 
 
 def learnt_something(folder: Path, run: tuple[str, str]) -> bool:
@@ -300,7 +300,7 @@ def test_files_that_grow_too_large_cost_nothing_that_was_saved(killed, worker, u
     assert done.returncode == 2
     assert "the file would be larger than is allowed here" in done.stderr and "Traceback" not in done.stderr
     assert all((state / "state.pt").exists() for state in states)
-    assert not list(folder.rglob(".*.draft"))
+    assert not list(folder.rglob(".*.draft*"))
     assert worker.attempt(folder, GRPO)["code"] == 0
     assert "resumed after step 4 of 12" in (folder / "log.txt").read_text()
     assert results(folder) == undisturbed(GRPO)[0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
 import random
 import shutil
@@ -112,6 +115,93 @@ def test_damage_is_noticed_and_the_state_before_is_used(
     assert (saved.step, counter.value) == (4, 4)
     assert f"warning: {tmp_path}/state/step-6: " in capsys.readouterr().out
     assert states(tmp_path) == ["step-4"]
+
+
+def a_list_of_checksums(folder: Path) -> Path:
+    (folder / "step-6/sha256.json").write_text("[]")
+    return folder / "step-6"
+
+
+def no_list_but_a_folder(folder: Path) -> Path:
+    (folder / "step-6/sha256.json").unlink()
+    (folder / "step-6/sha256.json").mkdir()
+    return folder / "step-6"
+
+
+def no_checkpoints(folder: Path) -> Path:
+    """Not even an empty folder, which has no checksum."""
+    return valid_but(folder, "state.pt", (folder / "step-6/state.pt").read_bytes(), without="checkpoints")
+
+
+def a_file(folder: Path) -> Path:
+    (folder / "step-99").write_text("")
+    return folder / "step-99"
+
+
+def a_renamed_state(folder: Path) -> Path:
+    return (folder / "step-6").rename(folder / "step-99")
+
+
+def not_what_torch_wrote(folder: Path) -> Path:
+    return valid_but(folder, "state.pt", b"no zip")
+
+
+def no_state_in_it(folder: Path) -> Path:
+    content = io.BytesIO()
+    torch.save([1, 2], content)
+    return valid_but(folder, "state.pt", content.getvalue())
+
+
+def unreadable_elsewhere(folder: Path) -> Path:
+    return valid_but(folder, "learner.pt", b"no zip")
+
+
+def valid_but(folder: Path, name: str, content: bytes, without: str = "none") -> Path:
+    """step-6 with another file in it, and checksums that match."""
+    state = folder / "step-6"
+    (state / name).unlink(missing_ok=True)
+    (state / name).write_bytes(content)
+    shutil.rmtree(state / without, ignore_errors=True)
+    files = [path for path in state.rglob("*") if path.is_file() and path.name != "sha256.json"]
+    sums = {path.relative_to(state).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    (state / "sha256.json").write_text(json.dumps(sums))
+    return state
+
+
+ODD = [a_list_of_checksums, no_list_but_a_folder, no_checkpoints, a_file, a_renamed_state, not_what_torch_wrote]
+
+
+@pytest.mark.parametrize("odd", [*ODD, no_state_in_it, unreadable_elsewhere], ids=lambda odd: odd.__name__)
+def test_an_odd_state_counts_as_damaged_and_the_run_goes_on(
+    odd: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, until=6)
+    damaged = odd(tmp_path / "state")
+    good = 6 if damaged.name == "step-99" and (tmp_path / "state/step-6").exists() else 4
+    counter, saved = run(tmp_path, until=good)
+    assert (saved.step, counter.value) == (good, good)
+    assert f"warning: {damaged}: " in capsys.readouterr().out and not damaged.exists()
+    assert run(tmp_path, until=8)[0].value == 8
+    assert states(tmp_path) == ["step-6", "step-8"]
+
+
+def test_what_is_called_like_a_state_but_has_no_number_is_not_used(tmp_path: Path) -> None:
+    run(tmp_path, until=6)
+    (tmp_path / "state/step-x").mkdir()
+    (tmp_path / "state/.step.draft").write_text("a file")
+    counter, saved = run(tmp_path, until=8)
+    assert (saved.step, counter.value) == (6, 8)
+    assert states(tmp_path) == ["step-6", "step-8"]
+    shutil.copytree(tmp_path / "state/step-8", tmp_path / "state/step-x")
+    shutil.rmtree(tmp_path / "state/step-8")
+    shutil.rmtree(tmp_path / "state/step-6")
+    assert run(tmp_path, until=0)[1].step == 0  # alone it is not used either
+
+
+def test_states_are_sorted_as_numbers(tmp_path: Path) -> None:
+    run(tmp_path, until=11, every=1)
+    assert states(tmp_path) == ["step-10", "step-11"]  # as text, step-9 would come last
+    assert run(tmp_path, until=11)[1].step == 11
 
 
 def test_an_unfinished_state_counts_for_nothing(tmp_path: Path) -> None:

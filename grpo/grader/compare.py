@@ -10,7 +10,15 @@ from grpo.grader.evaluate import number, ratio, same_value
 from grpo.grader.expression import parse, variables
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.quantity import exact_value, is_sign_of, same_quantity, same_unit, split_unit
-from grpo.grader.relations import RELATION, Interval, as_intervals, merged
+from grpo.grader.relations import (
+    RELATION,
+    Interval,
+    as_intervals,
+    in_usual_signs,
+    listed_intervals,
+    member_of,
+    merged,
+)
 from grpo.grader.split import closes_at_end, split_at, split_equations, top_level
 from grpo.grader.values import Effort
 from grpo.grader.words import based, canonical_word, hedges, number_word, opened, time_of_day, words_of
@@ -102,12 +110,19 @@ class Comparison:
 
     def relation(self, answer: str, truth: str, levels: int) -> bool | None:
         """Decide where one side holds an inequality or names the real line."""
+        usual = (in_usual_signs(answer), in_usual_signs(truth))
+        if usual != (answer, truth):
+            return self.same(*usual, levels - 1)
         if not any(
             RELATION.search(text) or any(mark in text for mark in ("mathbb", "real", "setminus", "\\cup"))
             for text in (answer, truth)
         ):
             return None
-        sets = [as_intervals(text, lambda end: number(end, self.effort)) for text in (answer, truth)]
+        sets = [self.intervals(text) for text in (answer, truth)]
+        if [found is None for found in sets].count(True) == 1:  # A list of intervals may be meant as their union.
+            listed = [self.intervals(listed_intervals(text)) for text in (answer, truth)]
+            if listed[0] is not None and listed[1] is not None and len(listed[0][1]) == len(listed[1][1]):
+                sets = listed
         if sets[0] is not None and sets[1] is not None:
             names = {found[0] for found in sets if found and found[0]}
             if "y" in names:
@@ -119,8 +134,11 @@ class Comparison:
             return False
         if exact_value(answer) is not None or exact_value(truth) is not None:
             return False
-        member = re.fullmatch(r"[A-Za-z]\\in(?![A-Za-z])\s*(\\\{.+)", answer)
-        return self.same(member[1], truth, levels - 1) if member else None
+        members = (member_of(answer), member_of(truth))
+        return self.same(*members, levels - 1) if members != (answer, truth) else None
+
+    def intervals(self, text: str) -> tuple[str, list[Interval]] | None:
+        return as_intervals(text, lambda end: number(end, self.effort))
 
     def same_intervals(self, left: list[Interval], right: list[Interval], levels: int) -> bool:
         if len(left) != len(right):

@@ -156,7 +156,7 @@ def _natural(tree: Node) -> frozenset[str]:
 
 
 def _is_negative(tree: Node) -> bool:
-    return tree[0] == "neg" and tree[1][0] == "num"
+    return bool(tree[0] == "neg" and tree[1][0] == "num")
 
 
 def _period(tree: Node) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
+from math import isclose
 
+from grpo.grader.expression import parse, variables
 from grpo.grader.split import split_at, top_level
 
 RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])\s*")
@@ -14,11 +17,19 @@ _NAMED = r"[fghpqFGHPQ]\([a-z]\)|\|[zw]\|"  # what is no variable but has values
 _VARIABLE = re.compile(
     rf"\(?(?P<variable>(?:[A-Za-z]|\\(?:theta|alpha|beta|lambda|phi))(?:_\w|_\{{\w+\}})?)\)?|(?P<named>{_NAMED})"
 )
+_MEMBER = re.compile(rf"([A-Za-z]|{_NAMED}|\([A-Za-z](?:,[A-Za-z])+\))\\in(?![A-Za-z])\s*(.+)")
+_WORD_IN = re.compile(r"^([A-Za-z]) in(?=[(\[\\])")
+_EXCEPT = re.compile(r"(.+?),? except(?: for)?,?(?: when)?(?![A-Za-z]) ?(?:[a-z]=)?(.+)")
+_FOREIGN = re.compile(r"((?:[A-Za-z]\\in)?)([\[\]])([^\[\]]+[,;][^\[\]]+)([\[\]])")
+_MODULUS = re.compile(r"\|([^|]+)\|")
 _BUILDER = re.compile(r"\\\{([A-Za-z])(\\in\s*(?:\\mathbb\{R\}|R))?(?:\||:|\\mid\s*)(.+)\\\}")
 _REALS = {
     r"\mathbb{R}", "all real numbers", "all reals", "all real", "all real x", "R", "reals", "real numbers", "the real numbers",
     "allrealnumbers", "all real numbers x", "any real number", "all real values", "all real values of x",
 }  # fmt: skip
+_NAMED_MODULUS = re.compile(r"\|[zw]\|")
+_LINE = (0, 1, 5, 11)
+_MIRROR = {"(": ")", ")": "(", "[": "]", "]": "["}
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 
 Interval = tuple[str, str, str, str]
@@ -34,33 +45,134 @@ def as_intervals(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
     text = text.strip()
     builder = _BUILDER.fullmatch(text)
     if builder:
-        text = builder[3]
-    member = re.fullmatch(rf"([A-Za-z]|{_NAMED})\\in(?![A-Za-z])\s*(.+)", text)
-    if member:
-        found = _set(member[2], order)
-        return None if found is None else (member[1], found)
-    if not _CHAIN.search(text) or " except " in text:
-        found = _set(text, order)
-        return None if found is None else ("", found)
-    found_both = _alternatives(text, order)
-    if found_both and found_both[0].startswith("|"):  # No modulus is below 0.
-        return found_both[0], [("[", "0", *interval[2:]) if "infty" in interval[1] else interval for interval in found_both[1]]
-    return found_both
+        found = as_intervals(builder[3], order)
+        return found if found and found[0] == builder[1] else None
+    if not RELATION.search(text):
+        whole = _set(text, order)
+        return None if whole is None else ("", whole)
+    found = _alternatives(text, order)
+    if found and _NAMED_MODULUS.fullmatch(found[0]):  # No modulus is below 0.
+        return found[0], [("[", "0", *interval[2:]) if "infty" in interval[1] else interval for interval in found[1]]
+    return found
+
+
+def member_of(text: str) -> str:
+    r"""The set of ``x \in S``, or the text itself."""
+    member = _MEMBER.fullmatch(text)
+    return member[2] if member else text
+
+
+def listed_intervals(text: str) -> str:
+    """A list of intervals as their union, or the text itself where it may be a list of points."""
+    pieces = top_level(text, ",;")
+    is_interval = [len(piece) > 4 and piece[0] in "([" and piece[-1] in ")]" for piece in pieces]
+    if all(is_interval) and any("infty" in piece or piece[0] == "[" or piece[-1] == "]" for piece in pieces):
+        return "\\cup ".join(pieces)
+    return text
+
+
+def in_usual_signs(text: str) -> str:
+    r"""``]2,5[``, as France writes open intervals, as ``(2,5)``; ``x in (2,5)`` with the sign for "in"."""
+    text = _WORD_IN.sub(r"\1\\in ", text)
+    if not (text.endswith("[") or "]" in text[:6]):
+        return text
+    pieces = []
+    for piece in re.split(r"\\cup(?![A-Za-z])", text):
+        match = _FOREIGN.fullmatch(piece.strip())
+        if not match:
+            return text
+        pieces.append(match[1] + ("(" if match[2] == "]" else "[") + match[3] + (")" if match[4] == "[" else "]"))
+    return "\\cup ".join(pieces)
 
 
 def _alternatives(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
     """Conditions joined by ``\\lor``, or by commas: x<1, x>3 names two rays."""
     names: set[str] = set()
     union: list[Interval] = []
-    for piece in [part for alternative in split_at(text, "\\lor") for part in split_at(alternative, "\\cup")]:
+    for alternative in split_at(text, "\\lor"):
+        found = _alternative(alternative, order)
+        if found is None:
+            return None
+        names.add(found[0])
+        union += found[1]
+    names -= {""}
+    return ("".join(names), union) if len(names) <= 1 else None
+
+
+def _alternative(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
+    member = _MEMBER.fullmatch(text)
+    if member or not _CHAIN.search(text):
+        found = _set(member[2] if member else text, order)
+        return None if found is None else (member[1] if member else "", found)
+    names: set[str] = set()
+    union: list[Interval] = []
+    for piece in split_at(text, "\\cup"):
         together = "\\land" in piece or "\\ne" in piece
-        for conditions in [piece] if together else top_level(piece, ",;"):
-            found = _conjunction(conditions, order)
-            if found is None:
+        conditions = [piece] if together else top_level(piece, ",;")
+        several = [_modulus(condition, order) or _conjunction(condition, order) for condition in conditions]
+        intervals = [interval for one in several if one for interval in one[1]]
+        if len(conditions) > 1 and _overlap(intervals, order):  # 1<x, x<2 must hold together
+            several = [_conjunction(piece, order)]
+        for one in several:
+            if one is None:
                 return None
-            names.add(found[0])
-            union += found[1]
+            names.add(one[0])
+            union += one[1]
     return (names.pop(), union) if len(names) == 1 else None
+
+
+def _overlap(intervals: list[Interval], order: _Order) -> bool:
+    """Whether two of the intervals share more than an end, as far as their ends have places on the line."""
+    places = sorted((_place(low, order), _place(high, order)) for _, low, high, _ in intervals)
+    return any(first[1] > second[0] for first, second in pairwise(places))
+
+
+def _place(end: str, order: _Order) -> float:
+    place = {r"-\infty": float("-inf"), r"\infty": float("inf")}.get(end)
+    place = order(end) if place is None else place
+    return float("nan") if place is None else place
+
+
+def _modulus(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
+    """``|x-1| < 2``, or ``1 < |x| < 2``, as intervals; None where what stands between the bars is not linear."""
+    sides = [side.strip() for side in _CHAIN.split(text)]
+    where = [place for place, side in enumerate(sides) if _MODULUS.fullmatch(side)]
+    if len(where) != 1 or not 2 <= len(sides) <= 3 or _NAMED_MODULUS.fullmatch(sides[where[0]]):
+        return None
+    inner = sides[where[0]][1:-1]
+    tree = parse(inner)
+    names = sorted(variables(tree)) if tree else []
+    if len(names) != 1 or len(names[0]) != 1:
+        return None
+    pattern = rf"(?<![A-Za-z\\]){names[0]}(?![A-Za-z])"
+    at = [re.sub(pattern, f"({value})", inner) for value in _LINE]
+    places = [_place(value, order) for value in at]
+    slope = places[1] - places[0]
+    found = _condition(text.replace(f"|{inner}|", f" {names[0]}"))
+    is_line = all(isclose(y, places[0] + slope * x, abs_tol=1e-12) for x, y in zip(_LINE, places, strict=True))
+    if found is None or not slope or not is_line:
+        return None
+    opening, low, high, closing = found[1]
+    nearest = 0.0 if low == r"-\infty" else _place(low, order)
+    if not _place(high, order) > nearest >= 0:
+        return None
+    if low == r"-\infty":
+        ranges = [(_MIRROR[closing], _negative(high), high, closing)]
+    else:
+        ranges = [(_MIRROR[closing], _negative(high), _negative(low), _MIRROR[opening]), found[1]]
+
+    def solved(end: str) -> str:
+        if "infty" in end:
+            return end if slope > 0 else _negative(end)
+        return f"(({end})-({at[0]}))/(({at[1]})-({at[0]}))"
+
+    if slope < 0:
+        ranges = [(_MIRROR[right], end, start, _MIRROR[left]) for left, start, end, right in ranges]
+    return names[0], [(left, solved(start), solved(end), right) for left, start, end, right in ranges]
+
+
+def _negative(end: str) -> str:
+    return {r"-\infty": r"\infty", r"\infty": r"-\infty"}.get(end) or f"-({end})"
 
 
 def _conjunction(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
@@ -184,7 +296,7 @@ def _set(text: str, order: _Order) -> list[Interval] | None:
     """A union of intervals and finite sets, or the real line."""
     if text in _REALS:
         return [_ALL]
-    but = re.fullmatch(r"(.+?),? except(?: for)?,?(?: when)? (?:[a-z]=)?(.+)", text)
+    but = _EXCEPT.fullmatch(text)
     if but and but[1] in _REALS:
         return _without(_ALL, [point.split("=")[-1] for point in top_level(but[2], ",;")], order)
     less = re.fullmatch(r"(.+?)(?:\\setminus(?![A-Za-z])\s*|\\backslash\s*|-(?=\\\{))\\\{(.+)\\\}", text)

@@ -29,7 +29,7 @@ SMALLEST = {"gpus": 0, "cpus": 1, "mem_mb": 2000, "runtime_min": 60}
 
 
 class PlanError(Exception):
-    """dvc.yaml or params.yaml cannot be turned into a plan; the message says what to mend."""
+    """dvc.yaml, dvc.lock or params.yaml cannot be turned into a plan; the message says what to mend."""
 
 
 def make_plan(to_run: bool = False) -> set[str]:
@@ -42,13 +42,15 @@ def make_plan(to_run: bool = False) -> set[str]:
         the names of the stages that DVC would run, and of all that follow them.
 
     Raises:
-        PlanError: DVC cannot read the pipeline, or a stage names resources that params.yaml does not have.
+        PlanError: params.yaml is not a valid study, DVC cannot read the pipeline, or a stage names resources that params.yaml
+            does not have.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
     from grpo.study.dvc_lock import drop_from
 
+    check_params()
     try:
         # Waits for the lock, since a stage of another `dvc` may hold it for a moment.
         with Repo(_wait_for_lock=True) as repo, repo.lock:
@@ -58,10 +60,45 @@ def make_plan(to_run: bool = False) -> set[str]:
             if to_run and stale:
                 drop_from(repo)
     except DvcException as error:
-        raise PlanError(f"DVC cannot read the pipeline: {error}. See `dvc dag`.") from error
+        raise PlanError(what_dvc_cannot_read(error)) from error
     write_stamps(plan, stale)
     write_atomically(PLAN, json.dumps(plan, indent=1))
     return stale
+
+
+def check_params() -> None:
+    """Validate params.yaml before anything runs; DVC would only say that it is corrupted, and stages fail one after the other.
+
+    A params.yaml without experiments belongs to another pipeline, and is only parsed.
+
+    Raises:
+        PlanError: it is no YAML, or no valid study; the message names the line or the key.
+    """
+    from grpo.common.errors import UserError
+    from grpo.study.schema import PARAMS_FILE, read_yaml, validated
+
+    try:
+        values = read_yaml(PARAMS_FILE)
+        if not isinstance(values, dict) or "experiments" in values:
+            validated(values, PARAMS_FILE)
+    except UserError as error:
+        raise PlanError(str(error)) from error
+
+
+def what_dvc_cannot_read(error: Exception) -> str:
+    """The line of dvc.yaml or dvc.lock that is no YAML, if there is one; else DVC's own words."""
+    from grpo.common.errors import UserError
+    from grpo.common.yaml_file import parse_yaml
+
+    told, remedy = f"DVC cannot read the pipeline: {error}.", " See `dvc dag`."
+    for file in (Path("dvc.yaml"), Path("dvc.lock")):
+        try:
+            if file.exists():
+                parse_yaml(file)
+        except UserError as wrong:
+            told, remedy = str(wrong), ""
+            break
+    return told + (" `git checkout dvc.lock` brings the committed one back." if "dvc.lock" in told else remedy)
 
 
 def remove_torn_rwlock(path: Path) -> None:

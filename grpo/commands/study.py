@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import parse_yaml, write_text
+from grpo.common.files import write_text
+from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.annotated import Note, Notes, read_annotated, to_text
 from grpo.study.compose import (
@@ -29,7 +30,7 @@ from grpo.study.compose import (
 )
 from grpo.study.effective import effective_run
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
-from grpo.study.schema import PARAMS_FILE, Study, load_study, read_yaml, validated
+from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, read_yaml, validated
 from grpo.study.stages import unlike_dvc
 
 _AS_COMPOSED = re.compile(r"^# As composed: ([0-9a-f]{16})\b", re.M)
@@ -160,8 +161,10 @@ def save(name: str) -> list[str]:
         UserError: the name is taken or can be no study's, or params.yaml is not valid, or lacks something that it had.
     """
     load_study()
-    if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", name):
-        raise UserError(f"{name}: a study's name may hold letters, digits, '_' and '-' only.")
+    try:
+        check_name(name, "a study", name)
+    except ValueError as error:
+        raise UserError(f"{error}.") from None
     written, notes, _ = read_annotated(PARAMS_FILE)
     own = _own_file(written)
     target = own.with_name(f"{name}.yaml")

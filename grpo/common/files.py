@@ -86,30 +86,6 @@ def _noted(target: Path) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def parse_yaml(path: Path, kind: str = "safe") -> Any:
-    """Parse a YAML 1.2 file.
-
-    Args:
-        kind: of ruamel.yaml's loader: ``safe`` for values alone, ``rt`` for what a round trip needs.
-
-    Raises:
-        UserError: the file is not YAML in UTF-8; the message names file, line and remedy.
-    """
-    from ruamel.yaml import YAML, YAMLError
-
-    yaml = YAML(typ=kind)
-    yaml.preserve_quotes = True
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: not UTF-8 text ({error.reason}). Mend that line.") from error
-    except (YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error}). Mend that line.") from error
-
-
 def damaged(path: Path, what: object, made_by: str, line: int | None = None) -> UserError:
     """The error that a result file is damaged.
 

@@ -15,7 +15,7 @@ from ruamel.yaml.scalarfloat import ScalarFloat
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from ruamel.yaml.tokens import CommentToken
 
-from grpo.common.files import parse_yaml
+from grpo.common.yaml_file import parse_yaml
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import parse_yaml
+from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.annotated import Note, Notes, read_annotated
 from grpo.study.sections import MAIN

@@ -41,7 +41,7 @@ def drop_from(repo: Repo) -> list[str]:
         return []
     found: dict[str, Any] = load_yaml(str(paths.LOCK))
     known = {stage.name for stage in repo.index.stages if isinstance(stage, PipelineStage)}
-    former = [name for name in found["stages"] if name not in known]
+    former = [name for name in found.get("stages", {}) if name not in known]
     if former:
         with modify_yaml(str(paths.LOCK)) as lock:
             for name in former:

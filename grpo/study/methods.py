@@ -35,9 +35,9 @@ OFF_POLICY_RANK = "off_policy_rank"  # in an arm: "the values of the K-th best o
 
 
 class Section(BaseModel):
-    """A mapping of params.yaml: unknown keys are refused and types are not converted."""
+    """A mapping of params.yaml: unknown keys and numbers that are not finite are refused, and types are not converted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Lora(Section):
@@ -253,9 +253,11 @@ def explain(path: Path, item: Any, values: Any) -> str:
     if kind == "missing":
         return f"{path}: {key}: missing. Add it (see studies/ for examples)."
     message = item["msg"].removeprefix("Value error, ")
+    shown = repr(value)
+    where = f"{path}: {key}: " if key else f"{path}: "
     if kind == "value_error":
-        return f"{path}: {key + ': ' if key else ''}{message}."
-    return f"{path}: {key}: {message[0].lower() + message[1:]}, but it is {value!r}."
+        return f"{where}{message}."
+    return f"{where}{message[0].lower() + message[1:]}, but it is {shown if len(shown) <= 200 else shown[:200] + '…'}."
 
 
 RunConfig = GrpoConfig | SftConfig | ExpertIterationConfig

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from grpo.common.errors import UserError
-from grpo.common.files import parse_yaml
 from grpo.common.imports import search_in
+from grpo.common.yaml_file import parse_yaml
 from grpo.study.compose import STUDIES_FOLDER, compose
 from grpo.study.methods import (
     OFF_POLICY_RANK,
@@ -54,13 +54,26 @@ MORE_EVALUATIONS = {
 }
 
 
+LONGEST_NAME = 100  # characters; a file is named by an experiment, an arm and a seed, and may have 255
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # as torch takes it
+
+
+def check_name(where: str, what: str, name: str, dash: bool = True) -> None:
+    """Raise ValueError unless files can be named by ``name``, the name of ``what``, which stands at ``where``."""
+    if len(name) > LONGEST_NAME:
+        raise ValueError(f"{where}: the name of {what} may have {LONGEST_NAME} characters, not {len(name)}")
+    if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*" if dash else r"[A-Za-z0-9_]+", name):
+        allowed = "letters, digits, '_' and '-'" if dash else "letters, digits and '_'"
+        raise ValueError(f"{where}: the name of {what} may hold {allowed} only")
+
+
 class Study(Section):
     """All of params.yaml."""
 
-    study: str
+    study: str = Field(max_length=LONGEST_NAME)
     description: str
     folder: str = "studies"  # where modules of the study's own lie, which it names by import paths
-    seeds: list[NonNegativeInt] = Field(min_length=1)
+    seeds: list[Seed] = Field(min_length=1)
     threads: PositiveInt
     tasks: dict[str, dict[str, Any]]  # `use` and what the task's constructor takes; see grpo.tasks.task.make_task
     models: dict[str, Model]  # what each task's runs start from
@@ -162,8 +175,7 @@ class Study(Section):
         if unknown := self.sft_datasets.keys() - self.tasks.keys():
             raise ValueError(f"sft_datasets: {', '.join(sorted(unknown))}: no such task (known: {', '.join(self.tasks)})")
         for name in self.tasks:
-            if not re.fullmatch(r"[A-Za-z0-9_]+", name):
-                raise ValueError(f"tasks.{name}: a task's name may hold letters, digits and '_' only")
+            check_name(f"tasks.{name}", "a task", name, dash=False)
             try:
                 self.task(name)
             except UserError as error:
@@ -189,6 +201,7 @@ class Study(Section):
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds: {self.seeds} names a seed twice")
         for name, experiment in self.experiments.items():
+            check_name(f"experiments.{name}", "an experiment", name)
             self._check_task(name, experiment)
             for arm, overrides in experiment.arms.items():
                 self._check_arm(name, arm, overrides)
@@ -320,8 +333,7 @@ class Study(Section):
     def _check_arm(self, experiment: str, arm: str, overrides: dict[str, Any]) -> None:
         """Its name is one that a file can have, and its values are ones that its method accepts."""
         path = f"experiments.{experiment}.arms.{arm}"
-        if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", arm):
-            raise ValueError(f"{path}: an arm's name may hold letters, digits, '_' and '-' only")
+        check_name(path, "an arm", arm)
         self._check_rank(path, experiment, overrides)
         entry = self.experiments[experiment]
         defaults = self.defaults(entry.method)

@@ -299,12 +299,60 @@ def test_snakemake_looks_for_stages_to_start_no_more_often_than_some_end(tmp_pat
     assert 1 < text.count("Ready jobs:") <= 16
 
 
-def test_the_study_itself_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The project's dvc.yaml and params.yaml, in a repository without results: everything is stale."""
-    study = new_repo(tmp_path / "study")
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """The project's dvc.yaml and params.yaml, in a repository without results."""
+    folder = new_repo(tmp_path / "study")
     for name in ("dvc.yaml", "params.yaml"):
-        shutil.copy(ROOT / name, study / name)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def test_the_study_itself_can_be_planned(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without results everything is stale, and so it is with a lock that names no stage."""
+    (study / "dvc.lock").write_text("schema: '2.0'\n")
     plan, stale = planned(study, monkeypatch)
     assert {"dataset@main", "model@main", "math_baseline", "writeup", "select@grpo_learning_rate"} <= set(plan)
     assert ".stamps/tables.done" in plan["writeup"]["after"]
     assert stale == {entry["rule"] for entry in plan.values()}
+
+
+CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "told"),
+    [
+        ("params.yaml", "  n_grpo_steps:", "  n_grpo_step:", "params.yaml: grpo.n_grpo_step: unknown key."),
+        ("params.yaml", "threads: 1", "threads: one", "params.yaml: threads: input should be a valid integer"),
+        ("params.yaml", "  n_grpo_steps:", "\tn_grpo_steps:", "params.yaml:LINE: not valid YAML (a tab in the indentation"),
+        ("params.yaml", "threads: 1", "threads: 1\nthreads: 1", "params.yaml:NEXT: not valid YAML (found duplicate key"),
+        ("params.yaml", "seeds: [0, 1]\n", CONFLICT, "params.yaml:LINE: not valid YAML (<<<<<<< marks a conflict"),
+        ("params.yaml", "{gpus: 0, cpus: 1, mem_mb: 2000, runtime_min: 10}", "4", "params.yaml: resources.small: input should"),
+        ("params.yaml", "cpus: 1,", "cpus: one,", "resources.small.cpus: input should be a valid integer, but it is 'one'."),
+        ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),
+        ("dvc.yaml", "  dataset:\n", CONFLICT, "dvc.yaml:LINE: not valid YAML (<<<<<<< marks a conflict"),
+        ("dvc.yaml", "  dataset:\n", "\tdataset:\n", "dvc.yaml:LINE: not valid YAML (a tab in the indentation"),
+        ("dvc.lock", "stages: {}\n", CONFLICT, "dvc.lock:LINE: not valid YAML (<<<<<<< marks a conflict"),
+        ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout dvc.lock` brings"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_cause_before_anything_runs(
+    study: Path, monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str, told: str
+) -> None:
+    (study / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
+    text = (study / name).read_text()
+    line = text[: text.index(old)].count("\n") + 1
+    (study / name).write_text(text.replace(old, new.format(old) if new == CONFLICT else new, 1))
+    with pytest.raises(workflow_plan.PlanError) as caught:
+        planned(study, monkeypatch)
+    assert told.replace("LINE", str(line)).replace("NEXT", str(line + 1)) in str(caught.value)
+    assert not (study / ".stamps").exists()
+
+
+def test_make_repro_ends_with_one_message(study: Path) -> None:
+    edit(study, "params.yaml", "  n_grpo_steps:", "  n_grpo_step:")
+    command = [sys.executable, str(study / "workflow/repro.py")]
+    ended = subprocess.run(command, cwd=study, env=environment(), capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "error: params.yaml: grpo.n_grpo_step: unknown key. Check its spelling, or remove it.\n"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from study_parts import EXPERIMENTS, ROOT, STUDIES, activate, values_of
 
-from grpo.common.files import parse_yaml
+from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.annotated import read_annotated, to_text
 from grpo.study.compose import annotated, changes, compose, difference, files_of, lay_over, overlay_of

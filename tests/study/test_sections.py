@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 from study_parts import (
     ASYNCHRONOUS,
     EXPERIMENTS,
@@ -20,6 +22,7 @@ from study_parts import (
     new_arm,
     refused,
     shard_learner,
+    values_of,
 )
 
 from grpo.common.errors import UserError
@@ -47,6 +50,48 @@ ROOT = Path(__file__).parents[2]
 def test_a_mistake_is_told_by_its_place_in_the_file(tmp_path: Path, section: str, value: dict[str, Any], message: str) -> None:
     """Also within a union, whose members' names pydantic puts among the keys."""
     assert message in refused(tmp_path, lambda values: values[section]["main"].update(value))
+
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda v: v["grpo"].update(learning_rate=math.inf), "grpo.learning_rate: input should be a finite number"),
+        (lambda v: v["sft"].update(learning_rate=math.nan), "sft.learning_rate: input should be a finite number"),
+        (lambda v: v["models"]["main"].update(learning_rate=math.inf), "models.main.learning_rate: input should be a finite"),
+        (lambda v: v["evaluation"].update(temperature=math.inf), "evaluation.temperature: input should be a finite number"),
+        (new_arm("grpo_lora", learning_rate_times=math.inf), "learning_rate: input should be a finite number, but it is inf."),
+        (new_arm("grpo_learning_rate", learning_rate=math.inf), "arms.extra: learning_rate: input should be a finite number"),
+        (lambda v: v.update(seeds=[2**63]), "seeds.0: input should be less than 9223372036854775808"),
+        (lambda v: v["grpo"].update(advantage_eps=10**400), "grpo.advantage_eps: input should be a valid number, but"),
+        (new_arm("grpo_learning_rate", LONG), f"arms.{LONG}: the name of an arm may have 100 characters, not 300."),
+        (new_arm("grpo_learning_rate", "a/b"), "arms.a/b: the name of an arm may hold letters, digits, '_' and '-' only."),
+        (lambda v: v.update(study=LONG), "study: string should have at most 100 characters, but it is 'aaa"),
+        (
+            lambda v: (v["tasks"].update({LONG: v["tasks"]["main"]}), v["models"].update({LONG: v["models"]["main"]})),
+            f"tasks.{LONG}: the name of a task may have 100 characters, not 300.",
+        ),
+        (
+            lambda v: (v["experiments"].update({LONG: {"arms": {"x": {}}}}), v["select_in"].append(LONG)),
+            f"experiments.{LONG}: the name of an experiment may have 100 characters, not 300.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_no_optimizer_and_no_file_takes_is_refused_when_it_is_read(tmp_path: Path, edit: Edit, message: str) -> None:
+    values = values_of("mini")
+    edit(values)
+    YAML().dump(values, tmp_path / "params.yaml")  # JSON has no word for infinity that YAML reads
+    with pytest.raises(UserError) as caught:
+        load_study(tmp_path / "params.yaml")
+    assert message in str(caught.value) and len(str(caught.value)) < 1000
+
+
+def test_names_of_a_hundred_characters_can_be_files(tmp_path: Path) -> None:
+    """An experiment, an arm and the largest seed stand in one file's name, beside what says what the file is."""
+    study = edited(tmp_path, lambda v: (v.update(seeds=[2**63 - 1]), new_arm("grpo_learning_rate", "a" * 100)(v)))
+    (tmp_path / f".{'e' * 100}@{'a' * 100}-{study.seeds[0]}.old.draft.lock").touch()
 
 
 def test_an_argument_that_may_be_of_several_types(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ WITHOUT_A_SAY = {
     "grpo.evaluation",
     "grpo.results.statistics",
     "grpo.common.files",
+    "grpo.common.yaml_file",
     "grpo.study.training_inputs",
     "grpo.common.memory",
     "grpo.tracking.mlflow_study",

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from grpo.grader.evaluate import number, ratio, same_value
-from grpo.grader.expression import parse, variables
+from grpo.grader.expression import divides, equation_difference, is_rational, parse, variables
+from grpo.grader.families import Arithmetic, declared_family, letters_of, possible_family, renamed, replaced, without_name
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.quantity import exact_value, is_sign_of, same_quantity, same_unit, split_unit
 from grpo.grader.relations import (
@@ -50,6 +51,11 @@ _CHAIN = re.compile(r"[<>]|\\(?:le|ge)(?![A-Za-z])")
 _MATRIX = re.compile(
     r"((?:[^\\]|\\(?:frac|sqrt)(?![a-z]))*?)[(\[]?\\begin\{matrix\}((?:(?!\\begin|\\end).)*)\\end\{matrix\}[)\]]?"
 )
+_WHOLE = frozenset("nmkt")
+_DEGREE = "\\text{degree}"
+_SUM = re.compile(r"[0-9A-Za-z)}] ?[+-]")
+_INVERSE = re.compile(r"[A-Z)]\^(?:\{-1\}|T|\{T\}|\\top|\\intercal)(?![A-Za-z])")
+_FUNCTION = re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)")
 _LETTERED_UNIT = re.compile(r"(.*\d)\s?([a-zA-Z])")
 _OPPOSITE = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 
@@ -75,7 +81,8 @@ class Comparison:
             return False
         if answer == truth or unwrap_text(answer) == unwrap_text(truth):
             return True
-        for compare in (self.plain, self.approximation, self.relation, self.equation, self.matrix, self.parts):
+        written_forms = (self.plain, self.approximation, self.family, self.degrees)
+        for compare in (*written_forms, self.relation, self.equation, self.matrix, self.parts):
             verdict = compare(answer, truth, levels)
             if verdict is not None:
                 return verdict
@@ -105,6 +112,44 @@ class Comparison:
         if not sign and not true_sign:
             return None
         return self.same(exact.strip(), true_exact.strip(), levels - 1)
+
+    def family(self, answer: str, truth: str, levels: int) -> bool | None:
+        r"""Decide where one side declares a family of values or a residue, or where only the letter of ``k\pi`` differs."""
+        family, true_family = declared_family(answer), declared_family(truth)
+        if family is None and true_family is None:
+            answer_renamed = renamed(answer, truth)
+            return None if answer_renamed is None else self.same(answer_renamed, truth, levels - 1)
+        if true_family is None and family is not None:
+            true_family = possible_family(truth, _WHOLE | {family.letter})
+            if true_family is None:
+                return family.stands_for(truth)
+            if family.modulus and not (family.name and true_family.name):
+                return False
+            if not family.modulus:  # The truth may be a formula: (n-2)\pi is not n\pi.
+                letters = family.with_letter(true_family.letter)
+                return family.name in {"", true_family.name} and self.same(letters, true_family.body, levels - 1)
+        if family is None and true_family is not None:
+            family = possible_family(answer, _WHOLE | {true_family.letter})
+            if family is None:
+                return true_family.stands_for(answer)
+        if family is None or true_family is None or (family.name and true_family.name and family.name != true_family.name):
+            return False
+        body, true_body = family.with_letter(true_family.letter), true_family.body
+        parts, true_parts = ([without_name(part)[1] for part in parts_of(text)[1]] for text in (body, true_body))
+        values = Arithmetic(lambda text: number(text, self.effort), lambda a, b: same_value(a, b, self.effort) is True)
+        kinds = {parts_of(text)[0] for text in (body, true_body)}
+        if kinds <= {"", "set"} and values.same_values(parts, true_parts, true_family.letter):
+            return True
+        return self.same(body, true_body, levels - 1)
+
+    def degrees(self, answer: str, truth: str, levels: int) -> bool | None:
+        """In a sum, the sign of degrees says no more than the sum without it."""
+        if _DEGREE not in answer and _DEGREE not in truth:
+            return None
+        pair = (answer.replace(_DEGREE, ""), truth.replace(_DEGREE, ""))
+        if any("\\text" in text for text in pair) or not any(_SUM.search(text) for text in pair):
+            return None
+        return self.same(*pair, levels - 1)
 
     # ------------------------------------------------------------------------------------------ inequalities, equations
 
@@ -171,7 +216,7 @@ class Comparison:
         """Decide where one side holds ``=`` outside lists; None where neither does."""
         if "=" not in answer and "=" not in truth:
             return None
-        name, sides = _sides(answer)
+        name, sides = _sides(_with_argument_of(truth, answer))
         true_name, true_sides = _sides(truth)
         if len(true_sides) > 1 and self.every(((side, true_sides[0]) for side in true_sides[1:]), 1):
             true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: any of its sides may be answered.
@@ -210,7 +255,14 @@ class Comparison:
         if len(sides) != 2 or len(true_sides) != 2:
             return False
         multiple = ratio(_difference(sides), _difference(true_sides), self.effort)
-        return bool(multiple) if multiple is not None else self.by_algebra(answer, truth)
+        if multiple is None:
+            return self.by_algebra(answer, truth)
+        trees = [tree for tree in map(equation_difference, (answer, truth)) if tree and is_rational(tree)]
+        if multiple or len(trees) < 2 or not any(map(divides, trees)):
+            return bool(multiple)
+        if self.algebra is None:
+            raise NeedsAlgebra
+        return self.algebra(answer, truth)
 
     # ---------------------------------------------------------------------------------------------------------- parts
 
@@ -237,11 +289,23 @@ class Comparison:
             return self.same(parts[0], truth, levels - 1)
         if kind != true_kind:
             return False
+        if len(parts) != len(true_parts):  # In braces an element counts once.
+            parts, true_parts = (
+                self.distinct(these) if text.startswith("\\{") and len(these) <= _MAX_PARTS else these
+                for text, these in ((answer, parts), (truth, true_parts))
+            )
         if len(parts) != len(true_parts) or len(parts) > _MAX_PARTS:
             return False
         if kind not in {"set", "union"}:
             return self.every(zip(parts, true_parts, strict=True), levels - 1)
         return self.in_any_order(parts, true_parts, lambda a, t: self.same(a, t, levels - 1))
+
+    def distinct(self, parts: list[str]) -> list[str]:
+        kept: list[str] = []
+        for part in parts:
+            if not any(self.same(part, other, 2) for other in kept):
+                kept.append(part)
+        return kept
 
     def in_any_order(self, left: list[T], right: list[T], equal: Callable[[T, T], bool]) -> bool:
         rest = list(right)
@@ -302,6 +366,10 @@ class Comparison:
             return exact_value(lettered[1]) == exact_value(truth)
         if "\\infty" in (answer.lstrip("+-"), truth.lstrip("+-")):
             return answer.lstrip("+") == truth.lstrip("+")
+        if _INVERSE.search(answer) or _INVERSE.search(truth):
+            names = {letter for letter in letters_of(answer + truth) if letter.isupper()}
+            if len(names) > 1:
+                return False  # Of matrices, the order counts.
         # An exact reader's word goes first: 2e-1 is no product with Euler's number.
         by_value = same_value(_as_fraction(answer), _as_fraction(truth), self.effort)
         if by_value is not None:
@@ -327,9 +395,17 @@ def _difference(sides: list[str]) -> str:
     return f"({sides[0]})-({sides[1]})"
 
 
+def _with_argument_of(truth: str, answer: str) -> str:
+    """``f(t) = 2t`` with the letter of the truth ``f(x) = 2x``, as long as that letter means nothing else in it."""
+    match, true_match = _FUNCTION.fullmatch(answer), _FUNCTION.fullmatch(truth)
+    if not match or not true_match or match[1] != true_match[1] or true_match[2] in letters_of(match[3]):
+        return answer
+    return f"{match[1]}({true_match[2]})={replaced(match[3], match[2], true_match[2])}"
+
+
 def _plain_name(name: str) -> str:
     """``f(x)`` and ``y`` both name what depends on x."""
-    return "y" if re.fullmatch(r"[fgh]\(x\)", name) else name
+    return "y" if re.fullmatch(r"[fgh](?:\^\{-1\})?\(x\)", name) else name
 
 
 def _sides(text: str) -> tuple[str, list[str]]:

@@ -13,11 +13,14 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from grpo.grader.split import split_equations
+
 Node = tuple[Any, ...]
 r"""``("num", Fraction)``, ``("var", name)``, ``("const", name)``, or an operation's name followed by its operands."""
 
 _MAX_TOKENS = 400
 _MAX_DEPTH = 30
+_LARGEST_DEGREE = 20
 
 # Longer names first: arcsin before sin.
 _WORDS = "arcsin|arccos|arctan|sinh|cosh|tanh|sqrt|cbrt|sin|cos|tan|cot|sec|csc|log|ln|lg|exp|abs|cis|pi"
@@ -70,6 +73,31 @@ def variables(tree: Node) -> frozenset[str]:
         if isinstance(part, tuple):
             found |= variables(part)
     return found
+
+
+def equation_difference(text: str) -> Node | None:
+    """The left side of an equation less its right side; None where ``text`` is no equation that can be read."""
+    sides = [parse(side) for side in split_equations(text)]
+    if len(sides) != 2 or sides[0] is None or sides[1] is None:
+        return None
+    return ("add", sides[0], ("neg", sides[1]))
+
+
+def is_rational(tree: Node) -> bool:
+    """Whether ``tree`` is made of numbers, variables, ``+ - * /`` and small whole powers."""
+    kind, *parts = tree
+    if kind == "pow":
+        exponent = parts.pop()
+        if exponent[0] != "num" or exponent[1] not in range(_LARGEST_DEGREE + 1):
+            return False
+    return kind in {"num", "var"} or (kind in {"add", "mul", "div", "neg", "pow"} and all(map(is_rational, parts)))
+
+
+def divides(tree: Node) -> bool:
+    """Whether anything is divided by what depends on a variable."""
+    if tree[0] == "div" and variables(tree[2]):
+        return True
+    return any(divides(part) for part in tree[1:] if isinstance(part, tuple))
 
 
 def _tokens(text: str) -> list[str]:

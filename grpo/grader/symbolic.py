@@ -8,10 +8,14 @@ that can be killed.
 from __future__ import annotations
 
 import logging
+import operator
 import random
 import re
+from collections.abc import Callable
 from math import prod
 from typing import Any
+
+from grpo.grader.expression import Node, equation_difference, is_rational
 
 MAX_LENGTH = 300
 MAX_DEPTH = 12
@@ -22,6 +26,7 @@ _UNSAFE = (
 _HEAVY = re.compile(
     # math-verify would pick what is displayed or boxed out of a text.
     rf"!|\\(?:{_UNSAFE}|boxed|fbox)(?![A-Za-z])|(?<!\\)\\[(\[)\]]"
+    r"|\\(?:vec|overrightarrow|hat)\s*(?:\{[^{}]*\}|\w)\s*\\times"  # whose order it would forget
     r"|\d{50}|\\binom\s*\{?\s*\d{5}|\d{5}\s*\\choose|\^\s*\{[^{}A-Za-z]*\^|\^\s*\w+\s*\^|\d \d|\$|\n"
 )
 _TEXTS = re.compile(r"\\(?:text|begin|end)\{[^{}]*\}")
@@ -30,6 +35,12 @@ _PROSE = re.compile(rf"(?<![A-Za-z0-9\\])(?!(?:[A-Za-z]{{0,2}}(?:{_NAMES}))+)[A-
 _DEGREES = re.compile(r"(\d+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _MAX_EXPONENT = 1000
 _MAX_BRACKET_EXPONENT = 200
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+}
 _RELATIVE_TOLERANCE = 1e-10
 
 
@@ -41,6 +52,9 @@ def symbolically_equal(answer: str, truth: str) -> bool:
     if too_complex(answer) or too_complex(truth):
         return False
     try:
+        left, right = equation_difference(answer), equation_difference(truth)
+        if left and right and is_rational(left) and is_rational(right):
+            return _same_zeros(left, right)
         return _compare(_math_verify(), answer, truth)
     except Exception:
         # sympy raises anything on odd input, and an answer that it cannot read is a wrong answer.
@@ -103,6 +117,34 @@ def _compare(math_verify: Any, answer: str, truth: str) -> bool:
     if value is None or not math_verify.verify(true_value, value, timeout_seconds=None, allow_set_relation_comp=True):
         return False
     return _numbers_agree(value, true_value)
+
+
+def _same_zeros(left: Node, right: Node) -> bool:
+    """Whether two rational functions have the same numerators but for a factor: ``xy = 3`` is ``y = 3/x``.
+
+    But ``x(y-1) = 0`` is not ``y = 1``: it holds wherever x is 0.
+    """
+    import sympy
+
+    first, second = (sympy.fraction(sympy.cancel(_rational(tree)))[0] for tree in (left, right))
+    if not first.free_symbols or not second.free_symbols:
+        return False
+    factor = sympy.cancel(first / second)
+    return bool(factor.is_number and factor != 0)
+
+
+def _rational(tree: Node) -> Any:
+    """The tree of a rational function for sympy."""
+    import sympy
+
+    kind, parts = tree[0], tree[1:]
+    if kind == "num":
+        return sympy.Rational(parts[0].numerator, parts[0].denominator)
+    if kind == "var":
+        return sympy.Symbol(parts[0])
+    if kind == "pow":
+        return _rational(parts[0]) ** int(parts[1][1])
+    return _OPERATIONS[kind](*map(_rational, parts))
 
 
 def _parse(math_verify: Any, text: str) -> Any:

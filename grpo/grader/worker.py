@@ -41,6 +41,7 @@ _WARM_UP = [
     (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
     ("2x^2+4x", "2x(x+2)"),
     (r"y=\frac{2}{3}x+3", "3y = 9+2x"),
+    (r"y=\frac{3}{x+1}", "xy+y = 3"),
     (r"\sin 60^\circ+\log_2 7", r"\frac{\sqrt{3}}{2}+\log_2 7"),
     (r"\begin{pmatrix} 1/2 \\ 3 \end{pmatrix}", r"\begin{pmatrix} 0.5 \\ 3 \end{pmatrix}"),
     (r"(-\infty,\sqrt{2})\cup(2\pi,\infty)", r"(2\pi,\infty) \cup (-\infty,\frac{2}{\sqrt{2}})"),

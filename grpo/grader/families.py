@@ -1,0 +1,134 @@
+r"""Values that a whole number numbers: ``\frac{\pi}{4} + k\pi, k \in \mathbb{Z}``, and residues such as ``3 \pmod{7}``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpo.grader.split import split_equations
+
+_INTEGERS = r"(?:\\mathbb\{Z\}|\\text\{Z\}|Z)"
+_DECLARED = re.compile(
+    r"[,; (]{0,4}(?:(?:for|where|with|and|\\forall)(?: all| any| each| every| some)? ?)?(?:"
+    rf"(?P<a>[a-z])\\in(?![A-Za-z]) ?{_INTEGERS}|(?P<b>[a-z])(?: is)?(?: an| any)? integer|(?:an )?integers? (?P<c>[a-z]))\)?$"
+)
+_RESIDUE = re.compile(
+    r"(?:(?P<name>[a-z])(?:\\equiv(?![A-Za-z]) ?|≡|=))?(?P<body>(?:\\pm ?|-)?[0-9]+(?:,-?[0-9]+)*) ?"
+    r"(?:\\pmod|\(? ?(?:\\bmod|\\mod|mod)) ?\{?(?P<modulus>[0-9]+)\}?\)?"
+)
+_TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+_USUAL = frozenset("nkm")
+_WITH_PI = re.compile(r"[nkm] ?\\pi(?![A-Za-z])|\\pi ?[nkm](?![A-Za-z])")
+_MAX_CLASSES = 24
+_AT = (0, 1, 2, 7)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The values of ``body`` (a list) for all whole ``letter``; of ``modulus`` too where it is a class of residues."""
+
+    name: str
+    body: str
+    letter: str
+    modulus: int = 0
+
+    def with_letter(self, letter: str) -> str:
+        return replaced(self.body, self.letter, letter)
+
+    def stands_for(self, text: str) -> bool | None:
+        r"""Whether ``text`` is the one remainder of ``3 \pmod{7}``; None where this is no such residue."""
+        remainder = re.fullmatch(r"([0-9]+)\+[0-9]+k", self.body)
+        if not self.modulus or self.name or not remainder:
+            return None
+        return int(remainder[1]) < self.modulus and text.lstrip("0") == remainder[1].lstrip("0")
+
+
+def declared_family(text: str) -> Family | None:
+    """The family that ``text`` (normalised) declares as such, or None."""
+    residue = _RESIDUE.fullmatch(text) if "mod" in text else None
+    if residue and int(residue["modulus"]) > 0:
+        body = ",".join(f"{value}+{residue['modulus']}k" for value in residue["body"].split(","))
+        return Family(residue["name"] or "", body, "k", int(residue["modulus"]))
+    declared = _DECLARED.search(text) if "Z" in text or "integer" in text else None
+    if not declared:
+        return None
+    letter = declared["a"] or declared["b"] or declared["c"]
+    name, body = without_name(text[: declared.start()])
+    return Family(name, body, letter) if letter in letters_of(body) else None
+
+
+def possible_family(text: str, letters: frozenset[str]) -> Family | None:
+    """``text`` as a family over its only letter among ``letters``."""
+    name, body = without_name(text)
+    found = letters_of(body) & letters - {name}
+    return Family(name, body, found.pop()) if len(found) == 1 else None
+
+
+def renamed(answer: str, truth: str) -> str | None:
+    r"""``\frac{\pi}{4} + k\pi`` with the letter of ``\frac{\pi}{4} + n\pi``; None where they differ in no such letter."""
+    if "\\pi" not in answer or "\\pi" not in truth or not (_WITH_PI.search(answer) and _WITH_PI.search(truth)):
+        return None
+    one, other = possible_family(answer, _USUAL), possible_family(truth, _USUAL)
+    if one is None or other is None or one.letter == other.letter:
+        return None
+    return replaced(answer, one.letter, other.letter)
+
+
+def letters_of(text: str) -> set[str]:
+    """Letters that stand for themselves."""
+    return {token for token in _TOKEN.findall(text) if len(token) == 1}
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What compares families: the size of an expression without letters, and whether two such expressions are equal."""
+
+    number: Callable[[str], float | None]
+    same: Callable[[str, str], bool]
+
+    def same_values(self, left: list[str], right: list[str], letter: str) -> bool:
+        """Whether expressions linear in ``letter`` take the same values, all together."""
+        steps = [self.step(body, letter) for body in [*left, *right]]
+        sizes = [abs(self.number(step) or 0) if step else 0 for step in steps]
+        if not all(sizes):
+            return False
+        largest = steps[sizes.index(max(sizes))]
+        classes: list[list[str]] = [[], []]
+        for place, body in enumerate([*left, *right]):
+            times = round(max(sizes) / sizes[place])
+            if times > _MAX_CLASSES or not any(self.same(f"{sign}({times})({steps[place]})", largest) for sign in ("", "-")):
+                return False
+            start = replaced(body, letter, "(0)")
+            classes[place >= len(left)] += [f"({start})+({part})({steps[place]})" for part in range(times)]
+        first, rest = classes
+        if not len(first) == len(rest) <= _MAX_CLASSES:
+            return False
+        for one in first:
+            match = next((other for other in rest if self.congruent(f"({one})-({other})", largest)), None)
+            if match is None:
+                return False
+            rest.remove(match)
+        return True
+
+    def congruent(self, difference: str, step: str) -> bool:
+        """Whether ``difference`` is a whole multiple of ``step``."""
+        sizes = (self.number(difference), self.number(step))
+        return None not in sizes and self.same(difference, f"({round(sizes[0] / sizes[1])})({step})")  # type: ignore[operator]
+
+    def step(self, body: str, letter: str) -> str:
+        """By how much ``body`` grows from one whole number to the next; empty where it does not grow evenly."""
+        at = [replaced(body, letter, f"({value})") for value in _AT]
+        step = f"({at[1]})-({at[0]})"
+        even = all(self.same(value, f"({at[0]})+({place})({step})") for place, value in zip(_AT[2:], at[2:], strict=True))
+        return f"({step})" if even else ""
+
+
+def without_name(text: str) -> tuple[str, str]:
+    sides = split_equations(text)
+    return (sides[0], sides[1]) if len(sides) == 2 and re.fullmatch(r"\\?[A-Za-z]+", sides[0]) else ("", text)
+
+
+def replaced(text: str, letter: str, value: str) -> str:
+    """``text`` with ``value`` for each ``letter`` that stands for itself."""
+    return _TOKEN.sub(lambda match: value if match[0] == letter else match[0], text)

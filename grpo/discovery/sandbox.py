@@ -273,7 +273,7 @@ def _failure(heard: _Heard, limits: Limits) -> str:
         ("result", f"The result is larger than {limits.output_mb:g} MB"),
         ("printed", f"The program printed more than {limits.output_mb:g} MB"),
         ("processes", f"The program started more than {limits.processes} threads or processes"),
-        ("files", f"The program wrote more than {limits.folder_mb:g} MB or too many files in its working folder"),
+        ("files", f"The program keeps more than {limits.folder_mb:g} MB or too many files in its working folder, named or removed"),
     ):
         if stopped == what:
             return message

@@ -14,11 +14,13 @@ import errno
 import importlib.util
 import json
 import math
+import mmap
 import operator
 import os
 import resource
 import select
 import signal
+import stat
 import sys
 import time
 import traceback
@@ -192,33 +194,87 @@ def descendants() -> list[int]:
     return sorted(below - {os.getpid()})
 
 
-def tasks(pid: int) -> int:
-    """How many threads a process has; 0 where it is gone."""
+def tasks(pid: int) -> list[Path]:
+    """A process's threads, as folders of /proc; none where it is gone."""
     try:
-        return len(list(Path(f"/proc/{pid}/task").iterdir()))
+        return list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
-        return 0
+        return []
 
 
-def too_many_files(folder: str, most: float) -> bool:
-    """Whether a folder holds more than ``most`` bytes or ``MAX_FILES`` files, or hides what it holds."""
+def named_files(folder: str, most: float) -> tuple[int, int]:
+    """Bytes and number of the files in a folder, counted until one of them is too large.
+
+    Raises:
+        OSError: a folder in it cannot be read.
+    """
     waiting, size, count = [folder], 0, 0
     while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):
-                        size += entry.stat(follow_symlinks=False).st_blocks * 512
-                        count += 1
-                        if count > MAX_FILES or size > most:
-                            return True
-                        if entry.is_dir(follow_symlinks=False):
-                            waiting.append(entry.path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            return True
-    return False
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    count += 1
+                    if size > most or count > MAX_FILES:
+                        return size, count
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+    return size, count
+
+
+def removed_files(thread: Path, elsewhere: str, each: int) -> dict[tuple[str, ...], int] | None:
+    """Bytes of the files without a name that a thread keeps on disk: those it has open, and those it has mapped; None: it ended.
+
+    Args:
+        elsewhere: device of memory that is shared without a file, which is mapped like a removed file.
+        each: what a mapped one counts, whose size only root may ask for: the most that a file may have.
+
+    Raises:
+        OSError: what it holds cannot be read.
+    """
+    found: dict[tuple[str, ...], int] = {}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        maps = (thread / "maps").read_bytes().splitlines()
+        for line in maps:
+            if line.endswith(b" (deleted)"):
+                _, _, _, device, inode, _ = line.decode(errors="replace").split(maxsplit=5)
+                if device != elsewhere:
+                    found["mapped", device, inode] = each
+        for descriptor in (thread / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                file = descriptor.stat()
+                if stat.S_ISREG(file.st_mode) and file.st_nlink == 0:
+                    found["open", str(file.st_dev), str(file.st_ino)] = file.st_blocks * 512
+        return found if maps else None
+    return None
+
+
+def device_of_shared_memory() -> str:
+    """Under which device /proc shows memory that processes share without a file."""
+    with mmap.mmap(-1, 1):
+        shared = next(line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/zero (deleted)" in line)
+    return shared.split()[3]
+
+
+def too_many_files(settings: dict[str, Any], threads: list[Path], together: bool, elsewhere: str) -> bool:
+    """Whether files take more of the disk than they may, or are too many, or are hidden: by their names, and by who holds them.
+
+    Args:
+        together: the threads share memory and open files, so that one which has not ended tells all.
+        elsewhere: as in :func:`removed_files`.
+    """
+    most, each = settings["folder_mb"] * MB, int(settings["limits"]["file_mb"] * MB)
+    try:
+        size, count = named_files(settings["folder"], most)
+        held: dict[tuple[str, ...], int] = {}
+        for thread in threads:
+            found = removed_files(thread, elsewhere, each)
+            held |= found or {}
+            if together and found is not None:
+                break
+    except OSError:
+        return True
+    return size + sum(held.values()) > most or count > MAX_FILES
 
 
 def outcome(status: int, usage: resource.struct_rusage) -> tuple[int, float]:
@@ -255,7 +311,7 @@ def keep(settings: dict[str, Any]) -> dict[str, Any]:
     """
     with contextlib.suppress(OSError, AttributeError):
         confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
-    limits, keeper = settings["limits"], os.getpid()
+    limits, keeper, elsewhere = settings["limits"], os.getpid(), device_of_shared_memory()
     receive, send = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -267,24 +323,24 @@ def keep(settings: dict[str, Any]) -> dict[str, Any]:
             os._exit(1)
     os.close(send)
     ready = os.read(receive, 1)
+    filtered = ready == b"1"
     watched = select.poll()
     watched.register(settings["lifeline"])
     with contextlib.suppress(OSError, AttributeError):
         watched.register(os.pidfd_open(pid))
     stopped, ended = "", None
-    while ended is None:
+    while not stopped:
         events = watched.poll(1000 * LOOK_SECONDS)
         found, status, usage = os.wait4(pid, os.WNOHANG)
         if found:
             ended = outcome(status, usage)
-        elif settings["lifeline"] in dict(events):  # its other end was closed
+        if found or settings["lifeline"] in dict(events):  # the lifeline's other end was closed
             break
-        elif sum(map(tasks, [pid] if ready == b"1" else descendants())) > limits["processes"]:
+        threads = [thread for one in ([pid] if filtered else descendants()) for thread in tasks(one)]
+        if len(threads) > limits["processes"]:
             stopped = "processes"
-            break
-        elif too_many_files(settings["folder"], settings["folder_mb"] * MB):
+        elif too_many_files(settings, threads, filtered, elsewhere):
             stopped = "files"
-            break
     code, cpu = end_all(pid) or ended or (0, 0.0)
     return {"code": code, "cpu": cpu, "stopped": stopped, "ready": bool(ready)}
 

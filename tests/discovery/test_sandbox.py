@@ -178,6 +178,37 @@ def test_cpu_time(first: str) -> None:
     assert failure(first + "while True: pass", limits) == "The program used up its 1 s of CPU time"
 
 
+REMOVED = """
+import ctypes, mmap, os, threading, time
+library = ctypes.CDLL(None, use_errno=True)
+library.mmap.restype = ctypes.c_void_p
+shared = [mmap.mmap(-1, 4096) for _ in range(5)]  # memory without a file, which /proc shows like removed files
+for _ in range({count}):
+    place = os.open("file", os.O_RDWR | os.O_CREAT)
+    os.write(place, bytes(1_900_000))
+    {keep}
+    os.unlink("file")
+{then}
+points = [[1]]
+"""
+MAPPED = "library.mmap(None, ctypes.c_size_t(4096), 1, 1, place, ctypes.c_long(0)); os.close(place)"
+LEADER_ENDS = """threading.Thread(target=lambda: (time.sleep(1), os._exit(0))).start()
+library.syscall(ctypes.c_long({"x86_64": 60, "aarch64": 93}[os.uname().machine]), ctypes.c_long(0))"""
+
+
+@pytest.mark.parametrize("keep", ["pass", MAPPED])
+@pytest.mark.parametrize("then", ["time.sleep(0.3)", LEADER_ENDS])
+def test_files_are_counted_by_who_holds_them(keep: str, then: str) -> None:
+    """Three files of 1.9 MB, removed but open or mapped, take more of the disk than the 4 MB that a folder may hold."""
+    message = "The program keeps more than 4 MB or too many files in its working folder, named or removed"
+    assert failure(REMOVED.format(count=3, keep=keep, then=then)) == message
+
+
+@pytest.mark.parametrize("keep", ["pass", MAPPED])
+def test_as_many_removed_files_as_named_ones_may_be_held(keep: str) -> None:
+    assert run(REMOVED.format(count=2, keep=keep, then="time.sleep(0.3)")).points == [[1]]
+
+
 ENDLESS = """
 import os
 for descriptor in range(3, 64):
@@ -415,6 +446,7 @@ def test_the_filter_as_the_kernel_runs_it(machine: str, tmp_path: Path) -> None:
     assert [answer(calls[name]) for name in ("read", "openat", "mmap", "socket", "execve")] == [allow] * 3 + [unknown] * 2
     assert answer(calls["clone"], 0x3D0F00) == allow  # a thread, as glibc starts it
     assert answer(calls["clone"], 17) == answer(calls["clone"], 0x4111) == unknown  # fork, vfork
+    assert answer(calls["clone"], 0x10900) == unknown  # a thread whose open files are its own
     assert [answer(calls["kill"], pid) for pid in (77, 0, 1, 78, 0xFFFFFFFF)] == [allow, allow, unknown, unknown, unknown]
     assert answer(calls["ioctl"], 0, 0x5401) == allow and answer(calls["ioctl"], 0, 0x5412) == unknown  # TIOCSTI types for us
     assert answer(435) == answer(451) == answer(0x40000000) == unknown

@@ -24,11 +24,10 @@ def verify(
     memory_mb: Annotated[int, typer.Option(min=100, help="Memory that it may use.")] = 2000,
 ) -> None:
     """Run a program in a sandbox and check its points in exact integer arithmetic; exit code 1 where they are not valid."""
-    from grpo.discovery.sandbox import Limits, protections
+    from grpo.discovery.sandbox import Limits, unenforced
     from grpo.discovery.verifier import verify_program
 
-    missing = [name for name, enforced in protections().items() if not enforced]
-    if missing:
+    if missing := unenforced():
         print(f"warning: this system does not let the sandbox restrict: {', '.join(missing)}", file=sys.stderr)
     verdict = verify_program(program, Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=memory_mb))
     print(json.dumps(asdict(verdict), indent=2))

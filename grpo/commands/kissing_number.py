@@ -13,10 +13,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.common.imports import require_extra
 from grpo.discovery import mutation
 from grpo.discovery.log import BEST_PROGRAM, LOG, NO_LANGUAGE_MODEL, Attempt, Log, Settings, open_log
+from grpo.discovery.sandbox import unenforced
 from grpo.discovery.search import Budget, Propose, search
 from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.study import paths
@@ -29,6 +31,7 @@ COMMITTED = CODE / "program.py"
 SCORES = "scores.jsonl"
 KISSING_NUMBER_METRICS = paths.METRICS / "kissing_number.json"
 MUTATION = "mutation"
+UNFENCED = "KISSING_UNFENCED"  # in the environment, "1": run a language model's programs where the sandbox is incomplete
 
 
 def run_kissing_number(study: Study) -> dict[str, Any]:
@@ -79,11 +82,19 @@ def proposer(strategy: str, seed: int, base_url: str | None = None, model: str |
         base_url, model: of the endpoint; else from the environment.
 
     Raises:
-        UserError: a language model is needed, and neither arguments nor environment say which.
+        UserError: a language model is needed, and neither arguments nor environment say which; or its programs cannot be
+            confined here, and the environment does not say that they may run all the same.
     """
     if strategy == MUTATION:
         return mutation.propose, Settings("mutation", strategy, seed)
     require_extra("openai", "openai", f"the strategy {strategy}")
+    missing = unenforced()
+    if missing and os.environ.get(UNFENCED) != "1":
+        raise UserError(
+            f"{strategy}: this system does not let the sandbox restrict: {', '.join(missing)}. A program of the language model"
+            f" could use that, and what it reads may come into the next prompt. Search on Linux 6.2 or newer with Landlock and"
+            f" libseccomp, or in a container that holds nothing of value; there, set {UNFENCED}=1."
+        )
     from grpo.discovery.language_model import endpoint_from_environment, propose_with
 
     endpoint = endpoint_from_environment(os.environ, base_url, model)

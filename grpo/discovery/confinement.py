@@ -221,7 +221,8 @@ def protect(settings: dict[str, Any]) -> bool:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
     if version:
         with contextlib.suppress(OSError, AttributeError):
-            landlock(version, folder, [*settings["readable"], f"/proc/{os.getpid()}"])
+            own = [f"/proc/{os.getpid()}/{name}" for name in ("fd", "maps", "status", "statm")]  # nothing of network or mounts
+            landlock(version, folder, [*settings["readable"], *own])
     with contextlib.suppress(AttributeError):
         drop_capabilities()
     if filtered:

@@ -119,10 +119,16 @@ def protections() -> dict[str, bool]:
     with tempfile.TemporaryDirectory() as outside:
         secret = Path(outside, "secret")
         secret.write_text("secret", encoding="utf-8")
-        program = _ATTEMPTS.format(secret=str(secret), process=os.getpid())
+        about_machine = ["/proc/self/net/tcp", "/proc/self/mountinfo"]
+        program = _ATTEMPTS.format(secret=str(secret), process=os.getpid(), about_machine=about_machine)
         outcome = run_program(program.encode(), Limits(seconds=60.0))
     refused = outcome.points if isinstance(outcome.points, list) else []
     return {name: [name] in refused for name in ("network", "filesystem", "reading", "processes")}
+
+
+def unenforced() -> list[str]:
+    """Which of the :func:`protections` this system does not enforce."""
+    return [name for name, enforced in protections().items() if not enforced]
 
 
 _ATTEMPTS = """
@@ -147,7 +153,7 @@ secret = {secret!r}
 attempts = {{
     "network": [connect, socket.socketpair],
     "filesystem": [lambda: open(secret + ".new", "w"), lambda: open(secret, "a"), lambda: os.truncate(secret, 0)],
-    "reading": [lambda: open(secret), lambda: open("/proc/{process}/environ")],
+    "reading": [lambda name=name: open(name) for name in [secret, "/proc/{process}/environ", *{about_machine!r}]],
     "processes": [fork, lambda: os.kill({process}, 0)],
 }}
 points = [[name] for name, tried in attempts.items() if all([refused(one) for one in tried])]
@@ -273,7 +279,7 @@ def _failure(heard: _Heard, limits: Limits) -> str:
         ("result", f"The result is larger than {limits.output_mb:g} MB"),
         ("printed", f"The program printed more than {limits.output_mb:g} MB"),
         ("processes", f"The program started more than {limits.processes} threads or processes"),
-        ("files", f"The program keeps more than {limits.folder_mb:g} MB or too many files in its working folder, named or removed"),
+        ("files", f"The program keeps more than {limits.folder_mb:g} MB or too many files, named or removed, in its folder"),
     ):
         if stopped == what:
             return message

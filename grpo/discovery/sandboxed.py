@@ -223,7 +223,7 @@ def named_files(folder: str, most: float) -> tuple[int, int]:
 
 
 def removed_files(thread: Path, elsewhere: str, each: int) -> dict[tuple[str, ...], int] | None:
-    """Bytes of the files without a name that a thread keeps on disk: those it has open, and those it has mapped; None: it ended.
+    """Bytes of the files without a name that a thread keeps on disk, open or mapped; None where it ended.
 
     Args:
         elsewhere: device of memory that is shared without a file, which is mapped like a removed file.

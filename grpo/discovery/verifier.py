@@ -23,6 +23,7 @@ MOST_POINTS = {11: 868}  # de Laat and Leijenhorst 2024: no more balls than that
 MAX_PROGRAM_MB = 1.0
 BLOCK = 1 << 21  # how many pairs are looked at together
 BLOCK_OF_DIFFERENCES = 1 << 12  # of integers of any size, which take more room
+MOST_COMPARED = 1 << 15  # pairs of such points, of which the nearest is looked for
 DIGITS_SHOWN, SQUARE_DIGITS_SHOWN = 40, 200  # of a longer number only the ends are shown
 ENDS_SHOWN = 12
 PRINTED_SHOWN = 500  # characters
@@ -180,27 +181,33 @@ def _problem_of_distances(points: list[list[int]]) -> str:
     longest = max(range(len(points)), key=norms.__getitem__)
     if len(points) == 1:
         return ""
-    i, j, nearest = _nearest(points)
+    i, j, nearest, exact = _nearest(points, norms[longest])
     if nearest >= norms[longest]:
         return ""
     low, high = (_digits(square, SQUARE_DIGITS_SHOWN) for square in (nearest, norms[longest]))
+    what = "Minimum squared distance" if exact else "Squared distance"
     return (
-        f"Minimum squared distance {low} < maximum squared norm {high}: points {i} {_shown(points[i])} and {j} "
-        f"{_shown(points[j])} are that near to each other, and point {longest} {_shown(points[longest])} has that norm"
+        f"{what} {low} < maximum squared norm {high}: points {i} {_shown(points[i])} and {j} {_shown(points[j])} are that near"
+        f" to each other, and point {longest} {_shown(points[longest])} has that norm"
     )
 
 
-def _nearest(points: list[list[int]]) -> tuple[int, int, int]:
-    """The first of the pairs of points with the smallest distance, and that distance squared.
+def _nearest(points: list[list[int]], wanted: int) -> tuple[int, int, int, bool]:
+    """The first of the pairs of points with the smallest distance, that distance squared, and True.
 
-    Of large integers only the leading bits are compared first (:func:`_near`), which leaves few pairs to compare in full.
+    Of large integers only the leading bits are compared first (:func:`_near`), which leaves few pairs to compare in full. Where
+    it leaves many, of which the first is nearer than ``wanted`` (squared) already, that one is returned, and False: to compare
+    all would take seconds.
     """
     exact = np.array(points, dtype=object)
     leading, shift = _leading_bits(exact - exact[0])
     rows, columns = _near_pairs(leading, exact=shift == 0)
     if shift == 0:
         i, j = int(rows[0]), int(columns[0])
-        return i, j, sum((x - y) ** 2 for x, y in zip(points[i], points[j], strict=True))
+        return i, j, _squared_distance(points[i], points[j]), True
+    first = int(rows[0]), int(columns[0])
+    if len(rows) > MOST_COMPARED and (square := _squared_distance(points[first[0]], points[first[1]])) < wanted:
+        return *first, square, False
     # Where all points but a few are near one another, the leading bits of their coordinates say nothing, so now of differences:
     # a length is at least the largest coordinate, and at most that times the root of the dimension.
     sizes = np.concatenate([_bit_lengths(part) for part in _differences(exact, rows, columns)])
@@ -212,7 +219,11 @@ def _nearest(points: list[list[int]]) -> tuple[int, int, int]:
     rows, columns = rows[near], columns[near]
     lengths = [int(length) for part in _differences(exact, rows, columns) for length in (part * part).sum(axis=1)]
     best = min(range(len(lengths)), key=lengths.__getitem__)
-    return int(rows[best]), int(columns[best]), lengths[best]
+    return int(rows[best]), int(columns[best]), lengths[best], True
+
+
+def _squared_distance(point: list[int], other: list[int]) -> int:
+    return sum((x - y) ** 2 for x, y in zip(point, other, strict=True))
 
 
 def _room(dimension: int) -> int:

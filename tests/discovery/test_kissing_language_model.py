@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from ctypes.util import find_library
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -494,3 +495,31 @@ def test_the_log_of_another_search_is_refused(tmp_path: Path) -> None:
             open_search(server, tmp_path, "hybrid", seed=1)
         with pytest.raises(UserError, match="another model"):
             open_log(tmp_path / LOG, Settings("language model", "refine", 0, "another", server.url))
+
+
+ON_A_KERNEL_WITHOUT_LANDLOCK = """
+import ctypes, runpy, sys
+seccomp = ctypes.CDLL("libseccomp.so.2")
+seccomp.seccomp_init.restype = ctypes.c_void_p
+context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint(0x7FFF0000)))
+seccomp.seccomp_rule_add_array(context, ctypes.c_uint(0x50026), 444, ctypes.c_uint(0), None)  # ENOSYS, as Linux 5.12 says
+assert seccomp.seccomp_load(context) == 0
+runpy.run_module("grpo", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(not find_library("seccomp"), reason="takes a system call away with libseccomp")
+def test_programs_run_where_reading_is_not_fenced_only_if_the_user_says_so(tmp_path: Path) -> None:
+    """A key that a program may read there would come into its answer, and so into the next prompt."""
+    (tmp_path / "key").write_text("PRIVATE KEY", encoding="utf-8")
+    thief = saying(f"```python\nraise ValueError(open({str(tmp_path / 'key')!r}).read())\n```")
+    with FakeEndpoint([thief]) as server:
+        said = {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": MODEL, "OPENAI_API_KEY": KEY}
+        arguments = ["kissing", "search", "--strategy", "refine", "--calls", "2", "--out", str(tmp_path / "out")]
+        command = [sys.executable, "-c", ON_A_KERNEL_WITHOUT_LANDLOCK, *arguments]
+        refused = subprocess.run(command, env=os.environ | said, capture_output=True, text=True, check=False)
+        assert refused.returncode == 2 and not server.requests and not (tmp_path / "out").exists()
+        assert "does not let the sandbox restrict" in refused.stderr and "KISSING_UNFENCED=1" in refused.stderr
+        assert "reading" in refused.stderr and "Traceback" not in refused.stderr
+        subprocess.run(command, env=os.environ | said | {"KISSING_UNFENCED": "1"}, capture_output=True, check=True)
+        assert "PRIVATE KEY" in server.prompts()[1]  # what is at stake

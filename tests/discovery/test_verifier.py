@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,20 @@ def test_600_points_take_less_than_a_second(scale: int) -> None:
         assert time.process_time() - start < 1
         least, most = naive(points)
         assert verdict.message.startswith(f"Minimum squared distance {least} < maximum squared norm {most}: ")
+
+
+def test_long_numbers_near_one_another_take_little_time() -> None:
+    """As many digits as fit into a result of 10 MB; what is said of two of the points is so by Python's own integers."""
+    rng, large = random.Random(0), 10**1399
+    points = [[large + rng.randrange(10**1000) for _ in range(11)] for _ in range(599)] + [[-large] * 11]
+    start = time.process_time()
+    message = rejected(points, "Squared distance ").message
+    assert time.process_time() - start < 1
+    found = re.fullmatch(r"S.*? (\d{12})\.\.\.\d+ \((\d+) digits\) < .*: points (\d+) \[.*\] and (\d+) \[.*", message)
+    assert found is not None
+    square = sum((x - y) ** 2 for x, y in zip(points[int(found[3])], points[int(found[4])], strict=True))
+    assert square < 11 * large**2 <= max(sum(x * x for x in point) for point in points)
+    assert square // 10 ** (int(found[2]) - 12) == int(found[1])
 
 
 # ------------------------------------------------------------------------------------------------------- what is refused

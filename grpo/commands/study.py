@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import write_text
+from grpo.common.files import remove, write_text
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.annotated import Note, Notes, read_annotated, to_text
@@ -28,6 +27,7 @@ from grpo.study.compose import (
     studies_folders,
     study_path,
 )
+from grpo.study.dvc_lock import in_cache
 from grpo.study.effective import effective_run
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, read_yaml, validated
@@ -110,7 +110,7 @@ def use(name: str, dry_run: bool, force: bool, verbose: bool) -> list[str]:
         name: a name in studies/, or the path of a study file.
         dry_run: only say what would change.
         force: also where that drops what was changed in params.yaml by hand.
-        verbose: name every value that changes and every result that is removed, not only how many.
+        verbose: name every value that changes and every result of other runs, not only how many.
 
     Returns:
         lines that say what changes: values of params.yaml, and results of runs that the new study does not have.
@@ -125,17 +125,18 @@ def use(name: str, dry_run: bool, force: bool, verbose: bool) -> list[str]:
         _require_no_edits(values, name)
     lines = [f"{PARAMS_FILE} {'would become' if dry_run else 'is now'} the study {study.study}: {study.description}"]
     lines += _summary(_active_values(), values, verbose) or ["  no value changes"]
-    if stale := _results_of_other_runs(study):
-        verb = "would remove" if dry_run else "removed"
-        lines.append(f"{verb} results of runs that this study does not have (DVC's cache keeps them):")
-        counts = Counter(str(folder.parents[-3]) for folder in stale)  # data/runs of data/runs/EXPERIMENT/ARM-SEED
-        lines += [f"  {folder}" for folder in stale] if verbose else [f"  {n} in {root}" for root, n in counts.items()]
+    others = _results_of_other_runs(study)
+    removed = in_cache(others)
+    kept = [path for path in others if path not in removed]
+    of_others = "results of runs that this study does not have"
+    lines += _listed(f"{'would remove' if dry_run else 'removed'} {of_others}; DVC's cache keeps them:", removed, verbose)
+    lines += _listed(f"{of_others} stay, as DVC's cache does not have them; remove them by hand:", kept, verbose)
     lines += unlike_dvc(study)
     lines.append("`dvc repro` runs it, `dvc status` says which stages are stale.")
     if not dry_run:
         write_text(PARAMS_FILE, text)
-        for folder in stale:
-            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+        for path in removed:
+            remove(path)
     return lines
 
 
@@ -282,9 +283,14 @@ def _told(change: Change) -> str:
 
 
 def _results_of_other_runs(study: Study) -> list[Path]:
-    """Results in the workspace of runs that ``study`` does not name; they would stand in the way of its own."""
+    """Results in data/ of runs that ``study`` does not name; folders that its stages depend on would hold them too."""
     own = {f"{name}/{arm}-{seed}" for name, e in study.experiments.items() for arm in e.arms for seed in study.seeds}
-    found = [path for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING) for path in sorted(root.glob("*/*"))]
-    runs = [path for path in found if f"{path.parent.name}/{path.stem if path.suffix == '.json' else path.name}" not in own]
-    winners = [root / f"{name}.json" for root in (paths.SELECT, paths.CANDIDATES, paths.METRICS) for name in study.left_out]
-    return [*runs, *(path for path in winners if path.exists())]
+    found = [path for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING) for path in sorted(root.glob("*/[!.]*"))]
+    return [path for path in found if f"{path.parent.name}/{path.stem if path.suffix == '.json' else path.name}" not in own]
+
+
+def _listed(heading: str, results: list[Path], verbose: bool) -> list[str]:
+    """The heading with each result below it, or with how many there are in which folder; nothing, where there are none."""
+    counts = Counter(str(path.parents[-3]) for path in results)  # data/runs of data/runs/EXPERIMENT/ARM-SEED
+    listed = [f"  {path}" for path in results] if verbose else [f"  {n} in {root}" for root, n in counts.items()]
+    return [heading, *listed] if results else []

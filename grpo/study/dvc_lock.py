@@ -1,7 +1,10 @@
-"""dvc.lock without what it has of former stages: DVC adds to it, and never takes out what dvc.yaml no longer names."""
+"""Former stages in dvc.lock, which DVC never takes out by itself; and which results DVC's cache can bring back."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo.common.errors import UserError
@@ -47,3 +50,30 @@ def drop_from(repo: Repo) -> list[str]:
             for name in former:
                 del lock["stages"][name]
     return former
+
+
+def in_cache(outputs: Iterable[Path]) -> list[Path]:
+    """Those of these outputs of stages that DVC's cache on this machine holds whole, as dvc.lock names them."""
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+    from dvc.utils.serialize import load_yaml
+
+    wanted = list(outputs)
+    if not wanted or not paths.LOCK.exists():
+        return []
+    try:
+        with Repo() as repo:
+            cache = Path(repo.cache.local.path)
+        stages = load_yaml(str(paths.LOCK)).get("stages", {}).values()
+    except DvcException:  # no repository of DVC, or a damaged lock
+        return []
+    hashes = {out["path"]: out.get("md5", "") for stage in stages for out in stage.get("outs", [])}
+    return [path for path in wanted if _is_whole(cache, hashes.get(path.as_posix(), ""))]
+
+
+def _is_whole(cache: Path, md5: str) -> bool:
+    """Whether a cache holds what has this hash: a file, or a folder with all its files."""
+    stored = cache / md5[:2] / md5[2:]
+    if not md5 or not stored.is_file():
+        return False
+    return not md5.endswith(".dir") or all(_is_whole(cache, entry["md5"]) for entry in json.loads(stored.read_bytes()))

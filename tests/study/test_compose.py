@@ -6,6 +6,8 @@ import copy
 import json
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,24 +350,47 @@ def test_use_makes_a_study_the_active_one(project: Path, grpo: Run) -> None:
 
 
 def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Run) -> None:
-    for name in ("grpo_async_offpolicy", "grpo_colocate"):
-        write_result(paths.SELECT / f"{name}.json")
     for arm in ("3e-4-0", "9e-9-0"):
         write_result(paths.RUNS / "grpo_learning_rate" / arm / "metrics.json")
     before = Path("params.yaml").read_bytes()
     _, out, _ = grpo("study", "use", "gsm8k", "--dry-run")
     assert re.search(r"values: seeds 1, threads 1, tasks \d+, models \d+, ", out)
     assert "\n  experiments left out: grpo_async_offpolicy\n" in out
-    assert "would remove results" in out and "  2 in data/runs\n" in out and "  1 in reports/select\n" in out
+    assert "results of runs that this study does not have stay, as DVC's cache does not have them" in out
+    assert "  2 in data/runs\n" in out and "remove results" not in out
     assert "grpo.n_grpo_steps" not in out
     _, out, _ = grpo("study", "use", "gsm8k", "--dry-run", "--verbose")
-    assert "  grpo.n_grpo_steps: 3 -> 200\n" in out and "  reports/select/grpo_async_offpolicy.json\n" in out
+    assert "  grpo.n_grpo_steps: 3 -> 200\n" in out
     assert Path("params.yaml").read_bytes() == before and len(list(paths.RUNS.glob("*/*"))) == 2, "a dry run changes nothing"
     _, out, _ = grpo("study", "use", "mini", "--verbose")
     assert "  data/runs/grpo_learning_rate/9e-9-0\n" in out
-    assert [path.name for path in paths.RUNS.glob("*/*")] == ["3e-4-0"], "which both studies have"
-    grpo("study", "use", "gsm8k")
-    assert [path.stem for path in paths.SELECT.glob("*")] == ["grpo_colocate"]
+    assert "  data/runs/grpo_learning_rate/3e-4-0\n" not in out, "which both studies have"
+
+
+def test_use_removes_only_what_dvc_can_bring_back(project: Path, grpo: Run) -> None:
+    """Not what git tracks; and nothing where DVC's cache is empty, as in a fresh clone, or lacks a file."""
+    cached, uncached = (paths.RUNS / f"grpo_learning_rate/{arm}-0" for arm in ("9e-9", "8e-8"))
+    write_result(paths.SELECT / "grpo_async_offpolicy.json")
+    make = f"mkdir -p {cached} && echo 1 > {cached}/a && echo 2 > {cached}/b"
+    Path("dvc.yaml").write_text(f"stages: {{made: {{cmd: '{make}', outs: [{cached}]}}}}\n")
+    for command in (["git", "init"], ["dvc", "init"], ["dvc", "repro"]):
+        subprocess.run([*command, "--quiet"], check=True)
+    write_result(uncached / "metrics.json")
+    kept = Path(".dvc/cache").rename("kept")
+    for lacking in ("all", "one file"):
+        if lacking == "one file":
+            shutil.copytree(kept, ".dvc/cache")
+            next(path for path in Path(".dvc/cache/files/md5").glob("*/*") if path.read_bytes() == b"2\n").unlink()
+        assert "2 in data/runs" in grpo("study", "use", "gsm8k")[1], lacking
+        assert (cached / "b").exists() and uncached.exists()
+    shutil.rmtree(".dvc/cache")
+    kept.rename(".dvc/cache")
+    told = "removed results of runs that this study does not have; DVC's cache keeps them:\n  1 in data/runs\n"
+    code, out, error = grpo("study", "use", "math-24gb")
+    assert code == 0 and told in out, error
+    assert not cached.exists() and uncached.exists() and (paths.SELECT / "grpo_async_offpolicy.json").exists()
+    subprocess.run(["dvc", "checkout", "--quiet"], check=True)
+    assert (cached / "b").read_text() == "2\n"
 
 
 def write_result(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError, reason
-from grpo.common.files import files_digest, write_json, write_text
+from grpo.common.files import files_digest, require_writable, write_json, write_text
 from grpo.common.imports import require_extra
 from grpo.grader.extract import last_boxed
 from grpo.grader.grader import check_ground_truth
@@ -61,8 +61,8 @@ def benchmark(
         what TASK.json holds.
 
     Raises:
-        UserError: the harness is missing, does not know or cannot load the task, a file cannot be read, or there is no
-            checkpoint.
+        UserError: the harness is missing, does not know or cannot load the task, a file cannot be read, there is no
+            checkpoint, or ``out`` cannot be written.
     """
     require_checkpoint(checkpoint)
     harness = _harness()
@@ -71,6 +71,7 @@ def benchmark(
     name = str(settings["task"])
     as_run = "".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items())
     loaded = _load(as_run, name)
+    require_writable(out, "--out")
     backend, found = _run(harness, study, checkpoint, loaded, limit, max_tokens)
     records = judge(found["samples"][name])
     about = {

@@ -57,15 +57,19 @@ def search(
 ) -> None:
     """Search for a program that constructs many points, within a budget; killed and started again, it goes on."""
     from grpo.commands.kissing_number import proposer
+    from grpo.common.files import require_writable
+    from grpo.common.lock import only_one
     from grpo.discovery.log import BEST_PROGRAM, LOG, open_log
     from grpo.discovery.search import Budget
     from grpo.discovery.search import search as run
     from grpo.discovery.verifier import verify_text
 
     propose, settings = proposer(strategy, seed, base_url, model)
-    log = open_log(out / LOG, settings)
-    limits = Budget(calls, tokens, seconds if (calls, tokens, seconds) != (None, None, None) else DEFAULT_SECONDS)
-    ended_by = run(propose, verify_text, limits, log)
+    require_writable(out, "--out")
+    with only_one(out / ".search.lock", f"{out}: another search"):
+        log = open_log(out / LOG, settings)
+        limits = Budget(calls, tokens, seconds if (calls, tokens, seconds) != (None, None, None) else DEFAULT_SECONDS)
+        ended_by = run(propose, verify_text, limits, log)
     if log.best is None:
         print(f"no valid set in {len(log.attempts)} attempts ({ended_by}); {out / LOG} says why")
     else:

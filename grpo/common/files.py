@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo.common.errors import WHILE_WRITING, UserError, from_here, reason
@@ -53,6 +54,23 @@ def remove(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink()
+
+
+def require_writable(folder: Path, option: str) -> None:
+    """Make a folder, before the work whose results it is to hold.
+
+    Args:
+        option: that names the folder.
+
+    Raises:
+        UserError: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{option} {folder}: cannot be written ({error.strerror}). Name another folder.") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -123,6 +141,14 @@ def read_text(path: Path, made_by: str) -> str:
         raise damaged(path, error, made_by, line=error.object[: error.start].count(b"\n") + 1) from error
 
 
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """``json.loads``, whose every refusal is a ValueError."""
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path, made_by: str, keys: Iterable[str] = ()) -> Any:
     """Read JSON.
 
@@ -135,8 +161,8 @@ def read_json(path: Path, made_by: str, keys: Iterable[str] = ()) -> Any:
     """
     text = read_text(path, made_by)
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise damaged(path, error, made_by) from error
     require_keys(path, value, keys, made_by)
     return value
@@ -163,7 +189,7 @@ def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
     # Not splitlines(): it also splits at such characters as U+2028, which JSON may hold as they are.
     for number, line in enumerate(read_text(path, made_by).removesuffix("\n").split("\n"), start=1):
         try:
-            records.append(parse(json.loads(line)))
+            records.append(parse(parse_json(line)))
         except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
             raise damaged(path, reason(error), made_by, number) from error
     return records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,6 +32,9 @@ class Problem:
     ground_truth: str
     level: int = 0
     subject: str = ""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,30 @@ class Example:
     response: str
     ground_truth: str
     reward: float
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can hold a text: half of a surrogate pair, as JSON may name it, is no character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (float, int)}
+
+
+def _check_types(record: Problem | Example) -> None:
+    """Raise UserError unless each field holds what files, tokenizers and the grader can take, whoever made the record."""
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if not isinstance(value, _KINDS[str(each.type)]) or (isinstance(value, str) and not is_text(value)):
+            kind = "text that UTF-8 can hold" if each.type == "str" else "a number"
+            raise UserError(f"{type(record).__name__}: {each.name} is {value!r}, not {kind}. Correct what makes it.")
 
 
 Record = TypeVar("Record", Problem, Example)

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError
-from grpo.common.files import files_digest, write_text
+from grpo.common.files import files_digest, require_writable, write_text
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluate import OTHER, category, count_categories, evaluate, evaluation_sampling, score_by_task, summarize
 from grpo.models import require_checkpoint
@@ -106,12 +106,15 @@ def evaluate_any(
     """:func:`evaluate_checkpoint` for a checkpoint, task, prompt and number of problems that the study need not name together.
 
     Raises:
-        UserError: an unknown task or prompt, no checkpoint, or fewer validation problems than asked for.
+        UserError: an unknown task or prompt, no checkpoint, fewer validation problems than asked for, or ``folder`` cannot be
+            written.
     """
     find_format(study.task(task), prompt)
     problems = read_problems(paths.validation(task))
     if n_problems is not None and n_problems > len(problems):
         raise UserError(f"--problems {n_problems}: {paths.validation(task)} holds {len(problems)} problems. Ask for fewer.")
+    require_checkpoint(checkpoint)
+    require_writable(folder, "--out")
     evaluator = CheckpointEvaluator(study, checkpoint, task)
     metrics = evaluate_checkpoint(evaluator, problems[:n_problems], prompt, folder)
     evaluator.forget_chunks()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object, is_import_path
 from grpo.common.records import Problem
-from grpo.tasks.downloaded import HUB_SPLIT, LocalFiles, Row, checked_problem
+from grpo.tasks.downloaded import HUB_SPLIT, LocalFiles, Row, checked_problem, read_rows, rows_of
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Split
 
-READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # of `datasets`, by a file's ending
+ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 Verify = Callable[[list[str], list[Problem]], list[float]]
 
 
@@ -67,8 +66,8 @@ class Dataset(GradedTask):
         if hub is not None and revision is None:
             raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
         for name in (files.train, files.validation) if files else ():
-            if Path(name).suffix not in READERS:
-                raise UserError(f"files: {name}: cannot be read. It is told by its ending, one of {', '.join(READERS)}.")
+            if Path(name).suffix not in ENDINGS:
+                raise UserError(f"files: {name}: cannot be read. It is told by its ending, one of {', '.join(ENDINGS)}.")
         self.question, self.answer, self.drop_overlap = question, answer, drop_overlap
         self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
         self.math = verify == "math"
@@ -83,11 +82,8 @@ class Dataset(GradedTask):
         Raises:
             UserError: the dataset cannot be had or read, it has no such column, or a row is not usable.
         """
-        where, rows = self._rows(split)
         found = []
-        places = self._places(split)
-        for number, values in enumerate(rows):
-            row = Row(next(places, f"{where} row {number + 1}"), values, self.params_key)
+        for number, row in enumerate(self._rows(split)):
             problem = Problem(f"{split}/{number}", row.text(self.question), row.text(self.answer))
             if self.math:
                 problem = checked_problem(row, problem)  # a ground truth that the grader cannot read would never be met
@@ -95,47 +91,46 @@ class Dataset(GradedTask):
                 raise UserError(f"{row.where}: the question or the answer is empty. Correct or remove the row.")
             found.append(problem)
         if not found:
-            raise UserError(f"{where}: is empty. Check `{self.params_key}`.")
+            raise UserError(f"{self._where(split)}: is empty. Check `{self.params_key}`.")
         return found
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
         """By what the study's ``verify:`` names."""
         return self._verify(answers, problems)
 
-    def _places(self, split: Split) -> Iterator[str]:
-        """``FILE:LINE`` of each row, of a file that has lines; nothing for others."""
-        name = getattr(self.files, split) if self.files else ""
-        if not name.endswith((".jsonl", ".csv")):
-            return
-        with Path(name).open(encoding="utf-8", newline="") as file:
-            if name.endswith(".jsonl"):
-                yield from (f"{name}:{line}" for line, text in enumerate(file, start=1) if text.strip())
-                return
-            rows, line, header = csv.reader(file), 1, True
-            for row in rows:
-                if row and not header:
-                    yield f"{name}:{line}"
-                line, header = rows.line_num + 1, header and not row  # a row may have several lines
+    def _where(self, split: Split) -> str:
+        return getattr(self.files, split) if self.files else f"{self.hub} {getattr(self.splits, split)}"
 
-    def _rows(self, split: Split) -> tuple[str, Any]:
-        """Where the rows are, for messages, and the rows."""
+    def _rows(self, split: Split) -> list[Row]:
+        """The split's rows; a column whose numbers are no longer what the file says is refused."""
+        where = self._where(split)
+        if self.files is not None:
+            return read_rows(Path(where), f"{self.params_key}.files.{split}")
+        found, kind = self._hub_rows(split)
+        for column in (self.question, self.answer):
+            type = str(getattr(found.features.get(column), "dtype", "mixed"))
+            if kind == "json" and column in found.column_names and "string" not in type and not type.startswith("int"):
+                raise UserError(
+                    f"{where}: column {column!r}: `datasets` reads {type} values of JSON, which may not be the text that "
+                    f"stands there (1 beside 0.5 becomes 1.0). Download the files and name them as `{self.params_key}.files`."
+                )
+        return rows_of(found.with_format("arrow")[:], where, self.params_key)
+
+    def _hub_rows(self, split: Split) -> tuple[Any, str]:
+        """A split on the Hub, and what kind of files it is in."""
         import datasets
 
         datasets.disable_progress_bars()
-        options: dict[str, Any]
-        if self.files is not None:
-            where = getattr(self.files, split)
-            if not Path(where).is_file():
-                raise UserError(f"{where}: no such file. Correct `{self.params_key}.files.{split}`, or put the file there.")
-            options = {"path": READERS[Path(where).suffix], "data_files": {"rows": where}, "split": "rows"}
-        else:
-            where = f"{self.hub} {getattr(self.splits, split)}"
-            options = {"path": self.hub, "name": self.config, "revision": self.revision, "split": getattr(self.splits, split)}
+        where: dict[str, Any] = {"path": self.hub, "name": self.config, "revision": self.revision}
         try:
-            return where, datasets.load_dataset(**options)
+            builder = datasets.load_dataset_builder(**where)
+            as_text = {"converters": dict.fromkeys((self.question, self.answer), str)}
+            as_text = as_text if builder.info.builder_name == "csv" else {}
+            found = datasets.load_dataset(**where, split=getattr(self.splits, split), **as_text)
         except Exception as error:  # which of many it is depends on what was wrong, and on the release
             reason = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), type(error).__name__)
             raise UserError(
-                f"{where}: could not be read ({reason}). Check what `{self.params_key}` names, the network, and "
-                "for a gated dataset your token (HF_TOKEN); of a file, that each row has the same columns."
+                f"{self._where(split)}: could not be read ({reason}). Check what `{self.params_key}` names, the network, and "
+                "for a gated dataset your token (HF_TOKEN)."
             ) from error
+        return found, builder.info.builder_name

@@ -1,17 +1,22 @@
-"""What MATH and GSM8K share: reading rows from local JSONL files or from the Hub, and the checks on what was read."""
+"""Rows of files and of the Hub: reading them, and the checks on what was read."""
 
 from __future__ import annotations
 
-import json
+import codecs
+import csv
+import io
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from grpo.common.errors import UserError
-from grpo.common.records import Problem
+from grpo.common.files import parse_json
+from grpo.common.records import Problem, is_text
 from grpo.grader.grader import check_ground_truth
 from grpo.tasks.graded import GradedTask, worked_response
 from grpo.tasks.task import Split
@@ -32,14 +37,14 @@ class Row:
         """The first of ``columns`` that the row has, as text.
 
         Raises:
-            UserError: it has none of them, or what it has is neither text nor a number.
+            UserError: it has none of them, or what it has is neither text that UTF-8 can hold nor a number.
         """
         for column in columns:
             if column in self.values:
                 value = self.values[column]
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value):
+                if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and math.isfinite(value):
                     return str(value)
-                if isinstance(value, str):
+                if isinstance(value, str) and is_text(value):
                     return value
                 raise UserError(f"{self.where}: column {column!r} holds {value!r}, not text. Correct the row.")
         has = ", ".join(self.values) or "none"
@@ -121,7 +126,7 @@ class Downloaded(GradedTask):
     def _rows(self, split: Split) -> list[Row]:
         key = f"{self.params_key}.source"
         if isinstance(self.source, LocalFiles):
-            return read_jsonl(Path(getattr(self.source, split)), f"{key}.{split}")
+            return read_rows(Path(getattr(self.source, split)), f"{key}.{split}")
         hub, revision = self.source.hub, self.source.revision
         names = [name.format(split=HUB_SPLIT[split]) for name in self.hub_files]
         return [row for name in names for row in _read_parquet(download(hub, name, revision, key), f"{hub}/{name}", key)]
@@ -142,30 +147,62 @@ def checked_problem(row: Row, problem: Problem) -> Problem:
     return problem
 
 
-def read_jsonl(path: Path, key: str) -> list[Row]:
-    """The rows of a JSONL file.
+def read_rows(path: Path, key: str) -> list[Row]:
+    """The rows of a JSONL, JSON, CSV or parquet file, by its ending.
+
+    Numbers of a text file are the text that stands there: no type is inferred, which would turn ``007`` into ``7``.
 
     Args:
         key: where params.yaml names the file.
 
     Raises:
-        UserError: the file is missing, or a line is no JSON object.
+        UserError: the file is missing or cannot be read.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file. Correct `{key}` in params.yaml, or put the file there.")
-    rows = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                values = json.loads(line)
-            except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both ValueErrors
-                raise UserError(f"{path}:{number}: not valid JSON ({error}). Correct or remove the line.") from error
-            if not isinstance(values, dict):
-                raise UserError(f"{path}:{number}: expected a JSON object with named columns. Correct or remove the line.")
-            rows.append(Row(f"{path}:{number}", values, key))
-    return rows
+    if path.suffix == ".parquet":
+        return _read_parquet(path, str(path), key)
+    read = _csv_rows if path.suffix == ".csv" else _json_rows
+    return [Row(where, values, key) for where, values in read(path)]
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file, one a line or in one list, each with its place."""
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    if content.lstrip().startswith(b"["):
+        objects = ((f"{path} row {number}", value) for number, value in enumerate(_parse(content, str(path)), start=1))
+    else:
+        lines = ((f"{path}:{number}", line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip())
+        objects = ((where, _parse(line, where)) for where, line in lines)
+    for where, values in objects:
+        if not isinstance(values, dict):
+            raise UserError(f"{where}: expected a JSON object with named columns. Correct or remove it.")
+        yield where, values
+
+
+def _parse(text: bytes, where: str) -> Any:
+    try:
+        return parse_json(text, parse_int=str, parse_float=str)
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both ValueErrors
+        raise UserError(f"{where}: not valid JSON ({error}). Correct or remove it.") from error
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The rows below the header, each with the line that it begins in."""
+    header: list[str] = []
+    line = 1
+    try:
+        rows = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""), strict=True)
+        for row in rows:
+            if header and row and len(row) != len(header):
+                raise ValueError(f"{len(row)} cells, but {len(header)} columns")
+            if header and row:
+                yield f"{path}:{line}", dict(zip(header, row, strict=True))
+            header, line = header or row, rows.line_num + 1
+    except (csv.Error, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            line = error.object[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}:{line}: not valid CSV in UTF-8 ({error}). Correct or remove the row.") from error
 
 
 def download(repo: str, name: str, revision: str, key: str) -> Path:
@@ -192,11 +229,20 @@ def download(repo: str, name: str, revision: str, key: str) -> Path:
 
 
 def _read_parquet(path: Path, name: str, key: str) -> list[Row]:
-    import pandas
+    import pyarrow.parquet
 
     try:
-        records = pandas.read_parquet(path).to_dict("records")
+        return rows_of(pyarrow.parquet.read_table(path), name, key)
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise UserError(f"{path}: not a readable parquet file ({error}). Delete it and download it again.") from error
-    rows = [{str(column): value for column, value in record.items()} for record in records]
-    return [Row(f"{name} row {number}", values, key) for number, values in enumerate(rows, start=1)]
+        raise UserError(f"{path}: not a readable parquet file ({error}). Get it anew from where it came from.") from error
+
+
+def rows_of(table: Any, name: str, key: str) -> list[Row]:
+    """The rows of an Arrow table. What has few digits keeps them: 0.1 in float32 is 0.1, not 0.10000000149011612."""
+    import pyarrow
+
+    for place, field in enumerate(table.schema):
+        if field.type in (pyarrow.float16(), pyarrow.float32()):
+            shortest = table.column(place).cast(pyarrow.string()).cast(pyarrow.float64())
+            table = table.set_column(place, field.name, shortest)
+    return [Row(f"{name} row {number}", values, key) for number, values in enumerate(table.to_pylist(), start=1)]

@@ -12,7 +12,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder
 from grpo.common.imports import call_with
 from grpo.common.records import Example, Problem, write_records
-from grpo.tasks.downloaded import Row, download, read_jsonl
+from grpo.tasks.downloaded import Row, download, read_rows
 from grpo.tasks.overlap import layout_free
 from grpo.tasks.task import PLACEHOLDER, Format, Task, find_format
 
@@ -108,8 +108,8 @@ def build_sft_dataset(
 
 def _rows(settings: JsonlTraces | HubTraces, where: str) -> list[Row]:
     if isinstance(settings, JsonlTraces):
-        return read_jsonl(Path(settings.path), f"{where}.path")
-    return read_jsonl(download(settings.repo, settings.file, settings.revision, where), f"{where}.file")
+        return read_rows(Path(settings.path), f"{where}.path")
+    return read_rows(download(settings.repo, settings.file, settings.revision, where), f"{where}.file")
 
 
 def _trace(row: Row, format: Format) -> Trace:

@@ -251,6 +251,17 @@ def test_a_search_goes_on_with_a_larger_budget(grpo: Any, tmp_path: Path) -> Non
     assert code == 2 and "belongs to a search with another seed" in told
 
 
+def test_a_second_search_in_one_folder_is_refused(grpo: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "grpo", "kissing", "search", "--out", str(tmp_path), "--seconds", "600"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        while not (tmp_path / LOG).exists():
+            assert first.poll() is None
+            time.sleep(0.05)
+        code, _, told = grpo("kissing", "search", "--out", str(tmp_path), "--calls", "1")
+        first.kill()
+    assert code == 2 and f"another search is at work already (process {first.pid} on" in told
+
+
 # ---------------------------------------------------------------------------------------------------------------- stage
 
 

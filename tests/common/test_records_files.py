@@ -11,7 +11,7 @@ import pytest
 
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, read_json, whole_folder, write_json, write_text
-from grpo.common.records import Problem, read_problems, write_records
+from grpo.common.records import Example, Problem, read_problems, write_records
 
 PROBLEMS = [
     Problem("a/1", "What is 1 + 1?", "2", 1, "sums"),
@@ -40,6 +40,11 @@ def test_problems_survive_writing_and_reading(tmp_path: Path) -> None:
         pytest.param("[1]", id="a list"),
         pytest.param("7", id="a number"),
         pytest.param("", id="blank"),
+        pytest.param('{"id": "a", "question": 5, "ground_truth": "1"}', id="a number for text"),
+        pytest.param('{"id": "a", "question": "?", "ground_truth": "1", "level": "2"}', id="text for a number"),
+        pytest.param('{"id": "a", "question": "\\ud800", "ground_truth": "1"}', id="half of a surrogate pair"),
+        pytest.param("[" * 100_000, id="nested too deeply"),
+        pytest.param('{"id": "a", "question": "?", "ground_truth": "1", "level": ' + "1" * 5_000 + "}", id="a long integer"),
     ],
 )
 def test_the_number_of_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
@@ -58,6 +63,14 @@ def test_a_damaged_file_of_problems_is_a_users_error(tmp_path: Path) -> None:
         file.write(b'{"id": "\xff\xfe"}\n')
     with pytest.raises(UserError, match=r"problems\.jsonl"):
         read_problems(path)
+
+
+def test_a_record_that_no_file_can_hold_is_a_users_error_whoever_makes_it() -> None:
+    with pytest.raises(UserError, match=r"Problem: question is '\\udc80', not text that UTF-8 can hold"):
+        Problem("a", "\udc80", "1")
+    with pytest.raises(UserError, match=r"Example: response is None, not text"):
+        Example("?", None, "1", 1.0)  # type: ignore[arg-type]
+    assert Problem("a", "😀", "1").question.encode() == b"\xf0\x9f\x98\x80"  # a whole pair is a character
 
 
 def test_missing_and_empty_files_of_problems(tmp_path: Path) -> None:
@@ -228,9 +241,10 @@ def test_missing_and_damaged_json_name_the_stage(tmp_path: Path) -> None:
     path = tmp_path / "winner.json"
     with pytest.raises(UserError, match=r"winner\.json: no such file.*dvc repro select@x"):
         read_json(path, made_by="select@x")
-    path.write_text('{"a": ')
-    with pytest.raises(UserError, match=r"winner\.json: damaged.*dvc repro -f -s select@x"):
-        read_json(path, made_by="select@x")
+    for content in ('{"a": ', "[" * 100_000, "1" * 5_000):
+        path.write_text(content)
+        with pytest.raises(UserError, match=r"winner\.json: damaged.*dvc repro -f -s select@x"):
+            read_json(path, made_by="select@x")
 
 
 # --------------------------------------------------------------------------------------------------------------- digests

@@ -441,3 +441,13 @@ def test_mistakes_are_told_in_one_message(
     assert message in told
     assert "Traceback" not in told
     assert not (project / "out").exists()
+
+
+@pytest.mark.parametrize("out", ["params.yaml", "params.yaml/deep", "/proc/nowhere", "a" * 300])
+def test_where_nothing_can_be_written_is_told_before_anything_is_sampled(
+    project: Path, out: str, grpo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    code, _, told = grpo("evaluate", "data/model/main", "--problems", "8", "--out", out)
+    assert code == 2 and f"--out {out}: cannot be written (" in told
+    assert not (project / "data/state").exists()  # where what is sampled is kept

@@ -5,6 +5,7 @@ peft makes the layers and computes them. It imports transformers, so it is impor
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 ADAPTER = "default"  # peft's name for a model's only one
 FOLDER = "adapter"  # in a checkpoint
+# bitsandbytes, which peft imports, warns of a missing kernel for 4-bit weights. There are none here.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def add_adapters(model: Any, lora: Lora, seed: int, base: Path | str = "") -> None:

@@ -18,9 +18,11 @@ from grpo.study.annotated import Note, Notes, read_annotated
 from grpo.study.sections import MAIN
 
 STUDIES_FOLDER = Path("studies")
-WHICH = ("use", "source", "name")  # a mapping in which one of these differs is of another kind: other keys belong to it
+# A mapping in which one of these says something else is of another kind: other keys belong to it. A task's `source`, a mapping
+# itself, says nothing about its task.
+WHICH = ("use", "source", "name")
 # Mappings that are replaced whole: an overlay that names arms means these arms.
-WHOLE = ("arms", "documents", "sft_datasets", "reward")
+WHOLE = ("arms", "documents", "sft_datasets", "reward", "source")
 BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with an entry for a task each, of which `null` takes one away
 COMPUTED = ("study", "folder", "select_in")  # what composing sets, whatever a study file says
 _SELECT_IN = Note(
@@ -150,7 +152,8 @@ def _merges(key: str, old: Any, new: Any) -> bool:
     """Whether ``new`` is merged into ``old`` key by key."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or key in WHOLE:
         return False
-    return all(which not in new or (which in old and _same(old[which], new[which])) for which in WHICH)
+    kinds = [which for which in WHICH if which in new and not isinstance(new[which], Mapping)]
+    return all(which in old and _same(old[which], new[which]) for which in kinds)
 
 
 def _same(one: Any, other: Any) -> bool:

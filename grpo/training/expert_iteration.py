@@ -6,6 +6,8 @@ import math
 import random
 from collections.abc import Sequence
 
+from tqdm import tqdm
+
 from grpo.common.records import Rollout, response_tokens
 from grpo.evaluation.evaluate import grader_timeouts
 from grpo.learner.learner import Learner, token_ids
@@ -38,6 +40,8 @@ def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig]) -> None:
         with log.phase("evaluation"):
             over = ctx.validation(step, updates)
 
+        if not correct:
+            tqdm.write(f"step {step}: none of {len(rollouts)} rollouts earns the reward of 1, so nothing was trained.")
         learnt = updates or [NOTHING_TO_LEARN | ctx.learner.loss_scale()]
         log.step(step, learnt, expert_metrics(rollouts, correct), response_tokens(rollouts))
         if over:

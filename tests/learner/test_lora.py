@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,6 +198,19 @@ def test_adapters_of_a_bfloat16_model_are_trained_in_float32(own_model: Any) -> 
     update(learner)
     assert all(weight.dtype == torch.float32 and weight.numel() < 1024 for weight in learner.optimizer.weights)
     assert any(not torch.equal(a, b) for a, b in zip(first, learner.optimizer.weights, strict=True))
+
+
+def test_adapters_come_without_a_warning_of_what_is_not_used() -> None:
+    """In a process of its own, as peft and what it imports speak once."""
+    code = (
+        "from model_parts import own_model; from grpo.models.lora import add_adapters; from grpo.study.methods import Lora; "
+        "add_adapters(own_model(), Lora(rank=1), seed=0)"
+    )
+    path = os.pathsep.join(sys.path)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_a_configuration_without_adapters_is_recorded_as_before() -> None:

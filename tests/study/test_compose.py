@@ -50,6 +50,18 @@ Run = Callable[..., tuple[int, str, str]]
             {"tasks": {"main": {"use": "countdown:Countdown", "largest": 50}, "keyword": {"use": "keyword", "seed": 0}}},
         ),
         ({"task": {"levels": 4}}, {"task": {"use": "math"}}, {"task": {"use": "math"}}),  # the arguments were another's
+        (  # other data for the same task
+            {"task": {"use": "math", "source": {"hub": "a", "revision": "b"}, "expected": {"train": 3}, "drop_overlap": True}},
+            {"task": {"source": {"train": "c", "validation": "d"}}},
+            {
+                "task": {
+                    "use": "math",
+                    "source": {"train": "c", "validation": "d"},
+                    "expected": {"train": 3},
+                    "drop_overlap": True,
+                }
+            },
+        ),
         (
             {"experiments": {"x": {"last_k": 2, "arms": {"a": {"lr": 1}, "b": {}}}}},
             {"experiments": {"x": {"arms": {"a": {"steps": 3}}}}},

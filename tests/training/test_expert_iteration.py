@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -257,10 +258,14 @@ def test_a_reversed_reward_lowers_it(model: Any, tokenizer: Any, tmp_path: Path)
     assert contained[-1] < contained[0] / 2
 
 
-def test_a_reward_that_nothing_earns_leaves_the_weights_as_they_are(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+def test_a_reward_that_nothing_earns_leaves_the_weights_as_they_are(
+    model: Any, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trained, history = on_tiny_model(model, tokenizer, tmp_path / "run", reward=never, n_ei_steps=2)
     assert same_weights(model, trained)
     assert len(history) == 2 and all(math.isnan(row["loss"]) for row in history)
+    told = re.findall(r"step (\d): none of \d+ rollouts earns the reward of 1, so nothing was trained", capsys.readouterr().out)
+    assert told == ["1", "2"]
 
 
 def test_expert_iteration_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from grpo.discovery.sandbox import unenforced
 from grpo.discovery.search import Budget, Propose, search
 from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.study import paths
+from grpo.study.kept import keep_until_stored, remove_stored
 from grpo.study.schema import Study
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.mlflow_study import study_state
@@ -54,6 +55,7 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     propose, settings = proposer(wanted.strategy, wanted.seed)
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
+    remove_stored(state)
     with whole_folder(paths.KISSING_NUMBER) as folder:
         log = open_log(state / LOG, settings)
         ended_by = search(propose, verify_text, Budget(wanted.calls, wanted.tokens, wanted.seconds), log)
@@ -70,7 +72,7 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     write_json(paths.KISSING_NUMBER_REPORT, result)
     write_json(KISSING_NUMBER_METRICS, {"kissing_number": {name: result[name] for name in ("best", "best_of_search")}})
     _track(study, log, result)
-    shutil.rmtree(paths.KISSING_NUMBER_STATE)
+    keep_until_stored(state, paths.CONVERSATION_LOG.parent)
     return result
 
 

@@ -199,9 +199,11 @@ def writeup() -> None:
     """Stage: write reports/writeup.md, the report's summary, and take former stages out of dvc.lock."""
     from grpo.reporting.writeup import write_writeup
     from grpo.study.dvc_lock import drop_former_stages
+    from grpo.study.kept import remove_stored
     from grpo.study.schema import load_study
 
     write_writeup(load_study())
+    remove_stored()
     # The last stage does this, as it runs whichever way the study was started, and again after any change of the arms.
     for name in drop_former_stages():
         print(f"dvc.lock: {name} is no stage any more; its entry is removed")

@@ -22,6 +22,7 @@ from grpo.rollout.make import make_engine
 from grpo.study import paths
 from grpo.study.effective import digest
 from grpo.study.environment import packages, software
+from grpo.study.kept import keep_until_stored, remove_stored
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN
 from grpo.study.training_inputs import EVALUATION_CODE, code_digests, task_inputs
@@ -58,14 +59,18 @@ class CheckpointEvaluator:
         """
         state = paths.EVALUATION_STATE / self._identity(problems, prompt, n)
         self._states.append(state)
+        remove_stored(state)
         settings, format = self.study.evaluation, find_format(self.task, prompt)
         sampling, score = evaluation_sampling(settings, format), partial(score_by_task, self.task, prompt)
         return evaluate(self.engine, self.tokenizer, problems, format, score, sampling, settings.seed, n=n, state=state)
 
-    def forget_chunks(self) -> None:
-        """To be called when the results of all that was sampled stand where they belong: only then a kill costs nothing."""
+    def forget_chunks(self, output: Path | None = None) -> None:
+        """Forget what was sampled, once DVC has stored the stage's output that was made of it; without one at once."""
         for state in self._states:
-            shutil.rmtree(state, ignore_errors=True)
+            if output:
+                keep_until_stored(state, output)
+            else:
+                shutil.rmtree(state, ignore_errors=True)
 
     def _identity(self, problems: Sequence[Problem], prompt: str, n: int) -> str:
         """Names an evaluation by all that its completions and their scores depend on."""

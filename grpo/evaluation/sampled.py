@@ -40,7 +40,7 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
             write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
             metrics[prompt] = estimates(settings, format, groups)
     write_json(paths.BEST_OF_N_METRICS, metrics)
-    evaluator.forget_chunks()
+    evaluator.forget_chunks(paths.BEST_OF_N)
     _track(study, metrics)
     return metrics
 

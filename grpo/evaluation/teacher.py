@@ -51,7 +51,7 @@ def sample_sft_dataset(
             "Ask in another format, raise max_tokens, or take another model."
         )
     report = build_sft_dataset(evaluator.task, settings.source, settings.prompt, traces, validation, target)
-    evaluator.forget_chunks()
+    evaluator.forget_chunks(target.parent)
     model = settings.model
     teacher = f"{model.repo} at {model.revision}" if isinstance(model, HubModel) else model.path
     return report | {"sampled": {"teacher": teacher, "asked_in": settings.asked_in, **counts}}

@@ -27,7 +27,7 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
             p: evaluate_checkpoint(evaluator, problems, p, folder) for p in study.evaluation.zero_shot_prompts
         }
     write_json(paths.BASELINE_METRICS, metrics)
-    evaluator.forget_chunks()
+    evaluator.forget_chunks(paths.BASELINE)
     _track(study, metrics)
     return metrics
 

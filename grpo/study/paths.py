@@ -24,12 +24,14 @@ TIMING = Path("data/timing")  # wall-clock figures and MLflow ids: all that diff
 CONVERSATION_LOG = TIMING / "kissing_number/conversation_log.json"
 
 # What is not finished, and so no stage's output: DVC would remove it before the stage runs again.
-EVALUATION_STATE = Path("data/state/evaluation")  # chunks of evaluations
-UNSENT_METRICS = Path("data/state/mlflow")  # folders of runs that MLflow does not have all of
-RUN_STATE = Path("data/state/runs")  # saved states of runs
-RUN_LOCKS = Path("data/state/locks")
-KISSING_NUMBER_STATE = Path("data/state/kissing_number")  # the log of a search
+STATE = Path("data/state")
+EVALUATION_STATE = STATE / "evaluation"  # chunks of evaluations
+UNSENT_METRICS = STATE / "mlflow"  # folders of runs that MLflow does not have all of
+RUN_STATE = STATE / "runs"  # saved states of runs
+RUN_LOCKS = STATE / "locks"
+KISSING_NUMBER_STATE = STATE / "kissing_number"  # the log of a search
 
+PIPELINE = Path("dvc.yaml")
 LOCK = Path("dvc.lock")
 
 ROOT = Path(__file__).parents[2]  # that the package lies in: a checkout, or site-packages

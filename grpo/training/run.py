@@ -27,6 +27,7 @@ from grpo.results.selection import read_config
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest
 from grpo.study.environment import hardware, packages, software, warn_of_other_versions
+from grpo.study.kept import bring_back, keep_until_stored
 from grpo.study.methods import GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
 from grpo.study.training_inputs import code_of_runs, shared_settings, task_inputs
@@ -78,6 +79,9 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
     """
     require_checkpoint(run.model)
     data, identity = read_data(run), run_identity(study, run)
+    if not started_by_torchrun() and bring_back(_state_folder(run, identity), paths.RUNS / run.name):
+        print(f"{run.name} was finished before, but not yet stored by DVC: its results are in place again")
+        return
     # That there is none has been found before several processes are started.
     twin = None if started_by_torchrun() else _finished_twin(study, run.experiment, identity)
     together = study.learner.processes > 1 and not is_asynchronous(run.config)
@@ -183,7 +187,16 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: st
     about = {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), "hardware": hardware()}
     write_json(paths.TIMING / f"{run.name}.json", about | outputs.timing)
     # Last of all: whenever the process is killed, either the results are in place or the state is.
-    shutil.rmtree(paths.RUN_STATE / run.name, ignore_errors=True)
+    _keep_results(run, state)
+
+
+def _keep_results(run: EffectiveRun, state: Path) -> None:
+    """Keep the run's results in the place of its saved states until DVC has stored them."""
+    timing = paths.TIMING / f"{run.name}.json"
+    keep_until_stored(state, timing, [paths.RUNS / run.name, paths.CHECKPOINTS / run.name, timing])
+    for saved in [*state.parent.glob("*"), *state.glob("step-*")]:
+        if saved != state:
+            shutil.rmtree(saved, ignore_errors=True)
 
 
 def _times(study: Study, ctx: RunContext[Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from grpo.common.errors import ToBeResumed, UserError, reason
 from grpo.common.files import read_json, remove, write_json
 from grpo.common.world import ALONE, World
 from grpo.models.sharding import gather
+from grpo.study.kept import link
 
 STATE = "state.pt"
 CHECKPOINTS = "checkpoints"
@@ -174,7 +175,7 @@ class SavedState:
             else:
                 part.restore(content["parts"][name])
         if self.world.rank == 0:
-            shutil.copytree(state / CHECKPOINTS, self.checkpoints, copy_function=_link, dirs_exist_ok=True)
+            shutil.copytree(state / CHECKPOINTS, self.checkpoints, copy_function=link, dirs_exist_ok=True)
         self.step, self.loop = content["step"], content["loop"]
 
     def due(self, step: int) -> bool:
@@ -213,7 +214,7 @@ class SavedState:
         remove(draft)
         draft.mkdir(parents=True)
         try:
-            shutil.copytree(self.checkpoints, draft / CHECKPOINTS, copy_function=_link)
+            shutil.copytree(self.checkpoints, draft / CHECKPOINTS, copy_function=link)
             for name, part in self._elsewhere().items():
                 part.write_state(draft / f"{name}.pt")
             parts = {name: part.state() for name, part in self.parts.items() if not isinstance(part, PartElsewhere)}
@@ -273,14 +274,6 @@ class SavedState:
             return int(text) if text.isdecimal() else -1
 
         return sorted(self.folder.glob("step-*"), key=number)
-
-
-def _link(source: str, target: str) -> None:
-    """A second name for a file that is never written again, or a copy where the file system has no such names."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _checksums(folder: Path) -> dict[str, str]:

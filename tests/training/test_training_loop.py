@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from grpo.rollout.make import make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
+from grpo.study.kept import remove_stored
 from grpo.study.methods import GrpoConfig, Lora
 from grpo.study.schema import Study, read_yaml
 from grpo.study.sections import LocalModel
@@ -552,6 +554,43 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     run_module.train_run(study, run)
     assert results() == whole
     assert (paths.CHECKPOINTS / run.name / "last" / "model.safetensors").read_bytes() == weights
+
+
+def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
+    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC removes the outputs of the stage before it runs it; the timing file tells one training from another."""
+    from grpo.training import run as run_module
+
+    monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: SCORE)
+    run = tiny_run(tiny_study)
+    outputs = [paths.RUNS / run.name, paths.CHECKPOINTS / run.name, paths.TIMING / f"{run.name}.json"]
+    listed = ", ".join(f'"{path}"' for path in outputs)
+    paths.PIPELINE.write_text(f"stages: {{run: {{cmd: 'true', outs: [{listed}]}}}}\n")
+
+    def results() -> dict[Path, bytes]:
+        return {p: p.read_bytes() for output in outputs for p in [output, *output.rglob("*")] if p.is_file()}
+
+    def removed_and_run_again() -> dict[Path, bytes]:
+        for output in outputs:
+            shutil.rmtree(output) if output.is_dir() else output.unlink()
+        run_module.train_run(tiny_study, run)
+        return results()
+
+    run_module.train_run(tiny_study, run)
+    first = results()
+    assert len(first) > 5 and not list(paths.RUN_STATE.rglob("step-*"))
+    assert removed_and_run_again() == first
+    assert removed_and_run_again() == first  # as often as DVC fails
+    dvc = partial(subprocess.run, check=True)
+    dvc([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"])
+    dvc([sys.executable, "-m", "dvc", "commit", "-f", "-q"])
+    again = removed_and_run_again()
+    assert {path for path in first if again[path] != first[path]} == {outputs[2]}  # what DVC has may be made anew
+    kept = list(paths.RUN_STATE.glob("*/*/*"))
+    dvc([sys.executable, "-m", "dvc", "commit", "-f", "-q"])
+    remove_stored()
+    assert kept and not list(paths.RUN_STATE.glob("*/*/*"))
 
 
 def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(

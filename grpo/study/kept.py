@@ -1,0 +1,66 @@
+"""What a stage has finished is kept until DVC has stored it.
+
+DVC removes a stage's outputs before it runs the stage. If it could not store them (a full disk), or was killed before that, the
+stage runs again and finds its results here. Each function works on a folder below ``data/state``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from grpo.common.files import dvc_hashes, whole_folder, write_text
+from grpo.study import paths
+
+RESULTS = "results"  # in a state's folder, each file by its path in the project
+HASH = "output.md5"  # the hash by which DVC will know the output
+
+
+def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -> None:
+    """Have a state removed once DVC has stored the output that was made from it; at once where no DVC is at work.
+
+    Args:
+        results: files and folders to be kept in it, as second names of the same files, which take no space.
+    """
+    if not paths.PIPELINE.exists():
+        shutil.rmtree(state, ignore_errors=True)
+        return
+    with whole_folder(state / RESULTS) as folder:
+        for path in results:
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                shutil.copytree(path, target, copy_function=link)
+            else:
+                link(path, target)
+    found = dvc_hashes(output)[0] if output.is_dir() else hashlib.md5(output.read_bytes(), usedforsecurity=False).hexdigest()
+    write_text(state / HASH, found)
+
+
+def bring_back(state: Path, results: Path) -> bool:
+    """Put kept results in their places, if there are any and ``results``, one of them, is not there."""
+    remove_stored(state)
+    if results.exists() or not (state / HASH).exists():
+        return False
+    shutil.copytree(state / RESULTS, Path(), copy_function=link, dirs_exist_ok=True)
+    return True
+
+
+def remove_stored(folder: Path = paths.STATE) -> None:
+    """Remove the states below a folder whose outputs are in dvc.lock."""
+    marks = list(folder.rglob(HASH))
+    stored = paths.LOCK.read_text(encoding="utf-8") if marks and paths.LOCK.exists() else ""
+    for mark in marks:
+        if mark.read_text(encoding="utf-8") in stored:
+            shutil.rmtree(mark.parent, ignore_errors=True)
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """Give a file that is never written again a second name, or copy it where the file system has no such names."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -32,6 +32,13 @@ LOG_LINES_SHOWN = 20
 REPORT = Path("reports/index.html")
 # Snakemake's words for a failed stage besides those that are shown in their place.
 REPEATED = re.compile(r"CalledProcessError in file|Exiting because a job execution failed|At least one job did not complete")
+# What DVC says where a disk or quota is full.
+FULL = re.compile(r"ERROR: .*\[Errno (?:28|122)\](?:.*'(.+)/files/md5/)?")
+CACHE_IS_FULL = (
+    "\nDVC could not store the results, as the disk of its cache is full: {}. Free space (`dvc gc --workspace` removes what no"
+    " stage of the workspace uses), or move the cache (`dvc cache dir --local FOLDER`). Then the same command goes on: the results"
+    " of finished runs and evaluations are kept."
+)
 TOLD_TO_STOP = ("Terminating processes on user request", "Will exit after finishing currently running jobs")
 
 
@@ -137,7 +144,10 @@ class LogHandler(LogHandlerBase):
             why = f" {record.rule_msg}" if record.rule_msg else ""
             shown = Text(f"{stage.name} failed after {spent}.{why}\nThe end of its log:\n", "red")
             shown.append("".join(f"  | {line}\n" for line in lines), "default")
-            self.console.print(shown.append(f"All of it: {', '.join(map(str, record.log))}"), soft_wrap=True)
+            shown.append(f"All of it: {', '.join(map(str, record.log))}")
+            if full := FULL.search(text):
+                shown.append(CACHE_IS_FULL.format(full[1] or ".dvc/cache"))
+            self.console.print(shown, soft_wrap=True)
 
     def picture(self) -> Group:
         """The lines of the running stages, and how far all of it is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,6 +117,22 @@ def test_a_terminal_shows_running_finished_and_failed_stages(tmp_path: Path) -> 
     assert text.rstrip().splitlines()[-1].startswith("2 of 4 stages in ")
     assert "1 failed, broken (logs/broken.log). The same command goes on from here." in text
     assert "rule grpo_x" not in text and "CalledProcessError" not in text
+
+
+def test_a_full_cache_is_named_with_its_remedy(tmp_path: Path) -> None:
+    repo = new_study(tmp_path / "repo")
+    (repo / "dvc.yaml").write_text("stages: {big: {cmd: head -c 3000000 /dev/zero > big.bin, outs: [big.bin]}}\n")
+    cache = repo / ".dvc/cache"
+    cache.mkdir()
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", cache]
+    if shutil.which("mount") is None or subprocess.run(mounted, capture_output=True).returncode:
+        pytest.skip("this process may not mount a file system")
+    try:
+        text = call(repo, "snakemake", "--profile", "local", ok=False)
+    finally:
+        subprocess.run(["umount", cache], check=True)
+    assert f"the disk of its cache is full: {cache}." in text and "Then the same command goes on" in text
+    assert "1 stages in " in call(repo, "snakemake", "--profile", "local")
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ _NAMED_QUOTIENT = re.compile(
     rf"|\\frac\{{(?P<c>{_LENGTH})\}}\{{(?!(?P=c)\}}){_LENGTH}\}}"
 )
 _NAMED_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc) ?\(?(?:\\angle ?[A-Z]{1,3}|[A-Zx]|\\(?:theta|alpha|beta|phi))\)?")
-_CHAIN = re.compile(r"[<>]|\\(?:le|ge)(?![A-Za-z])")
+_CHAIN = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _MATRIX = re.compile(
     r"((?:[^\\]|\\(?:frac|sqrt)(?![a-z]))*?)[(\[]?\\begin\{matrix\}((?:(?!\\begin|\\end).)*)\\end\{matrix\}[)\]]?"
 )
@@ -57,7 +57,7 @@ _SUM = re.compile(r"[0-9A-Za-z)}] ?[+-]")
 _INVERSE = re.compile(r"[A-Z)]\^(?:\{-1\}|T|\{T\}|\\top|\\intercal)(?![A-Za-z])")
 _FUNCTION = re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)")
 _LETTERED_UNIT = re.compile(r"(.*\d)\s?([a-zA-Z])")
-_OPPOSITE = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
+_OPPOSITE = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne"}
 
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Comparison:
         """Whether two normalised texts say the same; ``levels`` bounds the nesting of lists in lists."""
         if not answer or not truth or levels == 0:
             return False
-        if answer == truth or unwrap_text(answer) == unwrap_text(truth):
+        if self.spelt_alike(answer, truth):
             return True
         written_forms = (self.plain, self.approximation, self.family, self.degrees)
         for compare in (*written_forms, self.relation, self.equation, self.matrix, self.parts):
@@ -87,6 +87,9 @@ class Comparison:
             if verdict is not None:
                 return verdict
         return self.single(answer, truth)
+
+    def spelt_alike(self, answer: str, truth: str) -> bool:
+        return answer == truth or unwrap_text(answer) == unwrap_text(truth)
 
     def every(self, pairs: Iterable[tuple[str, str]], levels: int) -> bool:
         """Whether all pairs are the same; a pair that needs algebra is asked last, as another may settle it."""
@@ -107,11 +110,11 @@ class Comparison:
 
     def approximation(self, answer: str, truth: str, levels: int) -> bool | None:
         r"""Of ``a \\approx b`` the exact side counts."""
-        exact, sign, _ = answer.partition("\\approx")
-        true_exact, true_sign, _ = truth.partition("\\approx")
+        exact, sign, approximate = answer.partition("\\approx")
+        true_exact, true_sign, true_approximate = truth.partition("\\approx")
         if not sign and not true_sign:
             return None
-        return self.same(exact.strip(), true_exact.strip(), levels - 1)
+        return self.same(exact.strip() or approximate.strip(), true_exact.strip() or true_approximate.strip(), levels - 1)
 
     def family(self, answer: str, truth: str, levels: int) -> bool | None:
         r"""Decide where one side declares a family of values or a residue, or where only the letter of ``k\pi`` differs."""
@@ -131,7 +134,7 @@ class Comparison:
         if family is None and true_family is not None:
             family = possible_family(answer, _WHOLE | {true_family.letter})
             if family is None:
-                return true_family.stands_for(answer)
+                return bool(true_family.stands_for(answer))
         if family is None or true_family is None or (family.name and true_family.name and family.name != true_family.name):
             return False
         body, true_body = family.with_letter(true_family.letter), true_family.body
@@ -173,10 +176,11 @@ class Comparison:
             if "y" in names:
                 names = {_plain_name(name) for name in names}
             return len(names) <= 1 and self.same_intervals(sets[0][1], sets[1][1], levels)
-        if _CHAIN.search(answer) and _CHAIN.search(truth):
-            return self.same_chain(answer, truth, levels)
         if RELATION.search(answer) and RELATION.search(truth):
-            return False
+            if all(len(top_level(text, ",;")) > 1 for text in (answer, truth)):
+                return None
+            are_chains = _CHAIN.search(answer) is not None and _CHAIN.search(truth) is not None
+            return are_chains and self.same_chain(answer, truth, levels)
         if exact_value(answer) is not None or exact_value(truth) is not None:
             return False
         members = (member_of(answer), member_of(truth))
@@ -209,16 +213,19 @@ class Comparison:
         if len(operators) != 1:
             return False
         multiple = ratio(_difference(sides), _difference(true_sides), self.effort)
-        expected = 1 if operators == true_operators else -1 if flipped == true_operators else 0
-        return multiple is not None and multiple == expected != 0
+        allowed = [sign for sign, these in ((1, operators), (-1, flipped)) if these == true_operators]
+        return multiple in allowed
 
     def equation(self, answer: str, truth: str, levels: int) -> bool | None:
         """Decide where one side holds ``=`` outside lists; None where neither does."""
         if "=" not in answer and "=" not in truth:
             return None
+        bare = (_without_brackets(answer), _without_brackets(truth))
+        if bare != (answer, truth):
+            return self.same(*bare, levels - 1)
         name, sides = _sides(_with_argument_of(truth, answer))
         true_name, true_sides = _sides(truth)
-        if len(true_sides) > 1 and self.every(((side, true_sides[0]) for side in true_sides[1:]), 1):
+        if len(true_sides) > 1 and self.every(((side, true_sides[0]) for side in true_sides[1:]), levels - 1):
             true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: any of its sides may be answered.
         if (name, len(sides), true_name, len(true_sides)) == ("", 1, "", 1) and true_sides[0] == truth:
             return self.assignments(answer, truth, levels)
@@ -346,7 +353,7 @@ class Comparison:
         if unit and true_unit and not same_unit(unit, true_unit):
             return False
         body, true_body = unwrap_text(body), unwrap_text(true_body)
-        if body == true_body:
+        if self.spelt_alike(body, true_body):
             return True
         if "%" in (unit, true_unit) and unit != true_unit:
             return False
@@ -393,6 +400,14 @@ def _as_fraction(text: str) -> str:
 
 def _difference(sides: list[str]) -> str:
     return f"({sides[0]})-({sides[1]})"
+
+
+def _without_brackets(text: str) -> str:
+    """``[x=1, y=2]`` without its brackets."""
+    if not (text.startswith(("[", "(")) and closes_at_end(text)):
+        return text
+    inner = text[1:-1]
+    return inner if all("=" in part for part in top_level(inner, ",;")) else text
 
 
 def _with_argument_of(truth: str, answer: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from grpo.grader.split import split_equations
 
 Node = tuple[Any, ...]
-r"""``("num", Fraction)``, ``("var", name)``, ``("const", name)``, or an operation's name followed by its operands."""
+r"""``("num", Fraction)``, ``("var", name)``, ``("const", name)``, or an operation's name and its operands."""
 
 _MAX_TOKENS = 400
 _MAX_DEPTH = 30
@@ -64,7 +64,7 @@ def variables(tree: Node) -> frozenset[str]:
     """Names of the free variables."""
     if tree[0] == "var":
         return frozenset((tree[1],))
-    if tree[0] in {"num", "const"}:
+    if tree[0] in {"num", "const", "term"}:
         return frozenset()
     if tree[0] == "series":
         return variables(tree[3]) | variables(tree[4]) | (variables(tree[5]) - {tree[2]})
@@ -265,7 +265,7 @@ class _Parser:
     def name(self, letter: str) -> Node:
         if self.peek() == "_":
             self.take()
-            return ("var", letter + "_" + self.subscript())
+            return self.subscripted(letter)
         if letter in "ei" and letter not in self.indices:
             return ("const", letter)
         if letter in "fg" and self.peek() == "(":
@@ -281,9 +281,12 @@ class _Parser:
                 names += self.take()
         names += self.take()
         self.subscripted_until = self.at
-        if not self.indices.isdisjoint(names):
-            raise Unreadable  # The terms of a sequence are not known.
         return names.rstrip("}")
+
+    def subscripted(self, name: str) -> Node:
+        """A variable, or a term of a sequence of which nothing is known, as in a sum over a_k."""
+        subscript = self.subscript()
+        return ("term" if self.indices.intersection(subscript) else "var", name + "_" + subscript)
 
     def group(self, opening: str) -> Node:
         """What stands between brackets or bars; the opening one is taken already."""
@@ -323,7 +326,7 @@ class _Parser:
         if name in _GREEK:
             if self.peek() == "_":
                 self.take()
-                return ("var", name + "_" + self.subscript())
+                return self.subscripted(name)
             return ("var", name)
         if "\\" + name in _CLOSING:
             return self.group("\\" + name)

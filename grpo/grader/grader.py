@@ -76,7 +76,7 @@ def check_ground_truth(ground_truth: str) -> None:
     """
     if _INTEGER.fullmatch(ground_truth):
         return
-    normal = normalise(ground_truth[:MAX_ANSWER_LENGTH])
+    normal = _normal_truth(ground_truth[:MAX_ANSWER_LENGTH])
     if not any(character.isalnum() for character in normal):
         raise UserError(f"the ground truth {ground_truth!r} is empty. Correct it or remove the row.")
     if len(ground_truth) > MAX_ANSWER_LENGTH:
@@ -104,7 +104,7 @@ def _verdict(answer: str, truth: str, algebra: Callable[[str, str], bool] | None
 def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
     """Compare the answer as it stands, what its sentence states or concludes, and the choice it names; any may be right."""
     answer, truth = without_stray_delimiters(without_boxes(half_width(answer))), half_width(truth)
-    normal_truth = normalise(truth)
+    normal_truth = _normal_truth(truth)
     value = sentence_value(answer)
     readings = [answer] if value is None else [value, answer]
     chosen = choice(value or answer)
@@ -128,6 +128,14 @@ def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
     if open_question:
         raise NeedsAlgebra
     return False
+
+
+def _normal_truth(truth: str) -> str:
+    """The truth, normalised; of a sentence such as "Solution is: $x=4$" the mathematics that it states."""
+    stated = sentence_value(truth) if _WORD.search(truth) else None
+    if stated and not truth.lstrip("$ ").startswith(stated.lstrip("$ ")) and not _WORD.search(stated):
+        return normalise(stated)
+    return normalise(truth)
 
 
 def _work(answer: str, comparison: Comparison) -> Iterator[str]:

@@ -1,46 +1,41 @@
-r"""Whether a ground truth is one that answers can be compared with."""
+r"""Whether a ground truth is one that answers can be compared with: one notion, as the comparison itself reads it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from grpo.grader.compare import is_spelt, matrix_rows, parts_of
+from grpo.grader.compare import Comparison, T, is_spelt
 from grpo.grader.expression import parse
-from grpo.grader.normalise import unwrap_text
-from grpo.grader.quantity import exact_value, split_unit
-from grpo.grader.split import split_equations
+from grpo.grader.quantity import exact_value
 from grpo.grader.symbolic import parses
-from grpo.grader.words import based, time_of_day
+from grpo.grader.values import Effort
 
-_MAX_LEVELS = 6
-_SPLIT = re.compile(r"[<>]|\\(?:le|ge|ne|in|lor|land|setminus|approx)(?![A-Za-z])")
+_EFFORT = 20_000.0
 _SYMBOLS = frozenset((r"\infty", r"-\infty", r"+\infty", r"\emptyset", r"\ldots", r"\mathbb{R}", r"\mathbb{Z}", r"\{\}"))
 _GEOMETRIC = re.compile(r"\\(?:overline|overleftrightarrow|triangle|angle|overrightarrow|odot)(?![A-Za-z])")
 _PROSE = re.compile(r"[A-Za-z][A-Za-z0-9 ,.'-]*")
 
 
-def is_readable(text: str, levels: int = _MAX_LEVELS) -> bool:
+def is_readable(text: str) -> bool:
     """Whether a normalised text is a number, word, list, relation or expression, or made of such."""
-    if not text or levels == 0:
+    return bool(text) and _Reading(None, Effort(_EFFORT)).same(text, text)
+
+
+class _Reading(Comparison):
+    """Compares a text with itself, but takes no two texts for equal because they are spelt alike."""
+
+    def spelt_alike(self, answer: str, truth: str) -> bool:
         return False
-    body = unwrap_text(split_unit(text)[0])
-    if exact_value(body) is not None or body in _SYMBOLS or is_spelt(body) or _PROSE.fullmatch(body):
-        return True
-    if based(body.replace(" ", "")) or time_of_day(body.replace(" ", "")) or parse(body) is not None:
-        return True
-    pieces = _pieces(body)
-    if pieces != [body]:
-        return all(is_readable(piece, levels - 1) for piece in pieces if piece)
-    bare = _GEOMETRIC.sub("", body)
-    return (bare != body and is_readable(bare, levels - 1)) or parses(body)
 
+    def in_any_order(self, left: list[T], right: list[T], equal: Callable[[T, T], bool]) -> bool:
+        return all(equal(part, part) for part in left)
 
-def _pieces(text: str) -> list[str]:
-    """The cells of a matrix, the sides of a relation or equation, the elements of a list, or the text itself."""
-    rows = matrix_rows(text)
-    if rows is not None:
-        return [cell for row in rows for cell in row]
-    for pieces in (parts_of(text)[1], split_equations(text), [side.strip() for side in _SPLIT.split(text)]):
-        if pieces != [text]:
-            return pieces
-    return [text]
+    def expression(self, answer: str, truth: str, true_unit: str) -> bool:
+        if exact_value(answer) is not None or answer in _SYMBOLS or is_spelt(answer) or _PROSE.fullmatch(answer):
+            return True
+        bare = _GEOMETRIC.sub("", answer)
+        return parse(answer) is not None or (bare != answer and self.same(bare, bare, 2)) or self.by_algebra(answer, truth)
+
+    def by_algebra(self, answer: str, truth: str) -> bool:
+        return parses(answer)

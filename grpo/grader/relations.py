@@ -46,7 +46,7 @@ def as_intervals(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
     builder = _BUILDER.fullmatch(text)
     if builder:
         found = as_intervals(builder[3], order)
-        return found if found and found[0] == builder[1] else None
+        return ("", found[1]) if found and found[0] == builder[1] else None  # Its letter is its own.
     if not RELATION.search(text):
         whole = _set(text, order)
         return None if whole is None else ("", whole)
@@ -185,7 +185,8 @@ def _conjunction(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
         name = _name(exclusion[1]) if exclusion else None
         if exclusion and name:
             names.add(name)
-            excluded.append(exclusion[2])
+            both_signs = re.fullmatch(r"\\pm(?![A-Za-z]) ?(.+)", exclusion[2])
+            excluded += [both_signs[1], _negative(both_signs[1])] if both_signs else [exclusion[2]]
         elif excluded and not _CHAIN.search(condition):
             excluded.append(condition)
         else:

@@ -71,6 +71,8 @@ class Evaluator:
             return self.point[tree[1]]
         if kind == "const":
             return self.constant(tree[1])
+        if kind == "term":
+            raise TooCostly  # It has no value that could be computed.
         if kind == "series":
             return self.series(*tree[1:])
         if kind == "unknown":

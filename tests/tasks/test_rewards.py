@@ -205,16 +205,26 @@ def test_symbolic_comparison_works_outside_the_main_thread() -> None:
 
 @pytest.mark.parametrize(
     "truth",
-    ["", "  ", r"\text{}", "$$", ".", "{}", r"\frac{1}{2", "1}", "7" * 2001, "5 +", "5 5", r"\foo{3}", r"\sqrt{}", "[1,2"],
-)
+    [
+        "", "  ", r"\text{}", "$$", ".", "{}", r"\frac{1}{2", "1}", "7" * 2001, "5 +", "5 5", r"\foo{3}", r"\sqrt{}", "[1,2",
+        r"x > \foo{3}", r"(\foo{3}, 2)", r"A = \foo{3}",
+    ],
+)  # fmt: skip
 def test_unusable_ground_truths_are_refused(truth: str) -> None:
     with pytest.raises(UserError):
         check_ground_truth(truth)
 
 
 @pytest.mark.parametrize(
-    "truth", ["0", "-3", r"\infty", r"\left\{1,2\right\}", "i", r"\$5", "1_7", r"[0,\infty)", "∞", r"\overline{CD}"]
-)
+    "truth",
+    [
+        "0", "-3", r"\infty", r"\left\{1,2\right\}", "i", r"\$5", "1_7", r"[0,\infty)", "∞", r"\overline{CD}",
+        r"\{t \mid t \ge 2\}", r"\{t \mid t \neq -6\}", r"\{t \mid 2 \le t \text{ and } t \neq 5\}",
+        r"M^{-1}=\left[\begin{array}{rr}2 & 0 \\ 1 & 6\end{array}\right]",
+        r"P=\begin{pmatrix} 1 \\ 2 \end{pmatrix}, Q=\begin{pmatrix} 3 \\ 4 \end{pmatrix}",
+        r"x \equiv 2 \pmod{9}", r"\vec{u}\times\vec{v}", r"a_n = \sum_{k=1}^{n} b_k", "Solution is: $[x=3, y=8]$.",
+    ],
+)  # fmt: skip
 def test_usual_ground_truths_are_accepted(truth: str) -> None:
     check_ground_truth(truth)
     assert is_equivalent(truth, truth)

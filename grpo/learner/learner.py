@@ -88,8 +88,7 @@ class Learner:
         packing: bool = True,
         shard_on: str | None = None,
     ):
-        # Training mode, because gradient checkpointing does nothing without it; the models trained here have no dropout.
-        self.model = model.train()
+        self.model = model
         self.config = config
         self.pad_token_id = pad_token_id
         self.max_tokens = max_tokens_per_microbatch
@@ -323,7 +322,13 @@ class Learner:
         return sums, extremes, norm_found, self.optimizer.finish(norm_found, sums["loss"])
 
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
-        """This process's share of the batch."""
+        """This process's share of the batch.
+
+        Raises:
+            UserError: a text is longer than the model's context.
+        """
+        require_context(model, prompts, responses)
+        _compute_as_sampled(model)
         temperature = self.config.sampling_temperature if temperature is None else temperature
         budget = self.max_tokens
         if budget is None:
@@ -333,6 +338,32 @@ class Learner:
         else:
             parts = of_like_length(prompts, responses, budget)
         return padded_microbatches(model, prompts, responses, parts, self.pad_token_id, temperature, self.world)
+
+
+def _compute_as_sampled(model: Any) -> None:
+    """Put the model in evaluation mode, in which nothing is random: a policy with dropout is not the one that sampled.
+
+    Gradient checkpointing does nothing in this mode. Layers that have it get training mode, and the modules in them do not.
+    """
+    model.eval()
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+
+
+def require_context(model: Any, prompts: Ids, responses: Ids) -> None:
+    """Refuse texts that are longer than the model's context.
+
+    Raises:
+        UserError: with the longest one's length.
+    """
+    longest = max((len(p) + len(r) for p, r in zip(prompts, responses, strict=True)), default=0)
+    context = traits_of(model).context
+    if context is not None and longest > context:
+        raise UserError(
+            f"a prompt and its response have {longest} tokens, and the model's context is {context} tokens. Leave long texts "
+            "out, or use a model with a longer context."
+        )
 
 
 def token_ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpo.common.errors import UserError
 from grpo.common.world import ALONE, World
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers
@@ -18,8 +19,16 @@ def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, token
     Args:
         model: as :func:`grpo.models.checkpoint.load_model` gives it.
         world: the processes that share the work.
+
+    Raises:
+        UserError: gradient checkpointing would change this model's results.
     """
     if settings.gradient_checkpointing:
+        if not traits_of(model).recomputes_exactly:
+            raise UserError(
+                "params.yaml: learner.gradient_checkpointing: this model's layers give other results in training mode, which "
+                "gradient checkpointing needs. Set it to false."
+            )
         model.gradient_checkpointing_enable()
     why = traits_of(model).copied_because
     if why and settings.packing and settings.max_tokens_per_microbatch is not None and world.rank == 0:

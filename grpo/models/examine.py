@@ -38,12 +38,18 @@ class NotComputed(Exception):
 
 @torch.no_grad()
 def examine(model: Any) -> Traits:
-    """What a model can be asked for; it is told which attention to use, and loses dropout and a padding token without gradient.
+    """What a model can be asked for; it is told which attention to use, and every token's embedding gets a gradient.
 
     Args:
-        model: of transformers, with the attention that this chooses for it.
+        model: of transformers, in evaluation mode, with the attention that this chooses for it.
+
+    Raises:
+        NotImplementedError: the model gives no hidden states.
     """
-    _prepare(model)
+    if model.base_model is model:
+        raise NotImplementedError("it does not say which of its modules are those below the output layer")
+    # Where padding and end of text are one token, that token also stands in chats.
+    model.get_input_embeddings().padding_idx = None
     config = model.config.get_text_config()
     usual = config._attn_implementation
     if getattr(config, "attn_logit_softcapping", None) and usual == "sdpa":
@@ -51,6 +57,7 @@ def examine(model: Any) -> Traits:
         model.set_attn_implementation(usual)
     rows = torch.tensor([_padded(prompt + response) for prompt, two in TEXTS for response in two])
     expected = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
+    exact = _recomputes_exactly(model, rows, expected)
     logits = model(input_ids=rows, use_cache=False).logits
     head = model.get_output_embeddings()
     plain = head is not None and torch.equal(logits.float(), torch.nn.functional.linear(expected, head.weight).float())
@@ -63,20 +70,42 @@ def examine(model: Any) -> Traits:
         if why:
             model.set_attn_implementation(usual)
     unsampled = _decoding(CopiedPrompts, model, logits) if why else ""
-    context = getattr(config, "max_position_embeddings", None)
-    return Traits(context, why, unsampled, plain)
+    return Traits(context_of(config), why, unsampled, plain, exact)
 
 
-def _prepare(model: Any) -> None:
-    """No dropout, without which a policy's log-probabilities are not those that it sampled with; and no token whose embedding
-    gets no gradient, since where padding and end of text are one token that one stands in chats.
+def context_of(config: Any) -> int | None:
+    """The longest text, in tokens, that a model may be asked for; None where there is no such limit.
+
+    In some kinds of RoPE all frequencies change when a batch holds a text beyond the original length, so that a short text's
+    result depends on which others are computed with it. Such a model is used up to its original length.
+
+    Args:
+        config: a model's text configuration, of transformers.
     """
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
-    model.get_input_embeddings().padding_idx = None
+    limits = [getattr(config, "max_position_embeddings", None)]
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in [rope] if "rope_type" in rope else rope.values():  # one for each type of layer
+        if one.get("rope_type") in ("dynamic", "longrope"):
+            limits.append(one.get("original_max_position_embeddings"))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _recomputes_exactly(model: Any, rows: Tensor, expected: Tensor) -> bool:
+    """Whether layers that compute themselves again in the backward pass give the results of evaluation mode.
+
+    Args:
+        expected: (rows, tokens, width), last hidden states in evaluation mode.
+    """
+    layers = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    for layer in layers:
+        for name, value in vars(layer).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)
+        layer.training = True
+    with torch.random.fork_rng(devices=()):
+        found = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
+    model.eval()
+    return torch.equal(found, expected)
 
 
 def _by_config(config: Any) -> str:
@@ -85,9 +114,6 @@ def _by_config(config: Any) -> str:
         return f"it has layers of {', '.join(sorted(kinds))}"
     if getattr(config, "attention_chunk_size", None):
         return "its attention goes by chunks"
-    rope = getattr(config, "rope_parameters", None) or {}
-    if (kind := rope.get("rope_type")) in ("dynamic", "longrope"):
-        return f"its positions ({kind} RoPE) depend on the longest text of a batch"
     return ""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.common.errors import UserError, reason
 from grpo.models.examine import SHARED_PROMPT, NotComputed, examine
 from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
@@ -44,9 +45,18 @@ HARMLESS = {"position_ids", "use_cache", "output_router_logits"}
 def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
     """A causal language model of any architecture that transformers knows, with its traits
     (:mod:`grpo.models.examine`).
+
+    Raises:
+        UserError: the model is readable, but its architecture cannot be trained here.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    model.traits = examine(model)
+    try:
+        model.traits = examine(model)
+    except Exception as error:  # whatever an architecture raises that is built in another way
+        raise UserError(
+            f"{folder}: a model of the architecture {type(model).__name__} cannot be trained here ({reason(error)}). Use a "
+            "model of another architecture (docs/models.md)."
+        ) from error
     # With settings for sampling that it finds inconsistent transformers would not save the model. The tokenizer keeps the file;
     # where there is none, one with what config.json says is written.
     said = model.generation_config

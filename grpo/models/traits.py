@@ -15,12 +15,14 @@ class Traits:
         copied_because: why responses cannot share one copy of their prompt in this model; empty where they can.
         unsampled_because: why the transformers engine cannot sample it at all; empty where it can.
         linear_head: the logits are the last hidden states times the weight of ``get_output_embeddings()``, and nothing more.
+        recomputes_exactly: gradient checkpointing, which needs layers in training mode, changes no result.
     """
 
     context: int | None = None
     copied_because: str = ""
     unsampled_because: str = ""
     linear_head: bool = True
+    recomputes_exactly: bool = True
 
 
 def traits_of(model: Any) -> Traits:

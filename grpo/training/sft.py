@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grpo.learner.learner import require_context
 from grpo.study.methods import SftConfig
 from grpo.training.context import RunContext
 from grpo.training.order import items_of_step
@@ -16,6 +17,7 @@ def train_sft(ctx: RunContext[SftConfig]) -> None:
     config, log = ctx.config, ctx.log
     prompts = [ctx.format.encode(ctx.tokenizer, example.prompt) for example in ctx.data]
     responses = [tuple(ctx.tokenizer(example.response, add_special_tokens=False)["input_ids"]) for example in ctx.data]
+    require_context(ctx.learner.model, prompts, responses)
     encoded = list(zip(prompts, responses, strict=True))  # tokenised apart, as tokenize_prompt_and_output does
     if ctx.saved.step == 0:
         with log.phase("evaluation"):

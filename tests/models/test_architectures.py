@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from learner_parts import config, last_gradients
-from model_parts import TINY, tiny_checkpoint, tiny_model
+from learner_parts import rollout as random_rollout
+from model_parts import SIZES, TINY, tiny_checkpoint, tiny_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout
@@ -129,11 +130,6 @@ FULL = ["full_attention"] * 2
             {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
             "it has layers of sliding_attention",
         ),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-            r"its positions \(dynamic RoPE\) depend on the longest text of a batch",
-        ),
     ],
 )
 def test_what_shared_attention_does_not_compute_is_seen(kind: str, changes: dict[str, Any], why: str) -> None:
@@ -141,6 +137,32 @@ def test_what_shared_attention_does_not_compute_is_seen(kind: str, changes: dict
     assert re.fullmatch(why, traits_of(model).copied_because)
     if "softcap" in why or "s_aux" in why:
         assert model.config._attn_implementation == "eager"  # transformers' faster one leaves both out
+
+
+LONGROPE = {
+    "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    "original_max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(("kind", "changes"), [("phi3", LONGROPE), ("llama", DYNAMIC)], ids=["longrope", "dynamic"])
+def test_frequencies_that_follow_the_longest_text_stay_the_same(kind: str, changes: dict[str, Any]) -> None:
+    """Up to the original length a text's results do not depend on its neighbours; beyond it engine and learner refuse."""
+    model = tiny_model(kind, **changes)
+    theirs = copy.deepcopy(model)
+    short, long = ([random_rollout(n, 12, seed) for seed in range(4)] for n in (5, 52))
+    expected = [by_transformers(theirs, one, 1.0) for one in short]
+    for budget, packing in ((2000, True), (150, False), (None, False)):
+        learner = Learner(model, config(), 0, budget, packing=packing)
+        for found, log_probs in zip(learner.log_probs([*long, *short])[4:], expected, strict=True):
+            assert torch.allclose(found, log_probs, atol=1e-5)
+    assert traits_of(model).context == 64
+    with pytest.raises(UserError, match=r"have 65 tokens, and the model's context is 64 tokens\."):
+        learner.log_probs([*short, random_rollout(53, 12, 0)])
+    with pytest.raises(UserError, match=r"a prompt of 53 tokens and a response of up to 12 do not fit .* 64 tokens"):
+        TransformersEngine(model, None).generate([(1,) * 53], SamplingParams(max_tokens=12), n=1, seed=0)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -160,6 +182,18 @@ def test_a_model_that_does_not_heed_positions_is_seen_by_its_results(kind: str, 
         return
     with pytest.raises(UserError, match=r"cannot sample this model \(sampling token by token .*Set it to vllm"):
         TransformersEngine(model, None)
+
+
+def test_an_architecture_that_cannot_be_trained_is_not_called_damaged(tmp_path: Path) -> None:
+    changes = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 64, "head_dim": 8}
+    values = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **SIZES, **changes}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama4_text", vocab_size=512, **values)).save_pretrained(tmp_path)
+    with pytest.raises(UserError) as refused:
+        load_model(tmp_path)
+    assert str(refused.value) == (
+        f"{tmp_path}: a model of the architecture Llama4ForCausalLM cannot be trained here (NotImplementedError: it does not "
+        "say which of its modules are those below the output layer). Use a model of another architecture (docs/models.md)."
+    )
 
 
 def test_a_head_that_is_more_than_a_matrix_is_seen() -> None:

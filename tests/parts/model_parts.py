@@ -56,7 +56,7 @@ def tiny_model(kind: str = "qwen2", vocab_size: int = 512, **changes: Any) -> An
     from grpo.models.hugging_face import AutoModelForCausalLM, examine  # it knows the attention that is asked for
 
     torch.manual_seed(0)
-    values = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **SIZES, **TINY[kind], **changes}
+    values = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **SIZES, **TINY.get(kind, {}), **changes}
     config = AutoConfig.for_model(kind, vocab_size=vocab_size, **values)
     model = AutoModelForCausalLM.from_config(config).eval()
     model.traits = examine(model)

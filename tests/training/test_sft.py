@@ -420,7 +420,8 @@ def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Pat
         return {"loss": 0.0}
 
     config = CONFIG.model_copy(update={"n_sft_steps": 1, "train_batch_size": 10})
-    parts = {"data": EXAMPLES, "engine": None, "learner": SimpleNamespace(sft_update=update), "tokenizer": tokenizer}
+    learner = SimpleNamespace(sft_update=update, model=SimpleNamespace(config=None))
+    parts = {"data": EXAMPLES, "engine": None, "learner": learner, "tokenizer": tokenizer}
     log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
     train_sft(context(config, log, never_saved(tmp_path), **parts, format=format))
     log.close()

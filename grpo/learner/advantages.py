@@ -20,20 +20,27 @@ def normalize_within_groups(raw_rewards: Tensor, group_size: int, advantage_eps:
         raw_rewards: (n_groups * group_size,).
 
     Returns:
-        Advantages of the same shape.
+        Advantages of the same shape, in float32.
 
     Raises:
-        UserError: the rewards are no whole number of groups.
+        UserError: the rewards are no whole number of groups, or are too large for float32, in which losses are computed.
     """
     if len(raw_rewards) % group_size:
         raise UserError(f"group_size: {len(raw_rewards)} rewards are no whole number of groups of {group_size}.")
-    groups = raw_rewards.view(-1, group_size)
+    groups = raw_rewards.double().view(-1, group_size)
     # Rounding leaves a mean of equal rewards a little beside them, which the division by their tiny std would blow up.
     equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
-    advantages = groups - groups.mean(dim=1, keepdim=True)
+    # In float64, so that small differences of large rewards count; what is left of them float32 represents as well.
+    advantages = (groups - groups.mean(dim=1, keepdim=True)).float()
     if normalize_by_std and group_size > 1:
-        advantages = advantages / (groups.std(dim=1, keepdim=True) + advantage_eps)
-    return torch.where(equal, 0.0, advantages).flatten()
+        advantages = advantages / (advantages.std(dim=1, keepdim=True) + advantage_eps)
+    advantages = torch.where(equal, 0.0, advantages).flatten()
+    if not (advantages.isfinite() & raw_rewards.float().isfinite()).all():
+        raise UserError(
+            f"reward: rewards from {raw_rewards.min().item():g} to {raw_rewards.max().item():g} do not fit float32, in which "
+            "losses are computed. Return finite numbers below 1e38."
+        )
+    return advantages
 
 
 def normalize_scores(
@@ -48,7 +55,7 @@ def normalize_scores(
         advantages and raw rewards, each (n_groups * group_size,), and metadata: means of the three rewards, their spread, and
         ``zero_signal_fraction`` (groups in which all rewards are equal, so that they train nothing).
     """
-    raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float32)
+    raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
     advantages = normalize_within_groups(raw_rewards, group_size, advantage_eps, normalize_by_std)
     groups = raw_rewards.view(-1, group_size)
     metadata = {
@@ -58,6 +65,6 @@ def normalize_scores(
         "reward_max": raw_rewards.max().item(),
         "format_reward": sum(score["format_reward"] for score in scores) / len(scores),
         "answer_reward": sum(score["answer_reward"] for score in scores) / len(scores),
-        "zero_signal_fraction": (groups == groups[:, :1]).all(dim=1).float().mean().item(),
+        "zero_signal_fraction": (groups == groups[:, :1]).all(dim=1).double().mean().item(),
     }
-    return advantages, raw_rewards, metadata
+    return advantages, raw_rewards.float(), metadata

@@ -25,7 +25,7 @@ from grpo.handouts import (
     sft_microbatch_train_step,
     tokenize_prompt_and_output,
 )
-from grpo.learner.advantages import normalize_within_groups
+from grpo.learner.advantages import normalize_scores, normalize_within_groups
 from grpo.learner.losses import negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.padding import pad_and_shift
@@ -216,6 +216,26 @@ def test_ragged_rewards_are_refused() -> None:
 def _score(response: str, truth: str) -> dict[str, float]:
     answer = float(response == truth)
     return {"reward": answer, "format_reward": float(response != "?"), "answer_reward": answer}
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.1, 2.0**24, 1e9, -1e12])
+def test_advantages_do_not_depend_on_what_all_rewards_have_in_common(offset: float) -> None:
+    """By hand: 0, 1, 2 and 3 are -1.5, -.5, .5 and 1.5 from their mean, and their standard deviation is sqrt(5 / 3)."""
+    scores = [{"reward": offset + k, "format_reward": 1.0, "answer_reward": 0.0} for k in range(4)]
+    advantages, raw_rewards, metadata = normalize_scores(scores, 4, 0.0, True)
+    assert_close(advantages, tensor(-1.5, -0.5, 0.5, 1.5) / math.sqrt(5 / 3), atol=1e-4, rtol=0)
+    assert advantages.dtype == raw_rewards.dtype == torch.float32
+    assert metadata["reward"] == pytest.approx(offset + 1.5, rel=1e-15) and metadata["zero_signal_fraction"] == 0.0
+    assert metadata["reward_std"] == pytest.approx(math.sqrt(5 / 4), rel=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [1e39, -1e39, math.inf, math.nan])
+@pytest.mark.parametrize("others", [[0.0, 0.0, 1.0], "equal"])
+def test_rewards_that_float32_does_not_represent_are_refused(wrong: float, others: Any) -> None:
+    values = [wrong] * 4 if others == "equal" else [wrong, *others]
+    scores = [{"reward": value, "format_reward": 1.0, "answer_reward": 0.0} for value in values]
+    with pytest.raises(UserError, match=r"reward: rewards from .* do not fit float32, in which losses are computed"):
+        normalize_scores(scores, 4, 1e-6, True)
 
 
 def test_group_normalized_rewards_and_their_metadata() -> None:

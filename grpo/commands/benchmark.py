@@ -217,7 +217,8 @@ def _model(study: Study, checkpoint: Path) -> tuple[str, dict[str, Any]]:
     own = PreTrainedTokenizerFast.from_pretrained(checkpoint) if (checkpoint / "tokenizer.json").exists() else None
     if study.engine.name != "vllm":
         return "hf", arguments | ({"tokenizer": own} if own else {})
-    if own and own(_SAMPLE)["input_ids"] != AutoTokenizer.from_pretrained(checkpoint)(_SAMPLE)["input_ids"]:
+    theirs = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+    if own and own(_SAMPLE)["input_ids"] != theirs(_SAMPLE)["input_ids"]:
         raise UserError(
             f"{checkpoint}: vLLM would use another tokenizer than it was trained with. Use engine.name transformers."
         )

@@ -15,7 +15,7 @@ from grpo.models import how_to_restore_checkpoint, require_checkpoint
 from grpo.models.lora import FOLDER, has_adapters, save_adapters, without_adapters
 from grpo.models.packed_attention import keep_out_of_graphs
 from grpo.models.qwen2_format import written_here
-from grpo.models.tokenizer import TOKENIZER, Tokenizer
+from grpo.models.tokenizer import TOKENIZER, Tokenizer, files_of
 from grpo.models.transformer import TransformerLM
 
 
@@ -27,6 +27,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     require_checkpoint(folder)
     try:
+        files_of(folder)  # before anything of it is read
         if not (folder / TOKENIZER).exists() and any(folder.glob("*.model")) | any(folder.glob("vocab*")):
             from grpo.models.hugging_face import convert_tokenizer
 

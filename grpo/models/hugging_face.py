@@ -49,7 +49,7 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
     Raises:
         UserError: the model is readable, but its architecture cannot be trained here.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
     try:
         model.traits = examine(model)
     except Exception as error:  # whatever an architecture raises that is built in another way
@@ -68,7 +68,7 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
 
 def convert_tokenizer(folder: Path, target: Path) -> None:
     """Write a checkpoint's tokenizer as a tokenizer.json, where it has none, with the file that names the stop tokens."""
-    AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(target)
     if (folder / GENERATION_CONFIG).exists():
         shutil.copy(folder / GENERATION_CONFIG, target)
 

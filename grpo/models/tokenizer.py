@@ -7,14 +7,16 @@ small model needs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import resource
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from grpo.common.errors import UserError
+from grpo.common.errors import UserError, reason
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, CONFIG, LEGACY_CONFIG = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -24,6 +26,9 @@ FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
     *("chat_template*", "additional_chat_templates/*", GENERATION_CONFIG),
 )
+
+
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30  # what the rendering of one chat may take
 
 
 class Tokenizer:
@@ -62,7 +67,7 @@ class Tokenizer:
         self.eos_token_id, self.pad_token_id = ids[self.eos_token], ids[special.get("pad_token") or self.eos_token]
         self._special = {key: token for key, token in special.items() if token}
         self._begin = self._find_begin()
-        self._chat_template = self._find_chat_template(config)
+        self._chat_template, self._chat_tried = self._find_chat_template(config), False
         ends = json.loads(self._files.get(GENERATION_CONFIG, b"{}")).get("eos_token_id")
         self._more_ends = tuple(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
@@ -101,7 +106,8 @@ class Tokenizer:
             options: what else the template takes, such as Qwen3's ``enable_thinking``.
 
         Raises:
-            UserError: there is no chat template, or it refuses the messages.
+            UserError: there is no chat template, it refuses the messages or fails over them, or it takes too long or too much
+                memory, which is tried with the first chat.
         """
         if self._chat_template is None:
             raise UserError(
@@ -111,14 +117,21 @@ class Tokenizer:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        try:
-            values = {**self._special, **options}
+        def render() -> str:
             ((text,), _) = render_jinja_template(
-                [list(messages)], chat_template=self._chat_template, add_generation_prompt=True, **values
+                [list(messages)], chat_template=self._chat_template, add_generation_prompt=True, **self._special, **options
             )  # type: ignore[no-untyped-call]
-        except TemplateError as error:
+            return str(text)
+
+        try:
+            if not self._chat_tried:
+                try_out(render)
+                self._chat_tried = True
+            text = render()
+        except Exception as error:  # a template is a program of somebody else's: it may raise anything
             roles = ", ".join(message["role"] for message in messages)
-            raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {error}") from error
+            why = str(error) if isinstance(error, TemplateError) else reason(error)
+            raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {why}") from error
         return tuple(self(text, add_special_tokens=False)["input_ids"])
 
     def _add_tokens(self, config: Mapping[str, Any], special: Iterable[str]) -> None:
@@ -136,10 +149,9 @@ class Tokenizer:
 
         Raises:
             OSError: a file cannot be read.
-            ValueError: as the class.
+            ValueError: as the class, or as :func:`files_of`.
         """
-        found = {path for pattern in FILES for path in folder.glob(pattern) if path.is_file()}
-        return cls({path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(found)})
+        return cls({path.relative_to(folder).as_posix(): path.read_bytes() for path in files_of(folder)})
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the files, which transformers and vLLM load too."""
@@ -167,6 +179,50 @@ class Tokenizer:
     def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
         """:meth:`decode` of each of them."""
         return self._backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """A checkpoint's :data:`FILES`, whose contents are copied wherever the model goes.
+
+    Raises:
+        ValueError: one is a symbolic link to somewhere else. (The Hub's cache links a snapshot's files to those in ``blobs``.)
+    """
+    found = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
+    home = folder.resolve()
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    for path in found:
+        if not any(path.resolve().is_relative_to(own) for own in (home, blobs)):
+            raise ValueError(f"{path.name} is a symbolic link to a file elsewhere; put the file itself in its place")
+    return found
+
+
+def try_out(render: Callable[[], object]) -> None:
+    """Run a chat template in a copy of this process that the kernel ends when it takes too long; no signal would stop it here.
+
+    Raises:
+        TimeoutError, MemoryError: it takes more than it may. Whatever else it raises is left to the next call.
+    """
+    child = os.fork()
+    if child == 0:
+        too_much = False
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_CPU, (TEMPLATE_SECONDS, TEMPLATE_SECONDS))
+            memory = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            most = memory + TEMPLATE_BYTES if hard == resource.RLIM_INFINITY else min(memory + TEMPLATE_BYTES, hard)
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+            render()
+        except MemoryError:
+            too_much = True
+        except BaseException:  # nothing may go on in the copy
+            pass
+        os._exit(too_much)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 1:
+        raise MemoryError(f"it takes more than {TEMPLATE_BYTES >> 20} MiB")
+    if code:
+        raise TimeoutError(f"it takes longer than {TEMPLATE_SECONDS} s, or crashes")
 
 
 def _content(token: Any) -> str | None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -229,6 +233,81 @@ def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:
     config["chat_template"] = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "Mia"}]
     tokenizer = Tokenizer(files | {"tokenizer_config.json": json.dumps(config).encode()})
     assert tokenizer.chat_ids(CHATS[0]) == tuple(tokenizer("Mia")["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it takes longer than 1 s"),
+        ("{{ 10 ** (10 ** 9) }}", "it takes longer than 1 s"),
+        (
+            "{% set all = namespace(x='x' * 10**8) %}{% for a in range(20) %}{% set all.x = all.x + all.x %}{% endfor %}",
+            "1024 MiB",
+        ),
+        ("{{ 'x' * 10**13 }}", "MemoryError"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
+        ("{{ 1 + 'x' }}", "TypeError: unsupported operand"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ raise_exception('not this one') }}", "user: not this one"),
+        ("{% for %}", "Expected an expression"),
+    ],
+)
+def test_a_chat_template_that_loops_or_fails_is_one_message(
+    like_qwen: Path, template: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_SECONDS", 1)
+    files = {path.name: path.read_bytes() for path in like_qwen.iterdir()}
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"^prompt: the model's chat template refuses messages of user: ") as refused:
+        Tokenizer(files | {"chat_template.jinja": template.encode()}).chat_ids(CHATS[0])
+    assert why in str(refused.value) and time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    "linked", ["tokenizer_x", "chat_template.jinja", "generation_config.json", "additional_chat_templates/x"]
+)
+def test_a_link_to_a_file_elsewhere_is_not_followed(like_qwen: Path, tmp_path: Path, linked: str) -> None:
+    """What a stranger's folder links to would be copied beside every checkpoint, and published with it."""
+    model, secret = tmp_path / "model", tmp_path / "id_rsa"
+    shutil.copytree(like_qwen, model)
+    (model / "config.json").write_text("{}", encoding="utf-8")
+    load_tokenizer(model)
+    secret.write_text("PRIVATE KEY", encoding="utf-8")
+    (model / linked).parent.mkdir(exist_ok=True)
+    (model / linked).unlink(missing_ok=True)
+    (model / linked).symlink_to(secret)
+    with pytest.raises(UserError, match=f"{Path(linked).name} is a symbolic link to a file elsewhere"):
+        load_tokenizer(model)
+
+
+def test_the_links_of_the_hubs_cache_are_followed(like_qwen: Path, tmp_path: Path) -> None:
+    """As huggingface_hub lays a model out: the files in blobs, and links to them in a folder of the revision's name."""
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "f00", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(like_qwen, blobs)
+    (blobs / "config.json").write_text("{}", encoding="utf-8")
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(Path("../../blobs", blob.name))
+    assert load_tokenizer(snapshot)("Mia") == Tokenizer.from_folder(like_qwen)("Mia")
+
+
+def test_code_beside_a_model_is_not_run_whoever_says_yes(tmp_path: Path, like_qwen: Path) -> None:
+    """transformers would ask on standard input, where a script may have said y to something else."""
+    shutil.copytree(like_qwen, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").rename(tmp_path / "model" / "vocab.json")
+    config = {
+        "model_type": "mine",
+        "auto_map": {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M", "AutoTokenizer": "mine.T"},
+    }
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / "model" / name).write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "model" / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
+    for function in ("load_model", "load_tokenizer"):
+        program = f"from pathlib import Path; from grpo.models.checkpoint import {function} as f; f(Path('model'))"
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, cwd=tmp_path, input="y\n" * 9, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and "UserError: model: " in done.stderr
+        assert not (tmp_path / "ran").exists(), function
 
 
 def test_without_a_chat_template_there_are_no_chats(tokenizer: Any) -> None:

@@ -220,9 +220,10 @@ class Comparison:
         """Decide where one side holds ``=`` outside lists; None where neither does."""
         if "=" not in answer and "=" not in truth:
             return None
-        bare = (_without_brackets(answer), _without_brackets(truth))
-        if bare != (answer, truth):
-            return self.same(*bare, levels - 1)
+        if answer[0] in "[(" or truth[0] in "[(":
+            bare = (_without_brackets(answer), _without_brackets(truth))
+            if bare != (answer, truth):
+                return self.same(*bare, levels - 1)
         name, sides = _sides(_with_argument_of(truth, answer))
         true_name, true_sides = _sides(truth)
         if len(true_sides) > 1 and self.every(((side, true_sides[0]) for side in true_sides[1:]), levels - 1):
@@ -264,8 +265,9 @@ class Comparison:
         multiple = ratio(_difference(sides), _difference(true_sides), self.effort)
         if multiple is None:
             return self.by_algebra(answer, truth)
+        are_solved = sides[0] == true_sides[0] and not letters_of(sides[0]) & letters_of(sides[1] + true_sides[1])
         trees = [tree for tree in map(equation_difference, (answer, truth)) if tree and is_rational(tree)]
-        if multiple or len(trees) < 2 or not any(map(divides, trees)):
+        if multiple or are_solved or len(trees) < 2 or not any(map(divides, trees)):
             return bool(multiple)
         if self.algebra is None:
             raise NeedsAlgebra

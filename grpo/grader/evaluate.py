@@ -96,30 +96,32 @@ class _Points:
         self.trees = (left, right)
         self.chance = random.Random(hashlib.sha256(repr((left, right)).encode()).digest())
         self.natural = sorted(_natural(left) | _natural(right))
-        self.enough = _ENOUGH_POINTS
-        self.near = [
-            self.point(scale, 0 if k % 2 == 0 else self.chance.choice((255, 85, 170))) for k, scale in enumerate(_SCALES)
-        ]
+        self.period = lcm(_period(left), _period(right)) if self.natural else 0
+        if self.period > _LARGEST_PERIOD:
+            raise TooCostly
+        self.enough = len(_SCALES) + 2 * self.period if self.natural else _ENOUGH_POINTS
+
+    def near(self) -> Iterator[dict[str, Fraction]]:
         if self.natural:
-            period = lcm(_period(left), _period(right))
-            if period > _LARGEST_PERIOD:
-                raise TooCostly
-            self.enough = len(_SCALES) + 2 * period
-            self.near = [self.following(step, period) for step in range(self.enough)]
+            yield from map(self.following, range(self.enough))
+            return
+        for index, scale in enumerate(_SCALES):
+            yield self.point(scale, 0 if index % 2 == 0 else self.chance.choice((255, 85, 170)))
 
     def point(self, scale: Fraction, signs: int) -> dict[str, Fraction]:
         values = {}
         for k, name in enumerate(self.names):
             value = scale * Fraction(self.chance.randint(6, 18), self.chance.choice((7, 11, 13)))
             values[name] = -value if (signs >> k) & 1 else value
-        return values | {name: Fraction(round(abs(values[name]))) for name in self.natural}
+        for name in self.natural:
+            values[name] = Fraction(round(abs(values[name])))
+        return values
 
-    def following(self, step: int, period: int) -> dict[str, Fraction]:
+    def following(self, step: int) -> dict[str, Fraction]:
         """Of the natural numbers, one takes every value in turn, and each other one any value of the same range."""
         values = self.point(_SCALES[step % len(_SCALES)], 0 if step % 2 == 0 else 170)
         turn = self.natural[step % len(self.natural)]
-        largest = len(_SCALES) + 2 * period
-        numbers = {name: Fraction(self.chance.randint(1, largest)) for name in self.natural}
+        numbers = {name: Fraction(self.chance.randint(1, self.enough)) for name in self.natural}
         return values | numbers | {turn: Fraction(1 + step // len(self.natural))}
 
     def far(self) -> Iterator[tuple[dict[str, Fraction], bool]]:
@@ -203,7 +205,7 @@ def _float(tree: Node) -> float:
 def _agree_at_points(left: Node, right: Node, names: list[str], effort: Effort) -> bool | None:
     points = _Points(left, right, names)
     defined = 0
-    for point in points.near:
+    for point in points.near():
         if defined >= points.enough:
             break
         try:
@@ -226,7 +228,7 @@ def _agree_at_points(left: Node, right: Node, names: list[str], effort: Effort) 
 
 def _constant_ratio(left: Node, right: Node, names: list[str], effort: Effort) -> int | None:
     choice = _Points(left, right, names)
-    points = [*choice.near, *(point for point, _ in choice.far())]
+    points = [*choice.near(), *(point for point, _ in choice.far())]
     quotients, bits = _quotients(left, right, points, _DIGITS, effort)
     digits = _DIGITS
     if quotients and bits > 60:

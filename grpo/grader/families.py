@@ -15,7 +15,7 @@ _DECLARED = re.compile(
 )
 _RESIDUE = re.compile(
     r"(?:(?P<name>[a-z])(?:\\equiv(?![A-Za-z]) ?|≡|=))?(?P<body>(?:\\pm ?|-)?[0-9]+(?:,-?[0-9]+)*) ?"
-    r"(?:\\pmod|\(? ?(?:\\bmod|\\mod|mod)) ?\{?(?P<modulus>[0-9]+)\}?\)?"
+    r"(?:\\pmod|\(? ?(?:\\bmod|\\mod|\\text\{mod\}|mod)) ?\{?(?P<modulus>[0-9]+)\}?\)?"
 )
 _TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _USUAL = frozenset("nkm")

@@ -22,7 +22,7 @@ _WORD_IN = re.compile(r"^([A-Za-z]) in(?=[(\[\\])")
 _EXCEPT = re.compile(r"(.+?),? except(?: for)?,?(?: when)?(?![A-Za-z]) ?(?:[a-z]=)?(.+)")
 _FOREIGN = re.compile(r"((?:[A-Za-z]\\in)?)([\[\]])([^\[\]]+[,;][^\[\]]+)([\[\]])")
 _MODULUS = re.compile(r"\|([^|]+)\|")
-_BUILDER = re.compile(r"\\\{([A-Za-z])(\\in\s*(?:\\mathbb\{R\}|R))?(?:\||:|\\mid\s*)(.+)\\\}")
+_BUILDER = re.compile(r"(?:\\?\{)?([A-Za-z])(\\in\s*(?:\\mathbb\{R\}|R))?(?:\||:|\\mid\s*)(.+?)(?:\\?\})?")
 _REALS = {
     r"\mathbb{R}", "all real numbers", "all reals", "all real", "all real x", "R", "reals", "real numbers", "the real numbers",
     "allrealnumbers", "all real numbers x", "any real number", "all real values", "all real values of x",
@@ -73,7 +73,8 @@ def listed_intervals(text: str) -> str:
 
 def in_usual_signs(text: str) -> str:
     r"""``]2,5[``, as France writes open intervals, as ``(2,5)``; ``x in (2,5)`` with the sign for "in"."""
-    text = _WORD_IN.sub(r"\1\\in ", text)
+    if " in" in text:
+        text = _WORD_IN.sub(r"\1\\in ", text)
     if not (text.endswith("[") or "]" in text[:6]):
         return text
     pieces = []

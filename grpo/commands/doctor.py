@@ -13,6 +13,7 @@ from typing import Any
 
 from grpo.commands import gpu_memory
 from grpo.commands.plan import PUBLISHED_S_PER_STEP, plan
+from grpo.common.imports import named_file
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, HubModel, SampledTraces
@@ -271,7 +272,7 @@ def _files(study: Study) -> Finding:
     sources = [getattr(study.task(name), "source", None) for name in study.tasks]
     wanted = [path for source in sources if isinstance(source, LocalFiles) for path in (source.train, source.validation)]
     wanted += [traces.path for traces in study.sft_datasets.values() if isinstance(traces, JsonlTraces)]
-    missing = [path for path in wanted if not Path(path).is_file()]
+    missing = [path for path in wanted if not named_file(path).is_file()]
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted) or "none needed"
     return Finding(
         "data files", not missing, found, "Put them there, or correct `source` in `tasks:` or `path` in `sft_datasets:`."

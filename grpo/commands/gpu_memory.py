@@ -54,6 +54,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo.common.imports import named_file
 from grpo.rollout.make import memory_share, sleeps
 from grpo.study import paths
 from grpo.study.effective import effective_run
@@ -147,7 +148,7 @@ def shape_of(study: Study, task: str = MAIN) -> Shape | None:
     model = study.models[task]
     if isinstance(model, HubModel) and model.repo in SHAPES:
         return SHAPES[model.repo]
-    folder = Path(model.path) if isinstance(model, LocalModel) else paths.model(task)
+    folder = named_file(model.path) if isinstance(model, LocalModel) else paths.model(task)
     return read_shape(folder / "config.json")
 
 

@@ -221,7 +221,8 @@ def _edits_told(active: Mapping[str, Any]) -> list[str]:
     own = _own_file(active)
     if not own.exists():
         raise UserError(f"{PARAMS_FILE}: what was changed in it cannot be told, as its study's file {own} is not there.")
-    edits = [change for change in changes(compose(own), active) if change[0].partition(".")[0] not in COMPUTED]
+    computed = {*COMPUTED} - {"study"}  # its name can be another by hand only
+    edits = [change for change in changes(compose(own), active) if change[0].partition(".")[0] not in computed]
     composed = f"since it was composed from {own}"
     by = f"that file was changed {composed}" if _as_it_was_composed(active) else f"changed by hand {composed}"
     return [f"{by}:", *(_told(change) for change in edits)] if edits else []
@@ -240,7 +241,9 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 def _own_file(active: Mapping[str, Any]) -> Path:
     """The study file that params.yaml was composed of, as far as its values tell."""
-    return Path(str(active.get("folder", STUDIES_FOLDER))) / f"{active.get('study')}.yaml"
+    file = Path(str(active.get("file") or f"{active.get('folder', STUDIES_FOLDER)}/{active.get('study')}.yaml"))
+    shipped = paths.shipped("studies") / file.name
+    return shipped if shipped.exists() and not file.exists() and file.parent == STUDIES_FOLDER else file
 
 
 def _active_values() -> dict[str, Any]:

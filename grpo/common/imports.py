@@ -1,4 +1,4 @@
-"""Code that a study names by an import path, such as ``countdown:Countdown``: a task, a reward, a loss of one's own."""
+"""What a study names that lies beside its file: code by an import path (``countdown:Countdown``), and files of data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from grpo.common.errors import UserError
 
+_study_folder = Path()
+
 
 def search_in(folder: Path) -> None:
-    """Let modules in ``folder`` be found before those that are installed, here and in the processes that this one starts."""
+    """Let modules in ``folder`` be found before those that are installed, here and in the processes that this one starts; and
+    files by :func:`named_file`, here.
+    """
+    global _study_folder
+    _study_folder = folder
     if not folder.is_dir():
         return
     here = str(folder.absolute())
@@ -26,6 +32,12 @@ def search_in(folder: Path) -> None:
     known = os.environ.get("PYTHONPATH", "")
     if here not in known.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, known)))
+
+
+def named_file(name: str) -> Path:
+    """The file or folder that a study names: by its path from the project's folder; if nothing is there, from the study's."""
+    here = Path(name)
+    return here if here.exists() or not (_study_folder / name).exists() else _study_folder / name
 
 
 def require_extra(package: str, extra: str, what: str) -> None:

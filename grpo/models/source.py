@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.common.errors import UserError
+from grpo.common.imports import named_file
 from grpo.study.sections import HubModel, LocalModel
 
 
@@ -18,7 +19,7 @@ def folder_of(model: HubModel | LocalModel, where: str) -> Path:
         UserError: it cannot be downloaded.
     """
     if isinstance(model, LocalModel):
-        return Path(model.path)
+        return named_file(model.path)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 

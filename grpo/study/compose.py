@@ -24,7 +24,7 @@ WHICH = ("use", "source", "name")
 # Mappings that are replaced whole: an overlay that names arms means these arms.
 WHOLE = ("arms", "documents", "sft_datasets", "reward", "source")
 BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with an entry for a task each, of which `null` takes one away
-COMPUTED = ("study", "folder", "select_in")  # what composing sets, whatever a study file says
+COMPUTED = ("study", "folder", "file", "select_in")  # what composing sets, whatever a study file says
 _SELECT_IN = Note(
     above=(
         "# The experiments with arms, by which DVC makes the stages select@EXPERIMENT: `grpo study use` lists them. To leave",
@@ -237,8 +237,11 @@ def compose(path: Path) -> dict[str, Any]:
     elif len(files) > 1:  # that of what it extends would be wrong
         sections = ", ".join(key for key in own if key not in ("extends", *COMPUTED))
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
-    folder = Path(os.path.relpath(path.parent))
-    composed["folder"] = (STUDIES_FOLDER if folder == Path() or ".." in folder.parts else folder).as_posix()
+    here = path.parent.resolve()
+    file = STUDIES_FOLDER / path.name if here == paths.shipped("studies").resolve() else Path(os.path.relpath(path))
+    # Stages depend on the folder, so that it cannot be one that holds the project.
+    composed["folder"] = (STUDIES_FOLDER if Path.cwd().is_relative_to(here) else file.parent).as_posix()
+    composed["file"] = file.as_posix()
     experiments = values.get("experiments")
     gone = of_left_out(experiments) if isinstance(experiments, Mapping) else set()
     for key, value in _without_tasks(values, gone).items():

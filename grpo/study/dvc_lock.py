@@ -54,13 +54,13 @@ def drop_from(repo: Repo) -> list[str]:
 
 def in_cache(outputs: Iterable[Path]) -> list[Path]:
     """Those of these outputs of stages that DVC's cache on this machine holds whole, as dvc.lock names them."""
+    wanted = list(outputs)
+    if not wanted or not paths.LOCK.exists():
+        return []
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
     from dvc.utils.serialize import load_yaml
 
-    wanted = list(outputs)
-    if not wanted or not paths.LOCK.exists():
-        return []
     try:
         with Repo() as repo:
             cache = Path(repo.cache.local.path)

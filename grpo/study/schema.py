@@ -72,7 +72,8 @@ class Study(Section):
 
     study: str = Field(max_length=LONGEST_NAME)
     description: str
-    folder: str = "studies"  # where modules of the study's own lie, which it names by import paths
+    folder: str = "studies"  # where modules and data of the study's own lie, by the path from the project's folder
+    file: str | None = None  # the study file that it was composed from, likewise
     seeds: list[Seed] = Field(min_length=1)
     threads: PositiveInt
     tasks: dict[str, dict[str, Any]]  # `use` and what the task's constructor takes; see grpo.tasks.task.make_task
@@ -417,6 +418,11 @@ def validated(values: Any, path: Path) -> Study:
         raise UserError(f"{path}: expected a mapping of sections at the top. Compare with {STUDIES_FOLDER}/base.yaml.")
     folder = values.get("folder", Study.model_fields["folder"].default)
     if isinstance(folder, str):
+        if folder != Study.model_fields["folder"].default and not Path(folder).is_dir():
+            raise UserError(
+                f"{path}: folder: there is no folder {folder}, where the study's own modules and data lie. Put it there, or "
+                "make the study the active one from where it is now: `grpo study use FILE`."
+            )
         search_in(Path(folder))
     try:
         return Study.model_validate(values)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from grpo.common.imports import named_file
 from grpo.common.records import Problem
 from grpo.tasks import formats
 from grpo.tasks.task import Format, Task
 
-__all__ = ["Format", "Problem", "Task", "formats"]
+__all__ = ["Format", "Problem", "Task", "formats", "named_file"]

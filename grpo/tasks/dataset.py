@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.common.errors import UserError
-from grpo.common.imports import import_object, is_import_path
+from grpo.common.imports import import_object, is_import_path, named_file
 from grpo.common.records import Problem
 from grpo.tasks.downloaded import HUB_SPLIT, LocalFiles, Row, checked_problem, read_rows, rows_of
 from grpo.tasks.graded import GradedTask
@@ -105,7 +105,7 @@ class Dataset(GradedTask):
         """The split's rows; a column whose numbers are no longer what the file says is refused."""
         where = self._where(split)
         if self.files is not None:
-            return read_rows(Path(where), f"{self.params_key}.files.{split}")
+            return read_rows(named_file(where), f"{self.params_key}.files.{split}")
         found, kind = self._hub_rows(split)
         for column in (self.question, self.answer):
             type = str(getattr(found.features.get(column), "dtype", "mixed"))

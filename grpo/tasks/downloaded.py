@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from grpo.common.errors import UserError
 from grpo.common.files import parse_json
+from grpo.common.imports import named_file
 from grpo.common.records import Problem, is_text
 from grpo.grader.grader import check_ground_truth
 from grpo.tasks.graded import GradedTask, worked_response
@@ -126,7 +127,7 @@ class Downloaded(GradedTask):
     def _rows(self, split: Split) -> list[Row]:
         key = f"{self.params_key}.source"
         if isinstance(self.source, LocalFiles):
-            return read_rows(Path(getattr(self.source, split)), f"{key}.{split}")
+            return read_rows(named_file(getattr(self.source, split)), f"{key}.{split}")
         hub, revision = self.source.hub, self.source.revision
         names = [name.format(split=HUB_SPLIT[split]) for name in self.hub_files]
         return [row for name in names for row in _read_parquet(download(hub, name, revision, key), f"{hub}/{name}", key)]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder
-from grpo.common.imports import call_with
+from grpo.common.imports import call_with, named_file
 from grpo.common.records import Example, Problem, write_records
 from grpo.tasks.downloaded import Row, download, read_rows
 from grpo.tasks.overlap import layout_free
@@ -108,7 +108,7 @@ def build_sft_dataset(
 
 def _rows(settings: JsonlTraces | HubTraces, where: str) -> list[Row]:
     if isinstance(settings, JsonlTraces):
-        return read_rows(Path(settings.path), f"{where}.path")
+        return read_rows(named_file(settings.path), f"{where}.path")
     return read_rows(download(settings.repo, settings.file, settings.revision, where), f"{where}.file")
 
 

@@ -31,16 +31,20 @@ def files_in(page: str) -> dict[str, str]:
     return dict(re.findall(r"^```(?:python|yaml)\n# (studies/\w+\.(?:py|yaml))\n(.*?)^```$", text, re.M | re.S))
 
 
-@pytest.mark.parametrize(("page", "study"), [("extending.md", "backwards"), ("models.md", "digits")])
-def test_a_study_of_the_docs_gets_its_report(page: str, study: str, tmp_path: Path) -> None:
-    folder = fresh_clone(tmp_path)
+@pytest.mark.parametrize(
+    ("page", "study", "place"), [("extending.md", "backwards", "../our lab"), ("models.md", "digits", "studies")]
+)
+def test_a_study_of_the_docs_gets_its_report(page: str, study: str, place: str, tmp_path: Path) -> None:
+    """From studies/, and from a folder outside the repository."""
+    folder = fresh_clone(tmp_path / "clone")
+    (folder / place).mkdir(exist_ok=True)
     printed = files_in(page)
     for ending in ("py", "yaml"):
-        (folder / f"studies/{study}.{ending}").write_text(printed[f"studies/{study}.{ending}"])
-    (folder / "studies/short.yaml").write_text(SHORT.format(study=study) + SHORTER[study])
+        (folder / f"{place}/{study}.{ending}").write_text(printed[f"studies/{study}.{ending}"])
+    (folder / f"{place}/short.yaml").write_text(SHORT.format(study=study) + SHORTER[study])
     if study == "digits":
         tiny_checkpoint(folder / "my-model", "llama", "like_llama3", ["Say number 12 in digits.", "You are a calculator."])
-    sh(folder, "grpo", "study", "use", "short")
+    sh(folder, "grpo", "study", "use", f"{place}/short.yaml")
     sh(folder, "dvc", "repro")
 
     claims = {claim["id"]: claim for claim in json.loads((folder / "reports/claims.json").read_text())["claims"]}

@@ -7,14 +7,16 @@ import json
 import os
 import re
 import shutil
-import subprocess
+import sys
 from collections.abc import Callable
+from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipeline_parts import sh
 from ruamel.yaml import YAML
 from study_parts import EXPERIMENTS, ROOT, STUDIES, activate, values_of
 
@@ -175,7 +177,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(path: str, text: str) -> Path:
     file = Path(path)
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return file
 
@@ -200,6 +202,77 @@ def test_a_study_in_a_folder_of_its_own_extends_one_in_studies(project: Path) ->
     assert compose(Path("elsewhere/by_path.yaml"))["seeds"] == [3]
     assert compose(Path("studies/mini.yaml"))["folder"] == "studies"
     assert compose(path.absolute()) == compose(path)
+
+
+@pytest.fixture
+def lab(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder beside the project with a study of its own: its module, its data and two study files. A path has a space."""
+    folder, inside = project / "our lab", project / "clone"
+    inside.mkdir()
+    (project / "studies").rename(inside / "studies")
+    (project / "params.yaml").rename(inside / "params.yaml")
+    monkeypatch.chdir(inside)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "lab_verifier", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    write("../our lab/lab_verifier.py", "def close(answers, problems):\n    return [0.25] * len(answers)\n")
+    for split, asked in (("train", "1 + 1?"), ("validation", "1 + 2?")):
+        write(f"../our lab/rows/{split}.jsonl", json.dumps({"q": asked, "a": "2"}) + "\n")
+    write(
+        "../our lab/ours.yaml",
+        "extends: mini\nexperiments: {only: [grpo_learning_rate]}\nsft_datasets: {}\n"
+        "tasks: {main: {use: dataset, question: q, answer: a, verify: 'lab_verifier:close',"
+        " files: {train: rows/train.jsonl, validation: rows/validation.jsonl}}}\n",
+    )
+    write("../our lab/later/next.yml", "extends: ../ours.yaml\nseeds: [7]\n")
+    return folder
+
+
+def test_a_study_may_lie_outside_the_project(lab: Path, grpo: Run) -> None:
+    """Its module and its data are found beside it, and what was changed by hand is told; in each process by params.yaml."""
+    code, _, error = grpo("study", "use", "../our lab/ours.yaml")
+    assert code == 0, error
+    study = load_study()
+    assert (study.folder, study.file) == ("../our lab", "../our lab/ours.yaml")
+    assert study.task("main").verify(["2"], []) == [0.25]
+    assert [problem.question for problem in study.task("main").problems("train")] == ["1 + 1?"]
+    assert grpo("study", "check")[1].endswith("params.yaml is as composed from ../our lab/ours.yaml\n")
+    edit("seeds: [0, 1]", "seeds: [5]")
+    told = "changed by hand since it was composed from ../our lab/ours.yaml:\n  seeds: [0, 1] -> [5]\n"
+    assert grpo("study", "check")[1].endswith(told)
+    assert grpo("study", "save", "five")[0] == 0
+    assert parse_yaml(lab / "five.yaml") == {"extends": "ours", "seeds": [5]}
+    assert grpo("study", "use", str(lab / "five.yaml"))[0] == 0 and load_study().file == "../our lab/five.yaml"
+    Path("rows").mkdir()
+    Path("rows/train.jsonl").write_text('{"q": "ours?", "a": "2"}\n')
+    assert load_study().task("main").problems("train")[0].question == "ours?", "a path from the project's folder comes first"
+
+
+def test_a_study_of_several_folders_extends_by_relative_paths(lab: Path, grpo: Run) -> None:
+    """Modules are looked for in the folder of the study itself, not of those that it extends."""
+    code, _, error = grpo("study", "use", "../our lab/later/next.yml")
+    assert code == 2 and "lab_verifier:close: no such module" in error and "in the study's folder (`folder:`" in error
+    (lab / "lab_verifier.py").rename(lab / "later/lab_verifier.py")
+    invalidate_caches()
+    code, _, error = grpo("study", "use", "../our lab/later/next.yml")
+    assert code == 0 and load_study().seeds == [7] and load_study().file == "../our lab/later/next.yml", error
+    assert "as composed from ../our lab/later/next.yml" in grpo("study", "check")[1]
+
+
+def test_a_machine_without_the_studys_folder_is_told(lab: Path, grpo: Run) -> None:
+    assert grpo("study", "use", "../our lab/ours.yaml")[0] == 0
+    lab.rename(lab.with_name("moved"))
+    code, _, error = grpo("study", "check")
+    assert code == 2 and "params.yaml: folder: there is no folder ../our lab, where the study's own modules" in error
+    assert grpo("study", "use", "../moved/ours.yaml", "--force")[0] == 0 and load_study().folder == "../moved"
+
+
+def test_a_study_file_beside_params_yaml_is_told_from_its_edits(project: Path, grpo: Run) -> None:
+    """Its modules lie in studies/, as the project's whole folder cannot be what stages depend on."""
+    write("own.yaml", "extends: smoke\nseeds: [3]\n")
+    assert grpo("study", "use", "own.yaml")[0] == 0
+    assert (load_study().folder, load_study().file) == ("studies", "own.yaml")
+    assert grpo("study", "check")[1].endswith("params.yaml is as composed from own.yaml\n")
 
 
 KEPT = ["grpo_learning_rate", "grpo_baselines"]
@@ -379,29 +452,32 @@ def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Run) 
     assert "  data/runs/grpo_learning_rate/3e-4-0\n" not in out, "which both studies have"
 
 
-def test_use_removes_only_what_dvc_can_bring_back(project: Path, grpo: Run) -> None:
+def test_use_removes_only_what_dvc_can_bring_back(project: Path) -> None:
     """Not what git tracks; and nothing where DVC's cache is empty, as in a fresh clone, or lacks a file."""
+
+    def use(name: str) -> str:
+        return sh(project, "grpo", "study", "use", name).stdout
+
     cached, uncached = (paths.RUNS / f"grpo_learning_rate/{arm}-0" for arm in ("9e-9", "8e-8"))
     write_result(paths.SELECT / "grpo_async_offpolicy.json")
     make = f"mkdir -p {cached} && echo 1 > {cached}/a && echo 2 > {cached}/b"
     Path("dvc.yaml").write_text(f"stages: {{made: {{cmd: '{make}', outs: [{cached}]}}}}\n")
     for command in (["git", "init"], ["dvc", "init"], ["dvc", "repro"]):
-        subprocess.run([*command, "--quiet"], check=True)
+        sh(project, *command, "--quiet")
     write_result(uncached / "metrics.json")
     kept = Path(".dvc/cache").rename("kept")
     for lacking in ("all", "one file"):
         if lacking == "one file":
             shutil.copytree(kept, ".dvc/cache")
             next(path for path in Path(".dvc/cache/files/md5").glob("*/*") if path.read_bytes() == b"2\n").unlink()
-        assert "2 in data/runs" in grpo("study", "use", "gsm8k")[1], lacking
+        assert "2 in data/runs" in use("gsm8k"), lacking
         assert (cached / "b").exists() and uncached.exists()
     shutil.rmtree(".dvc/cache")
     kept.rename(".dvc/cache")
     told = "removed results of runs that this study does not have; DVC's cache keeps them:\n  1 in data/runs\n"
-    code, out, error = grpo("study", "use", "math-24gb")
-    assert code == 0 and told in out, error
+    assert told in use("math-24gb")
     assert not cached.exists() and uncached.exists() and (paths.SELECT / "grpo_async_offpolicy.json").exists()
-    subprocess.run(["dvc", "checkout", "--quiet"], check=True)
+    sh(project, "dvc", "checkout", "--quiet")
     assert (cached / "b").read_text() == "2\n"
 
 
@@ -417,7 +493,8 @@ def write_result(path: Path) -> None:
         ("description: The mini", "description: My mini", "description: "),
         ('"3e-4": {learning_rate: 3e-4}, ', "", "  experiments.grpo_learning_rate.arms.3e-4.learning_rate: 0.0003 -> absent\n"),
         ("  levels: 2\n", "  levels: 2\n  levels: 3\n", "params.yaml:"),  # no longer valid YAML
-        ("study: smoke", "study: mine", "its study's file studies/mine.yaml is not there"),
+        ("study: smoke", "study: mine", "  study: smoke -> mine\n"),
+        ("file: studies/smoke.yaml", "file: studies/mine.yaml", "its study's file studies/mine.yaml is not there"),
     ],
 )
 def test_use_does_not_overwrite_an_edit_by_hand_unasked(project: Path, grpo: Run, old: str, new: str, told: str) -> None:
@@ -491,7 +568,7 @@ def test_save_keeps_edits_as_a_study_that_says_only_them(project: Path, grpo: Ru
     }
     code, out, error = grpo("study", "use", "longer")
     assert code == 0 and "no value changes" in out, error
-    named = {"study": "longer", "description": "As smoke, but for: grpo, experiments."}
+    named = {"study": "longer", "description": "As smoke, but for: grpo, experiments.", "file": "studies/longer.yaml"}
     assert load_study() == edited.model_copy(update=named)
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -47,6 +47,7 @@ def make_plan(to_run: bool = False) -> set[str]:
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
+    from dvc.scm import SCMError
 
     from grpo.study.dvc_lock import drop_from
 
@@ -59,6 +60,11 @@ def make_plan(to_run: bool = False) -> set[str]:
             stale = stale_stages(repo)
             if to_run and stale:
                 drop_from(repo)
+    except SCMError as error:
+        raise PlanError(
+            f"{error}, as DVC needs it to be. Clone the project with git; or, if it came without (as a ZIP file):"
+            " git init && git add . && git commit -m 'Start'"
+        ) from error
     except DvcException as error:
         raise PlanError(what_dvc_cannot_read(error)) from error
     write_stamps(plan, stale)
@@ -99,6 +105,24 @@ def what_dvc_cannot_read(error: Exception) -> str:
             told, remedy = str(wrong), ""
             break
     return told + (" `git checkout dvc.lock` brings the committed one back." if "dvc.lock" in told else remedy)
+
+
+@contextmanager
+def only_one_here() -> Iterator[None]:
+    """Hold the folder, in which no two processes may run stages.
+
+    Raises:
+        PlanError: another one holds it.
+    """
+    from grpo.common.errors import UserError
+    from grpo.common.lock import only_one
+
+    with ExitStack() as held:
+        try:
+            held.enter_context(only_one(STAMPS / "running.lock", "In this folder another Snakemake (`make repro`)"))
+        except UserError as error:
+            raise PlanError(str(error)) from error
+        yield
 
 
 def remove_torn_rwlock(path: Path) -> None:
@@ -144,6 +168,7 @@ def describe(repo: Repo) -> list[dict[str, Any]]:
                 "log": f"logs/{file_name(name)}.log",
                 "took": f"logs/{file_name(name)}.seconds",
                 "priority": waiting[stage],
+                "force": False,
                 **requirements(name, stage.meta or {}, known),
             }
         )

@@ -18,6 +18,9 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 # As tqdm draws: `10/30 [00:12<00:24, 1.20s/step, validation answer reward 0.431]`, or `best 566: 12 programs [00:03, ...]`.
 BAR = re.compile(r"(?P<step>\d+/\d+) \[[\d:]+<(?P<left>[\d:]+)(?:[^\]\r\n]*reward (?P<reward>[\d.]+))?")
+WARNING = re.compile(r"^warning: .*(?:\n  .*)*", re.MULTILINE)
+# DVC's words for a stage that it did not run.
+NOT_RUN = {"didn't change, skipping": "unchanged", "is cached - skipping run": "from DVC's cache"}
 COUNT = re.compile(r"(?P<step>[^\r\n]*\d \w+) \[[\d:]+, ")
 
 
@@ -34,8 +37,11 @@ class Stage:
     log_before: float | None = None  # when its log had been written as it started
     seconds: float | None = None  # once it is done
     failed: bool = False
+    told_to_stop: bool = False  # and did, so that it goes on later
     reward: float | None = None
     same_as: str | None = None
+    not_run: str = ""  # why DVC did not run it
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def arm(self) -> str:
@@ -46,6 +52,10 @@ class Stage:
         """Note how long it took, as with_gpus.py measured it, and what it came to if it was a run."""
         self.seconds, self.started = seconds_in(self.took) or now - (self.started or now), None
         run = self.name.replace("@", "/")
+        with suppress(OSError):
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+            self.warnings = WARNING.findall(text)
+            self.not_run = next((why for said, why in NOT_RUN.items() if said in text), "")
         with suppress(OSError, ValueError, KeyError, TypeError):
             self.reward = json.loads(Path(f"data/runs/{run}/metrics.json").read_text())["val/answer_reward"]
             self.same_as = json.loads(Path(f"data/timing/{run}.json").read_text())["same_as"]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
-from plan import PlanError, make_plan
+from plan import PlanError, make_plan, only_one_here
 
+UNSENT = Path("data/state/mlflow")
+SNAKEMAKES_LOCKS = Path(".snakemake/locks")
 WHAT_NEXT = "The report is reports/index.html; `make ui` shows the runs."
 
 
@@ -15,7 +19,10 @@ def main() -> int:
     """Returns an exit code, where it does not become Snakemake."""
     start = time.perf_counter()
     try:
-        stale = make_plan(to_run=True)
+        with only_one_here():
+            stale = make_plan(to_run=True)
+            if any(SNAKEMAKES_LOCKS.glob("*")):  # left by a Snakemake that was killed, as none is at work here
+                subprocess.run(["snakemake", "--profile", "local", "--unlock"], check=False, capture_output=True)
     except PlanError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -23,6 +30,8 @@ def main() -> int:
         os.environ["STUDY_PLANNED"] = "1"
         os.execvp("snakemake", ["snakemake", "--profile", "local"])
     print(f"All stages are up to date ({time.perf_counter() - start:.1f} s). {WHAT_NEXT}")
+    if waiting := list(UNSENT.glob("*/run.json")):
+        print(f"MLflow lacks {len(waiting)} runs, which are kept in {UNSENT}: `grpo mlflow_import` delivers them.")
     return 0
 
 

@@ -85,6 +85,6 @@ def run_command(executable: str | None, command: str, **options: Any) -> None:
 if __name__ == "__main__":
     if os.environ.pop("FORK_SERVER", None):
         dvc.stage.run._run = run_command
-    strictyaml.parse_yaml = partial(parse_own, stage=sys.argv[-1])
-    dvcfile.modify_yaml = partial(modify_own, stage=sys.argv[-1])
+    strictyaml.parse_yaml = partial(parse_own, stage=sys.argv[1])
+    dvcfile.modify_yaml = partial(modify_own, stage=sys.argv[1])
     sys.exit(main([*WORDS, *sys.argv[1:]]))

@@ -36,8 +36,8 @@ REPEATED = re.compile(r"CalledProcessError in file|Exiting because a job executi
 FULL = re.compile(r"ERROR: .*\[Errno (?:28|122)\](?:.*'(.+)/files/md5/)?")
 CACHE_IS_FULL = (
     "\nDVC could not store the results, as the disk of its cache is full: {}. Free space (`dvc gc --workspace` removes what no"
-    " stage of the workspace uses), or move the cache (`dvc cache dir --local FOLDER`). Then the same command goes on: the results"
-    " of finished runs and evaluations are kept."
+    " stage of the workspace uses), or move the cache (`dvc cache dir --local FOLDER`). Then the same command goes on: finished"
+    " runs and evaluations are kept."
 )
 TOLD_TO_STOP = ("Terminating processes on user request", "Will exit after finishing currently running jobs")
 
@@ -106,12 +106,13 @@ class LogHandler(LogHandlerBase):
                     twin = f", taken over from {stage.same_as}" if stage.same_as else ""
                     reward = "" if stage.reward is None else f", reward {stage.reward:.3f}"
                     done = f"{len(study.done())} of {len(study.stages)}"
-                    self.say(f"{done}: {stage.name}, {clock(stage.seconds or 0)}{reward}{twin}")
+                    not_run = f", {stage.not_run}" if stage.not_run else ""
+                    self.say(f"{done}: {stage.name}, {clock(stage.seconds or 0)}{reward}{twin}{not_run}")
                 elif not study.ahead(stage.arm):
                     self.show_arm(study, stage.arm)
             case LogEvent.JOB_ERROR if stage := self.jobs.get(record.jobid):
                 self.show_failed(stage, clock(now - (stage.started or now)), record)
-                stage.started, stage.failed = None, True
+                stage.started, stage.failed = None, not stage.told_to_stop
             case None if message.startswith("Trying to restart job"):
                 self.say(f"{self.jobs[int(message.split()[-1].rstrip('.'))].name} is tried again", "yellow")
             case None if message.startswith(TOLD_TO_STOP):
@@ -131,6 +132,7 @@ class LogHandler(LogHandlerBase):
         rewards = [stage.reward for stage in done if stage.reward is not None]
         twins = sorted({re.sub(r"-\d+$", "", stage.same_as) for stage in done if stage.same_as})
         notes = [f"{len(done)} seeds"] * (len(done) > 1) + [f"taken over from {', '.join(twins)}"] * bool(twins)
+        notes += sorted({stage.not_run for stage in done if stage.not_run})
         reward = f"{sum(rewards) / len(rewards):.3f}" if rewards else ""
         self.row(arm, reward, clock(sum(stage.seconds or 0 for stage in done)), "; ".join(notes))
 
@@ -138,7 +140,8 @@ class LogHandler(LogHandlerBase):
         """What has failed, where its log is, and the end of that."""
         text = stage.log.read_text(errors="replace") if stage.log.exists() else ""
         lines = re.split(r"[\r\n]+", text.rstrip())[-LOG_LINES_SHOWN:]
-        if lines[-1].startswith("Told to stop"):
+        stage.told_to_stop = lines[-1].startswith("Told to stop")
+        if stage.told_to_stop:
             self.say(f"{stage.name}: {lines[-1]}", "yellow")
         else:
             why = f" {record.rule_msg}" if record.rule_msg else ""
@@ -185,7 +188,14 @@ class LogHandler(LogHandlerBase):
         for arm in dict.fromkeys(stage.arm for stage in done):  # of which seeds are missing
             if self.in_terminal and study.ahead(arm):
                 self.show_arm(study, arm)
-        report = f" The report is {REPORT}; `make ui` shows the runs." if REPORT.exists() else ""
+        alike: dict[str, list[str]] = {}  # warnings with the same first line
+        for stage in done:
+            for warning in stage.warnings:
+                alike.setdefault(warning.partition("\n")[0], []).append(f"{stage.name}: {warning}")
+        for first, *others in alike.values():
+            self.say(first + (f"\n  and {len(others)} more like it, in logs/" if others else ""), "yellow")
+        runs = "" if any(line.startswith("warning: MLflow") for line in alike) else "; `make ui` shows the runs"
+        report = f" The report is {REPORT}{runs}." if REPORT.exists() else ""
         if len(done) == len(study.stages):
             self.say(f"{len(done)} stages in {clock(time.time() - study.began)}.{report}", "bold green")
         else:

@@ -28,6 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from grpo.common.errors import UserError
 from grpo.common.files import dvc_hashes, write_json
 from grpo.study import paths
 from grpo.study.environment import environment_tags
@@ -270,7 +271,7 @@ def lock_of_sender(name: str) -> Path:
 
 def describe(error: BaseException) -> str:
     """An error in one line."""
-    return without_password(f"{type(error).__name__}: {error}")
+    return without_password(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
 
 
 def _warning(error: str, uri: str, folder: Path) -> str:
@@ -279,7 +280,7 @@ def _warning(error: str, uri: str, folder: Path) -> str:
     if (folder / RUN).exists():
         lines += [
             f"  What MLflow lacks is kept in {folder}",
-            "  Check MLFLOW_TRACKING_URI and the server; once it can be reached, this delivers it:",
+            "  Check MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here) and the server; then this delivers it:",
             f"    grpo mlflow_import {shlex.quote(str(folder))}",
         ]
     else:

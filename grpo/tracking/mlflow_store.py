@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo.common.errors import UserError
 from grpo.study import paths
-from grpo.tracking.mlflow_client import METRICS, STATE, SYSTEM
+from grpo.tracking.mlflow_client import METRICS, STATE, SYSTEM, without_password
 from grpo.tracking.trl_names import TRL_NAMES
 
 ARTIFACTS = "mlruns"  # folder for the artifacts of a local database
@@ -81,6 +82,9 @@ def _experiment(client: Any, name: str, uri: str) -> str:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run may have made it in the meantime
                 raise
         experiment = client.get_experiment_by_name(name)
+    if experiment.lifecycle_stage == "deleted":
+        command = f"MLFLOW_TRACKING_URI={without_password(uri)} mlflow experiments restore --experiment-id"
+        raise UserError(f"its experiment {name} is deleted. Bring it back: {command} {experiment.experiment_id}")
     found: str = experiment.experiment_id
     return found
 

@@ -135,6 +135,23 @@ def test_a_full_cache_is_named_with_its_remedy(tmp_path: Path) -> None:
     assert "1 stages in " in call(repo, "snakemake", "--profile", "local")
 
 
+def test_warnings_of_stages_that_succeed_are_shown_at_the_end(tmp_path: Path) -> None:
+    repo = new_study(tmp_path / "repo")
+    (repo / "say.py").write_text(
+        "import pathlib, sys\nname = sys.argv[1]\npathlib.Path(name).write_text(name)\n"
+        "print('step 1\\rwarning: MLflow at x is away\\n  Kept for', name, file=sys.stderr)\n"
+    )
+    (repo / "dvc.yaml").write_text(
+        'stages: {warned: {foreach: [a, b], do: {cmd: "python say.py ${item}", outs: ["${item}"]}}, '
+        'quiet: {cmd: "echo no warning: here; mkdir -p reports; touch reports/index.html", outs: [reports/index.html]}}\n'
+    )
+    text = call(repo, "snakemake", "--profile", "local", "--cores", "1")
+    *_, first, second, third, last = text.splitlines()
+    assert re.fullmatch("warned@[ab]: warning: MLflow at x is away", first) and re.fullmatch("  Kept for [ab]", second)
+    assert third == "  and 1 more like it, in logs/" and text.count("warning") == 1
+    assert last.startswith("3 stages in ") and last.endswith("The report is reports/index.html.")
+
+
 @pytest.mark.slow
 def test_elsewhere_there_is_a_line_for_each_stage_that_ends_and_errors(tmp_path: Path) -> None:
     text = call(new_study(tmp_path / "repo"), "snakemake", "--profile", "local", "--cores", "1", ok=False)
@@ -151,7 +168,6 @@ def test_elsewhere_there_is_a_line_for_each_stage_that_ends_and_errors(tmp_path:
     assert len(lines) == len(expected) and all(any(re.fullmatch(e, line) for line in lines) for e in expected), text
 
 
-@pytest.mark.slow
 def test_ctrl_c_lets_the_step_be_finished_and_leaves_the_terminal_in_order(tmp_path: Path) -> None:
     repo = new_study(tmp_path / "repo")
     (repo / "run.py").write_text(TRAINING % (0.5, with_gpus.RESUME_ME))
@@ -161,7 +177,7 @@ def test_ctrl_c_lets_the_step_be_finished_and_leaves_the_terminal_in_order(tmp_p
     assert shown.end() == 1 and (repo / "saved").exists()
     assert "Told to stop: the running stages finish their step" in shown.text
     assert "grpo_x@low-0: Told to stop, and did. Run again, it goes on" in shown.text
-    assert "0 of 1 stages in " in shown.text
+    assert "0 of 1 stages in " in shown.text and ", 0 failed. The same command goes on" in shown.text
     assert not processes_in(repo)
 
 

@@ -223,6 +223,59 @@ def test_a_job_that_slurm_has_given_its_devices_takes_none(tmp_path: Path) -> No
     assert job.returncode == 0 and ran(repo) == ["source"], job.stderr
 
 
+def test_what_the_user_wants_to_run_again_dvc_runs_again(repo: Path) -> None:
+    text = snakemake(repo, "-R", "source")
+    assert ran(repo) == ["source"]  # with the result that it had, so that DVC runs none of those that follow
+    assert "2 of 4: train@" in text and text.count(", unchanged") == 3
+    snakemake(repo, "-F", "train_1e_4_0")
+    assert ran(repo) == ["source", "train-1e-4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder", "said"),
+    [
+        (["--profile", "local", "train@1e-4-0"], ".", "Snakemake's name of it is train_1e_4_0."),
+        (["--profile", "local", "--delete-all-output"], ".", "To remove all results: make clean."),
+        (["--profile", "local", "--config", "shared_disk=false"], ".", "Name one: dvc remote add -d NAME URL"),
+        (["--profile", "slurm"], ".", "There is no Slurm on this machine (sbatch)."),
+        ([], "workflow", "Run Snakemake in the project's folder."),
+    ],
+    ids=["a stage's name", "delete", "no remote", "no Slurm", "another folder"],
+)
+def test_what_cannot_be_is_said_before_a_stage_starts(repo: Path, arguments: list[str], folder: str, said: str) -> None:
+    stamps = set(repo.glob(".stamps/*.done"))
+    edit(repo, "params.yaml", "base: 1", "base: 2")
+    text = call(repo / folder, "snakemake", *arguments, ok=False)
+    assert said in text and "Traceback" not in text and ran(repo) == []
+    if "--delete-all-output" not in arguments:
+        return
+    edit(repo, "params.yaml", "base: 2", "base: 1")
+    assert stamps and "Nothing to be done" in snakemake(repo)
+
+
+def test_a_project_without_git_is_told_so(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(repo / ".git")
+    with pytest.raises(workflow_plan.PlanError, match=r"is not a git repository.* git init && git add"):
+        planned(repo, monkeypatch)
+
+
+def test_make_repro_after_a_kill_and_beside_another(repo: Path) -> None:
+    """SIGKILL leaves Snakemake's lock behind, whose remedy is an argument that `make repro` does not have."""
+    edit(repo, "dvc.yaml", "mkdir -p data && echo ${base}", "touch started && sleep ${nap} && mkdir -p data && echo ${base}")
+    (repo / "params.yaml").write_text(PARAMS + "nap: 54321\n")
+    repro = (sys.executable, "workflow/repro.py")
+    with subprocess.Popen(repro, cwd=repo, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for((repo / "started").exists)
+        said = call(repo, *repro, ok=False)
+        assert f"is at work already (process {process.pid} on " in said and "unlock" not in said
+        process.kill()
+    wait_for(lambda: not processes_in(repo))
+    assert any((repo / ".snakemake/locks").iterdir())
+    edit(repo, "params.yaml", "nap: 54321", "nap: 0")
+    call(repo, *repro)
+    assert ran(repo) == ["source"]  # with the result that it had
+
+
 @pytest.mark.slow
 def test_killed_snakemake_leaves_no_training_and_the_next_run_finishes(repo: Path) -> None:
     edit(repo, "dvc.yaml", "test ${item.arm} != ${broken}", "touch started-${item.arm} && sleep ${nap}")

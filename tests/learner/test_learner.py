@@ -100,6 +100,22 @@ def test_gradient_against_a_loss_written_out(model: Any, normalization: str, div
     assert relative(found, gradients(model)) < 1e-4
 
 
+def test_a_train_batch_is_averaged_over_its_own_responses(model: Any) -> None:
+    """Where it is smaller than the rollout batch it is cut from."""
+    settings = config(rollout_batch_size=8, train_batch_size=4, length_normalization="masked_normalize")
+    learner = Learner(copy.deepcopy(model), settings, pad_token_id=0)
+    found = last_gradients(learner)
+    learner.update(scored(rollouts()[:4], REWARDS[:4], ADVANTAGES[:4]))
+    loss = torch.zeros(())
+    for r, advantage in zip(rollouts()[:4], ADVANTAGES[:4], strict=True):
+        ids = torch.tensor([r.prompt_ids + r.completion.token_ids])
+        log_probs = torch.log_softmax(model(ids).logits[0], dim=-1)
+        for position, token in enumerate(r.completion.token_ids, start=len(r.prompt_ids) - 1):
+            loss = loss - advantage * log_probs[position, token] / 16 / 4
+    loss.backward()
+    assert relative(found, gradients(model)) < 1e-4
+
+
 # ------------------------------------------------------------------------------------------------------ log-probabilities
 
 

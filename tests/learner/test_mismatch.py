@@ -79,3 +79,7 @@ def test_off_by_default_and_then_only_measured(model: Any) -> None:
     assert metrics["mismatch_above"] == pytest.approx(3 / 11)
     assert metrics["mismatch_kl"] == pytest.approx(-(0.5 - 5 * 0.05 + 2 * 2) / 11, rel=1e-4)
     assert agreeing["mismatch_max"] < 1e-5
+    _, below = gradient(model, [0.5, -2.5, 0.05, -0.1], 1000)
+    assert below["mismatch_max"] == pytest.approx(2.5, rel=1e-4)
+    _, above = gradient(model, [-0.5, 2.5, -0.05, 0.1], 1000)
+    assert above["mismatch_max"] == pytest.approx(2.5, rel=1e-4)

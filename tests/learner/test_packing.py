@@ -257,6 +257,17 @@ def direct(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -
     return log_softmax.gather(-1, labels[:, None]).squeeze(-1), -(log_softmax.exp() * log_softmax).sum(-1)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_log_probs_of_logits_are_those_at_the_temperature(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(20, 11, generator=generator)
+    labels = torch.randint(11, (20,), generator=generator)
+    distribution = torch.distributions.Categorical(logits=logits.double() / temperature)
+    found, entropy = chunked.log_probs_of(logits, labels, temperature)
+    torch.testing.assert_close(found.double(), distribution.log_prob(labels), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy.double(), distribution.entropy(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("tokens", [1, 3, 4, 10])
 def test_chunks_give_the_log_probs_and_gradients_of_full_logits(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 3)

@@ -103,6 +103,13 @@ def test_edit_of_one_arm_plans_that_arm_and_the_report(repo: Path, monkeypatch: 
     assert planned(repo, monkeypatch)[1] == {"train_1e_4_0", "report_final_one"}
 
 
+def test_an_output_that_was_lost_or_changed_makes_its_stage_stale(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repo / "report.txt").write_text("something else")  # nothing follows it
+    assert planned(repo, monkeypatch)[1] == {"report_final_one"}
+    (repo / "data" / "runs" / "1e-4-0").unlink()
+    assert planned(repo, monkeypatch)[1] == {"train_1e_4_0", "report_final_one"}
+
+
 def test_changed_resources_and_removed_stages_make_nothing_stale(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(repo, "params.yaml", "train: {gpus: 0, cpus: 64", "train: {gpus: 2, cpus: 7")
     (repo / ".stamps" / "former.done").write_text("of a stage that is no more")

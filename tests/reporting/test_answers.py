@@ -162,6 +162,27 @@ def test_kl_that_jumps_with_the_gradient_norm_goes_with_it() -> None:
     )
 
 
+def test_changes_are_told_from_levels() -> None:
+    """KL and reward both climb, but from one step to the next they have nothing to do with each other; with the norm it is
+    the other way round.
+    """
+    draw = np.random.default_rng(3)
+    steps, kl, reward, norm = np.arange(60.0), draw.uniform(size=60), draw.uniform(size=60), np.zeros(60)
+    kl_level = steps + 3 * kl
+    norm[1:] = np.cumsum(np.diff(kl_level) - 1)  # its changes are KL's, its level is not
+    history = {"kl": np.r_[0.0, kl_level], "reward": np.r_[0.0, steps + 3 * reward], "norm": np.r_[0.0, norm]}
+    text = goes_with([with_kl(seed, *history.values()) for seed in (0, 1)])
+    expected = [
+        spearmanr(of(kl_level), of(other)).statistic for of in (np.asarray, np.diff) for other in (steps + 3 * reward, norm)
+    ]
+    assert expected[0] > 0.9 and abs(expected[1]) < 0.3 and abs(expected[2]) < 0.2 and expected[3] > 0.9  # as was meant
+    levels, changes = ([f"{value:+.2f}" for value in part] for part in (expected[:2], expected[2:]))
+    (row,) = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| e/best-0"))
+    assert row[1] == "60" and row[2:4] == levels and row[5:7] == changes  # of the entropy, which stays, there are none
+    assert "from one step to the next KL moves with gradient norm (+1.00)." in text
+    assert f"levels (mean {levels[0]} with reward, {levels[1]} with the gradient norm)" in text
+
+
 def times(**parts: float) -> dict[str, float]:
     return dict.fromkeys(PARTS, 0.0) | {"efficiency": 1.0, "steps": 9.0} | parts
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from study_parts import ASYNCHRONOUS, COLOCATE
 from grpo.reporting import figures, pieces, timing
 from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.charts import Spec, end_labels, filled_curve, save_figure
+from grpo.reporting.curves import tables_of
 from grpo.reporting.figures import experiment_figure
 from grpo.reporting.fine_tuning import draw_by_examples
 from grpo.reporting.style import COLOURS, DARK, style, styles, styles_of_places
@@ -167,3 +169,18 @@ def test_no_arm_is_dropped_by_pairing_with_a_list_that_is_too_short() -> None:
     sources = [path for folder in ("grpo", "workflow", "benchmarks") for path in (root / folder).rglob("*.py")]
     assert len(sources) > 50
     assert [path.name for path in sources if "strict=False" in path.read_text(encoding="utf-8")] == []
+
+
+def test_the_axis_of_tokens_counts_every_response_sampled_so_far() -> None:
+    """Two updates a step on one rollout batch, which is counted once: 8 responses of 10, then of 25.5 tokens."""
+    history = pd.DataFrame(
+        {"step": [1, 1, 2, 2], "update": [1, 2, 3, 4], "loss": [0.0] * 4, "train/response_length": [10.0, 10.0, 25.5, 25.5]}
+    )
+    validation = pd.DataFrame({"step": [0, 2], "update": [0, 4], "val/answer_reward": [0.1, 0.2]})
+    config = {"config": {"rollout_batch_size": {"value": 8}}}
+    run = Run("e", "a", 0, config, {}, history, validation, np.zeros((2, 1)))
+    tables = tables_of(run, pd.Series({1: 5.0, 2: 9.0}))
+    assert tables["history"]["tokens"] == [80, 284] and tables["validation"]["tokens"] == [0, 284]
+    assert tables["history"]["seconds"] == [5, 9] and tables["validation"]["seconds"] == [0, 9]
+    assert tables["history"]["update"] == [2, 4]
+    assert "tokens" not in tables_of(replace(run, config={"config": {}}), pd.Series({1: 5.0, 2: 9.0}))["history"]

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo.reporting import sections, tables
+from grpo.reporting import sections, tables, what_it_would_take
 from grpo.reporting.baseline import KINDS
 from grpo.reporting.figures import curve_table
 from grpo.reporting.tables import experiment_table, result_row
@@ -232,3 +232,14 @@ def test_what_is_reported_is_made_again_when_the_code_changes_that_computes_it(s
     deps = tuple(definition.get("do", definition)["deps"])
     missing = {path for path in imported(MAKES[stage]) if not any(path == dep or path.startswith(f"{dep}/") for dep in deps)}
     assert missing == set()
+
+
+def test_the_hours_of_missing_runs() -> None:
+    """Three seeds are there of five: two more of each arm, 1,800 and 5,400 s; the command makes a third arm's too."""
+    row = {"experiments": ["e", "f"], "arms": ["a", "b"], "seeds": [0, 1, 2], "seeds_needed": 5, "needs_runs_of": ["e", "f"]}
+    seconds = {"e/a": 1800.0, "e/c": 900.0, "f/b": 5400.0, "g/a": 1e9}
+    assert what_it_would_take.hours(row, seconds) == (4.0, 4.5)
+    assert what_it_would_take.hours(row | {"seeds_needed": 3}, seconds) == (0.0, 0.0)
+    assert what_it_would_take.hours(row | {"seeds_needed": 2}, seconds) == (0.0, 0.0)  # not less than none
+    assert what_it_would_take.hours(row | {"seeds_needed": None}, seconds) is None
+    assert what_it_would_take.hours(row, seconds | {"f/b": 0.0}) == (1.0, 1.5)  # taken over from an equal run

@@ -14,7 +14,7 @@ from grpo.common.files import write_json
 from grpo.reporting.what_it_would_take import contents, hours, table
 from grpo.results.claims import write_claims
 from grpo.results.contrasts import not_a_matter_of_seeds, undecided
-from grpo.results.power import seeds_needed, spread_of
+from grpo.results.power import Spread, power, seeds_needed, spread_of
 from grpo.results.selection import select
 from grpo.study.schema import Study
 
@@ -58,7 +58,8 @@ def finished(study: Study, means: dict[str, dict[str, list[float]]], norms: list
                 write_run(experiment, arm, seed, scores(of_arm[seed], 10 * place + seed), norms)
         write_json(Path(f"reports/candidates/{experiment}.json"), select(study, experiment))
     accuracy = {"value": 0.04, "low": 0.03, "high": 0.06}
-    write_json(Path("reports/math_baseline.json"), {"r1_zero": {"accuracy": accuracy}})
+    baseline = dict.fromkeys(study.evaluation.zero_shot_prompts, {"accuracy": accuracy})
+    write_json(Path("reports/math_baseline.json"), baseline)
     write_claims(study)
     return study
 
@@ -74,6 +75,17 @@ def test_pairs_that_the_interval_cannot_tell_come_once_with_all_who_ask(mini_stu
                      enumerate(row["arms"]))  # fmt: skip
     assert row["seeds_needed"] == seeds_needed(spread_of(first, second), 0.04) and row["problems_needed"] is None
     assert row["needs_runs_of"] == [RATE, LENGTHS]  # grpo_baselines, between them, is left out
+
+
+def test_the_seeds_of_a_claim_with_a_margin_are_for_the_distance_from_it(mini_study: Study) -> None:
+    """Rank 1 may end .02 below the whole: .04 above it is .06 away from that bar."""
+    ends = {"full": [0.60, 0.64], "rank_1": [0.64, 0.68]}
+    (row,) = (row for row in undecided(finished(mini_study, {"grpo_lora": ends}, [1.0] * 8)) if row["bar"])
+    assert (row["arms"], row["asked_by"], row["bar"]) == (["full", "rank_1"], ["lora-rank-1"], -0.02)
+    assert row["measured"]["value"] == pytest.approx(0.04)
+    spread = Spread(**row["spread"], n_problems=PROBLEMS)
+    needed = row["seeds_needed"]
+    assert power(spread, 0.06, needed) >= 0.8 > power(spread, 0.06, needed - 1)
 
 
 def test_one_seed_shows_no_spread_and_equal_means_need_no_number(mini_study: Study) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion
+from grpo.common.world import World
 from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.rollout.engine import SamplingParams, derive_seed
@@ -603,6 +606,25 @@ def test_an_early_stop_string_is_not_found_again_later(say: Say) -> None:
     assert completion.text == "<e>b>cd"
 
 
+def test_a_stop_string_that_is_complete_exactly_at_the_minimum_ends_nothing(say: Say) -> None:
+    """As end of text, which is not drawn as the last of the least tokens."""
+    (completion,) = say("ab;cdef$", min_tokens=3, max_tokens=30, stop=(";",))
+    assert (completion.text, len(completion.token_ids), completion.finish_reason) == ("ab;cdef", 8, "stop")
+
+
+def test_of_two_stop_strings_that_one_token_completes_the_first_in_the_text_counts(model: Any, tokenizer: Any) -> None:
+    pieces = {tokenizer.decode([i]): i for i in range(len(tokenizer))}
+    piece, token = next((text, i) for text, i in pieces.items() if len(set(text.strip())) >= 4 and text.strip().isalpha())
+    early, late = piece.strip()[0], piece.strip()[2]
+    (prompt,) = tokenizer(["Mia"])["input_ids"]
+    scripted = ScriptedModel({prompt[-1]: [token, 5, 6]}, len(tokenizer), 7)
+    for stop in ((early, late), (late, early)):
+        params = SamplingParams(max_tokens=5, stop=stop)
+        ((completion,),) = TransformersEngine(scripted, tokenizer).generate([prompt], params, n=1, seed=0)
+        assert (completion.token_ids, completion.finish_reason) == ((token,), "stop")
+        assert completion.text == piece[: piece.index(early) + 1] != piece
+
+
 def test_a_stop_string_that_is_complete_right_after_the_minimum_ends_a_completion(say: Say) -> None:
     (completion,) = say("abc;def", min_tokens=3, max_tokens=30, stop=(";",))
     assert (completion.text, len(completion.token_ids), completion.finish_reason) == ("abc;", 4, "stop")
@@ -650,3 +672,44 @@ def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:
     assert not any("<|" in c.text for c in completions)
     late = flatten(engine.generate(prompts, SamplingParams(min_tokens=20, max_tokens=30), n=150, seed=1))
     assert not any(set(c.token_ids[:20]) & set(ended_by) for c in late)
+
+
+# -------------------------------------------------------------------------------------------------------- several processes
+
+
+class InThreads(World):
+    """A world whose processes are threads: what they gather goes by way of a list."""
+
+    def __init__(self, rank: int, size: int, meeting: threading.Barrier, values: list[Any]) -> None:
+        super().__init__(rank, size)
+        object.__setattr__(self, "meeting", meeting)
+        object.__setattr__(self, "values", values)
+
+    def all_gather(self, value: Any) -> list[Any]:
+        self.values[self.rank] = value
+        self.meeting.wait(60)
+        gathered = list(self.values)
+        self.meeting.wait(60)
+        return gathered
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_that_end_early_sample_what_one_process_samples(
+    chatty: tuple[Any, Any], prompts: list[list[int]], size: int
+) -> None:
+    """In several batches: the next one's random numbers begin at the same place for all, whoever had the longest completion."""
+    model, tokenizer = chatty
+    asked, params = [*prompts, *prompts[::-1]], SamplingParams(max_tokens=30, stop=("s", "."))
+    whole = TransformersEngine(model, tokenizer, max_batch_size=4).generate(asked, params, n=1, seed=5)
+    of_first_batch = [len(group[0].token_ids) for group in whole[:4]]
+    assert len({max(of_first_batch[rank::size]) for rank in range(size)}) > 1  # else nothing was tried
+    meeting, values = threading.Barrier(size), [None] * size
+
+    def of(rank: int) -> list[list[Completion]]:
+        engine = TransformersEngine(copy.deepcopy(model), tokenizer, 4, InThreads(rank, size, meeting, values))
+        return engine.generate(asked, params, n=1, seed=5)
+
+    with ThreadPoolExecutor(size) as threads:
+        shares = list(threads.map(of, range(size)))
+    for rank, share in enumerate(shares):
+        assert [[c.token_ids for c in group] for group in share] == [[c.token_ids for c in g] for g in whole[rank::size]]

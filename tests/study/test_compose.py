@@ -51,6 +51,11 @@ Run = Callable[..., tuple[int, str, str]]
             {"tasks": {"main": {"use": "countdown:Countdown", "largest": 50}}},
             {"tasks": {"main": {"use": "countdown:Countdown", "largest": 50}, "keyword": {"use": "keyword", "seed": 0}}},
         ),
+        (  # rewards and their weights: those that an overlay names are all there are
+            {"grpo": {"reward": {"format": 0.2, "answer": 0.8}, "lr": 1}},
+            {"grpo": {"reward": {"own:length": 1.0}}},
+            {"grpo": {"reward": {"own:length": 1.0}, "lr": 1}},
+        ),
         ({"task": {"levels": 4}}, {"task": {"use": "math"}}, {"task": {"use": "math"}}),  # the arguments were another's
         (  # other data for the same task
             {"task": {"use": "math", "source": {"hub": "a", "revision": "b"}, "expected": {"train": 3}, "drop_overlap": True}},

@@ -180,6 +180,17 @@ def test_a_validation_question_is_left_out_and_counted(question: str) -> None:
     assert [example.ground_truth for example in read_examples(TARGET)] == ["2", "4"]
 
 
+def test_a_validation_question_inside_another_template_is_left_out() -> None:
+    write_rows(
+        ROWS[0],
+        {"prompt": f"Q: {QUESTION}\nThink step by step.\nA:", "response": "5", "ground_truth": "5"},
+        {"prompt": f"Q: {QUESTION.replace('3', '4')}\nThink step by step.\nA:", "response": "6", "ground_truth": "6"},
+    )
+    report = build()
+    assert (report["examples"], report["left_out_as_validation_question"]) == (2, 1)
+    assert [example.ground_truth for example in read_examples(TARGET)] == ["2", "6"]
+
+
 def test_a_question_that_only_looks_alike_stays() -> None:
     write_rows(row(QUESTION.replace("3", "4"), " 6 </think> <answer>6</answer>", "6"))
     assert build()["left_out_as_validation_question"] == 0

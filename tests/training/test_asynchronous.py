@@ -235,6 +235,121 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
     assert all(equal(update, [torch.tensor([-4.0, -0.5])] * train_batch_size) for update in stale.old)
 
 
+@pytest.mark.parametrize("train_batch_size", [2, 6])
+def test_one_stale_group_in_a_batch_is_enough(train_batch_size: int) -> None:
+    """Of a replay buffer some groups are the current policy's, and their noted log-probabilities hold as well."""
+    config = CONFIG.model_copy(
+        update={"rollout_batch_size": 6, "train_batch_size": train_batch_size, "group_size": 2, "epochs_per_rollout_batch": 1}
+    )
+    learner = Remembering()
+    mixed = [*scored(4, version=4)[:4], *scored(4, version=3)[4:]]
+    train_on(RunContext(config=config, seed=0, learner=learner), mixed, version=4)  # type: ignore[arg-type]
+    assert [len(update) for update in learner.old] == [train_batch_size] * (6 // train_batch_size)
+    assert all(equal(old, torch.tensor([-4.0, -0.5])) for update in learner.old for old in update)
+
+
+class OrdersAtOnce:
+    """A pipeline whose every order arrives at once, sampled by the newest version."""
+
+    def __init__(self, config: Any) -> None:
+        self.config, self.policy_version = config, 0
+
+    def order(self, step: int) -> Future[ScoredRollouts]:
+        batch = scored(step, self.config.n_prompts_per_rollout_batch, version=self.policy_version)
+        return arrived(ScoredRollouts(batch, {"train/reward": float(step)}, {"rollout_s": 0.0}))
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        self.policy_version = policy_version
+
+
+class Drawn:
+    """A learner that notes what it is trained on."""
+
+    model, peak_mb = None, 0.0
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, list[Rollout]]] = []
+
+    def train(self, rollouts: list[Rollout], version: int) -> list[dict[str, float]]:
+        self.batches.append((version, rollouts))
+        return [{"loss": 0.0}]
+
+
+def test_the_lag_that_is_logged_is_that_of_the_drawn_batch(tmp_path: Path) -> None:
+    settings = Asynchronous(max_policy_lag=0, replay_capacity=4)
+    config = CONFIG.model_copy(
+        update={"asynchronous": settings, "n_grpo_steps": 8, "rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2}
+    )
+    learner, log = Drawn(), RunLog(tmp_path, parts.NoMlflow())  # type: ignore[arg-type]
+    given = {"data": problems(3), "engine": OrdersAtOnce(config), "learner": learner}
+    train_grpo_asynchronously(context(config, log, never_saved(tmp_path), **given, reward=None))
+    log.close()
+    lags = [[version - rollout.completion.policy_version for rollout in batch] for version, batch in learner.batches]
+    assert max(map(max, lags)) == 3  # three batches are older than the newest, whose lag is 0
+    assert [row["lag_max"] for row in rows(tmp_path)] == [max(lag) for lag in lags]
+    assert [row["lag_mean"] for row in rows(tmp_path)] == pytest.approx([sum(lag) / len(lag) for lag in lags])
+
+
+class Accumulator:
+    """An actor's method calls without Ray: it adds up what it is trained on."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def train(self, rollouts: list[float], version: int) -> list[dict[str, float]]:
+        self.total = 2 * self.total + sum(rollouts) + version
+        return []
+
+    def write_state(self, file: Path) -> None:
+        file.write_text(repr(self.total))
+
+    def is_written(self) -> bool:
+        return True
+
+    def read_state(self, file: Path) -> None:
+        self.total = float(file.read_text())
+
+    def keep(self, version: int) -> None: ...
+
+
+class Worker(ActorWorker):
+    """An ActorWorker whose actor lives in this process."""
+
+    def _bring_up(self) -> None:
+        self._actor, self._up = Accumulator(), True
+        for method, arguments in self.recovery:
+            getattr(self._actor, method)(*arguments)
+
+    def _ask(self, method: str, arguments: Any, keep: bool = False, **_: Any) -> tuple[Any, Any]:
+        return getattr(self._actor, method)(*arguments), SimpleNamespace(peak_mb=0.0)
+
+    def lose(self) -> None:
+        """The actor dies between two calls."""
+        self._up, self.restarts = False, self.restarts + 1
+
+
+@pytest.mark.parametrize("lost_before", range(9))
+def test_a_lost_learner_is_brought_back_by_its_newest_state_and_the_batches_since(tmp_path: Path, lost_before: int) -> None:
+    worker = Worker("learner", Accumulator, (), {}, 60.0)
+    learner = RemoteLearner(worker)
+    expected = 0.0
+    for step in range(8):
+        if step == lost_before:
+            worker.lose()
+        learner.train([float(step), 0.5], version=step)  # type: ignore[list-item]
+        expected = 2 * expected + step + 0.5 + step
+        if step in (2, 5):
+            learner.write_state(tmp_path / "draft")
+            assert learner.is_written()
+            (tmp_path / "draft").replace(tmp_path / f"step-{step}")
+            learner.saved(tmp_path / f"step-{step}")
+    if lost_before == 8:
+        worker.lose()
+        worker.start()
+    assert worker._actor.total == expected
+    assert [method for method, _ in worker.recovery] == ["read_state", "train", "train"]
+
+
 def test_taking_over_weights_is_not_counted_as_sampling() -> None:
     class Napping:
         weights_s = 0.0

@@ -84,6 +84,13 @@ def test_the_untrained_evaluation_is_none_of_those_in_a_row() -> None:
     assert verdict([0.4, 0.3, 0.3], reward_below_start=1.0) is not None
 
 
+def test_one_evaluation_of_a_policy_that_starts_at_zero_is_not_two() -> None:
+    assert verdict([0.0, 0.0], entropies=[0.0]) is None
+    assert verdict([0.0, 0.0], lengths=[5.0, 0.0], length_below=2.0) is None
+    assert verdict([0.0, 0.0, 0.0], entropies=[0.0, 0.0]) is not None
+    assert verdict([0.0, 0.0, 0.0], lengths=[5.0, 0.0, 0.0], length_below=2.0) is not None
+
+
 @pytest.mark.parametrize("patience", [1, 2, 3, 5])
 def test_patience_counts_evaluations(patience: int) -> None:
     for n in range(1, 8):

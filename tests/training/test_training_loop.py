@@ -20,12 +20,13 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import binomtest
 from state_parts import never_saved
 from study_parts import entry
 from training_parts import NoMlflow, by, contains_a_t, context, problems, read_csv, same_weights, without_a_t
 
 from grpo.common.errors import UserError
-from grpo.common.records import Completion, Rollout, write_records
+from grpo.common.records import Completion, Problem, Rollout, write_records
 from grpo.handouts import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
@@ -39,6 +40,7 @@ from grpo.study.kept import remove_stored
 from grpo.study.methods import GrpoConfig, Lora
 from grpo.study.schema import Study, read_yaml
 from grpo.study.sections import LocalModel
+from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import ScoredBatch
 from grpo.tracking.mlflow_client import MlflowRun
 from grpo.tracking.run_log import RunLog
@@ -47,6 +49,7 @@ from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor
 from grpo.training.order import items_of_step
 from grpo.training.step import score
+from grpo.training.validation import Validation
 
 # --------------------------------------------------------------------------------------------------------- questions
 
@@ -794,3 +797,56 @@ def test_phases_add_up_and_start_anew_each_step(tmp_path: Path) -> None:
         assert 0.01 <= times["training_s"] < 0.5
         assert times["tokens_per_s"] == pytest.approx(100 / (times["rollout_s"] + times["training_s"]))
     assert (tmp_path / "history.csv").read_text() == "step,update,train/reward,loss\n1,1,1.0,0.5\n2,2,1.0,0.5\n"
+
+
+# ------------------------------------------------------------------------------------------- times and evaluations, by hand
+
+
+def test_a_steps_time_is_without_its_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    for step, evaluation in ((1, 0.0), (2, 40.0), (3, 0.0)):
+        for phase, seconds in (("rollout", 3.0), ("training", 5.0), ("evaluation", evaluation)):
+            with log.phase(phase):
+                clock[0] += seconds
+        clock[0] += 0.5  # between the phases
+        log.step(step, [{"loss": 0.0}], {}, tokens=24)
+    log.close()
+    assert [row["step_s"] for row in log.times] == [8.5, 8.5, 8.5]
+    assert [row["evaluation_s"] for row in log.times] == [0.0, 40.0, 0.0]
+    assert [row["tokens_per_s"] for row in log.times] == [3.0, 3.0, 3.0]
+    assert log.elapsed_s == 65.5 and log.phase_totals == {"rollout_s": 9.0, "training_s": 15.0, "evaluation_s": 40.0}
+
+
+def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, tokenizer: Any, mini_study: Study) -> None:
+    asked = [Problem(f"p/{i}", f"Mia has {i} apples.", str(1000 + i)) for i in range(100)]
+    settings = mini_study.evaluation.model_copy(update={"problems": 90, "max_tokens": 6})
+    ctx: RunContext[Any] = RunContext(config=CONFIG, seed=0, format=GradedTask.formats["question_only"], score=SCORE)
+    ctx.tokenizer, ctx.engine = tokenizer, TransformersEngine(model, tokenizer)
+    ctx.learner = Learner(model, CONFIG, tokenizer.pad_token_id)
+    found = Validation(ctx, settings, asked)(0)
+    assert [r.problem.id for r in found.rollouts] == [f"p/{i}" for i in range(90)]
+    assert [record["ground_truth"] for record in found.generations] == [str(1000 + i) for i in range(64)]
+    entropies = []
+    for i, record in enumerate(found.generations):
+        ids = found.rollouts[i].completion.token_ids
+        assert f"Mia has {i} apples." in record["prompt"] and record["response"] == found.rollouts[i].completion.text
+        assert record["response_length"] == len(ids)
+        logits = model(torch.tensor([[*found.rollouts[i].prompt_ids, *ids]])).logits[0, -len(ids) - 1 : -1]
+        entropies.append(torch.distributions.Categorical(logits=logits.double()).entropy().mean().item())
+        assert record["token_entropy"] == pytest.approx(entropies[-1], abs=1e-4)
+    assert found.metrics["token_entropy"] == pytest.approx(sum(entropies) / 64, abs=1e-4)
+    assert found.metrics["response_length"] == sum(len(r.completion.token_ids) for r in found.rollouts) / 90
+
+
+def test_the_last_evaluations_interval_is_wilsons_of_the_problems_that_count(mini_study: Study) -> None:
+    study = mini_study.model_copy(update={"evaluation": mini_study.evaluation.model_copy(update={"problems": 40})})
+    validations = [{"step": step, "val/answer_reward": reward} for step, reward in ((0, 0.1), (20, 0.3))]
+    ctx: RunContext[Any] = RunContext(config=CONFIG, seed=0)
+    ctx.log = SimpleNamespace(validations=validations)  # type: ignore[assignment]
+    metrics = Monitor(ctx, study, "run", problems(90), lambda kind, about: None).final_metrics()
+    expected = binomtest(12, 40).proportion_ci(method="wilson")
+    assert metrics["validation_problems"] == 40
+    assert metrics["val/answer_reward_low"] == pytest.approx(expected.low)
+    assert metrics["val/answer_reward_high"] == pytest.approx(expected.high)

@@ -32,7 +32,7 @@ _WORD = re.compile(r"[A-Z]|[A-Za-z'-]{4,}|(?=[A-Za-z]*[A-Z])[A-Za-z'-]+|[A-Za-z]
 # What may stand before "=" as the name of what is answered: x, a_n, f(x), (x,y), \angle ABC, AB, |z|, \text{Area}.
 _LETTER = r"(?:[A-Za-z]|\\(?:theta|phi|rho))(?:_\w)?"
 _VARIABLE = re.compile(
-    r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?(?:\^\{-1\})?(?:\((?:[A-Za-z]|-?\d{1,3})\))?"
+    r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?(?:\^\{-1\})?(?:\((?:[A-Za-z](?:,[A-Za-z])*|-?\d{1,3})\))?"
     rf"|\({_LETTER}(?:,{_LETTER})+\)"
     r"|m?\\(?:angle|triangle) ?[A-Z]{1,3}|[A-Z]{2,3}|\|[A-Z]{2}\||\|[a-z]\||\\overline\{[A-Z]{2}\}"
     r"|\\text\{[A-Za-z _]+\}|[A-Za-z]{3,}"
@@ -54,6 +54,7 @@ _MATRIX = re.compile(
 _WHOLE = frozenset("nmkt")
 _DEGREE = "\\text{degree}"
 _SUM = re.compile(r"[0-9A-Za-z)}] ?[+-]")
+_SEQUENCE = re.compile(r"([A-Za-z])_([a-z])=(.+)")
 _INVERSE = re.compile(r"[A-Z)]\^(?:\{-1\}|T|\{T\}|\\top|\\intercal)(?![A-Za-z])")
 _FUNCTION = re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)")
 _LETTERED_UNIT = re.compile(r"(.*\d)\s?([a-zA-Z])")
@@ -247,16 +248,16 @@ class Comparison:
         return bool(name and true_name) and "(" not in name + true_name and self.same_equation(answer, truth)
 
     def assignments(self, answer: str, truth: str, levels: int) -> bool | None:
-        """``x = 3, y = 4`` as the point (3, 4), its letters being in order."""
-        for text, other, is_answer in ((answer, truth, True), (truth, answer, False)):
-            parts = [split_equations(part) for part in top_level(text, ",;")]
-            if len(parts) > 1 and all(len(part) == 2 and re.fullmatch(r"\w", part[0]) for part in parts):
-                names = [part[0] for part in parts]
-                if len(set(names)) == len(names) and other.startswith("(") and closes_at_end(other):
-                    values = [part[1] for _, part in sorted(zip(names, parts, strict=True))]
-                    point = "(" + ",".join(values) + ")"
-                    return self.same(point, truth, levels - 1) if is_answer else self.same(answer, point, levels - 1)
-        return None
+        """``x = 3, y = 4`` as the point (3, 4), its letters being in order, and ``x=1, y=2 or x=3, y=4`` as two points."""
+        (letters, points), (true_letters, true_points) = _points(answer), _points(truth)
+        if points and true_points:
+            if len(points) == len(true_points) == 1:
+                return None  # two lists of equations
+            if letters != true_letters:
+                return False
+        elif not (points and truth.startswith("(")) and not (true_points and answer.startswith("(")):
+            return None
+        return self.same(",".join(points) or answer, ",".join(true_points) or truth, levels - 1)
 
     def same_equation(self, answer: str, truth: str) -> bool:
         sides, true_sides = (split_equations(text) for text in (answer, truth))
@@ -296,7 +297,7 @@ class Comparison:
             return self.same(answer, true_parts[0], levels - 1)
         if not true_kind and len(parts) == 1 and kind == "set":
             return self.same(parts[0], truth, levels - 1)
-        if kind != true_kind:
+        if kind != true_kind and not (len(parts) > 2 and {kind, true_kind} == {"()", "[]"}):  # [1,2] may be an interval.
             return False
         if len(parts) != len(true_parts):  # In braces an element counts once.
             parts, true_parts = (
@@ -404,6 +405,19 @@ def _difference(sides: list[str]) -> str:
     return f"({sides[0]})-({sides[1]})"
 
 
+def _points(text: str) -> tuple[list[str], list[str]]:
+    """The letters of a list of assignments, in order, and the points that it names; both empty for any other text."""
+    parts = [split_equations(part) for part in top_level(text, ",;")]
+    if len(parts) < 2 or not all(len(part) == 2 and re.fullmatch(r"\w", part[0]) for part in parts):
+        return [], []
+    names = [part[0] for part in parts]
+    size = len(set(names))
+    if size == 1 or names != names[:size] * (len(names) // size):
+        return [], []
+    groups = [parts[start : start + size] for start in range(0, len(parts), size)]
+    return sorted(set(names)), ["(" + ",".join(value for _, value in sorted(group)) + ")" for group in groups]
+
+
 def _without_brackets(text: str) -> str:
     """``[x=1, y=2]`` without its brackets."""
     if not (text.startswith(("[", "(")) and closes_at_end(text)):
@@ -414,10 +428,13 @@ def _without_brackets(text: str) -> str:
 
 def _with_argument_of(truth: str, answer: str) -> str:
     """``f(t) = 2t`` with the letter of the truth ``f(x) = 2x``, as long as that letter means nothing else in it."""
-    match, true_match = _FUNCTION.fullmatch(answer), _FUNCTION.fullmatch(truth)
-    if not match or not true_match or match[1] != true_match[1] or true_match[2] in letters_of(match[3]):
-        return answer
-    return f"{match[1]}({true_match[2]})={replaced(match[3], match[2], true_match[2])}"
+    for pattern in (_FUNCTION, _SEQUENCE):
+        match, true_match = pattern.fullmatch(answer), pattern.fullmatch(truth)
+        if match and true_match and match[1] == true_match[1] and true_match[2] not in letters_of(match[3]):
+            return (
+                truth[: true_match.end(2)] + answer[match.end(2) : match.start(3)] + replaced(match[3], match[2], true_match[2])
+            )
+    return answer
 
 
 def _plain_name(name: str) -> str:

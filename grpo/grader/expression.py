@@ -188,9 +188,9 @@ class _Parser:
     def ends_before_digit(self) -> bool:
         """Whether a number may follow here without a sign: behind 3!, (x+1), x^n, or as the power in n2^k."""
         before = self.tokens[self.at - 1]
-        if before.isdigit():
-            return False
-        if before in {"!", ")"} or self.raised_until == self.at:
+        if self.raised_until == self.at:
+            return self.tokens[self.at + 1] != "/"  # 2^3 3/4 may be meant as a mixed number
+        if before in {"!", ")"}:
             return True
         if before == "}":
             return self.subscripted_until != self.at

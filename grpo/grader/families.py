@@ -10,7 +10,7 @@ from grpo.grader.split import split_equations
 
 _INTEGERS = r"(?:\\mathbb\{Z\}|\\text\{Z\}|Z)"
 _DECLARED = re.compile(
-    r"[,; (]{0,4}(?:(?:for|where|with|and|\\forall)(?: all| any| each| every| some)? ?)?(?:"
+    r"(?:[,; (|:]|\\mid){0,4}(?:(?:for|where|with|and|\\forall)(?: all| any| each| every| some)? ?)?(?:"
     rf"(?P<a>[a-z])\\in(?![A-Za-z]) ?{_INTEGERS}|(?P<b>[a-z])(?: is)?(?: an| any)? integer|(?:an )?integers? (?P<c>[a-z]))\)?$"
 )
 _RESIDUE = re.compile(
@@ -19,7 +19,8 @@ _RESIDUE = re.compile(
 )
 _TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _USUAL = frozenset("nkm")
-_WITH_PI = re.compile(r"[nkm] ?\\pi(?![A-Za-z])|\\pi ?[nkm](?![A-Za-z])")
+_TURN = re.compile(r"[nkm] ?\\pi(?![A-Za-z])|(?:\\pi|degree\}) ?[nkm](?![A-Za-z])|[nkm]\\cdot ?\d+\\text\{degree")
+_BUILT = re.compile(r"\\\{(?:[a-z](?:\||:|\\mid(?![A-Za-z])) ?)?(.+?(?:Z\}?|integers?))\\\}")
 _MAX_CLASSES = 24
 _AT = (0, 1, 2, 7)
 
@@ -50,6 +51,8 @@ def declared_family(text: str) -> Family | None:
     if residue and int(residue["modulus"]) > 0:
         body = ",".join(f"{value}+{residue['modulus']}k" for value in residue["body"].split(","))
         return Family(residue["name"] or "", body, "k", int(residue["modulus"]))
+    built = _BUILT.fullmatch(text)
+    text = built[1] if built else text
     declared = _DECLARED.search(text) if "Z" in text or "integer" in text else None
     if not declared:
         return None
@@ -67,7 +70,8 @@ def possible_family(text: str, letters: frozenset[str]) -> Family | None:
 
 def renamed(answer: str, truth: str) -> str | None:
     r"""``\frac{\pi}{4} + k\pi`` with the letter of ``\frac{\pi}{4} + n\pi``; None where they differ in no such letter."""
-    if "\\pi" not in answer or "\\pi" not in truth or not (_WITH_PI.search(answer) and _WITH_PI.search(truth)):
+    turns = all("\\pi" in text or "degree" in text for text in (answer, truth))
+    if not turns or not (_TURN.search(answer) and _TURN.search(truth)):
         return None
     one, other = possible_family(answer, _USUAL), possible_family(truth, _USUAL)
     if one is None or other is None or one.letter == other.letter:

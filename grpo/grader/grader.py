@@ -9,7 +9,10 @@ Conventions where taste is possible: units count only if both sides state one, a
 same; ``2\frac{1}{2}`` is a mixed number; a bare comma list equals a set, in any order; a tuple's order counts; a number in
 base b equals only the same digits, with the same base or with none stated; a percentage equals its number and its fraction;
 an interval may be answered as an inequality, of x, ``f(x)`` or ``|z|``; of an answer ``a \approx b`` the exact side counts;
-a decimal equals only what it equals exactly.
+a decimal equals only what it equals exactly. Variables are real, but natural in factorials, binomials and bounds of sums (n, m
+and k in floors too). Equations are equal up to a factor, with denominators cleared. In braces an element counts once. A general
+solution may number its values otherwise if it says ``k \in \mathbb{Z}``; conditions joined by commas hold together where they
+overlap. Of matrices with an inverse and of vector products the order counts.
 
 Of work that is shown (:mod:`grpo.grader.working`): a chain of equalities counts only if all its sides equal the truth, as far
 as they have a value: ``7 x 4 x 2 = 56`` is right for 56, ``7 x 4 x 2 = 57`` for nothing, ``7 = 8`` not for 8; in

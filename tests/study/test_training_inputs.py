@@ -52,6 +52,7 @@ WITHOUT_A_SAY = {
     "grpo.common.files",
     "grpo.common.yaml_file",
     "grpo.study.training_inputs",
+    "grpo.study.kept",
     "grpo.common.memory",
     "grpo.tracking.mlflow_study",
     "grpo.models",

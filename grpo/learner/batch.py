@@ -20,9 +20,9 @@ class TrainBatch:
     """Scored responses, or some of them.
 
     Attributes:
-        old_log_probs: (responses, longest) the learner's under the weights that sampled the tokens, behind them 0; None where
-            these are still the current ones.
-        engine_log_probs: the same as the engine reported them.
+        old_log_probs: (responses, longest) of the ratio's denominator (:func:`grpo.training.step.train_on`), behind the tokens
+            0; None where that is the current policy.
+        engine_log_probs: as the engine reported them when it drew the tokens.
         advantages, raw_rewards: (responses, 1).
         weights: (responses, 1) how much each token of a response counts.
     """

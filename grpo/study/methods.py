@@ -26,6 +26,7 @@ from grpo.common.imports import is_import_path, keys_of, source_of
 from grpo.tasks.task import OWN_REWARDS
 
 LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
+WITHOUT_RATIO = ("no_baseline", "reinforce_with_baseline")  # of these, losses that do not contain pi / pi_old
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
@@ -164,13 +165,25 @@ class Asynchronous(Section):
     stuck_after_s: PositiveFloat = 600.0  # an actor that takes longer for one call is ended and started again
 
     @model_validator(mode="after")
-    def _new_rollouts_are_young_enough(self) -> Self:
-        if self.replay_max_age is not None and self.replay_max_age < self.max_policy_lag:
+    def _rollouts_are_young_enough(self) -> Self:
+        if self.replay_max_age is None:
+            return self
+        if self.replay_max_age < self.max_policy_lag:
             raise ValueError(
                 f"replay_max_age ({self.replay_max_age}) would drop new rollouts, which may lag by max_policy_lag "
                 f"({self.max_policy_lag}): raise the former"
             )
+        if self.replay_max_age == self.max_policy_lag and self.replay_capacity > 1 and self.weights == "scheduled":
+            raise ValueError(
+                f"replay_max_age ({self.replay_max_age}) would drop all but the newest rollouts, which lag by max_policy_lag "
+                f"({self.max_policy_lag}), so that nothing is drawn again: raise it, or set replay_capacity to 1"
+            )
         return self
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether rollouts are trained on that an older policy sampled."""
+        return self.max_policy_lag > 0 or self.replay_capacity > 1
 
 
 class GrpoConfig(SamplingConfig):
@@ -188,7 +201,9 @@ class GrpoConfig(SamplingConfig):
     use_std_normalization: bool = True
     length_normalization: LengthNormalization = "masked_mean"
     cliprange: PositiveFloat = 0.2
-    importance_cap: PositiveFloat | None = None  # truncated importance sampling between engine and learner, token by token
+    # Truncated importance sampling, token by token: from the policy that sampled a token, as its engine computed it, to the one
+    # that is about to be trained.
+    importance_cap: PositiveFloat | None = None
     measure_kl: bool = False  # to the frozen starting weights, at every step; it never enters the loss
     start_from: str | None = None  # an SFT checkpoint of the same seed, sft_experiment/ARM/CHECKPOINT; null: the base model
     asynchronous: Asynchronous | None = None  # null: one process samples, scores and trains in turns
@@ -221,6 +236,9 @@ class GrpoConfig(SamplingConfig):
                 "measure_kl needs rollouts of the current policy, and asynchronous ones are of an older one: "
                 "leave out one of the two"
             )
+        ratio_is_to_engine = self.asynchronous is not None and self.asynchronous.is_stale and self.importance_cap is None
+        if ratio_is_to_engine and self.loss_type not in WITHOUT_RATIO:
+            self._refuse_narrowed_sampling()
         # A loss of the user's own may well take raw rewards.
         if self.group_size == 1 and self.loss_type in LOSS_TYPES and self.loss_type != "no_baseline":
             raise ValueError(
@@ -228,6 +246,16 @@ class GrpoConfig(SamplingConfig):
                 "use at least 2, or loss_type no_baseline"
             )
         return self
+
+    def _refuse_narrowed_sampling(self) -> None:
+        """Ratios of stale tokens are to what the engine noted: the probability among the tokens that it could draw."""
+        narrowed = {"sampling_top_p": (self.sampling_top_p, 1.0), "sampling_min_tokens": (self.sampling_min_tokens, 0)}
+        for key, (value, off) in narrowed.items():
+            if value != off:
+                raise ValueError(
+                    f"{key} ({value}) leaves tokens out, so that ratios of asynchronous rollouts would be wrong: set it to "
+                    f"{off}, or set importance_cap"
+                )
 
     @property
     def n_prompts_per_rollout_batch(self) -> int:

@@ -89,7 +89,9 @@ def train_on(ctx: RunContext[GrpoConfig], rollouts: list[Rollout], version: int)
 
     The ratio's denominator is the policy that sampled. Where that is the learner as it is now, its log-probabilities are
     computed before the first update (and with one update they are the current ones: ratios are exactly 1). Where a rollout
-    comes from older weights, it is what the engine noted when it drew the tokens.
+    comes from older weights, it is what the engine noted when it drew the tokens. With ``importance_cap`` it is the learner as
+    it is now in either case, and the importance weights lead from what the engine noted to that (the decoupled objective of
+    Hilton et al. 2021, "Batch size-invariance for policy optimization", arXiv 2110.00641).
 
     Args:
         version: of the learner's policy, in GRPO steps.
@@ -99,7 +101,8 @@ def train_on(ctx: RunContext[GrpoConfig], rollouts: list[Rollout], version: int)
     """
     config, learner = ctx.config, ctx.learner
     old_log_probs: Sequence[torch.Tensor | None] = [None] * len(rollouts)
-    if any(rollout.completion.policy_version != version for rollout in rollouts):
+    stale = any(rollout.completion.policy_version != version for rollout in rollouts)
+    if stale and config.importance_cap is None:
         old_log_probs = [torch.tensor(rollout.completion.log_probs) for rollout in rollouts]
     elif config.updates_per_rollout_batch > 1:
         old_log_probs = learner.log_probs(rollouts)

@@ -1,0 +1,211 @@
+"""All pairs of settings that decide a gradient: each has its effect beside each other one, or the pair is refused when read.
+
+The effect is seen in the weights after the updates on one batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from learner_parts import config, last_gradients
+from model_parts import own_model
+from pydantic import ValidationError
+from torch import Tensor
+
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.learner.advantages import normalize_scores
+from grpo.learner.learner import Learner
+from grpo.models.lora import add_adapters
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.methods import Asynchronous, GrpoConfig
+from grpo.training.step import train_on
+
+BASE = {"loss_type": "grpo_clip", "cliprange": 0.01, "epochs_per_rollout_batch": 2, "sampling_min_tokens": 0}
+CHANGED: dict[str, dict[str, Any]] = {
+    "learning_rate": {"learning_rate": 3e-3},
+    "train_batch_size": {"train_batch_size": 4},
+    "max_grad_norm": {"max_grad_norm": 1e-3},
+    "lora": {"lora": {"rank": 2}},
+    "group_size": {"group_size": 2},
+    "temperature": {"sampling_temperature": 0.7},
+    "top_p": {"sampling_top_p": 0.7},
+    "min_tokens": {"sampling_min_tokens": 6},
+    "max_tokens": {"sampling_max_tokens": 9},
+    "advantage_eps": {"advantage_eps": 0.5},
+    "rollout_batch_size": {"rollout_batch_size": 16},
+    "one_epoch": {"epochs_per_rollout_batch": 1},
+    "no_baseline": {"loss_type": "no_baseline"},
+    "reinforce": {"loss_type": "reinforce_with_baseline"},
+    "no_clip": {"loss_type": "grpo_no_clip"},
+    "no_std": {"use_std_normalization": False},
+    "masked_normalize": {"length_normalization": "masked_normalize"},
+    "longest": {"length_normalization": "microbatch_longest", "gradient_accumulation_steps": 2},
+    "cliprange": {"cliprange": 0.2},
+    "importance_cap": {"importance_cap": 0.9},
+    "measure_kl": {"measure_kl": True},
+}
+SAMPLED_BY = ("group_size", "sampling_temperature", "sampling_top_p", "sampling_min_tokens", "sampling_max_tokens")
+RAW_REWARDS = "this loss takes raw rewards"
+NO_RATIO = "this loss has no ratio to clip"
+ONE_UPDATE = "the policy is the one that sampled, so each ratio is 1 and the gradient that of REINFORCE"
+# Where the first setting of a pair changes nothing beside the second, and why that is right.
+ANYWHERE = {
+    ("advantage_eps", "no_baseline"): RAW_REWARDS,
+    ("advantage_eps", "no_std"): "it is added to the standard deviation",
+    ("no_std", "no_baseline"): RAW_REWARDS,
+    **{("cliprange", loss): NO_RATIO for loss in ("no_baseline", "reinforce", "no_clip")},
+}
+NO_EFFECT = {
+    "synchronous": ANYWHERE | {(name, "one_epoch"): ONE_UPDATE for name in ("cliprange", "no_clip", "reinforce")},
+    "asynchronous": ANYWHERE,
+}
+SAMPLED_FROM = {  # how far the engine's weights are from the learner's, and how many versions they are behind
+    "synchronous": (0.005, 0),  # as if it computed in another precision
+    "asynchronous": (0.05, 1),
+}
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+class NoWords:
+    """A tokenizer for random weights: some tokens end a response."""
+
+    pad_token_id, eos_token_id, stop_token_ids = 0, 0, tuple(range(12))
+
+    def __len__(self) -> int:
+        return 128
+
+    def batch_decode(self, rows: list[list[int]], **_: Any) -> list[str]:
+        return [self.decode(row) for row in rows]
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "".join(chr(0x4E00 + i) for i in ids)
+
+
+def changed(mode: str, *names: str) -> GrpoConfig:
+    changes = {key: value for name in names for key, value in CHANGED[name].items()}
+    return config(**{**BASE, **({"asynchronous": {"max_policy_lag": 1}} if mode == "asynchronous" else {}), **changes})
+
+
+@cache
+def sampled(
+    mode: str, rollouts: int, n: int, temperature: float, top_p: float, min_tokens: int, max_tokens: int
+) -> list[Rollout]:
+    model = own_model(128, **SMALL)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += SAMPLED_FROM[mode][0] * torch.randn_like(weight)
+    prompts = [(9, 8, 7, i) for i in range(rollouts // n)]
+    params = SamplingParams(temperature, top_p, min_tokens, max_tokens)
+    groups = TransformersEngine(model, NoWords()).generate(prompts, params, n=n, seed=1)
+    return [Rollout(Problem("", "", ""), p, c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
+
+
+def made_up_reward(completion: Completion) -> float:
+    return (sum(completion.token_ids) % 7 + len(completion.token_ids)) / 10
+
+
+@cache
+def trained(mode: str, *names: str) -> Tensor:
+    """All weights after the updates on one batch, and the drift where it is measured."""
+    settings = changed(mode, *names)
+    model = own_model(128, **SMALL)
+    if settings.lora is not None:
+        add_adapters(model, settings.lora, seed=0)
+    batch = copy.deepcopy(sampled(mode, settings.rollout_batch_size, *(getattr(settings, name) for name in SAMPLED_BY)))
+    scores = [dict.fromkeys(("reward", "format_reward", "answer_reward"), made_up_reward(r.completion)) for r in batch]
+    eps, by_std = settings.advantage_eps, settings.use_std_normalization
+    advantages, _, _ = normalize_scores(scores, settings.group_size, eps, by_std)
+    for rollout, score, advantage in zip(batch, scores, advantages.tolist(), strict=True):
+        rollout.rewards, rollout.advantage = score, advantage
+    ctx: Any = SimpleNamespace(config=settings, learner=Learner(model, settings, 0, 400))
+    _, drift = train_on(ctx, batch, version=SAMPLED_FROM[mode][1])
+    return torch.cat([*(p.detach().flatten() for p in model.parameters()), torch.tensor(list(drift.values()))])
+
+
+def is_refused(mode: str, *names: str) -> bool:
+    try:
+        changed(mode, *names)
+    except ValidationError:
+        return True
+    return False
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-6)
+
+
+# Two values of one setting are no pair.
+PAIRS = [(one, other) for one, other in combinations(CHANGED, 2) if not CHANGED[one].keys() & CHANGED[other].keys()]
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_no_setting_silently_cancels_another(mode: str) -> None:
+    """Refused are exactly those pairs, and without effect exactly those settings, that the tables above name."""
+    refused = {pair for pair in PAIRS if is_refused(mode, *pair)}
+    assert refused == ({pair for pair in PAIRS if cannot_be_asynchronous({*pair})} if mode == "asynchronous" else set())
+    without_effect = {
+        (one, other)
+        for pair in PAIRS
+        for one, other in (pair, pair[::-1])
+        if pair not in refused and not is_refused(mode, other) and same(trained(mode, *pair), trained(mode, other))
+    }
+    assert without_effect == set(NO_EFFECT[mode])
+
+
+def cannot_be_asynchronous(pair: set[str]) -> bool:
+    """The drift is of the current policy; and ratios of stale rollouts are to what the engine noted, unless..."""
+    ratio_is_to_engine = not pair & {"no_baseline", "reinforce", "importance_cap"}
+    return "measure_kl" in pair or (ratio_is_to_engine and bool(pair & {"top_p", "min_tokens"}))
+
+
+@pytest.mark.parametrize("key", ["sampling_top_p", "sampling_min_tokens"])
+def test_the_refusal_of_a_narrowed_distribution_names_both_remedies(key: str) -> None:
+    value, off = {"sampling_top_p": (0.95, 1.0), "sampling_min_tokens": (4, 0)}[key]
+    values = {**BASE, key: value, "loss_type": "grpo_no_clip"}
+    for stale in ({"max_policy_lag": 1}, {"max_policy_lag": 0, "replay_capacity": 2}):
+        with pytest.raises(
+            ValidationError, match=rf"{key} \({value}\) leaves tokens out.*: set it to {off}, or set importance_cap"
+        ):
+            config(**values, asynchronous=stale)
+    config(**values, asynchronous={"max_policy_lag": 0})  # these are of the current policy
+
+
+def test_a_replay_buffer_that_keeps_nothing_is_refused() -> None:
+    """With a lag of exactly 2, rollouts of the batch before lag by 3."""
+    with pytest.raises(
+        ValidationError, match=r"replay_max_age \(2\) would drop all but the newest .* set replay_capacity to 1"
+    ):
+        Asynchronous(max_policy_lag=2, replay_capacity=2, replay_max_age=2)
+    for fine in ({"replay_max_age": 3}, {"replay_capacity": 1}, {"weights": "newest"}):
+        Asynchronous(**{"max_policy_lag": 2, "replay_capacity": 2, "replay_max_age": 2, **fine})
+
+
+def test_importance_weights_of_stale_tokens_lead_from_the_engine_to_the_learner() -> None:
+    """Against autograd over one response at a time: the mean of -A min(p_learner / p_engine, cap) log p_learner."""
+    settings = config(loss_type="reinforce_with_baseline", importance_cap=1.2, asynchronous={"max_policy_lag": 1})
+    model, batch = own_model(128, **SMALL), copy.deepcopy(sampled("asynchronous", 8, 4, 1.0, 1.0, 0, 16))
+    plain, losses = copy.deepcopy(model), []
+    for i, rollout in enumerate(batch):
+        rollout.rewards, rollout.advantage = {"reward": 1.0}, float(i - 3)
+        ids = torch.tensor([rollout.prompt_ids + rollout.completion.token_ids])
+        start = len(rollout.prompt_ids)
+        log_probs = torch.log_softmax(plain(ids).logits[0, start - 1 : -1], -1).gather(-1, ids[0, start:, None])[:, 0]
+        weights = torch.exp(log_probs.detach() - torch.tensor(rollout.completion.log_probs)).clamp(max=1.2)
+        losses.append((-rollout.advantage * weights * log_probs).mean())
+    torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+    learner = Learner(model, settings, 0, 400)
+    gradients = last_gradients(learner)
+    ctx: Any = SimpleNamespace(config=settings, learner=learner)
+    (update,), _ = train_on(ctx, batch, version=1)
+    for name, weight in plain.named_parameters():
+        assert torch.allclose(gradients[name], weight.grad, atol=1e-5), name
+    assert update["ratio_min"] == update["ratio_max"] == 1.0
+    assert 0.0 < update["importance_capped"] < 1.0 and update["mismatch_mean"] > 0.05

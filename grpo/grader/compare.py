@@ -9,8 +9,9 @@ from typing import TypeVar
 from grpo.grader.evaluate import number, ratio, same_value
 from grpo.grader.expression import divides, equation_difference, is_rational, parse, variables
 from grpo.grader.families import Arithmetic, declared_family, letters_of, possible_family, renamed, replaced, without_name
+from grpo.grader.names import in_another_order, names_quantity, names_sum
 from grpo.grader.normalise import unwrap_text
-from grpo.grader.quantity import exact_value, is_sign_of, same_quantity, same_unit, split_unit
+from grpo.grader.quantity import exact_value, is_sign_of, joined_quantity, same_quantity, same_unit, scaled, size_of, split_unit
 from grpo.grader.relations import (
     RELATION,
     Interval,
@@ -22,7 +23,7 @@ from grpo.grader.relations import (
 )
 from grpo.grader.split import closes_at_end, split_at, split_equations, top_level
 from grpo.grader.values import Effort
-from grpo.grader.words import based, canonical_word, hedges, number_word, opened, time_of_day, words_of
+from grpo.grader.words import based, canonical_word, day_of_year, hedges, number_word, opened, same_time, words_of
 from grpo.grader.working import arithmetic, is_formula
 
 _MAX_PARTS = 40
@@ -40,8 +41,11 @@ _VARIABLE = re.compile(
 )
 # Ratios, quotients and functions of names, which name what is answered if the value is a ratio, a fraction or a number.
 _LENGTH = r"(?:[A-Z]{2}|\\overline\{[A-Z]{2}\})"
-_NAMED_RATIO = re.compile(rf"(?:[A-Za-z]|{_LENGTH})(?::(?:[A-Za-z]|{_LENGTH}))+")
+_PART = rf"(?:[A-Za-z](?:_\w|_\{{\w+\}})?|{_LENGTH})"
+_NAMED_RATIO = re.compile(rf"{_PART}(?::{_PART})+")
 _RATIO = re.compile(r"\d+(?::\d+)+")
+_RATIO_IN_WORDS = re.compile(r"(\d+) to (\d+)(?: to (\d+))?")
+_FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)")
 _NAMED_QUOTIENT = re.compile(
     r"\\frac\{(?P<a>[A-Za-z])\}\{(?!(?P=a))[A-Za-z]\}|(?P<b>[A-Za-z])/(?!(?P=b))[A-Za-z]"
     rf"|\\frac\{{(?P<c>{_LENGTH})\}}\{{(?!(?P=c)\}}){_LENGTH}\}}"
@@ -82,7 +86,7 @@ class Comparison:
             return False
         if self.spelt_alike(answer, truth):
             return True
-        written_forms = (self.plain, self.approximation, self.family, self.degrees)
+        written_forms = (self.plain, self.joined, self.approximation, self.family, self.degrees)
         for compare in (*written_forms, self.relation, self.equation, self.matrix, self.parts):
             verdict = compare(answer, truth, levels)
             if verdict is not None:
@@ -108,6 +112,20 @@ class Comparison:
     def plain(self, answer: str, truth: str, levels: int) -> bool | None:
         value, true_value = exact_value(answer), exact_value(truth)
         return None if value is None or true_value is None else value == true_value
+
+    def joined(self, answer: str, truth: str, levels: int) -> bool | None:
+        """``5 feet 6 inches`` by its size, which is that of 66 inches; the bare 66 is not."""
+        sums = [joined_quantity(answer), joined_quantity(truth)]
+        if sums == [None, None]:
+            return None
+        for place, text in enumerate((answer, truth)):
+            if sums[place] is None:
+                body, unit = split_unit(text, lenient=False)
+                value, size = exact_value(unwrap_text(body)), size_of(unit)
+                if value is None or size is None:
+                    return None
+                sums[place] = (size[0], value * size[1])
+        return sums[0] == sums[1]
 
     def approximation(self, answer: str, truth: str, levels: int) -> bool | None:
         r"""Of ``a \\approx b`` the exact side counts."""
@@ -225,7 +243,7 @@ class Comparison:
             bare = (_without_brackets(answer), _without_brackets(truth))
             if bare != (answer, truth):
                 return self.same(*bare, levels - 1)
-        name, sides = _sides(_with_argument_of(truth, answer))
+        name, sides = _sides(_with_argument_of(truth, answer), names_sum)
         true_name, true_sides = _sides(truth)
         if len(true_sides) > 1 and self.every(((side, true_sides[0]) for side in true_sides[1:]), levels - 1):
             true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: any of its sides may be answered.
@@ -344,15 +362,20 @@ class Comparison:
         digits, true_digits = based(bare), based(true_bare)
         if digits or true_digits:
             return digits == true_digits
-        clock, true_clock = time_of_day(bare), time_of_day(true_bare)
-        if clock and true_clock:
-            return clock[:2] == true_clock[:2] and (clock[2] == true_clock[2] or "" in (clock[2], true_clock[2]))
-        body, unit = split_unit(answer)
+        for verdict in (same_time(bare, true_bare), same_ratio(answer, truth)):
+            if verdict is not None:
+                return verdict
+        if (day := day_of_year(answer)) and (true_day := day_of_year(truth)):
+            return day == true_day
+        body, unit = split_unit(answer, lenient=False)
         true_body, true_unit = split_unit(truth)
         body, true_body = number_word(body) or body, number_word(true_body) or true_body
         by_value = same_quantity(body, unit, true_body, true_unit)
         if by_value is not None:
             return by_value
+        for value, other in ((scaled(body), exact_value(true_body)), (scaled(true_body), exact_value(body))):
+            if value is not None and other is not None:
+                return value == other and (not unit or not true_unit or same_unit(unit, true_unit))
         if unit and true_unit and not same_unit(unit, true_unit):
             return False
         body, true_body = unwrap_text(body), unwrap_text(true_body)
@@ -374,6 +397,8 @@ class Comparison:
         lettered = _LETTERED_UNIT.fullmatch(answer) if true_unit else None
         if lettered and exact_value(lettered[1]) is not None and is_sign_of(lettered[2], true_unit):
             return exact_value(lettered[1]) == exact_value(truth)
+        if in_another_order(answer, truth):
+            return False
         if "\\infty" in (answer.lstrip("+-"), truth.lstrip("+-")):
             return answer.lstrip("+") == truth.lstrip("+")
         if _INVERSE.search(answer) or _INVERSE.search(truth):
@@ -442,15 +467,15 @@ def _plain_name(name: str) -> str:
     return "y" if re.fullmatch(r"[fgh](?:\^\{-1\})?\(x\)", name) else name
 
 
-def _sides(text: str) -> tuple[str, list[str]]:
-    """``x = a = b`` as ("x", ["a", "b"]); without a leading variable the name is empty."""
+def _sides(text: str, names_too: Callable[[str], bool] = lambda side: False) -> tuple[str, list[str]]:
+    """``x = a = b`` as ("x", ["a", "b"]); without a leading variable, or what else ``names_too``, the name is empty."""
     if len(top_level(text, ",;")) > 1:
         sides = split_equations(text)
         if len(sides) != 2 or not _VARIABLE.fullmatch(sides[0]):
             return "", [text]
     sides = split_equations(text)
     name = ""
-    while len(sides) > 1 and _is_name(sides[0]):
+    while len(sides) > 1 and (_is_name(sides[0]) or names_too(sides[0])):
         name = name or sides[0]
         sides = sides[1:]
     if not name and len(sides) > 1 and _names(sides[0], sides[1:]):
@@ -462,7 +487,20 @@ def _sides(text: str) -> tuple[str, list[str]]:
 
 def _is_name(text: str) -> bool:
     """Whether a side of an equation only names what is answered; neither "not" nor "six" is a name."""
-    return _VARIABLE.fullmatch(text) is not None and not any(hedges(word) for word in words_of(opened(text)) if word != "range")
+    if _VARIABLE.fullmatch(text) is None and not (names_quantity(text) and not _is_number(text)):
+        return False
+    return not any(hedges(word) for word in words_of(opened(text)) if word != "range")
+
+
+def same_ratio(answer: str, truth: str) -> bool | None:
+    r"""Whether ``3 to 4``, or ``\frac34`` as an answer, is the ratio ``3:4`` in the same terms; None where there is no such
+    pair. The ratio is no answer where the fraction is asked for: 3 to 4 may be 3 of 7."""
+    for text, other in ((answer, truth), (truth, answer)):
+        if _RATIO.fullmatch(other):
+            words, fraction = _RATIO_IN_WORDS.fullmatch(text), _FRACTION.fullmatch(text)
+            if words or (fraction and other is truth and same_time(other, other) is None):
+                return other.split(":") == [part for part in (words or fraction).groups() if part]
+    return None
 
 
 def _names(text: str, values: list[str]) -> bool:

@@ -4,45 +4,61 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from typing import NamedTuple
 
+from grpo.grader.quantity import is_measure
+
+_NAMES = ("\\boxed", "\\fbox")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t]*")
+_TOKEN = re.compile(r"(\\(?:boxed|fbox)(?![A-Za-z])[ \t]*\{)|\\.|[{}]", re.DOTALL)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE = re.compile(r"[^\s${}\\\[\]]+(?![\[{])")
-
-
+_SPACES = r"(?:\s|\$|\\[()\[\]:;, ]|\\q?quad(?![A-Za-z]))*"
 _JOINT = re.compile(
-    r"(?:\s|\$|\\[()\[\]:;, ]|\\q?quad(?![A-Za-z]))*"
-    r"(?:,?\s*(?:and|or)|,?\s*\\(?:text|mbox|textrm|mathrm)\s*\{\s*,?\s*(?:and|or)\s*\}|,)"
-    r"(?:\s|\$|\\[()\[\]:;, ]|\\q?quad(?![A-Za-z]))*"
+    rf"{_SPACES}(?:,?\s*(?:and|or)|,?\s*\\(?:text|mbox|textrm|mathrm)\s*\{{\s*,?\s*(?:and|or)\s*\}}|,){_SPACES}"
 )
+_NEAR = 60  # characters between two boxes of one list
+
+
+class _Box(NamedTuple):
+    """Where a box starts, where its content does, and where its closing brace stands."""
+
+    start: int
+    inside: int
+    end: int
+
+    def content(self, text: str) -> str:
+        return text[self.inside : self.end].strip()
 
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` or ``\fbox{...}``, with nested braces kept.
 
     Boxes that are joined by nothing but "and", "or" or a comma are one answer, a list: ``\boxed{2}$ and $\boxed{3}`` gives
-    ``2, 3``; the same answer boxed again is still one. ``\boxed 5``, as some solutions of MATH write it, gives ``5``. None
-    where there is no box, or where the last one is not closed: an unfinished box is an unfinished answer, whatever stands in
-    an earlier one.
+    ``2, 3``; the same answer boxed again is still one. Of nested boxes the outer one counts; an empty box only where there is
+    no other. ``\boxed 5``, as some solutions of MATH write it, gives ``5``. None where there is no box, or where the last one
+    is not closed: an unfinished box is an unfinished answer, whatever stands in an earlier one.
     """
-    boxes = list(_BOX.finditer(text))
-    if not boxes:
-        return None
-    start = boxes[-1].end()
-    if start == len(text) or text[start] != "{":
-        bare = _BARE.match(text, start)
-        return bare.group().rstrip(".,;") if bare else None
-    end = _closing_brace(text, start)
-    if end is None:
-        return None
-    contents = [text[start + 1 : end].strip()]
-    for following, box in pairwise(reversed(boxes)):
-        start = box.end()
-        end = _closing_brace(text, start) if text[start : start + 1] == "{" else None
-        if end is None or not 0 <= following.start() - end < 60 or not _JOINT.fullmatch(text, end + 1, following.start()):
-            break
-        contents.append(text[start + 1 : end].strip())
-    return contents[0] if len(set(contents)) == 1 else ", ".join(reversed(contents))
+    found = _last_boxes(text)
+    return found if found is None or isinstance(found, str) else _listed(text, found)
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""The answer of a response that ends in a box: :func:`last_boxed`, unless what stands around the box changes it.
+
+    Then the box is opened where it stands: ``-\boxed{5}`` gives ``-5``, ``\boxed{50}\%`` a percentage, ``not \boxed{5}`` a
+    denial, which equals nothing.
+    """
+    found = _last_boxes(text)
+    if found is None or isinstance(found, str):
+        return found
+    answer = _listed(text, found)
+    before, after = _before(text[max(0, found[0].start - _AROUND) : found[0].start], answer), _after(text[found[-1].end + 1 :])
+    if before.endswith(("(", "[")) != after.startswith((")", "]")):
+        before, after = before.rstrip("(["), after.lstrip(")]")
+    if (before or after) and _SUM.search(answer):
+        answer = f"({answer})"
+    return before + answer + after
 
 
 def without_boxes(text: str) -> str:
@@ -50,28 +66,148 @@ def without_boxes(text: str) -> str:
 
     Where it would run into a neighbour, as the digits of ``\boxed{2}\boxed{3}``, a space keeps them apart.
     """
-    if "\\boxed" not in text and "\\fbox" not in text:
+    if not any(name in text for name in _NAMES):
         return text
+    cuts = sorted(cut for box in _closed_boxes(text) for cut in ((box.start, box.inside), (box.end, box.end + 1)))
     pieces, position = [""], 0
-    for box in _BOX.finditer(text):
-        start = box.end()
-        if box.start() < position or text[start : start + 1] != "{":
-            continue
-        end = _closing_brace(text, start)
-        if end is None:
-            break
-        before, following = text[position : box.start()], text[end + 1 : end + 2]
-        apart = " " if (before or pieces[-1])[-1:].isalnum() or before.endswith((")", "]", "}")) else ""
-        pieces += [before, apart, text[start + 1 : end], " " if following not in {"$", "", ".", ","} else ""]
-        position = end + 1
+    for start, end in cuts:
+        pieces.append(text[position:start])
+        last, following = next((piece for piece in reversed(pieces) if piece), "")[-1:], text[end : end + 1]
+        opens = end - start > 1
+        if (last.isalnum() or last in {")", "]", "}"}) if opens else following not in {"$", "", ".", ",", "}"}:
+            pieces.append(" ")
+        position = end
     return "".join([*pieces, text[position:]])
 
 
-def _closing_brace(text: str, start: int) -> int | None:
-    r"""Position of the brace that closes the one at ``start``; ``\{`` and ``\}`` are not counted."""
+def _listed(text: str, boxes: list[_Box]) -> str:
+    contents = [without_boxes(box.content(text)) for box in boxes]
+    if len(set(contents)) == 1:
+        return contents[0]
+    return ", ".join(contents) if all(contents) else " and ".join(contents)  # "5 and" equals nothing
+
+
+def _last_boxes(text: str) -> list[_Box] | str | None:
+    """The boxes of the last answer, what stands behind a last box without braces, or None."""
+    last = max(map(text.rfind, _NAMES))
+    while last >= 0 and not (match := _BOX.match(text, last)):
+        last = max(text.rfind(name, 0, last) for name in _NAMES)
+    if last < 0 or not match:
+        return None
+    if text[match.end() : match.end() + 1] != "{":
+        bare = _BARE.match(text, match.end())
+        return bare.group().rstrip(".,;") if bare else None
+    if not _is_closed(text, match.end()):
+        return None
+    boxes: list[_Box] = []
+    for box in _closed_boxes(text):  # the inner ones first
+        while boxes and boxes[-1].start > box.start:
+            boxes.pop()
+        boxes.append(box)
+    joined = [_are_joined(text, *pair) for pair in pairwise(boxes)]
+    while len(boxes) > 1 and not boxes[-1].content(text) and not joined[-1]:
+        boxes, joined = boxes[:-1], joined[:-1]
+    first = len(boxes) - 1
+    while first and joined[first - 1]:
+        first -= 1
+    return boxes[first:]
+
+
+def _are_joined(text: str, box: _Box, following: _Box) -> bool:
+    return following.start - box.end < _NEAR and _JOINT.fullmatch(text, box.end + 1, following.start) is not None
+
+
+def _is_closed(text: str, brace: int) -> bool:
+    r"""Whether the brace at a position is closed; ``\{`` and ``\}`` are not counted."""
     depth = 0
-    for match in _BRACE.finditer(text, start):
+    for match in _BRACE.finditer(text, brace):
         depth += (match.group() == "{") - (match.group() == "}")
         if depth == 0:  # The first match opens the box, so only a closing brace gets here.
-            return match.start()
-    return None
+            return True
+    return False
+
+
+def _closed_boxes(text: str) -> list[_Box]:
+    """All boxes that are closed, in the order of their ends."""
+    boxes, opened = [], list[tuple[int, int] | None]()
+    for match in _TOKEN.finditer(text, max(0, min((at for at in map(text.find, _NAMES) if at >= 0), default=0))):
+        token = match.group()
+        if match[1]:
+            opened.append((match.start(), match.end()))
+        elif token == "{":
+            opened.append(None)
+        elif token == "}" and opened:
+            box = opened.pop()
+            if box:
+                boxes.append(_Box(*box, match.start()))
+    return boxes
+
+
+# ------------------------------------------------------------------------------------------- what stands around a box
+
+_AROUND = 200  # characters that are read on either side
+_SUM = re.compile(r"(?<=.)[-+]|^-|\\(?:pm|mp)(?![A-Za-z])")
+_TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mbox|hbox|mathrm)\s*\{([^{}]*)\}")
+_LAYOUT = re.compile(
+    r"\\(?:left|right|[bB]ig+[lr]?|displaystyle|textstyle|q?quad|(?:text)?color\s*\{\w*\}"
+    r"|text(?:bf|it|rm|normal)?|math(?:bf|rm|it)|bm|boldsymbol|mbox|underline|emph|large|Large|huge)(?![A-Za-z])|\\[,;:! ]|[{}~#`*\"“”]"
+)
+_EMPTY = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
+# Where the formula around a box ends: at the mathematics' delimiters, at a word, a point, and at another value of the same.
+_BREAK = (
+    r"\n|(?<!\\)\$|\\[()\[\]\\]|(?<!\\)&|(?<![<>:!\\])=|[→⇒∴≈,;:]|\.(?!\d)|(?<=[A-Za-z]{2}) [-–—] "
+    r"|\\(?:approx|simeq|equiv|(?:Long|long)?[Rr]ightarrow|implies|to|iff|therefore|begin|end|item|tag|q?square|blacksquare"
+    r"|checkmark)(?![A-Za-z])"
+)
+_LAST_BREAK = re.compile(rf"{_BREAK}|(?<![A-Za-z\\])[A-Za-z]{{2}}[A-Za-z'’-]*|(?<=[a-z] )an? |(?<![\w)])\w\)")
+_FIRST_BREAK = re.compile(rf"{_BREAK}|(?<![A-Za-z\\])[A-Za-z]{{2}}|(?<=\s)[A-Za-z](?=\s)|\(\s*[A-Za-z]{{2}}")
+_MEANS = re.compile(r"[0-9A-Za-z+\-*/^<>\\%$!?_|'±×·÷−√≤≥≠°²³()\[\]¢€£]")
+# Words right before a box that deny what it holds, or make another value of it.
+_TURNED = re.compile(
+    r"(?:^|[^A-Za-z])((?:not|never|cannot|neither|nor|without|except|[a-z]+n['’]t)"
+    r"(?: (?:be|been|equal|equals|to|a|an|the|exactly|always|simply|necessarily|my|our|answer|is))*"
+    r"|(?:minus|negative|plus|times|twice|half|double|triple|over|under|above|below|between|about|around|roughly|nearly|almost"
+    r"|approximately|exceeds?|(?:least|most|less|more|greater|fewer|smaller|larger|other|up)(?: (?:than|to))?)"
+    r"(?: (?:of|or|equal|to|the))*) *$",
+    re.IGNORECASE,
+)
+# The same behind a box.
+_TURNS = re.compile(
+    r"(?:(?:is|was|are|would be|seems|looks) )?(?:clearly |obviously |just |definitely |probably )?"
+    r"(?:not|wrong|incorrect|false|invalid|impossible|never|no|nope|nah|rejected|excluded|ruled out)(?![A-Za-z])"
+    r"|(?:is|was|does|ca|wo)n['’]t(?![A-Za-z])|(?:does not|cannot|fails)(?![A-Za-z])|(?:or|and) ?(?=$|[.,;:]|[-+$\\]?\d)"
+    r"|(?:hundred|thousand|[mb]illion|trillion|dozen|times|squared|cubed|per ?cent|halves|thirds|quarters|fourths|fifths|tenths"
+    r"|hundredths|thousandths|grand|mln|mio|bn|lakh|crore|or (?:more|less|fewer))(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_UNIT = re.compile(r"(?:(?:square|cubic|sq|cu)\.? )?[A-Za-z]+(?:\^\d| (?:squared|cubed))?(?:(?: per | an? | ?/ ?)[A-Za-z]+(?:\^\d)?)?")
+
+
+def _plain(text: str) -> str:
+    return " ".join(_LAYOUT.sub(" ", _TEXT.sub(r" \1 ", text)).split(" "))
+
+
+def _before(text: str, answer: str) -> str:
+    """What stands before a box and belongs to it: the formula since the last word or break, and a word that denies."""
+    text = _plain(without_boxes(text))
+    start = max((match.end() for match in _LAST_BREAK.finditer(text)), default=0)
+    formula = re.sub(r"\s+", " ", text[start:]).strip()
+    formula = "" if not _MEANS.search(formula) or formula == answer else formula
+    turned = _TURNED.search(" ".join(text[:start].replace("$", " ").replace("\\(", " ").split()))
+    return " ".join(filter(None, (turned[1] if turned else "", formula))) + (" " if turned or formula[-1:].isalnum() else "")
+
+
+def _after(text: str) -> str:
+    """What stands behind a box and belongs to it: the formula up to the next word or break, and a unit or a denial."""
+    text = _plain(_EMPTY.sub("", text[: _AROUND + text.count(" ", 0, _AROUND)]))
+    end = min((match.start() for match in _FIRST_BREAK.finditer(text)), default=len(text))
+    formula = re.sub(r"\s+", " ", text[:end]).strip()
+    formula = formula if _MEANS.search(formula) else ""
+    rest = re.sub(r"^(?:\s|(?<!\\)\$|\\[)\]])+", "", text[end:])
+    clause = " ".join(re.split(r"[.,;:\n]", rest, maxsplit=1)[0].split())
+    unit = _UNIT.match(clause)
+    if _TURNS.match(clause):
+        return f"{formula} {clause}"
+    if unit and not formula and unit.group() != "in" and is_measure(unit.group()):
+        return f" {unit.group()}"
+    return formula

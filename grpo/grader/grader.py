@@ -31,10 +31,11 @@ from grpo.common.errors import UserError
 from grpo.grader.compare import Comparison, NeedsAlgebra
 from grpo.grader.extract import without_boxes
 from grpo.grader.normalise import half_width, normalise, unwrap_text, without_stray_delimiters
+from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.readable import is_readable
 from grpo.grader.symbolic import symbolically_equal
 from grpo.grader.values import Effort
-from grpo.grader.words import choice, digits_without_base, sentence_value
+from grpo.grader.words import choice, digits_without_base, restated, sentence_value, spelt_out
 from grpo.grader.working import captioned, conclusion
 
 MAX_ANSWER_LENGTH = 2000  # characters; above, only an identical answer is equal
@@ -134,14 +135,21 @@ def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
 
 
 def _normal_truth(truth: str) -> str:
-    """The truth, normalised; of a sentence such as "Solution is: $x=4$" the mathematics that it states."""
+    """The truth, normalised; of a sentence such as "Solution is: $x=4$" the mathematics that it states, and number words
+    in digits."""
     stated = sentence_value(truth) if _WORD.search(truth) else None
     if stated and not truth.lstrip("$ ").startswith(stated.lstrip("$ ")) and not _WORD.search(stated):
         return normalise(stated)
-    return normalise(truth)
+    spelt = spelt_out(truth)
+    in_digits = spelt and exact_value(split_unit(normalise(spelt))[0]) is not None
+    return normalise(spelt if spelt and in_digits else truth)
 
 
 def _work(answer: str, comparison: Comparison) -> Iterator[str]:
-    """What stands behind a caption and what a text concludes: looked for only where nothing else was right."""
+    """Other readings of words, what stands behind a caption, what a text concludes: only where nothing else was right."""
     if _WORD.search(answer):
+        yield from restated(answer)
+        value = sentence_value(answer)
+        if value is not None:
+            yield from restated(value)
         yield from filter(None, (captioned(answer), conclusion(answer, comparison.effort)))

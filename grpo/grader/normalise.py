@@ -7,6 +7,7 @@ where they are well-formed thousands separators outside brackets (``(58,500)`` i
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 
 from grpo.grader.split import top_level
@@ -17,11 +18,13 @@ _SYMBOLS = {
     "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ",
     "≈": r"\approx ", "∅": r"\emptyset ", "∨": r"\lor ", "∧": r"\land ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}",
     "⟨": "(", "⟩": ")", "∴": "", "…": r"\ldots ", "，": ",", "％": "%", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
-    "⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "∛": r"\sqrt[3]", "‘": "'", "’": "'",
+    "⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "∶": ":", "′": "'", "″": '"', "“": '"', "”": '"',
+    **dict.fromkeys("✓✔✅☑■□▪∎◼◻", ""), "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
+    "‘": "'", "’": "'",
     "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2007": " ", "\u200b": "", "\ufeff": "",
     **{sign: rf"\frac{{{a}}}{{{b}}}" for sign, a, b in (
         ("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅕", 1, 5), ("⅖", 2, 5), ("⅗", 3, 5), ("⅘", 4, 5),
-        ("⅙", 1, 6), ("⅚", 5, 6), ("⅛", 1, 8), ("⅜", 3, 8), ("⅝", 5, 8), ("⅞", 7, 8),
+        ("⅙", 1, 6), ("⅚", 5, 6), ("⅐", 1, 7), ("⅑", 1, 9), ("⅒", 1, 10), ("⅛", 1, 8), ("⅜", 3, 8), ("⅝", 5, 8), ("⅞", 7, 8),
     )},
     "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ",
     "ρ": r"\rho ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ",
@@ -29,6 +32,9 @@ _SYMBOLS = {
 _SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
 # Full-width ASCII, as typed on East Asian keyboards; ＼ stays, as commands are not typed so.
 _HALF_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5E) if code != 0xFF3C} | {0xFF04: r"\$"}
+# Mathematical bold, italic and other letters and digits, as models write them without LaTeX.
+_STYLED = re.compile("[\U0001d400-\U0001d7ff]")
+_AREA = re.compile(r"(?<=\d) ?(mm|cm|dm|m|km|ft|in|yd)([²³])(?![A-Za-z\d])")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
@@ -62,7 +68,7 @@ _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
 # U between two intervals or sets; elsewhere it is a letter.
 _UNION = re.compile(r"(?<=[)\]}])\s*(?:\\text\{\s*(?:U|union)\s*\}|U|u|union)\s*(?=[(\[]|\\\{)")
 _INTERVAL_OR_SET = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]|\\\{.*\\\}")
-_PERCENT = re.compile(r"\s*(?<![A-Za-z\\])(?:pct\.?|per ?cent)(?![A-Za-z])")
+_PERCENT = re.compile(r"\s*(?<![A-Za-z\\])(?:pct\.?|per ?cent(?:age)?)(?![A-Za-z])")
 _DELIMITER = re.compile(r"(?<!\\)(?:\\[()\[\]]|\$\$?)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?!,\d)")
 _THIN_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\\,|\\;|\\:|\\ )\d{3})+(?!\d)")
@@ -80,9 +86,14 @@ _MATRIX = r"(?:[pbB]matrix|smallmatrix|matrix|array)"
 # (pattern, replacement), applied in this order.
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (
-        r"\\(?:left|right|middle|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|textstyle|limits|mathstrut)(?![A-Za-z])\s*",
+        r"\\(?:left|right|middle|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|textstyle|limits|mathstrut|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|checkmark|blacksquare|square|qed)"
+        r"(?![A-Za-z])\s*",
         "",
     ),
+    (r"\\text\{((?:\\text\{)+)([^{}]*)\}+$", r"\\text{\2}"),
+    (r"\\colon(?![A-Za-z])", ":"),
+    (r"(?<![A-Za-z])(Dr|Mr|Mrs|Ms|Prof|St|Mt|Jr|Sr)\.(?= ?[A-Z])", r"\1"),
+    (r"^\[([A-J])\]$", r"\1"),
     (r"\\(?:bf|it|rm|sf|tt)(?![A-Za-z])\s*|\\(?:text)?color\s*\{[A-Za-z]+\}\s*", ""),
     (r"\{?\s*([0-9A-Za-z]+)\s*\\choose(?![A-Za-z])\s*([0-9A-Za-z]+)\s*\}?", r"{\\binom{\1}{\2}}"),
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -217,6 +228,8 @@ def unwrap_text(text: str) -> str:
 
 
 def _unicode_to_latex(text: str) -> str:
+    text = _STYLED.sub(lambda match: unicodedata.normalize("NFKC", match.group()), text)
+    text = _AREA.sub(lambda match: rf"\text{{ {match[1]}}}^{match[2].translate(_LEVEL)}", text)
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_LEVEL) + "}", text)
     text = _SUBSCRIPT.sub(lambda match: "_{" + match.group().translate(_LEVEL) + "}", text)
     return _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)

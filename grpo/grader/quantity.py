@@ -20,13 +20,28 @@ _SCIENTIFIC = re.compile(
     rf"({_PLAIN})(?:(?:\\(?:times|cdot)|\*|[xX]) ?10(?:\^|\*\*)\{{?\(?([+-]?[0-9]{{1,3}})\)?\}}?|[eE]([+-]?[0-9]{{1,3}}))"
 )
 _POWER = re.compile(r"([0-9]{1,6})\^(?:([0-9])|\{?(-?[0-9]{1,4})\}?)")
-_SCALED = re.compile(r"(.*[0-9}]) ?(?:\\text\{)?(hundred|thousand|million|billion|trillion)\}?")
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES = {
+    "hundred": 10**2, "thousand": 10**3, "grand": 10**3, "lakh": 10**5, "crore": 10**7, "dozen": 12,
+    **dict.fromkeys(("million", "mln", "mio"), 10**6), **dict.fromkeys(("billion", "bn", "bln"), 10**9),
+    **dict.fromkeys(("trillion", "trn"), 10**12),
+}  # fmt: skip
+_SCALED = re.compile(rf"(.*[0-9}}]) ?(?:\\text\{{)?({'|'.join(_SCALES)})\}}?")
+_LETTER_SCALED = re.compile(rf"({_SIGNED}) ?([kKMB])")
+_LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 
-_UNIT_TEXT = r"[A-Za-z][A-Za-z ./'-]*"
-_TEXT_UNIT = re.compile(rf"(.*[^\s,({{\[=])\\text\{{({_UNIT_TEXT})\}}(?:\^\{{?([23])\}}?)?")
-_WORD_UNIT = re.compile(r"(.*(?:[0-9)}]|\\pi(?= )))( ?)([A-Za-z]{2}[A-Za-z ./]*|[ap]\.m\.?)(?:\^\{?([23])\}?)?")
-_SHORT_NAMES = "cm mm km kg mg ml ft in yd mi oz lb lbs pt qt hr hrs sq cu am pm mph kph gal min mins sec secs deg cents"
+_EXPONENT = r"(?:\^\{?-?[1-4]\}?)"
+_UNIT_TEXT = rf"\\text\{{[A-Za-z][A-Za-z0-9 ./'^*\\-]*\}}{_EXPONENT}?"
+_TEXT_UNIT = re.compile(rf"(.*?[^\s,({{\[=])({_UNIT_TEXT}(?: ?(?:/|\\cdot|\*)? ?{_UNIT_TEXT})*)")
+_FRACTION_UNIT = re.compile(rf"(.*?[^\s,({{\[=\\])\\frac\{{({_UNIT_TEXT})\}}\{{({_UNIT_TEXT})\}}")
+_UNIT_WORD = rf"[A-Za-z]+\.?{_EXPONENT}?"
+_WORD_UNIT = re.compile(
+    rf"(.*?(?:[0-9)}}]|\\pi(?= )))( ?)([ap]\.m\.?|{_UNIT_WORD}(?:(?: ?/ ?| ?\\cdot ?|\*|[ -]|'){_UNIT_WORD})*)"
+)
+# Units that begin with a single letter; 5m/n and 5g h are products.
+_LETTERS_OF_UNITS = re.compile(
+    rf"[ms] ?/ ?(?:s|ft|min|sec|hr){_EXPONENT}?|m s\^\{{?-[12]\}}?|N ?(?:\\cdot ?|\*)?m|[gJ] ?/ ?(?:cm|mol|kg|ml|mL){_EXPONENT}?"
+)
+_SHORT_NAMES = "cm mm km kg mg ml ft in yd mi oz lb lbs pt qt hr hrs sq cu am pm mph kph gal min mins sec secs deg cents kmh"
 _SHORT_UNITS = frozenset(_SHORT_NAMES.split())
 _ORDINAL = re.compile(r"([0-9]+)(?:st|nd|rd|th|\^\{?(?:\\text\{)?(?:st|nd|rd|th)\}?\}?)")
 # Words after a number that are no unit: they change its value or join it with something else.
@@ -35,35 +50,61 @@ _NO_UNIT_WORDS = (
     "quarter quarters fourth fourths tenth tenths hundredth hundredths thousandth thousandths ten tens hundred hundreds "
     "thousand thousands million millions billion billions trillion trillions dozen dozens pair pairs pi sqrt sin cos tan cot "
     "sec csc log ln exp frac infty infinity theta alpha beta root roots factorial power remainder if when where except choose "
-    "cis is isn't at least most or-more fewer other e above below about wrong maybe"
+    "cis is isn't at least most or-more fewer other e above below about wrong maybe nah nope nay nil null invalid grands lakhs "
+    "crores mil bil tril"
 )
 _NO_UNIT = frozenset(_NO_UNIT_WORDS.split())
+# Plurals without an s, and things that are counted in the singular.
+_COUNTED = frozenset(
+    "people children men women feet teeth mice geese sheep fish deer dice oxen percent cattle salmon shrimp aircraft spacecraft "
+    "headquarters series species data units unit".split()
+)
 _UNIT_NAMES = {
     "feet": "foot", "ft": "foot", "inches": "inch", "in": "inch", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm",
     "millimetre": "mm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km", "kms": "km", "cms": "cm",
     "minute": "min", "mins": "min", "second": "sec", "secs": "sec", "s": "sec", "hour": "hr", "h": "hr", "hrs": "hr",
     "gram": "g", "kilogram": "kg", "kgs": "kg", "milligram": "mg", "pound": "lb", "lbs": "lb", "ounce": "oz", "usd": "dollar",
-    "buck": "dollar", "¢": "cent", "percent": "%", "deg": "degree", "sq": "square", "mi": "mile", "yd": "yard", "yds": "yard",
-    "gm": "g", "liter": "l", "litre": "l", "milliliter": "ml", "millilitre": "ml", "gal": "gallon", "qt": "quart",
-    "pt": "pint", "cu": "cubic", "centuries": "century", "days": "day", "wk": "week", "yr": "year", "yrs": "year",
-    "cubed": "cubic", "squared": "square",
-    "mph": "mile/hr", "kph": "km/hr", "kmh": "km/hr",
+    "buck": "dollar", "¢": "cent", "percent": "%", "percentage": "%", "deg": "degree", "sq": "square", "mi": "mile",
+    "yd": "yard", "yds": "yard", "gm": "g", "liter": "l", "litre": "l", "milliliter": "ml", "millilitre": "ml",
+    "gal": "gallon", "qt": "quart", "pt": "pint", "cu": "cubic", "centuries": "century", "days": "day", "wk": "week",
+    "yr": "year", "yrs": "year", "mph": "mile/hr", "kph": "km/hr", "kmh": "km/hr", "newton": "n", "joule": "j", "watt": "w",
+    "volt": "v", "hertz": "hz", "pascal": "pa", "ampere": "amp", "kilowatt": "kw", "kilojoule": "kj", "mole": "mol",
+    "millisecond": "ms", "nanometer": "nm", "nanometre": "nm", "byte": "byte", "rad": "radian", "tonne": "ton", "eur": "euro",
+    "gbp": "sterling", "quid": "sterling", "jpy": "yen", "cny": "yuan", "rmb": "yuan", "inr": "rupee", "rs": "rupee",
+    "krw": "won",
 }  # fmt: skip
 # Unit -> (what it measures, size). Within what it measures, sizes are exact ratios.
 _SIZES = {
     name: (what, Fraction(size))
     for what, sizes in {
         "length": {"mm": "1/1000", "cm": "1/100", "m": "1", "km": "1000", "inch": "0.0254", "foot": "0.3048", "yard": "0.9144",
-                   "mile": "1609.344"},
+                   "mile": "1609.344", "nm": "1e-9"},
         "mass": {"mg": "1/1000", "g": "1", "kg": "1000", "oz": "28.349523125", "lb": "453.59237"},
-        "time": {"sec": "1", "min": "60", "hr": "3600", "day": "86400", "week": "604800"},
+        "time": {"ms": "1/1000", "sec": "1", "min": "60", "hr": "3600", "day": "86400", "week": "604800"},
         "volume": {"ml": "1/1000", "l": "1"},
         "us volume": {"cup": "1", "pint": "2", "quart": "4", "gallon": "16"},
         "money": {"cent": "1/100", "dollar": "1"},
         "span": {"month": "1", "year": "12", "decade": "120", "century": "1200"},
+        "energy": {"j": "1", "kj": "1000"},
+        "work": {"w": "1", "kw": "1000"},
+        **{name: {name: "1"} for name in (
+            "n", "v", "hz", "pa", "amp", "ohm", "mol", "radian", "degree", "ton", "acre", "hectare", "calorie", "byte", "bit",
+            "euro", "sterling", "yen", "yuan", "rupee", "won", "knot", "peso", "franc",
+        )},
     }.items()
     for name, size in sizes.items()
 }  # fmt: skip
+_MONEY_SIGNS = {
+    "$": "dollar", r"\$": "dollar", "US$": "dollar", r"US\$": "dollar", "USD": "dollar", "€": "euro", "EUR": "euro",
+    "£": "sterling", "GBP": "sterling", "¥": "yen", "₩": "won", "₹": "rupee", "Rs.": "rupee", "Rs": "rupee", "INR": "rupee",
+}  # fmt: skip
+_SIGN_OF_MONEY = "|".join(re.escape(sign) for sign in _MONEY_SIGNS)
+_MONEY = re.compile(rf"([+-]?)({_SIGN_OF_MONEY}) ?([+-]?)(?!\\?\$)(?=[\d.\\(])(.+)")
+_MONEY_BEHIND = {
+    r"\$": "dollar", "€": "euro", "£": "sterling", "₩": "won", "₹": "rupee", "元": "yuan", "円": "yen", "원": "won",
+    "\u00a2": "cent", r"\cent": "cent",
+}  # fmt: skip
+_RATE = re.compile(r"(.*\d) ?(?:/| per | an? )(.+)")
 
 
 @lru_cache(maxsize=8192)
@@ -120,64 +161,129 @@ def _decimal(text: str) -> Fraction:
     return Fraction(int((whole if whole.strip("+-") else whole + "0") + digits), 10 ** len(digits))
 
 
-def split_unit(text: str) -> tuple[str, str]:
+def scaled(text: str) -> Fraction | None:
+    """``1.5M`` or ``70k`` as a number; only beside a plain number are these letters no variables."""
+    match = _LETTER_SCALED.fullmatch(text)
+    return Fraction(match[1]) * _LETTER_SCALES[match[2]] if match else None
+
+
+def split_unit(text: str, lenient: bool = True) -> tuple[str, str]:
     r"""Split a normalised answer into body and canonical unit; the unit is empty where none is stated.
 
     ``\$5`` and ``5 dollars`` give ("5", "dollar"), ``60^\circ`` ("60", "degree"), ``7\%`` ("7", "%"), ``4\text{ cm}^2``
-    ("4", "cm^2"). Number words are no units: ``5 million`` stays whole.
+    ("4", "cm^2"), ``5\text{m}/\text{s}`` ("5", "m/sec"). Number words are no units: ``5 million`` stays whole.
+
+    Args:
+        lenient: any word may be a unit, as in a ground truth; else a measure, or a plural that counts things.
     """
     if text.isdigit():
         return text, ""
-    money = re.fullmatch(r"([+-]?)(?:\\?\$|€|£|US\\?\$)([+-]?)(?!\\?\$)(?=[\d.\\(])(.+)", text)
-    if money and not (money[1] and money[2]):
-        body, unit = split_unit(money[1] + money[2] + money[3])
-        return (body, "dollar") if unit in {"", "dollar"} else (text, "")
-    for ending, unit in ((r"\%", "%"), (r"\$", "dollar"), ("\u00a2", "cent"), (r"\cent", "cent")):
+    if money := _MONEY.fullmatch(text):
+        if money[1] and money[3]:
+            return text, ""
+        return _priced(text, money[1] + money[3] + money[4], _MONEY_SIGNS[money[2]])
+    if text.endswith(r"\%") and len(text) > 2:
+        return text[:-2], "%"
+    for ending, unit in _MONEY_BEHIND.items():
         if text.endswith(ending) and len(text) > len(ending):
             return text[: -len(ending)], unit
     if ordinal := _ORDINAL.fullmatch(text):
         return ordinal[1], ""
-    if match := _TEXT_UNIT.fullmatch(text):
-        body, name, power = match.groups()
+    if match := _FRACTION_UNIT.fullmatch(text):
+        body, name, explicit = match[1], f"{match[2]}/{match[3]}", True
+    elif match := _TEXT_UNIT.fullmatch(text):
+        body, name, explicit = match[1], match[2], True
     elif match := _WORD_UNIT.fullmatch(text):
-        body, space, name, power = match.groups()
+        body, name, explicit = match[1], match[3], False
         # Letters right behind a number, or two letters, are variables unless they are a unit's usual sign: 5xy, 2 ab.
-        first = (_unit_words(name) or [""])[0].split("/")[0]
-        if first not in _SHORT_UNITS and _singular(first) not in _SIZES and not (space and len(first) > 2):
+        first = re.split(r"[\s/^.*\\-]", name, maxsplit=1)[0].lower()
+        signs = first in _SHORT_UNITS or (len(first) > 1 and _singular(first) in _SIZES)
+        if not (signs or (match[2] and len(first) > 2) or _LETTERS_OF_UNITS.fullmatch(name)):
             return text, ""
     else:
         return text, ""
-    return (text, "") if body.endswith(("\\", "_", "^")) else _with_unit(text, body, name, power)
+    return (text, "") if body.endswith(("\\", "_", "^")) else _with_unit(text, body, name, lenient or explicit and "\\" in text)
 
 
-def _with_unit(text: str, body: str, name: str, power: str | None) -> tuple[str, str]:
+def _priced(text: str, amount: str, currency: str) -> tuple[str, str]:
+    """An amount of money, or of money for each of something."""
+    rate = _RATE.fullmatch(amount)
+    body, unit = (rate[1], f"{currency}/{_unit_name(rate[2])}") if rate and rate[2].isalpha() else split_unit(amount)
+    return (body, unit or currency) if unit.split("/")[0] in {"", currency} else (text, "")
+
+
+def _with_unit(text: str, body: str, name: str, lenient: bool) -> tuple[str, str]:
     words = _unit_words(name)
-    if words and words[0] in _SCALES:
-        number, words = f"{body} {words[0]}", words[1:]
+    if words and words[0].removesuffix("s") in _SCALES and words[0] not in _NO_UNIT - set(_SCALES) - {"dozens"}:
+        number, words = f"{body} {words[0].removesuffix('s')}", words[1:]
         if len(words) > 3 or not _are_units(words):
             return text, ""
-        return number, _unit_name(words, power) if words else ""
-    if not 1 <= len(words) <= 5 or words[0] in {"squared", "cubed"} or not _are_units(words):
+        return number, _canonical(words) if words else ""
+    if not 1 <= len(words) <= 8 or words[0] in {"squared", "cubed"} or not _are_units(words):
         return text, ""
-    return body.strip(), _unit_name(words, power)
+    if not lenient and body != "1" and not any(_counts(word) for word in words[: (words + ["/"]).index("/")]):
+        return text, ""
+    return body.strip(), _canonical(words)
 
 
 def _are_units(words: list[str]) -> bool:
     return not any(word in _NO_UNIT or (word not in {"squared", "cubed"} and alters(word)) for word in words)
 
 
+def _counts(word: str) -> bool:
+    """Whether a word measures or counts: a unit or a plural. "5 grand", "5 nah" and "5 invalid" do not."""
+    word = word.split("^")[0]
+    plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
+    return plural or word in _COUNTED or _singular(word).split("/")[0] in _SIZES or word in {"square", "cubic", "sq", "cu"}
+
+
+def is_measure(name: str) -> bool:
+    """Whether a text is made of nothing but units of measure: "km/h", "square feet", "N m"."""
+    words = _unit_words(name)
+    known = [word for word in words if word not in {"/", "square", "cubic", "sq", "cu", "squared", "cubed"}]
+    return bool(known) and all(size_of(_singular(word.split("^")[0])) is not None for word in known)
+
+
 def _unit_words(name: str) -> list[str]:
-    return name.lower().replace("p.m", "pm").replace("a.m", "am").replace(".", " ").replace(" per ", "/").split()
+    """The words of a unit in lower case, each with its exponent (``s^2``), and "/" before what it is counted by."""
+    name = name.lower().replace("p.m", "pm").replace("a.m", "am").replace("\\text{", " ").replace("\\cdot", " ")
+    name = re.sub(r"\^ ?\{?(-?\d)\}?", r"^\1", name.replace(".", " ")).replace("}^", "^")
+    name = re.sub(r"[{}*]", " ", name.replace(" per ", " / ").replace("/", " / "))
+    words = name.split()
+    for place in range(1, len(words) - 1):
+        if words[place] in {"a", "an", "each", "every"} and _singular(words[place + 1]) in _SIZES:
+            words[place] = "/"  # 60 miles an hour
+    return words
 
 
-def _unit_name(words: list[str], power: str | None) -> str:
-    names = ["/".join(_singular(part) for part in word.split("/") if part) for word in words]
-    exponent = f"^{power}" if power else ""
-    for position in (0, len(names) - 1):
-        if len(names) > 1 and not exponent and names[position] in {"square", "cubic"}:
-            exponent = "^2" if names.pop(position) == "square" else "^3"
-            break
-    return " ".join(names) + exponent
+def _unit_name(name: str) -> str:
+    return _canonical(_unit_words(name))
+
+
+def _canonical(words: list[str]) -> str:
+    """``["square", "feet"]`` as ``foot^2``, ``["miles", "/", "h"]`` as ``mile/hr``."""
+    above: list[str] = []
+    below: list[str] = []
+    power = ""
+    side = above
+    for word in words:
+        name, _, exponent = word.partition("^")
+        name = _singular(name)
+        if word == "/":
+            side = below
+        elif name in {"square", "cubic"} and word != words[-1]:
+            power = "2" if name == "square" else "3"
+        elif name in {"squared", "cubed", "square", "cubic"} and side:
+            side[-1] += "^2" if name in {"squared", "square"} else "^3"
+        else:
+            upper, _, lower = name.partition("/")  # mph
+            exponent, power = exponent or power, ""
+            if exponent.startswith("-"):
+                below.append(upper + (f"^{exponent[1:]}" if exponent != "-1" else ""))
+                continue
+            side.append(upper + (f"^{exponent}" if exponent not in {"", "1"} else ""))
+            below += [lower] if lower else []
+    return "/".join([" ".join(above), *below])
 
 
 def _singular(word: str) -> str:
@@ -187,15 +293,43 @@ def _singular(word: str) -> str:
 
 def size_of(unit: str) -> tuple[str, Fraction] | None:
     """What a canonical unit measures, and its size; None for units that cannot be converted."""
-    name, _, power = unit.partition("^")
-    parts = [_SIZES.get(part) for part in name.split("/")]
-    if any(part is None for part in parts) or len(parts) > 2:
-        return None
-    what = "/".join(part[0] for part in parts if part)
+    above, *below = unit.split("/")
+    powers: dict[str, int] = {}
     size = Fraction(1)
-    for place, part in enumerate(part for part in parts if part):
-        size = size / part[1] if place else part[1]
-    return (what + power, size ** int(power or 1)) if not (power and what != "length") else None
+    for factors, sign in ((above.split(), 1), (below, -1)):
+        for factor in factors:
+            name, _, exponent = factor.partition("^")
+            found, power = _SIZES.get(name), sign * int(exponent or 1)
+            if found is None:
+                return None
+            powers[found[0]] = powers.get(found[0], 0) + power
+            size *= found[1] ** power
+    if not powers:
+        return None
+    return "/".join(f"{what}^{power}" if power != 1 else what for what, power in sorted(powers.items()) if power), size
+
+
+# ---------------------------------------------------------------------------------------------------- several parts
+
+_PART = rf"({_PLAIN}(?:\\frac\{{\d+\}}\{{\d+\}}| \d+/\d+)?) ?(?:\\text\{{)?([A-Za-z]+\.?|'|\"|''|\\\$)\}}?"
+_PARTS = re.compile(rf"(?:{_PART}|\\\$({_PLAIN}))(?:,| |,? ?and )?{_PART}(?:(?:,| |,? ?and )?{_PART})?")
+_PRIMES = {"'": "foot", '"': "inch", "''": "inch"}
+
+
+def joined_quantity(text: str) -> tuple[str, Fraction] | None:
+    """``5 feet 6 inches`` or ``2 hours,30 minutes``: what it measures, and how much of it. None if it is not of several parts,
+    each smaller than the one before."""
+    match = _PARTS.fullmatch(text) if text[:1].isdigit() else None
+    if not match:
+        return None
+    total, last, what = Fraction(0), None, ""
+    groups = [group for group in match.groups() if group is not None]
+    for number, name in zip(groups[::2], groups[1::2], strict=True):
+        value, size = exact_value(number), size_of(_PRIMES.get(name) or _unit_name(name))
+        if value is None or size is None or (last is not None and (size[0] != what or not value * size[1] < last)):
+            return None
+        what, last, total = size[0], size[1], total + value * size[1]
+    return what, total
 
 
 def same_quantity(answer: str, answer_unit: str, truth: str, truth_unit: str) -> bool | None:
@@ -225,7 +359,11 @@ def same_unit(unit: str, other: str) -> bool:
     for one, another in ((unit, other), (other, unit)):
         if one in {"unit", "unit^2", "unit^3"} and another not in {"unit", "unit^2", "unit^3"}:
             size = size_of(another)
-            return size is not None and size[0] == one.replace("unit", "length").replace("^", "")
+            return size is not None and size[0] == one.replace("unit", "length")
+    if {unit, other} == {"lb", "sterling"}:  # pounds of either kind
+        return True
+    if "/" in unit + other:
+        return unit == other or size_of(unit) == size_of(other) is not None
     first, second = set(unit.split()), set(other.split())
     return first <= second or second <= first
 

@@ -46,7 +46,7 @@ def closes_at_end(text: str) -> bool:
 
 
 def split_equations(text: str) -> list[str]:
-    """Split at ``=`` outside braces (those of ``\\sum_{k=1}``), and not at ``<=``, ``:=`` or ``==``.
+    """Split at ``=`` outside brackets (those of ``\\sum_{k=1}`` or ``P(X=1)``), and not at ``<=``, ``:=`` or ``==``.
 
     Normalised, "is not equal" is a command, so ``!=`` is a factorial and an equals sign.
     """
@@ -54,7 +54,7 @@ def split_equations(text: str) -> list[str]:
         return [text.strip()]
     parts, depth, start = [], 0, 0
     for i, character in enumerate(text):
-        depth += (character == "{") - (character == "}")
+        depth += (character in "{([") - (character in ")]}")
         if depth == 0 and character == "=" and text[i - 1 : i] not in {"<", ">", ":", "="} and text[i + 1 : i + 2] != "=":
             parts.append(text[start:i].strip())
             start = i + 1

@@ -7,6 +7,8 @@ A sentence is read strictly. It must hold one value, behind a linking verb or a 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from fractions import Fraction
 
 # Words that deny, doubt, compare or alter what stands beside them.
 _HEDGING = (
@@ -42,6 +44,18 @@ _SMALL_NUMBERS = (
 )
 _NUMBER_WORDS = {word: str(value) for value, word in enumerate(_SMALL_NUMBERS.split())}
 _NUMBER_WORDS |= {"thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "seventy": "70", "eighty": "80", "ninety": "90"}
+_LARGE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+_PARTS_OF_ONE = {
+    name: value
+    for word, value in [
+        *((word, value) for value, word in enumerate(_ORDINALS.split(), start=3)),
+        *(("quarter", 4), ("fifteenth", 15), ("sixteenth", 16), ("twentieth", 20), ("hundredth", 100), ("thousandth", 1000)),
+    ]
+    for name in (word, word + "s")
+} | {"half": 2, "halves": 2}
+_NUMBER_BEGINNINGS = frozenset(word[:3] for word in (*_NUMBER_WORDS, "half", "minus", "negative")) | {"a h", "a t", "a q", "a m"}
+_JOINING = frozenset("or and to of more less squared cubed times plus minus point half".split())
 _VERB = (
     r"is equal to|are equal to|is given by|are given by|is simply|is therefore|is thus|is exactly|must be|will be|equals|equal|"
     r"is|are|was|were|comes to|comes out to|evaluates to|simplifies to|reduces to|gives|yields|costs|cost|takes|take|took|has|"
@@ -79,7 +93,7 @@ _SUBJECT_WORDS = (
     "degree expression coefficient constant term terms roots zeros intercept percentage percent fraction amount money "
     "profit circle triangle square rectangle cube sphere cone cylinder ellipse parabola hyperbola matrix vector digit "
     "digits units unit sequence series limit determinant numbers integers students people then option choice simplified "
-    "form surface ratio hence thus therefore"
+    "form surface ratio hence thus therefore day month year name colour color winner letter shape"
 )
 SUBJECTS = frozenset(_SUBJECT_WORDS.split())
 _LABELS = ANSWERS | {"answers", "solution", "solutions", "value", "total", "sum"}
@@ -89,7 +103,19 @@ _SYMBOL = re.compile(r"\$?\\?[A-Za-z](?:\([A-Za-z]\))?\$?|\$[A-Za-z+\-*/^(){} =\
 _MAX_WORDS = 24
 
 _CHOICE = re.compile(r"\(?([A-J])[).:]\s*(.+)|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?[.:]?()", re.DOTALL)
-_TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m\.?)?\}?", re.IGNORECASE)
+_TIME = re.compile(r"(\d{1,2})(?::(\d\d))?\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m\.?|(o['’]?clock))?\}?", re.IGNORECASE)
+_TIMES = {"noon": (0, 0, "p"), "12noon": (0, 0, "p"), "midnight": (0, 0, "a"), "12midnight": (0, 0, "a")}
+_MONTH = (
+    r"(Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?"
+    r"|Dec(?:ember)?)\.?"
+)
+_DATE = re.compile(rf"(\d{{1,2}})(?:st|nd|rd|th)? ?(?:of )?{_MONTH}|{_MONTH} ?(\d{{1,2}})(?:st|nd|rd|th)?", re.IGNORECASE)
+_PARENTHESIS = re.compile(r"((?:\\?\$)?[+-]?[\d.,/]*\d) ?\(([A-Za-z][A-Za-z -]*)\)((?: [A-Za-z]+){0,3})")
+_WITH_ADVERB = re.compile(r"([-\d$\\].*[^\s,]),? (?:altogether|in total|in all|overall|total)!?")
+_POINTED = re.compile(r"(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? ?(\\?[$(\[{].*)", re.IGNORECASE)
+_YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
+_NEGATIONS = frozenset("not no never cannot can't isn't aren't doesn't don't wasn't neither nor other any less more than least".split())
+_OPPOSITES = frozenset("no false".split())
 _BASED = re.compile(
     r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
 )
@@ -97,11 +123,12 @@ _ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
 _SYNONYMS = {
     spelling: group[0]
     for group in (
-        ("no solution", "no solutions", "there is no solution", "there are no solutions", r"\emptyset", "empty set", r"\{\}",
+        ("no solution", "no solutions", "0 solutions", "zero solutions", "0 real solutions", "there is no solution", "there are no solutions", r"\emptyset", "empty set", r"\{\}",
          "no real solution", "no real solutions", "none exist", "no such solution"),
         ("undefined", "not defined"),
         ("does not exist", "dne"),
-        ("infinitely many", "infinitely many solutions", "infinite", "infinite solutions", "infinite number of solutions"),
+        ("infinitely many", "infinitely many solutions", "infinite", "infinite solutions", "infinite number of solutions",
+         "infinite number", "infinitely many real solutions"),
     )
     for spelling in group
 }  # fmt: skip
@@ -189,7 +216,7 @@ def without_tail(rest: str) -> str:
         return match[1]
     if len(tail) <= 2:
         return rest
-    if tail[0].lower() in {"square", "cubic", "sq", "cu"} or tail[1].lower() == "per":
+    if tail[0].lower() in {"square", "cubic", "sq", "cu"} or tail[1].lower() in {"per", "a", "an"}:
         return rest
     return f"{match[1]} {tail[0]}"
 
@@ -216,12 +243,96 @@ def digits_without_base(text: str, other: str) -> bool:
 
 
 def number_word(text: str) -> str | None:
-    """``twelve`` or ``twenty-one`` in digits."""
-    first, _, second = text.lower().replace(" ", "-").partition("-")
-    value, unit = _NUMBER_WORDS.get(first), _NUMBER_WORDS.get(second)
-    if value is None or not second:
-        return value
-    return str(int(value) + int(unit)) if unit and int(value) >= 20 and 0 < int(unit) < 10 else None
+    """``twelve``, ``minus one hundred twenty-five``, ``two and a half`` or ``three quarters`` as digits; None for other words."""
+    if text[:3].lower() not in _NUMBER_BEGINNINGS:
+        return None
+    words = [word for word in re.split(r"[\s-]+", text.strip().lower()) if word]
+    sign = "-" if words and words[0] in {"minus", "negative"} else ""
+    value = _read_number(words[1:] if sign else words)
+    return None if value is None else sign + str(value)
+
+
+def spelt_out(text: str) -> str | None:
+    """``Twelve apples`` or ``two and a half hours`` with the number in digits; None where no number is spelt out first."""
+    if text[:3].lower() not in _NUMBER_BEGINNINGS:
+        return None
+    words = text.strip().split()
+    for count in range(min(len(words), 12), 0, -1):
+        number = number_word(" ".join(words[:count]).rstrip(".,;!"))
+        if number is not None:
+            rest = words[count:]
+            if rest[:2] in (["of", "a"], ["of", "an"]):
+                rest = rest[2:]  # three quarters of an hour
+            return None if rest and rest[0].lower() in _JOINING else " ".join([number, *rest])
+    return None
+
+
+def _read_number(words: list[str]) -> Fraction | None:
+    """The value of number words: whole ones, decimals with "point", fractions, and both joined by "and"."""
+    if words in (["half"], ["a", "half"]):
+        return Fraction(1, 2)
+    if words[:3] == ["half", "a", "dozen"] and len(words) == 3:
+        return Fraction(6)
+    if "and" in words:
+        place = len(words) - 1 - words[::-1].index("and")
+        fraction = _read_fraction(words[place + 1 :])
+        if fraction is not None:
+            whole = _read_whole(words[:place])
+            return None if whole is None or fraction >= 1 else whole + fraction
+    if "point" in words:
+        place = words.index("point")
+        whole, digits = _read_whole(words[:place]), [_NUMBER_WORDS.get(word, "") for word in words[place + 1 :]]
+        if whole is None or not digits or any(len(digit) != 1 for digit in digits):
+            return None
+        return whole + Fraction(int("".join(digits)), 10 ** len(digits))
+    fraction = _read_fraction(words)
+    whole = _read_whole(words)
+    return fraction if fraction is not None else None if whole is None else Fraction(whole)
+
+
+def _read_fraction(words: list[str]) -> Fraction | None:
+    """``two thirds``, ``a half``; not "ten thousandths", which is read in two ways."""
+    if len(words) < 2 or words[-1] not in _PARTS_OF_ONE:
+        return None
+    upper = 1 if words[:-1] in (["a"], ["an"]) else _read_whole(words[:-1])
+    lower = _PARTS_OF_ONE[words[-1]]
+    if upper is None or upper == 0 or (lower >= 100 and (upper >= 100 or upper == 10)):
+        return None
+    return Fraction(upper, lower) if (upper == 1) != words[-1].endswith(("s", "halves")) else None
+
+
+def _read_whole(words: list[str]) -> int | None:
+    """``one hundred and twenty five thousand``; None where the words are no whole number."""
+    if not words or words[0] == "and" or words[-1] == "and":
+        return None
+    total, group, last = 0, None, 10**15  # ``last``: the scale before, as they must fall
+    parts = ["one" if word == "a" and place == 0 and len(words) > 1 else word for place, word in enumerate(words)]
+    for place, word in enumerate(parts):
+        if word == "and":
+            if place == 0 or parts[place - 1] not in _LARGE:
+                return None
+        elif word == "hundred":
+            if not group or group >= 100 or group % 10 == 0 and group > 90:
+                return None
+            group *= 100
+        elif word in _LARGE:
+            if not group or _LARGE[word] >= last:
+                return None
+            last = _LARGE[word]
+            total, group = total + group * last, None
+        elif word in _NUMBER_WORDS:
+            value = int(_NUMBER_WORDS[word])
+            if group is None:
+                group = value
+            elif group % 100 == 0 and group and value:
+                group += value
+            elif group % 10 == 0 and 20 <= group % 100 and 0 < value < 10:
+                group += value
+            else:
+                return None
+        else:
+            return None
+    return total + (group or 0)
 
 
 def choice(text: str) -> tuple[str, str] | None:
@@ -237,9 +348,59 @@ def choice(text: str) -> tuple[str, str] | None:
 
 
 def time_of_day(text: str) -> tuple[int, int, str] | None:
-    """``4:30 p.m.`` as (4, 30, "p"); the last is empty where only the clock is given."""
+    """``4:30 p.m.`` (without spaces) as (4, 30, "p"), ``noon`` as (0, 0, "p"); the last is empty where only the clock is given."""
+    if text.lower() in _TIMES:
+        return _TIMES[text.lower()]
     match = _TIME.fullmatch(text)
-    return (int(match[1]), int(match[2]), (match[3] or "").lower()) if match and int(match[2]) < 60 else None
+    if not match:
+        return None
+    hour, minute, half = int(match[1]), int(match[2] or 0), (match[3] or "").lower()
+    if minute > 59 or hour > 24 or not (match[2] or half or match[4]):
+        return None
+    if hour > 12 or hour == 0:
+        half = half or ("p" if 12 < hour < 24 else "a")
+    return hour % 12, minute, half
+
+
+def same_time(text: str, other: str) -> bool | None:
+    """Whether two texts (without spaces) are the same time of day, where one that states no half of the day may be either."""
+    time, other_time = time_of_day(text), time_of_day(other)
+    if time is None or other_time is None:
+        return None
+    bare = [re.match(r"\d{1,2}:\d\d$", each) for each in (text, other)]
+    if all(bare):
+        return time == other_time
+    return time[:2] == other_time[:2] and (time[2] == other_time[2] or "" in (time[2], other_time[2]))
+
+
+def day_of_year(text: str) -> tuple[str, int] | None:
+    """``6 June``, ``June 6th`` and ``6th of June`` as ("jun", 6)."""
+    match = _DATE.fullmatch(text)
+    return ((match[2] or match[3])[:3].lower(), int(match[1] or match[4])) if match else None
+
+
+def restated(text: str) -> Iterator[str]:
+    """Other readings of an answer in words: the number in digits, without a parenthesis or an adverb behind, "Yes" alone."""
+    text = " ".join(text.replace("**", "").split()).rstrip(" .")
+    number = spelt_out(text)
+    if number:
+        yield number
+    if match := _PARENTHESIS.fullmatch(text):
+        number, inside, behind = match.groups()
+        if (number_word(inside) or inside) == number:
+            yield number + behind
+        elif not behind:
+            yield f"{number} {inside}"
+    if match := _WITH_ADVERB.fullmatch(text):
+        yield match[1]
+    if match := _POINTED.fullmatch(text):
+        yield match[1]
+    if match := _YES_OR_NO.fullmatch(text):
+        denials = HEDGES - _NEGATIONS if match[1].lower() in {"no", "false"} else HEDGES | _OPPOSITES
+        if denials.isdisjoint(words_of(match[2] or "")) and "?" not in text:
+            yield match[1]
+    if text.endswith("!") and text[-3:-1].isalpha():
+        yield text.rstrip("!")
 
 
 def based(text: str) -> tuple[str, int] | None:
@@ -258,4 +419,5 @@ def canonical_word(text: str) -> str:
     """A word or name without article, case and hyphens, or the first of its synonyms."""
     word = " ".join(_ARTICLE.sub("", text.casefold(), count=1).replace("-", " ").replace("\\", "\\").split())
     word = re.sub(r"\b(\d+)(?:st|nd|rd|th)\b", r"\1", word)
+    word = re.sub(r"^((?:right|acute|obtuse)? ?(?:isosceles|equilateral|scalene)) triangle$", r"\1", word)
     return _SYNONYMS.get(word, word)

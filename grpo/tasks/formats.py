@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from grpo.common.errors import UserError
-from grpo.grader.extract import last_boxed
+from grpo.grader.extract import boxed_answer
 from grpo.tasks.task import PLACEHOLDER, Format
 
 PROMPTS = Path(str(files("grpo.tasks"))) / "prompts"
@@ -52,13 +52,13 @@ def tagged_answer(response: str) -> str | None:
     if "".join(after_end[:-1]).strip():  # which tag ends the answer would be ours to choose, and an empty answer equals nothing
         return ""
     answer = before_end.strip()
-    boxed = last_boxed(answer)
+    boxed = boxed_answer(answer)
     return answer if boxed is None else boxed
 
 
 R1_ZERO = Format(load_template(PROMPTS / "r1_zero.prompt"), stop=("</answer>",), read=tagged_answer)
-QUESTION_ONLY = Format(load_template(PROMPTS / "question_only.prompt"), read=last_boxed)
+QUESTION_ONLY = Format(load_template(PROMPTS / "question_only.prompt"), read=boxed_answer)
 # For models that were trained to chat. Of those that can think before they answer the second asks an answer at once, by the
 # option of Qwen3's template; other templates take no notice of it.
-CHAT = Format("{question}\n\nReason step by step, and put the final answer into \\boxed{}.", read=last_boxed, chat=True)
+CHAT = Format("{question}\n\nReason step by step, and put the final answer into \\boxed{}.", read=boxed_answer, chat=True)
 CHAT_WITHOUT_THINKING = replace(CHAT, options={"enable_thinking": False})

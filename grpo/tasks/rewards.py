@@ -12,7 +12,7 @@ from typing import Any
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem
-from grpo.grader.extract import last_boxed
+from grpo.grader.extract import boxed_answer
 from grpo.grader.pool import is_equal
 from grpo.tasks.formats import tagged_answer
 from grpo.tasks.task import OWN_REWARDS, ScoredBatch, rewards
@@ -48,7 +48,7 @@ def question_only_reward_fn(response: str, ground_truth: GroundTruth, fast: bool
     The content of the last one is the answer; if that one is not closed, the form is wrong. Everything else is as in
     :func:`r1_zero_reward_fn`.
     """
-    return _score(last_boxed(response), ground_truth)
+    return _score(boxed_answer(response), ground_truth)
 
 
 def _score(answer: str | None, ground_truth: GroundTruth) -> dict[str, float]:

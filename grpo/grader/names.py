@@ -1,0 +1,69 @@
+r"""Names of what is answered, before an equals sign: ``x_{\max}``, ``P(A|B)``, ``[ABC]``, ``m+n``.
+
+``2x`` and ``x^2`` name nothing: of ``2x = 5`` the answer is not 5.
+"""
+
+from __future__ import annotations
+
+import re
+
+_GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|phi|omega|pi|Delta|Omega|Phi|ell)(?![A-Za-z])"
+_LETTER = rf"(?:[A-Za-z]|{_GREEK})"
+_INDEX = r"_(?:\w|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\[A-Za-z]+)"
+_ACCENT = r"\\(?:hat|bar|tilde|vec|overline|widehat|overrightarrow)(?:\{[A-Za-z]{1,3}\}| ?[A-Za-z])"
+_ARGUMENT = r"(?:\((?:[^()\[\]<>]|\([^()]*\))*\)|\[(?:[^()\[\]<>]|\([^()]*\))*\])"
+_SET = r"\\?[A-Z](?:_\w)?"
+_ATOMS = (
+    rf"{_LETTER}'*{_INDEX}",
+    rf"{_LETTER}'+",
+    _ACCENT,
+    rf"(?:[fghpqPQEFGHV]|\\Pr|\\mathbb\{{[EP]\}}|\\text\{{[A-Za-z]+\}})'*(?:{_INDEX})?(?:\^\{{-1\}})? ?{_ARGUMENT}",
+    rf"\\(?:det|dim|rank|deg|max|min|sup|inf|lim|gcd|lcm|sum|prod)(?:{_INDEX})?(?:\^(?:\w|\{{[^{{}}]*\}}))? ?"
+    rf"(?:{_LETTER}'*(?:{_INDEX})?{_ARGUMENT}?|{_ARGUMENT})",
+    rf"\\\|(?:{_LETTER}|{_ACCENT}|\\text\{{\w\}})\\\||\|(?:{_SET}(?: ?\\(?:cap|cup|setminus) ?{_SET})*|{_ACCENT}|\\text\{{\w\}})\|",
+    r"\[[A-Z]{3,6}\]|[A-Z]{2}|\\overline\{[A-Z]{2}\}",
+    r"\\text\{[A-Za-z ]+\} ?\\triangle ?[A-Z]{3}",
+)
+_QUANTITY = re.compile("|".join(f"(?:{atom})" for atom in _ATOMS))
+_TERM = re.compile(rf"(?:{'|'.join(f'(?:{atom})' for atom in _ATOMS)}|{_LETTER})(?:\^(?:\d|\{{\d\}}))?")
+_UNKNOWN = re.compile(r"(?<![A-Za-z\\({])[xyz](?![A-Za-z_)])")
+_MAX_TERMS = 8
+
+
+def names_quantity(text: str) -> bool:
+    """Whether a side of an equation (normalised) is a name that cannot be taken for something to compute."""
+    return _QUANTITY.fullmatch(text) is not None
+
+
+def names_sum(text: str) -> bool:
+    """Whether a side of an equation is a sum of different names, such as ``m+n`` or ``f(2)+f(3)``; ``x+y = 2`` is a line."""
+    if "+" not in text or _UNKNOWN.search(text):
+        return False
+    terms: list[str] = []
+    position = 0
+    while match := _TERM.match(text, position):
+        terms.append(match.group())
+        position = match.end()
+        if position == len(text):
+            break
+        if text[position] != "+" or len(terms) == _MAX_TERMS:
+            return False
+        position += 1
+    return position == len(text) and 1 < len(terms) == len(set(terms))
+
+
+# --------------------------------------------------------------------------------------------- products in their order
+
+_VECTOR = r"\\(?:vec|overrightarrow)(?:\{[A-Za-z]{1,2}\}| ?[A-Za-z])|\\text\{[A-Za-z]\}"
+_CROSS = re.compile(rf"(?:{_VECTOR}) ?\\times ?(?:{_VECTOR})")
+_POWER = r"\^(?:\{(?:-1|T|\\top|\\text\{T\}|t)\}|T|\\top)"
+_MATRICES = re.compile(rf"[A-Z]{_POWER} ?[A-Z]|[A-Z] ?[A-Z]{_POWER}")
+_FACTOR = re.compile(rf"{_VECTOR}|[A-Z]")
+
+
+def in_another_order(text: str, other: str) -> bool:
+    r"""Whether two texts hold products of vectors or matrices whose factors stand in another order: ``A^{-1}B``, ``BA^{-1}``."""
+    if not any(pattern.search(each) for pattern in (_CROSS, _MATRICES) for each in (text, other)):
+        return False
+    first, second = (sorted(_FACTOR.findall(term) for term in re.split(r"(?<!\{)[-+]", each)) for each in (text, other))
+    return first != second and sorted(sum(first, [])) == sorted(sum(second, []))

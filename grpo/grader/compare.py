@@ -9,7 +9,7 @@ from typing import TypeVar
 from grpo.grader.evaluate import number, ratio, same_value
 from grpo.grader.expression import divides, equation_difference, is_rational, parse, variables
 from grpo.grader.families import Arithmetic, declared_family, letters_of, possible_family, renamed, replaced, without_name
-from grpo.grader.names import in_another_order, names_quantity, names_sum
+from grpo.grader.names import names_quantity, names_sum
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.quantity import exact_value, is_sign_of, joined_quantity, same_quantity, same_unit, scaled, size_of, split_unit
 from grpo.grader.relations import (
@@ -201,7 +201,7 @@ class Comparison:
             are_chains = _CHAIN.search(answer) is not None and _CHAIN.search(truth) is not None
             return are_chains and self.same_chain(answer, truth, levels)
         if exact_value(answer) is not None or exact_value(truth) is not None:
-            return False
+            return None if _names_what_it_equals(answer) or _names_what_it_equals(truth) else False
         members = (member_of(answer), member_of(truth))
         return self.same(*members, levels - 1) if members != (answer, truth) else None
 
@@ -376,9 +376,13 @@ class Comparison:
         for value, other in ((scaled(body), exact_value(true_body)), (scaled(true_body), exact_value(body))):
             if value is not None and other is not None:
                 return value == other and (not unit or not true_unit or same_unit(unit, true_unit))
-        if unit and true_unit and not same_unit(unit, true_unit):
-            return False
         body, true_body = unwrap_text(body), unwrap_text(true_body)
+        if unit and true_unit and not same_unit(unit, true_unit):
+            size, true_size = size_of(unit), size_of(true_unit)
+            if size is None or true_size is None or size[0] != true_size[0]:
+                return False
+            factor = size[1] / true_size[1]
+            return same_value(f"{factor.numerator}/{factor.denominator}*({body})", true_body, self.effort) is True
         if self.spelt_alike(body, true_body):
             return True
         if "%" in (unit, true_unit) and unit != true_unit:
@@ -397,8 +401,6 @@ class Comparison:
         lettered = _LETTERED_UNIT.fullmatch(answer) if true_unit else None
         if lettered and exact_value(lettered[1]) is not None and is_sign_of(lettered[2], true_unit):
             return exact_value(lettered[1]) == exact_value(truth)
-        if in_another_order(answer, truth):
-            return False
         if "\\infty" in (answer.lstrip("+-"), truth.lstrip("+-")):
             return answer.lstrip("+") == truth.lstrip("+")
         if _INVERSE.search(answer) or _INVERSE.search(truth):
@@ -490,6 +492,12 @@ def _is_name(text: str) -> bool:
     if _VARIABLE.fullmatch(text) is None and not (names_quantity(text) and not _is_number(text)):
         return False
     return not any(hedges(word) for word in words_of(opened(text)) if word != "range")
+
+
+def _names_what_it_equals(text: str) -> bool:
+    r"""Whether a text such as ``|A\cup B| = 5`` gives a named quantity its value."""
+    sides = split_equations(text)
+    return len(sides) > 1 and names_quantity(sides[0])
 
 
 def same_ratio(answer: str, truth: str) -> bool | None:

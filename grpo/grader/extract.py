@@ -35,9 +35,9 @@ def last_boxed(text: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` or ``\fbox{...}``, with nested braces kept.
 
     Boxes that are joined by nothing but "and", "or" or a comma are one answer, a list: ``\boxed{2}$ and $\boxed{3}`` gives
-    ``2, 3``; the same answer boxed again is still one. Of nested boxes the outer one counts; an empty box only where there is
-    no other. ``\boxed 5``, as some solutions of MATH write it, gives ``5``. None where there is no box, or where the last one
-    is not closed: an unfinished box is an unfinished answer, whatever stands in an earlier one.
+    ``2, 3``; the same answer boxed again is still one. Of nested boxes the outer one counts. ``\boxed 5``, as
+    some solutions of MATH write it, gives ``5``. None where there is no box, or where the last one is not closed: an unfinished
+    box is an unfinished answer, whatever stands in an earlier one.
     """
     found = _last_boxes(text)
     return found if found is None or isinstance(found, str) else _listed(text, found)
@@ -53,6 +53,8 @@ def boxed_answer(text: str) -> str | None:
     if found is None or isinstance(found, str):
         return found
     answer = _listed(text, found)
+    if not answer:
+        return ""
     before, after = _before(text[max(0, found[0].start - _AROUND) : found[0].start], answer), _after(text[found[-1].end + 1 :])
     if before.endswith(("(", "[")) != after.startswith((")", "]")):
         before, after = before.rstrip("(["), after.lstrip(")]")
@@ -62,13 +64,14 @@ def boxed_answer(text: str) -> str | None:
 
 
 def without_boxes(text: str) -> str:
-    r"""``text`` with the content of each ``\boxed{...}`` in its place; a box that is not closed stays.
+    r"""``text`` with the content of each ``\boxed{...}`` in its place; a box that is empty or not closed stays.
 
     Where it would run into a neighbour, as the digits of ``\boxed{2}\boxed{3}``, a space keeps them apart.
     """
     if not any(name in text for name in _NAMES):
         return text
-    cuts = sorted(cut for box in _closed_boxes(text) for cut in ((box.start, box.inside), (box.end, box.end + 1)))
+    boxes = [box for box in _closed_boxes(text) if box.content(text)]
+    cuts = sorted(cut for box in boxes for cut in ((box.start, box.inside), (box.end, box.end + 1)))
     pieces, position = [""], 0
     for start, end in cuts:
         pieces.append(text[position:start])
@@ -105,8 +108,6 @@ def _last_boxes(text: str) -> list[_Box] | str | None:
             boxes.pop()
         boxes.append(box)
     joined = [_are_joined(text, *pair) for pair in pairwise(boxes)]
-    while len(boxes) > 1 and not boxes[-1].content(text) and not joined[-1]:
-        boxes, joined = boxes[:-1], joined[:-1]
     first = len(boxes) - 1
     while first and joined[first - 1]:
         first -= 1
@@ -180,7 +181,9 @@ _TURNS = re.compile(
     r"|hundredths|thousandths|grand|mln|mio|bn|lakh|crore|or (?:more|less|fewer))(?![A-Za-z])",
     re.IGNORECASE,
 )
-_UNIT = re.compile(r"(?:(?:square|cubic|sq|cu)\.? )?[A-Za-z]+(?:\^\d| (?:squared|cubed))?(?:(?: per | an? | ?/ ?)[A-Za-z]+(?:\^\d)?)?")
+_UNIT = re.compile(
+    r"(?:(?:square|cubic|sq|cu)\.? )?[A-Za-z]+(?:\^\d| (?:squared|cubed))?(?:(?: per | an? | ?/ ?)[A-Za-z]+(?:\^\d)?)?"
+)
 
 
 def _plain(text: str) -> str:

@@ -50,20 +50,3 @@ def names_sum(text: str) -> bool:
             return False
         position += 1
     return position == len(text) and 1 < len(terms) == len(set(terms))
-
-
-# --------------------------------------------------------------------------------------------- products in their order
-
-_VECTOR = r"\\(?:vec|overrightarrow)(?:\{[A-Za-z]{1,2}\}| ?[A-Za-z])|\\text\{[A-Za-z]\}"
-_CROSS = re.compile(rf"(?:{_VECTOR}) ?\\times ?(?:{_VECTOR})")
-_POWER = r"\^(?:\{(?:-1|T|\\top|\\text\{T\}|t)\}|T|\\top)"
-_MATRICES = re.compile(rf"[A-Z]{_POWER} ?[A-Z]|[A-Z] ?[A-Z]{_POWER}")
-_FACTOR = re.compile(rf"{_VECTOR}|[A-Z]")
-
-
-def in_another_order(text: str, other: str) -> bool:
-    r"""Whether two texts hold products of vectors or matrices whose factors stand in another order: ``A^{-1}B``, ``BA^{-1}``."""
-    if not any(pattern.search(each) for pattern in (_CROSS, _MATRICES) for each in (text, other)):
-        return False
-    first, second = (sorted(_FACTOR.findall(term) for term in re.split(r"(?<!\{)[-+]", each)) for each in (text, other))
-    return first != second and sorted(sum(first, [])) == sorted(sum(second, []))

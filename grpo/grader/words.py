@@ -54,7 +54,12 @@ _PARTS_OF_ONE = {
     ]
     for name in (word, word + "s")
 } | {"half": 2, "halves": 2}
-_NUMBER_BEGINNINGS = frozenset(word[:3] for word in (*_NUMBER_WORDS, "half", "minus", "negative")) | {"a h", "a t", "a q", "a m"}
+_NUMBER_BEGINNINGS = frozenset(word[:3] for word in (*_NUMBER_WORDS, "half", "minus", "negative")) | {
+    "a h",
+    "a t",
+    "a q",
+    "a m",
+}
 _JOINING = frozenset("or and to of more less squared cubed times plus minus point half".split())
 _VERB = (
     r"is equal to|are equal to|is given by|are given by|is simply|is therefore|is thus|is exactly|must be|will be|equals|equal|"
@@ -112,9 +117,14 @@ _MONTH = (
 _DATE = re.compile(rf"(\d{{1,2}})(?:st|nd|rd|th)? ?(?:of )?{_MONTH}|{_MONTH} ?(\d{{1,2}})(?:st|nd|rd|th)?", re.IGNORECASE)
 _PARENTHESIS = re.compile(r"((?:\\?\$)?[+-]?[\d.,/]*\d) ?\(([A-Za-z][A-Za-z -]*)\)((?: [A-Za-z]+){0,3})")
 _WITH_ADVERB = re.compile(r"([-\d$\\].*[^\s,]),? (?:altogether|in total|in all|overall|total)!?")
-_POINTED = re.compile(r"(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? ?(\\?[$(\[{].*)", re.IGNORECASE)
+_POINTED = re.compile(
+    r"(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? ?(\\?[$(\[{].*)", re.IGNORECASE
+)
+_NONE_FOUND = re.compile(r"0 (?:real |integer |such )?solutions?")
 _YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
-_NEGATIONS = frozenset("not no never cannot can't isn't aren't doesn't don't wasn't neither nor other any less more than least".split())
+_NEGATIONS = frozenset(
+    "not no never cannot can't isn't aren't doesn't don't wasn't neither nor other any less more than least".split()
+)
 _OPPOSITES = frozenset("no false".split())
 _BASED = re.compile(
     r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
@@ -123,7 +133,7 @@ _ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
 _SYNONYMS = {
     spelling: group[0]
     for group in (
-        ("no solution", "no solutions", "0 solutions", "zero solutions", "0 real solutions", "there is no solution", "there are no solutions", r"\emptyset", "empty set", r"\{\}",
+        ("no solution", "no solutions", "there is no solution", "there are no solutions", r"\emptyset", "empty set", r"\{\}",
          "no real solution", "no real solutions", "none exist", "no such solution"),
         ("undefined", "not defined"),
         ("does not exist", "dne"),
@@ -385,6 +395,8 @@ def restated(text: str) -> Iterator[str]:
     number = spelt_out(text)
     if number:
         yield number
+    if _NONE_FOUND.fullmatch(number or text):
+        yield "no solution"
     if match := _PARENTHESIS.fullmatch(text):
         number, inside, behind = match.groups()
         if (number_word(inside) or inside) == number:
@@ -405,14 +417,17 @@ def restated(text: str) -> Iterator[str]:
 
 def based(text: str) -> tuple[str, int] | None:
     r"""Digits and base of ``1204_{9}``, ``1204_{\text{nine}}`` or ``1204 base 9``; None where no base is stated."""
+    text = re.sub(r"^0x([0-9A-Fa-f]+)$", r"\1_{16}", text)
     match = _BASED.fullmatch(text)
-    if not match or not any(character.isdigit() or character.isupper() for character in match[1]):
+    if not match:
         return None
     base = match[2] or match[3]
+    if not any(character.isdigit() or character.isupper() for character in match[1]) and base != "16":
+        return None
     name = number_word(base) if base.isalpha() else base
     if name is None or (len(match[1]) == 1 and match[1].isalpha()):
         return None
-    return match[1].lstrip("0") or "0", int(name)
+    return (match[1].upper() if int(name) > 10 else match[1]).lstrip("0") or "0", int(name)
 
 
 def canonical_word(text: str) -> str:

@@ -505,9 +505,11 @@ def same_ratio(answer: str, truth: str) -> bool | None:
     pair. The ratio is no answer where the fraction is asked for: 3 to 4 may be 3 of 7."""
     for text, other in ((answer, truth), (truth, answer)):
         if _RATIO.fullmatch(other):
-            words, fraction = _RATIO_IN_WORDS.fullmatch(text), _FRACTION.fullmatch(text)
-            if words or (fraction and other is truth and same_time(other, other) is None):
-                return other.split(":") == [part for part in (words or fraction).groups() if part]
+            stated = _RATIO_IN_WORDS.fullmatch(text)
+            if stated is None and other is truth and same_time(other, other) is None:
+                stated = _FRACTION.fullmatch(text)
+            if stated:
+                return other.split(":") == [part for part in stated.groups() if part]
     return None
 
 

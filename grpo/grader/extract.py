@@ -151,7 +151,8 @@ _SUM = re.compile(r"(?<=.)[-+]|^-|\\(?:pm|mp)(?![A-Za-z])")
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mbox|hbox|mathrm)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(
     r"\\(?:left|right|[bB]ig+[lr]?|displaystyle|textstyle|q?quad|(?:text)?color\s*\{\w*\}"
-    r"|text(?:bf|it|rm|normal)?|math(?:bf|rm|it)|bm|boldsymbol|mbox|underline|emph|large|Large|huge)(?![A-Za-z])|\\[,;:! ]|[{}~#`*\"“”]"
+    r"|text(?:bf|it|rm|normal)?|math(?:bf|rm|it)|bm|boldsymbol|mbox|underline|emph|large|Large|huge)(?![A-Za-z])"
+    r"|\\[,;:! ]|[{}~#`*\"“”]"
 )
 _EMPTY = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 # Where the formula around a box ends: at the mathematics' delimiters, at a word, a point, and at another value of the same.
@@ -182,7 +183,8 @@ _TURNS = re.compile(
     re.IGNORECASE,
 )
 _UNIT = re.compile(
-    r"(?:(?:square|cubic|sq|cu)\.? )?[A-Za-z]+(?:\^\d| (?:squared|cubed))?(?:(?: per | an? | ?/ ?)[A-Za-z]+(?:\^\d)?)?"
+    r"(?:(?:square|cubic|sq|cu)\.? )?[A-Za-z]+(?:\^\d| (?:squared|cubed))?"
+    r"(?:(?: per | an? | ?/ ?)[A-Za-z]+(?:\^\d)?)?"
 )
 
 

@@ -20,7 +20,8 @@ _ATOMS = (
     rf"(?:[fghpqPQEFGHV]|\\Pr|\\mathbb\{{[EP]\}}|\\text\{{[A-Za-z]+\}})'*(?:{_INDEX})?(?:\^\{{-1\}})? ?{_ARGUMENT}",
     rf"\\(?:det|dim|rank|deg|max|min|sup|inf|lim|gcd|lcm|sum|prod)(?:{_INDEX})?(?:\^(?:\w|\{{[^{{}}]*\}}))? ?"
     rf"(?:{_LETTER}'*(?:{_INDEX})?{_ARGUMENT}?|{_ARGUMENT})",
-    rf"\\\|(?:{_LETTER}|{_ACCENT}|\\text\{{\w\}})\\\||\|(?:{_SET}(?: ?\\(?:cap|cup|setminus) ?{_SET})*|{_ACCENT}|\\text\{{\w\}})\|",
+    rf"\\\|(?:{_LETTER}|{_ACCENT}|\\text\{{\w\}})\\\|"
+    rf"|\|(?:{_SET}(?: ?\\(?:cap|cup|setminus) ?{_SET})*|{_ACCENT}|\\text\{{\w\}})\|",
     r"\[[A-Z]{3,6}\]|[A-Z]{2}|\\overline\{[A-Z]{2}\}",
     r"\\text\{[A-Za-z ]+\} ?\\triangle ?[A-Z]{3}",
 )

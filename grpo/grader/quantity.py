@@ -39,7 +39,8 @@ _WORD_UNIT = re.compile(
 )
 # Units that begin with a single letter; 5m/n and 5g h are products.
 _LETTERS_OF_UNITS = re.compile(
-    rf"[ms] ?/ ?(?:s|ft|min|sec|hr){_EXPONENT}?|m s\^\{{?-[12]\}}?|N ?(?:\\cdot ?|\*)?m|[gJ] ?/ ?(?:cm|mol|kg|ml|mL){_EXPONENT}?"
+    rf"[ms] ?/ ?(?:s|ft|min|sec|hr){_EXPONENT}?|m s\^\{{?-[12]\}}?|N ?(?:\\cdot ?|\*)?m"
+    rf"|[gJ] ?/ ?(?:cm|mol|kg|ml|mL){_EXPONENT}?"
 )
 _SHORT_NAMES = "cm mm km kg mg ml ft in yd mi oz lb lbs pt qt hr hrs sq cu am pm mph kph gal min mins sec secs deg cents kmh"
 _SHORT_UNITS = frozenset(_SHORT_NAMES.split())
@@ -55,10 +56,8 @@ _NO_UNIT_WORDS = (
 )
 _NO_UNIT = frozenset(_NO_UNIT_WORDS.split())
 # Plurals without an s, and things that are counted in the singular.
-_COUNTED = frozenset(
-    "people children men women feet teeth mice geese sheep fish deer dice oxen percent cattle salmon shrimp aircraft spacecraft "
-    "headquarters series species data units unit".split()
-)
+_COUNTED_NAMES = "people children men women feet teeth mice geese sheep fish deer dice oxen cattle series species data unit"
+_COUNTED = frozenset(_COUNTED_NAMES.split())
 _UNIT_NAMES = {
     "feet": "foot", "ft": "foot", "inches": "inch", "in": "inch", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm",
     "millimetre": "mm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km", "kms": "km", "cms": "cm",
@@ -190,11 +189,11 @@ def split_unit(text: str, lenient: bool = True) -> tuple[str, str]:
     if ordinal := _ORDINAL.fullmatch(text):
         return ordinal[1], ""
     if match := _FRACTION_UNIT.fullmatch(text):
-        body, name, explicit = match[1], f"{match[2]}/{match[3]}", True
+        body, name = match[1], f"{match[2]}/{match[3]}"
     elif match := _TEXT_UNIT.fullmatch(text):
-        body, name, explicit = match[1], match[2], True
+        body, name = match[1], match[2]
     elif match := _WORD_UNIT.fullmatch(text):
-        body, name, explicit = match[1], match[3], False
+        body, name = match[1], match[3]
         # Letters right behind a number, or two letters, are variables unless they are a unit's usual sign: 5xy, 2 ab.
         first = re.split(r"[\s/^.*\\-]", name, maxsplit=1)[0].lower()
         signs = first in _SHORT_UNITS or (len(first) > 1 and _singular(first) in _SIZES)
@@ -202,7 +201,7 @@ def split_unit(text: str, lenient: bool = True) -> tuple[str, str]:
             return text, ""
     else:
         return text, ""
-    return (text, "") if body.endswith(("\\", "_", "^")) else _with_unit(text, body, name, lenient or explicit and "\\" in text)
+    return (text, "") if body.endswith(("\\", "_", "^")) else _with_unit(text, body, name, lenient)
 
 
 def _priced(text: str, amount: str, currency: str) -> tuple[str, str]:
@@ -221,7 +220,7 @@ def _with_unit(text: str, body: str, name: str, lenient: bool) -> tuple[str, str
         return number, _canonical(words) if words else ""
     if not 1 <= len(words) <= 8 or words[0] in {"squared", "cubed"} or not _are_units(words):
         return text, ""
-    if not lenient and body != "1" and not any(_counts(word) for word in words[: (words + ["/"]).index("/")]):
+    if not lenient and body != "1" and not any(map(_counts, words[: [*words, "/"].index("/")])):
         return text, ""
     return body.strip(), _canonical(words)
 

@@ -60,7 +60,8 @@ _NUMBER_BEGINNINGS = frozenset(word[:3] for word in (*_NUMBER_WORDS, "half", "mi
     "a q",
     "a m",
 }
-_JOINING = frozenset("or and to of more less squared cubed times plus minus point half".split())
+_JOINING_WORDS = "or and to of more less squared cubed times plus minus point half"
+_JOINING = frozenset(_JOINING_WORDS.split())
 _VERB = (
     r"is equal to|are equal to|is given by|are given by|is simply|is therefore|is thus|is exactly|must be|will be|equals|equal|"
     r"is|are|was|were|comes to|comes out to|evaluates to|simplifies to|reduces to|gives|yields|costs|cost|takes|take|took|has|"
@@ -122,10 +123,9 @@ _POINTED = re.compile(
 )
 _NONE_FOUND = re.compile(r"0 (?:real |integer |such )?solutions?")
 _YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
-_NEGATIONS = frozenset(
-    "not no never cannot can't isn't aren't doesn't don't wasn't neither nor other any less more than least".split()
-)
-_OPPOSITES = frozenset("no false".split())
+_NEGATING = "not no never cannot can't isn't aren't doesn't don't wasn't neither nor other any less more than least"
+_NEGATIONS = frozenset(_NEGATING.split())
+_OPPOSITES = frozenset(("no", "false"))
 _BASED = re.compile(
     r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
 )
@@ -253,7 +253,7 @@ def digits_without_base(text: str, other: str) -> bool:
 
 
 def number_word(text: str) -> str | None:
-    """``twelve``, ``minus one hundred twenty-five``, ``two and a half`` or ``three quarters`` as digits; None for other words."""
+    """``twelve``, ``minus one hundred twenty-five``, ``two and a half``, ``three quarters`` as digits; None for other words."""
     if text[:3].lower() not in _NUMBER_BEGINNINGS:
         return None
     words = [word for word in re.split(r"[\s-]+", text.strip().lower()) if word]
@@ -322,7 +322,7 @@ def _read_whole(words: list[str]) -> int | None:
             if place == 0 or parts[place - 1] not in _LARGE:
                 return None
         elif word == "hundred":
-            if not group or group >= 100 or group % 10 == 0 and group > 90:
+            if not group or group >= 100:
                 return None
             group *= 100
         elif word in _LARGE:
@@ -334,9 +334,7 @@ def _read_whole(words: list[str]) -> int | None:
             value = int(_NUMBER_WORDS[word])
             if group is None:
                 group = value
-            elif group % 100 == 0 and group and value:
-                group += value
-            elif group % 10 == 0 and 20 <= group % 100 and 0 < value < 10:
+            elif value and ((group and group % 100 == 0) or (group % 10 == 0 and group % 100 >= 20 and value < 10)):
                 group += value
             else:
                 return None
@@ -358,7 +356,7 @@ def choice(text: str) -> tuple[str, str] | None:
 
 
 def time_of_day(text: str) -> tuple[int, int, str] | None:
-    """``4:30 p.m.`` (without spaces) as (4, 30, "p"), ``noon`` as (0, 0, "p"); the last is empty where only the clock is given."""
+    """``4:30 p.m.`` (without spaces) as (4, 30, "p"), ``noon`` as (0, 0, "p"); the last is empty if not stated."""
     if text.lower() in _TIMES:
         return _TIMES[text.lower()]
     match = _TIME.fullmatch(text)

@@ -56,7 +56,9 @@ _NO_UNIT_WORDS = (
 )
 _NO_UNIT = frozenset(_NO_UNIT_WORDS.split())
 # Plurals without an s, and things that are counted in the singular.
-_COUNTED_NAMES = "people children men women feet teeth mice geese sheep fish deer dice oxen cattle series species data unit"
+_COUNTED_NAMES = (
+    "percent people children men women feet teeth mice geese sheep fish deer dice oxen cattle series species data unit"
+)
 _COUNTED = frozenset(_COUNTED_NAMES.split())
 _UNIT_NAMES = {
     "feet": "foot", "ft": "foot", "inches": "inch", "in": "inch", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm",

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ARTIFACTS = Path("mlruns/server")
-AUTH = Path("mlruns/auth.ini")  # holds the password; only its owner may read it
+AUTH = Path("mlruns/auth.ini")  # holds the password, and auth.db beside it who may what; only their owner may read them
 USER = "admin"
 PRIVATE = "localhost localhost:* 127.* 10.* 192.168.* 172.1[6-9].* 172.2[0-9].* 172.3[01].*"
 
@@ -56,7 +56,8 @@ def with_password(password: str) -> None:
     users.parent.mkdir(exist_ok=True)
     users.unlink(missing_ok=True)  # it would keep the password of an earlier start
     AUTH.unlink(missing_ok=True)
-    AUTH.touch(mode=0o600)
+    for private in (AUTH, users):
+        private.touch(mode=0o600)
     AUTH.write_text(
         f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{users}\nadmin_username = {USER}\n"
         f"admin_password = {password.replace('%', '%%')}\n"

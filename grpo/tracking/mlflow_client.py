@@ -19,11 +19,10 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,6 +37,8 @@ DATABASE = "mlflow.db"
 RUN, METRICS, STATE = "run.json", "metrics.jsonl", "study.json"
 ANSWER, SYSTEM = "mlflow.json", "system.jsonl"
 CHECK_SECONDS = 30.0  # how often a run sees to it that somebody brings its folder to MLflow
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first one counts a laptop's sleep too
+_BEGAN = time.time() - time.clock_gettime(_CLOCK)
 ANSWER_SECONDS = 120.0  # how long its end waits for that
 
 
@@ -82,7 +83,7 @@ class MlflowRun:
             "tables": [],
             "checkpoints": [],
             "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
-            "started": _milliseconds(),
+            "started": milliseconds(),
             "status": None,
             "ended": None,
         }
@@ -105,7 +106,7 @@ class MlflowRun:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics of one step."""
-        row = {"time": _milliseconds(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
+        row = {"time": milliseconds(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
         with self._noting_trouble():
             if self._metrics is None:
                 raise FileNotFoundError("there is no file to write to")
@@ -166,7 +167,7 @@ class MlflowRun:
             the run's id, or None where it could not be made. Where something could not be written, a warning says what and
             how to deliver it later; the run's files are whole.
         """
-        told = self._describe(status=status, ended=_milliseconds())
+        told = self._describe(status=status, ended=milliseconds())
         run_id, errors = self._answer() if told else (None, [])
         if self._trouble is not None:
             lost = f"{self._lost} messages could not be kept on disk: " if self._lost else ""
@@ -261,12 +262,10 @@ def sender() -> str:
 
 
 def lock_of_sender(name: str) -> Path:
-    """The file that this process keeps locked."""
-    folder = Path(tempfile.gettempdir()) / f"grpo-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
-    return folder / f"{name}.lock"
+    """The file that this process keeps locked; its log lies beside it."""
+    lock = paths.workspace() / paths.RUN_LOCKS / f"mlflow-{name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    return lock
 
 
 def describe(error: BaseException) -> str:
@@ -297,8 +296,9 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^\w.=@-]+", "_", text)[:80]
 
 
-def _milliseconds() -> int:
-    return int(time.time() * 1000)
+def milliseconds() -> int:
+    """Milliseconds since 1970, which never go back while this process lives, whatever becomes of the machine's clock."""
+    return int(1000 * (_BEGAN + time.clock_gettime(_CLOCK)))
 
 
 def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
@@ -306,33 +306,42 @@ def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def source_tags() -> dict[str, str]:
-    """The git commit the code stands at, and whether it was changed since; asked once for each folder."""
+    """The git commit the code stands at ("none": not known), and whether it was changed since ("unknown": git does not say)."""
     return _source_tags(Path.cwd())
 
 
 @lru_cache
 def _source_tags(folder: Path) -> dict[str, str]:
+    """:func:`source_tags` of a folder, asked once."""
 
-    def git(*args: str) -> str:
-        try:
-            return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
-        except FileNotFoundError:
-            return ""
+    def git(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=False)
 
     deciding = ("grpo", "params.yaml", "dvc.yaml", "constraints.txt")
     from_the_top = (f":(top){name}" for name in deciding)  # `grpo quickstart` works in a folder below
-    changed = bool(git("status", "--porcelain", "--untracked-files=no", "--", *deciding, *from_the_top))
-    return {"git_commit": git("rev-parse", "--verify", "--quiet", "HEAD") or "none", "git_changed": str(changed).lower()}
+    try:
+        status = git("status", "--porcelain", "--untracked-files=no", "--", *deciding, *from_the_top)
+        commit = git("rev-parse", "--verify", "--quiet", "HEAD").stdout.strip()
+    except FileNotFoundError:
+        return {"git_commit": "none", "git_changed": "unknown"}
+    if "safe.directory" in status.stderr:
+        print(
+            f"warning: {folder} belongs to another user, so git does not say at which commit the code stands: runs are recorded"
+            f" with git_commit none. `git config --global --add safe.directory {shlex.quote(str(folder))}` lets it.",
+            file=sys.stderr,
+        )
+    changed = "unknown" if status.returncode else str(bool(status.stdout)).lower()
+    return {"git_commit": commit or "none", "git_changed": changed}
 
 
 def mlflow_source_tags() -> dict[str, str]:
     """What MLflow's own columns show (commit, source, user), and the name of the DVC experiment that a run is part of."""
     commit, experiment = source_tags()["git_commit"], os.environ.get("DVC_EXP_NAME")
     program = Path(sys.argv[0])
-    try:
-        user = {"mlflow.user": getpass.getuser()}
-    except (OSError, KeyError):  # a container may run as a user without a name
-        user = {}
+    user = {}
+    if not tracking_uri().startswith("sqlite:///"):  # a local file has one user, and may be handed on
+        with suppress(OSError, KeyError):  # a container may run as a user without a name
+            user = {"mlflow.user": getpass.getuser()}
     return {
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": shlex.join(["grpo" if program.name == "__main__.py" else program.name, *sys.argv[1:]]),

@@ -82,7 +82,9 @@ def sync(folder: Path, uri: str, sent: Sent) -> bool:
         _knock(uri)
         client = _client(uri)
         if sent.run_id is None:
-            find_or_make(client, folder, about, uri, read_answer(folder)["run_id"], sent)
+            # By its key it is found here, or made anew, as where a database was removed; elsewhere it must be the run itself.
+            run_id = None if about["uri"] == without_password(uri) else read_answer(folder)["run_id"]
+            find_or_make(client, folder, about, uri, run_id, sent)
             write_json(folder / ANSWER, {"run_id": sent.run_id, "over": False, "errors": []})
         send_description(client, about, sent)
         over = not alive or about["status"] is not None
@@ -208,7 +210,8 @@ def main(name: str) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            os.truncate(lock_of_sender(name).with_suffix(".log"), 0)
+            with suppress(FileNotFoundError):
+                os.truncate(lock_of_sender(name).with_suffix(".log"), 0)
             _serve(name, tracking_uri())
         if not _unfinished(name):  # looked for once more, as a run that has just begun may still have seen the lock
             return

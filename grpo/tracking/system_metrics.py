@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
+
+from grpo.tracking.mlflow_client import milliseconds
 
 FIRST_SECONDS = 2.0  # between two samples of a young run
 GROWTH = 0.01  # of a run's age is waited between two: some 100 samples in three minutes, 600 in eight hours
@@ -27,16 +28,16 @@ class SystemMetrics:
     def __init__(self, file: Path, started: int, gpus: str | None):
         self.file, self.started, self.gpus = file, started, gpus
         self.busy, self.total = cpu_seconds()
-        self.next = time.time() + FIRST_SECONDS
+        self.next = milliseconds() + 1000 * FIRST_SECONDS
 
     def look(self) -> None:
         """Take a sample, when it is time to."""
-        now = time.time()
+        now = milliseconds()
         if now < self.next:
             return
-        age = now - self.started / 1000
-        self.next = now + max(FIRST_SECONDS, GROWTH * age)
-        row = {"time": int(now * 1000), "step": max(0, int(age)), "metrics": self.sample()}
+        age = (now - self.started) / 1000
+        self.next = now + 1000 * max(FIRST_SECONDS, GROWTH * age)
+        row = {"time": now, "step": max(0, int(age)), "metrics": self.sample()}
         with self.file.open("a", encoding="ascii") as file:
             file.write(f"\n{json.dumps(row)}\n")  # the first line break ends what a full disk may have left
 

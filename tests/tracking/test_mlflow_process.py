@@ -441,7 +441,7 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Pa
         named = ["git", "-c", "user.name=a", "-c", "user.email=a@b.invalid", *args]
         return subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip()
 
-    assert tags() == {"git_commit": "none", "git_changed": "false"}
+    assert tags() == {"git_commit": "none", "git_changed": "unknown"}
     assert "mlflow.source.git.commit" not in tracking.mlflow_source_tags()
     git("init", "-q")
     deciding = ("grpo/study/paths.py", "params.yaml", "dvc.yaml", "constraints.txt")

@@ -4,6 +4,9 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export PATH := $(if $(filter /%,$(VENV)),,$(CURDIR)/)$(BIN):$(PATH)
 export PIP_USER := 0
+# A container may run as a user without a name or a home (docker run -u), for whom DVC, Snakemake and torch end with a traceback.
+export LOGNAME := $(or $(LOGNAME),$(shell id -un > /dev/null 2>&1 && id -un || echo "user-$$(id -u)"))
+export HOME := $(if $(shell test -w "$$HOME" && echo yes),$(HOME),$(CURDIR)/data/state/home)
 INSTALLED := $(VENV)/.installed
 WITH_TESTS := $(VENV)/.installed-dev
 # An environment works only where it was made, with the Python that made it, and if nothing stopped the installation half-way.

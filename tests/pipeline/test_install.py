@@ -50,6 +50,30 @@ def test_the_environment_is_found_whatever_the_clones_path(clone: Path) -> None:
     assert make(clone, "repro").strip() == str(clone / ".venv")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_user_without_a_name_or_a_home_gets_both(clone: Path) -> None:
+    """As `docker run -u 12345` has it: no line in /etc/passwd, and / for a home."""
+    program = "import getpass, pathlib; print(getpass.getuser(), pathlib.Path.home())"
+    (clone / "who.mk").write_text(f"include Makefile\nwho:\n\t@/usr/bin/env python3 -c '{program}'\n", encoding="utf-8")
+    for folder in (clone, *clone.parents[:2]):
+        folder.chmod(0o755)
+    for given in ({}, {"HOME": "/"}):
+        env = {"PATH": "/usr/bin:/bin", **given}
+        shown = subprocess.run(
+            ["make", "-f", "who.mk", "who", "BIN=/usr/bin"],
+            cwd=clone,
+            env=env,
+            user=12345,
+            group=12345,
+            text=True,
+            capture_output=True,
+        )
+        assert shown.stdout.strip() == f"user-12345 {clone}/data/state/home", shown.stderr
+    env |= {"HOME": str(clone.parent), "LOGNAME": "mia"}
+    shown = subprocess.run(["make", "-f", "who.mk", "who", "BIN=/usr/bin"], cwd=clone, env=env, text=True, capture_output=True)
+    assert shown.stdout.strip() == f"mia {clone.parent}"
+
+
 def test_every_recipe_is_a_shell_script_whatever_the_clones_path(clone: Path) -> None:
     (clone / ".venv/.installed").unlink()
     targets = [line.split()[1] for line in make(clone, "help").splitlines()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import getpass
+import json
 import math
 import os
 import shutil
@@ -12,6 +13,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -214,6 +216,57 @@ def test_a_database_that_is_removed_between_two_runs_is_made_anew(tmp_path: Path
             assert database.execute("select name, status from runs").fetchall() == [(name, "FINISHED")]
 
 
+def test_a_database_that_is_removed_in_mid_run_gets_all_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    run = MlflowRun("toy", "run", {"a": 1}, {})
+    run.log({"x": 0.5}, step=0)
+    wait_for(lambda: tracking.read_answer(run.folder)["run_id"])
+    (tmp_path / "mlflow.db").unlink()
+    run.log({"x": 1.5}, step=1)
+    assert run.finish() is not None and "warning" not in capsys.readouterr().err and unsent() == []
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        assert database.execute("select name, status from runs").fetchall() == [("run", "FINISHED")]
+        assert database.execute("select step, value from metrics where key = 'x' order by step").fetchall() == [
+            (0, 0.5),
+            (1, 1.5),
+        ]
+
+
+def test_a_temporary_folder_that_is_emptied_starts_no_second_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd does it with what is older than ten days: the lock by which a new run knows the process must outlive it."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # asked for anew
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    first = MlflowRun("toy", "first", {}, {})
+    wait_for(lambda: is_locked(lock_of_sender(tracking.sender())))
+    shutil.rmtree(temporary)
+    temporary.mkdir()
+    second = MlflowRun("toy", "second", {}, {})
+    assert second._process is None and is_locked(lock_of_sender(tracking.sender()))
+    assert None not in (first.finish(), second.finish())
+
+
+def test_a_clock_that_goes_back_shortens_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = MlflowRun("toy", "run", {}, {})
+    run.log({"x": 0.0}, step=0)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    monkeypatch.setattr(tracking, "ANSWER_SECONDS", 0.0)
+    time.sleep(0.1)
+    run.log({"x": 1.0}, step=1)
+    run.finish()
+    about = json.loads((run.folder / "run.json").read_bytes())
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().split("\n") if line]
+    assert 100 <= about["ended"] - about["started"] < 60_000
+    assert about["started"] <= rows[0]["time"] <= rows[1]["time"] - 100 <= about["ended"]
+
+
 def test_two_runs_at_once_are_kept_apart(delivered: Path) -> None:
     first, second = MlflowRun("toy", "first", {}, {}), MlflowRun("toy", "second", {}, {})
     first.log({"x": 1.0}, step=0)
@@ -293,7 +346,9 @@ def test_runs_of_different_studies_can_be_told_apart(delivered: Path, monkeypatc
     # What MLflow's own columns show, and what the run was made with.
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (tags["mlflow.source.git.commit"], tags["git_commit"]) == (commit, commit)
-    assert tags["mlflow.user"] == large.info.user_id == getpass.getuser()
+    assert "mlflow.user" not in tags and getpass.getuser() != large.info.user_id  # a local file names nobody
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    assert tracking.mlflow_source_tags()["mlflow.user"] == getpass.getuser()
     assert (
         tags["mlflow.source.name"].split()[0] == Path(sys.argv[0]).name.replace("__main__.py", "grpo")
         and tags["dvc_experiment"] == "brave-try"
@@ -429,7 +484,9 @@ def test_a_run_that_is_taken_up_holds_the_whole_history(delivered: Path) -> None
     assert resumed.data.tags["resumed_after"] == "2" and "resumed_after" not in killed.data.tags
 
 
-def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tags_say_the_commit_and_whether_the_code_was_changed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.chdir(tmp_path)
 
@@ -444,6 +501,10 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Pa
     assert tags() == {"git_commit": "none", "git_changed": "unknown"}
     assert "mlflow.source.git.commit" not in tracking.mlflow_source_tags()
     git("init", "-q")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own switch, as if the folder were somebody else's
+    assert tags() == {"git_commit": "none", "git_changed": "unknown"}
+    assert "git config --global --add safe.directory" in capsys.readouterr().err
+    monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
     deciding = ("grpo/study/paths.py", "params.yaml", "dvc.yaml", "constraints.txt")
     for name in (*deciding, "README.md"):
         write_text(tmp_path / name, "before")

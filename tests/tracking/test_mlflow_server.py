@@ -353,7 +353,7 @@ def test_make_mlflow_server_with_a_password_answers_only_who_knows_it(
     try:
         server.start()
         assert secret not in server.log.read_text()
-        assert (tmp_path / "mlruns/auth.ini").stat().st_mode & 0o077 == 0
+        assert [(tmp_path / "mlruns" / name).stat().st_mode & 0o077 for name in ("auth.ini", "auth.db")] == [0, 0]
         question = f"{server.uri}/api/2.0/mlflow/experiments/search?max_results=1"
         for user in ({}, {"auth": ("admin", "open 100% simsim")}):
             assert requests.get(question, timeout=30, **user).status_code == 401

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from grpo.common.errors import UserError, reason
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
@@ -70,6 +71,15 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any
     except Exception as error:  # as above
         raise UserError(f"{folder}: not a readable model ({reason(error)}). {how_to_restore_checkpoint(folder)}") from error
     return model.to(device)
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The precision that a checkpoint's weights are stored in: half precision where all are, else float32."""
+    found = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            found |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118 # it is no dictionary
+    return {"BF16": torch.bfloat16, "F16": torch.float16}.get("".join(found), torch.float32)
 
 
 def compile_layers(model: Any) -> None:

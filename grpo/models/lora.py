@@ -28,6 +28,8 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 def add_adapters(model: Any, lora: Lora, seed: int, base: Path | str = "") -> None:
     """Give linear layers of ``model`` adapters, in place; from then on only these have gradients.
 
+    Without ``lora.targets`` it prints which matrices get none, as they are no linear layers: those of fused experts, say.
+
     B starts at zero, so that the model computes what it did. A is drawn by ``seed``.
 
     Args:
@@ -59,6 +61,23 @@ def add_adapters(model: Any, lora: Lora, seed: int, base: Path | str = "") -> No
         raise UserError(
             f"lora.targets: {', '.join(targets)}: embeddings and the output layer take no adapters. Leave them out."
         )
+    if lora.targets is None:
+        _print_what_has_none(model)
+
+
+def _print_what_has_none(model: Any) -> None:
+    """Name the matrices without adapters, embeddings and the output layer aside."""
+    head, counts = model.get_output_embeddings(), dict[str, int]()
+    for where, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding) or module is head:
+            continue
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.ndim > 1 and "bias" not in name:
+                key = f"{where.rpartition('.')[2]}.{name}"
+                counts[key] = counts.get(key, 0) + weight.numel()
+    if counts:
+        share = sum(counts.values()) / sum(p.numel() for p in model.parameters() if not p.requires_grad)
+        print(f"lora: no adapters for {', '.join(sorted(counts))} ({share:.0%} of the weights): no linear layers", flush=True)
 
 
 @contextmanager

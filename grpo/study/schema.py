@@ -258,8 +258,9 @@ class Study(Section):
         missing = [kind for kind in ("small", "model", "evaluate") if kind not in self.resources]
         if missing:
             raise ValueError(f"resources: needs {', '.join(missing)}, for the stages that train no run")
-        # Models are pretrained on the CPU in every study.
-        on_cpu = {"model": True, "evaluate": self.engine.device == "cpu"}
+        # Models are pretrained on the CPU in every study; copying one takes no more than a core.
+        pretrains = any(model.source == "pretrain" for model in self.models.values())
+        on_cpu = {"model": pretrains, "evaluate": self.engine.device == "cpu"}
         for name in self.made:
             experiment = self.experiments[name]
             own = self.for_task(experiment.task)

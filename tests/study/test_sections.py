@@ -324,6 +324,23 @@ def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: P
         assert edited(tmp_path, on_gpu).resources[kind].cpus == 2
 
 
+def test_a_stage_that_copies_a_model_needs_no_core_for_each_thread(tmp_path: Path) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["threads"] = 2
+        for name, resources in values["resources"].items():
+            resources["cpus"] = 1 if name == "model" else 2
+        values["models"] = {task: {"source": "local", "path": "my-model"} for task in values["models"]}
+
+    assert edited(tmp_path, edit).resources["model"].cpus == 1
+
+    def one_pretrained(values: dict[str, Any]) -> None:
+        pretrained = values["models"]["keyword"]
+        edit(values)
+        values["models"]["keyword"] = pretrained
+
+    assert "resources.model.cpus (1)" in refused(tmp_path, one_pretrained)
+
+
 def test_runs_that_are_on_the_cpu_in_a_study_for_gpus_reserve_none(tmp_path: Path) -> None:
     def reserve(values: dict[str, Any]) -> None:
         values["resources"]["train_on_cpu"]["gpus"] = 1

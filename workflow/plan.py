@@ -6,6 +6,7 @@ deletes a job's outputs before it starts the job and writes time stamps into fol
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -14,13 +15,14 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from math import ceil
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
     from dvc.stage import Stage
 
-STAMPS = Path(".stamps")
+STAMPS, DATA = Path(".stamps"), Path("data")
 PLAN = STAMPS / "plan.json"
 # What is up to date gets this time; what a job writes is newer. Any moment in the past would do.
 UP_TO_DATE = 946_684_800
@@ -52,14 +54,22 @@ def make_plan(to_run: bool = False) -> set[str]:
     from grpo.study.dvc_lock import drop_from
 
     check_params()
+    if DATA.is_symlink():
+        raise PlanError(
+            f"{DATA} is a link, and DVC stores nothing behind one. Make it a folder; results go to another disk by"
+            " `dvc cache dir --local FOLDER` and `dvc config --local cache.type symlink` (docs/sharing.md)."
+        )
     try:
         # Waits for the lock, since a stage of another `dvc` may hold it for a moment.
-        with Repo(_wait_for_lock=True) as repo, repo.lock:
-            remove_torn_rwlock(Path(repo.tmp_dir) / "rwlock")
-            plan = describe(repo)
-            stale = stale_stages(repo)
-            if to_run and stale:
-                drop_from(repo)
+        with Repo(_wait_for_lock=True) as repo:
+            if not repo.config["core"].get("hardlink_lock"):
+                require_flock(Path(repo.tmp_dir))
+            with repo.lock:
+                remove_torn_rwlock(Path(repo.tmp_dir) / "rwlock")
+                plan = describe(repo)
+                stale = stale_stages(repo)
+                if to_run and stale:
+                    drop_from(repo)
     except SCMError as error:
         raise PlanError(
             f"{error}, as DVC needs it to be. Clone the project with git; or, if it came without (as a ZIP file):"
@@ -70,6 +80,23 @@ def make_plan(to_run: bool = False) -> set[str]:
     write_stamps(plan, stale)
     write_atomically(PLAN, json.dumps(plan, indent=1))
     return stale
+
+
+def require_flock(folder: Path) -> None:
+    """Try the kind of lock that DVC takes; where it is refused, DVC would wait for ever without a word.
+
+    Raises:
+        PlanError: the file system has no such locks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise PlanError(
+                f"{folder}: the file system refuses flock ({error.strerror}), by which DVC locks. Have DVC take other locks:"
+                " dvc config core.hardlink_lock true && rm -f .dvc/tmp/lock .dvc/tmp/rwlock.lock"
+            ) from error
 
 
 def check_params() -> None:

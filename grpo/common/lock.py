@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -20,7 +21,7 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
     A POSIX lock: it ends with the process, however that ends, is not passed on to its children, and works over NFS.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process holds it, or there are no locks here.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a+", encoding="utf-8") as file:
@@ -29,6 +30,11 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
             if not _is_still_at(lock, file):  # its holder removed it after we had opened it
                 raise BlockingIOError
         except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise UserError(
+                    f"{lock}: the file system has no locks ({error.strerror}). Put the project on one that has: a local disk,"
+                    " NFS 4 with its lock service, Lustre mounted with `flock`."
+                ) from None
             if not isinstance(error, BlockingIOError | PermissionError):  # one of the two, depending on the system
                 raise
             file.seek(0)

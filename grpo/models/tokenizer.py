@@ -185,13 +185,15 @@ def files_of(folder: Path) -> list[Path]:
     """A checkpoint's :data:`FILES`, whose contents are copied wherever the model goes.
 
     Raises:
-        ValueError: one is a symbolic link to somewhere else. (The Hub's cache links a snapshot's files to those in ``blobs``.)
+        ValueError: one is a symbolic link to somewhere else, but for the caches of the Hub (``blobs/HASH``, beside
+            ``snapshots/REVISION``) and of DVC (``md5/HA/SH``).
     """
     found = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
     home = folder.resolve()
-    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    of_hub = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     for path in found:
-        if not any(path.resolve().is_relative_to(own) for own in (home, blobs)):
+        target = path.resolve()
+        if not (target.is_relative_to(home) or target.parent == of_hub or target.parents[1].name == "md5"):
             raise ValueError(f"{path.name} is a symbolic link to a file elsewhere; put the file itself in its place")
     return found
 

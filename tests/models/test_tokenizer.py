@@ -280,7 +280,7 @@ def test_a_link_to_a_file_elsewhere_is_not_followed(like_qwen: Path, tmp_path: P
         load_tokenizer(model)
 
 
-def test_the_links_of_the_hubs_cache_are_followed(like_qwen: Path, tmp_path: Path) -> None:
+def test_the_links_of_the_hubs_cache_and_of_dvcs_are_followed(like_qwen: Path, tmp_path: Path) -> None:
     """As huggingface_hub lays a model out: the files in blobs, and links to them in a folder of the revision's name."""
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "f00", tmp_path / "models--a--b" / "blobs"
     snapshot.mkdir(parents=True)
@@ -288,6 +288,13 @@ def test_the_links_of_the_hubs_cache_are_followed(like_qwen: Path, tmp_path: Pat
     (blobs / "config.json").write_text("{}", encoding="utf-8")
     for blob in blobs.iterdir():
         (snapshot / blob.name).symlink_to(Path("../../blobs", blob.name))
+    assert load_tokenizer(snapshot)("Mia") == Tokenizer.from_folder(like_qwen)("Mia")
+    cached = tmp_path / "cache" / "files" / "md5" / "ab"  # as DVC does it with `cache.type = symlink`
+    cached.parent.mkdir(parents=True)
+    shutil.move(blobs, cached)
+    for blob in cached.iterdir():
+        (snapshot / blob.name).unlink()
+        (snapshot / blob.name).symlink_to(blob)
     assert load_tokenizer(snapshot)("Mia") == Tokenizer.from_folder(like_qwen)("Mia")
 
 

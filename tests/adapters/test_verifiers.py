@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from docs_parts import clone_with_study, run_to_the_report
 from study_parts import values_of
 
 from grpo.common.errors import UserError
@@ -227,3 +230,14 @@ def test_a_study_trains_on_a_taskset(
     rollouts = [json.loads(line) for line in lines]
     assert {r["reward"] for r in rollouts} == {0.0, 0.25}  # a random model is right nowhere
     assert all(r["reward"] == (len(r["response"].strip()) % 2 == 0) / 4 for r in rollouts)
+
+
+def test_the_study_of_the_docs_gets_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, tokenizer: Any
+) -> None:
+    """The stages run in the project's own environment, which finds `verifiers` in this one."""
+    folder = clone_with_study(tmp_path / "clone", "extending.md", "taskset")
+    (folder / "studies/my_taskset.py").write_text(MODULE)
+    save_checkpoint(folder / "my-model", model, tokenizer)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    run_to_the_report(folder)

@@ -58,7 +58,7 @@ def finished(study: Study, means: dict[str, dict[str, list[float]]], norms: list
                 write_run(experiment, arm, seed, scores(of_arm[seed], 10 * place + seed), norms)
         write_json(Path(f"reports/candidates/{experiment}.json"), select(study, experiment))
     accuracy = {"value": 0.04, "low": 0.03, "high": 0.06}
-    baseline = dict.fromkeys(study.evaluation.zero_shot_prompts, {"accuracy": accuracy})
+    baseline = {name: {"accuracy": accuracy} for name in study.evaluation.zero_shot_prompts}
     write_json(Path("reports/math_baseline.json"), baseline)
     write_claims(study)
     return study

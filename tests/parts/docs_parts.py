@@ -1,0 +1,49 @@
+"""A study that a page of the docs prints, run to its report through DVC, with few and short steps."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from pipeline_parts import ROOT, fresh_clone, sh
+
+# Laid over the study of the docs: less of everything, as only whether it comes to its end counts here.
+SHORT = """\
+extends: {study}
+seeds: [0]
+grpo: {{n_grpo_steps: 2, rollout_batch_size: 16, train_batch_size: 16, sampling_min_tokens: 0, sampling_max_tokens: 8}}
+evaluation: {{every: 1, problems: 16, zero_shot_problems: 16, max_tokens: 8}}
+selection: {{last_k: 1}}
+kissing_number: null
+experiments: {{grpo_learning_rate: {{arms: {{"1e-3": {{learning_rate: 1e-3}}, "1e-2": {{learning_rate: 1e-2}}}}}}}}
+"""
+
+
+def clone_with_study(target: Path, page: str, study: str, place: str = "studies", shorter: str = "") -> Path:
+    """A clone with the files that a page of the docs prints of a study, put into ``place`` beside short.yaml, which extends it.
+
+    Args:
+        shorter: what else short.yaml says.
+    """
+    folder = fresh_clone(target)
+    (folder / place).mkdir(exist_ok=True)
+    text = (ROOT / "docs" / page).read_text()
+    for name, content in re.findall(rf"^```(?:python|yaml)\n# studies/({study}\.(?:py|yaml))\n(.*?)^```$", text, re.M | re.S):
+        (folder / place / name).write_text(content)
+    (folder / place / "short.yaml").write_text(SHORT.format(study=study) + shorter)
+    return folder
+
+
+def run_to_the_report(folder: Path, place: str = "studies") -> None:
+    """Run short.yaml. The report is whole, and says of the claim about the r1_zero prompt what it can."""
+    sh(folder, "grpo", "study", "use", f"{place}/short.yaml")
+    sh(folder, "dvc", "repro")
+    for made in ("index.html", "writeup.md", "answers.md", "sections/grpo_learning_rate.md", "summary.json"):
+        assert (folder / "reports" / made).stat().st_size > 100, made
+    asked = "r1_zero" in json.loads((folder / "reports/math_baseline.json").read_text())
+    claims = {claim["id"]: claim for claim in json.loads((folder / "reports/claims.json").read_text())["claims"]}
+    note = "" if asked else "the study has no zero-shot evaluation under r1_zero"
+    assert (claims["zero-shot-r1-zero"]["verdict"] == "not measured") == (not asked)
+    assert claims["zero-shot-r1-zero"]["note"] == note
+    assert "up to date" in sh(folder, "dvc", "status").stdout

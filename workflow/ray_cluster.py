@@ -76,6 +76,8 @@ def main() -> None:
     ask_for_token()
     import ray
 
+    import grpo.training.asynchronous  # noqa: F401 - says where Ray's sockets lie
+
     # Ray's own counts, of cores that Snakemake hands out: with a core for the scorer, which needs next to none, a run asks for
     # up to half as many again. Ray starts a process for each, so no more of them than may be needed.
     cores = max(2 * (os.cpu_count() or 1), 2 * read_params()["threads"] + 1)

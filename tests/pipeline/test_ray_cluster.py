@@ -60,6 +60,20 @@ def test_there_is_one_where_an_asynchronous_run_is_to_come(project: Path, monkey
     assert ray_cluster.is_wanted(), "the study's own method is asynchronous, and the plain experiment has not run"
 
 
+def test_it_starts_where_the_folder_for_temporary_files_has_a_long_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As batch systems have it, where Ray's sockets would have names longer than the kernel's 107 characters."""
+    temporary = project / "of-the-batch-system" / "job-1234567-of-some-user"
+    temporary.mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    cluster = ray_cluster.Cluster()
+    try:
+        wait_for(lambda: cluster.environment() or cluster._process.poll() is not None, 120)
+        assert cluster.environment()
+    finally:
+        cluster._process.send_signal(ray_cluster.END)
+        cluster._process.wait()
+
+
 @pytest.fixture
 def server(project: Path) -> Iterator[Popen[bytes]]:
     Path("show.py").write_text(SHOW)

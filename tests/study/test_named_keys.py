@@ -19,7 +19,7 @@ from grpo.study.schema import Study
 
 RAISED = ("UserError", "ValueError", "PlanError", "Finding")
 NO_KEYS = {"yaml", "yml", "json", "jsonl", "csv", "py", "md", "lock", "org"}  # endings of files, and of an address
-OF_DVC = {"meta.resources"}  # keys of dvc.yaml
+OF_DVC = {"meta.resources", "cache.type", "core.hardlink_lock"}  # keys of dvc.yaml and of DVC's settings
 
 
 def text_of(node: ast.AST) -> str:

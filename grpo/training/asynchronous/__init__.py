@@ -13,7 +13,7 @@ from pathlib import Path
 if os.environ.get("RAY_ADDRESS") and (Path.home() / ".ray" / "auth_token").exists():
     os.environ.setdefault("RAY_AUTH_MODE", "token")
 
-# The names of Ray's sockets begin with the folder for temporary files, and the kernel takes 107 characters, of which the rest of
-# such a name needs 67; batch systems have folders for which that is not enough.
+# The names of Ray's sockets begin with the folder for temporary files. The kernel takes 107 characters, of which the rest of
+# such a name needs 67: too few where a batch system names the folder.
 if len(os.fsencode(tempfile.gettempdir())) > 40:
     os.environ.setdefault("RAY_TMPDIR", "/tmp")

@@ -373,9 +373,9 @@ class Comparison:
         by_value = same_quantity(body, unit, true_body, true_unit)
         if by_value is not None:
             return by_value
-        for value, other in ((scaled(body), exact_value(true_body)), (scaled(true_body), exact_value(body))):
-            if value is not None and other is not None:
-                return value == other and (not unit or not true_unit or same_unit(unit, true_unit))
+        for big, value in ((scaled(body), exact_value(true_body)), (scaled(true_body), exact_value(body))):
+            if big is not None and value is not None:
+                return big == value and (not unit or not true_unit or same_unit(unit, true_unit))
         body, true_body = unwrap_text(body), unwrap_text(true_body)
         if unit and true_unit and not same_unit(unit, true_unit):
             size, true_size = size_of(unit), size_of(true_unit)
@@ -392,15 +392,16 @@ class Comparison:
             verdict = self.parts(body, true_body, 3)
             if verdict is not None:
                 return verdict
-        return self.expression(body, true_body, true_unit)
+        for text, other, other_unit in ((body, true_body, true_unit), (true_body, body, unit)):
+            lettered = _LETTERED_UNIT.fullmatch(text) if other_unit else None
+            if lettered and exact_value(lettered[1]) is not None and is_sign_of(lettered[2], other_unit):
+                return exact_value(lettered[1]) == exact_value(other)
+        return self.expression(body, true_body)
 
-    def expression(self, answer: str, truth: str, true_unit: str) -> bool:
+    def expression(self, answer: str, truth: str) -> bool:
         if is_spelt(answer) or is_spelt(truth):
             word, true_word = canonical_word(answer), canonical_word(truth)
             return word == true_word and (len(answer) > 1 or answer == truth)
-        lettered = _LETTERED_UNIT.fullmatch(answer) if true_unit else None
-        if lettered and exact_value(lettered[1]) is not None and is_sign_of(lettered[2], true_unit):
-            return exact_value(lettered[1]) == exact_value(truth)
         if "\\infty" in (answer.lstrip("+-"), truth.lstrip("+-")):
             return answer.lstrip("+") == truth.lstrip("+")
         if _INVERSE.search(answer) or _INVERSE.search(truth):

@@ -189,7 +189,7 @@ _UNIT = re.compile(
 
 
 def _plain(text: str) -> str:
-    return " ".join(_LAYOUT.sub(" ", _TEXT.sub(r" \1 ", text)).split(" "))
+    return _LAYOUT.sub(" ", _TEXT.sub(r" \1 ", re.sub(r"\\not\s*=", r"\\ne ", text)))
 
 
 def _before(text: str, answer: str) -> str:
@@ -211,8 +211,8 @@ def _after(text: str) -> str:
     rest = re.sub(r"^(?:\s|(?<!\\)\$|\\[)\]])+", "", text[end:])
     clause = " ".join(re.split(r"[.,;:\n]", rest, maxsplit=1)[0].split())
     unit = _UNIT.match(clause)
-    if _TURNS.match(clause):
-        return f"{formula} {clause}"
+    if _TURNS.match(clause) or (not clause and re.match(r"[,;:.!\s-]+(?:wrong|incorrect|nope)(?![A-Za-z])", rest)):
+        return f"{formula} {clause or rest}"
     if unit and not formula and unit.group() != "in" and is_measure(unit.group()):
         return f" {unit.group()}"
     return formula

@@ -22,6 +22,7 @@ _ATOMS = (
     rf"(?:{_LETTER}'*(?:{_INDEX})?{_ARGUMENT}?|{_ARGUMENT})",
     rf"\\\|(?:{_LETTER}|{_ACCENT}|\\text\{{\w\}})\\\|"
     rf"|\|(?:{_SET}(?: ?\\(?:cap|cup|setminus) ?{_SET})*|{_ACCENT}|\\text\{{\w\}})\|",
+    rf"[nN]\({_SET}(?: ?\\(?:cap|cup) ?{_SET})*\)",
     r"\[[A-Z]{3,6}\]|[A-Z]{2}|\\overline\{[A-Z]{2}\}",
     r"\\text\{[A-Za-z ]+\} ?\\triangle ?[A-Z]{3}",
 )

@@ -94,7 +94,6 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\text\{((?:\\text\{)+)([^{}]*)\}+$", r"\\text{\2}"),
     (r"\\colon(?![A-Za-z])", ":"),
     (r"(?<![A-Za-z])(Dr|Mr|Mrs|Ms|Prof|St|Mt|Jr|Sr)\.(?= ?[A-Z])", r"\1"),
-    (r"^\[([A-J])\]$", r"\1"),
     (r"\\(?:bf|it|rm|sf|tt)(?![A-Za-z])\s*|\\(?:text)?color\s*\{[A-Za-z]+\}\s*", ""),
     (r"\{?\s*([0-9A-Za-z]+)\s*\\choose(?![A-Za-z])\s*([0-9A-Za-z]+)\s*\}?", r"{\\binom{\1}{\2}}"),
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -122,7 +121,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"^(?:\\therefore(?![A-Za-z])|=(?!=)|\\approx(?![A-Za-z])(?=\s*[+-]?\d*\.\d))\s*", ""),
     (r"\\?%", r"\\%"),
     (r"\\(?:textdollar|mathdollar)(?![A-Za-z])\s*|\\text\{\s*\\?\$\s*\}\s*", r"\\$"),
-    (r"^([A-J])\)$", r"\1"),
+    (r"^([A-J])\)$|^\[([A-J])\]$", r"\1\2"),
     (r"(?<![0-9A-Za-z\\_^{])i(\d+)(?![\d.^])", r"\1i"),
     (r"\\degree(?![A-Za-z])|\^\s*\{?\\text\{o\}\}?", r"^\\circ "),
     (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
@@ -136,7 +135,15 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (rf"(?:\\\\)?\s*\\end\s*\{{{_MATRIX}\}}", r"\\end{matrix}"),
     (r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}(?!\d)", r"\1\2"),
 ]
-_REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
+
+
+def _reads_commands(pattern: str) -> bool:
+    """Whether a pattern can match only where there is a backslash, and need not be tried elsewhere."""
+    without_groups = re.sub(r"\([^()]*\)", "", re.sub(r"\([^()]*\)", "", pattern))
+    return all(alternative.startswith("\\\\") and alternative[2:3] != "?" for alternative in without_groups.split("|"))
+
+
+_REWRITES = [(re.compile(pattern), replacement, _reads_commands(pattern)) for pattern, replacement in _RULES]
 _SPACE = re.compile(r"\s+")
 # A space stays where it carries meaning: between letters, between digits, before a digit, and before a word.
 _LOOSE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z](?![A-Za-z]))")
@@ -156,12 +163,14 @@ def normalise(text: str) -> str:
         text = _unicode_to_latex(text)
     # White space is collapsed early and late: patterns with several \s* would take cubic time on long runs of it.
     text = _unwrap(without_markup(_SPACE.sub(" ", text)))
-    text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
-    text = _TEXT_MACRO.sub(r"\\text{", text)
+    if "\\" in text:
+        text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
+        text = _TEXT_MACRO.sub(r"\\text{", text)
     if "pct" in text or "cent" in text:
         text = _PERCENT.sub(" percent", text)
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
+    for pattern, replacement, reads_commands in _REWRITES:
+        if not reads_commands or "\\" in text:
+            text = pattern.sub(replacement, text)
     if "\\circ" in text and not _ANGULAR.search(text):
         text = _DEGREE.sub(
             lambda match: "\\text{degree" + (" " + (match[1] or match[2]) if match[1] or match[2] else "") + "}", text

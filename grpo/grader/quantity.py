@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.words import alters
@@ -35,7 +36,7 @@ _TEXT_UNIT = re.compile(rf"(.*?[^\s,({{\[=])({_UNIT_TEXT}(?: ?(?:/|\\cdot|\*)? ?
 _FRACTION_UNIT = re.compile(rf"(.*?[^\s,({{\[=\\])\\frac\{{({_UNIT_TEXT})\}}\{{({_UNIT_TEXT})\}}")
 _UNIT_WORD = rf"[A-Za-z]+\.?{_EXPONENT}?"
 _WORD_UNIT = re.compile(
-    rf"(.*?(?:[0-9)}}]|\\pi(?= )))( ?)([ap]\.m\.?|{_UNIT_WORD}(?:(?: ?/ ?| ?\\cdot ?|\*|[ -]|'){_UNIT_WORD})*)"
+    rf"(.*?(?:[0-9)}}]|\\pi(?= )))( ?)([ap]\.m\.?|{_UNIT_WORD}(?:(?: ?/ ?| ?\\cdot ?|\*|[ -]|'|(?<=\.)){_UNIT_WORD})*)"
 )
 # Units that begin with a single letter; 5m/n and 5g h are products.
 _LETTERS_OF_UNITS = re.compile(
@@ -50,14 +51,14 @@ _NO_UNIT_WORDS = (
     "and or to not no mod more less than plus minus times over base from through by half halves third thirds "
     "quarter quarters fourth fourths tenth tenths hundredth hundredths thousandth thousandths ten tens hundred hundreds "
     "thousand thousands million millions billion billions trillion trillions dozen dozens pair pairs pi sqrt sin cos tan cot "
-    "sec csc log ln exp frac infty infinity theta alpha beta root roots factorial power remainder if when where except choose "
+    "csc log ln exp frac infty infinity theta alpha beta root roots factorial power remainder if when where except choose "
     "cis is isn't at least most or-more fewer other e above below about wrong maybe nah nope nay nil null invalid grands lakhs "
     "crores mil bil tril"
 )
 _NO_UNIT = frozenset(_NO_UNIT_WORDS.split())
 # Plurals without an s, and things that are counted in the singular.
 _COUNTED_NAMES = (
-    "percent people children men women feet teeth mice geese sheep fish deer dice oxen cattle series species data unit"
+    "percent people children men women feet teeth mice geese sheep fish deer dice oxen cattle series species data unit am pm"
 )
 _COUNTED = frozenset(_COUNTED_NAMES.split())
 _UNIT_NAMES = {
@@ -72,7 +73,7 @@ _UNIT_NAMES = {
     "volt": "v", "hertz": "hz", "pascal": "pa", "ampere": "amp", "kilowatt": "kw", "kilojoule": "kj", "mole": "mol",
     "millisecond": "ms", "nanometer": "nm", "nanometre": "nm", "byte": "byte", "rad": "radian", "tonne": "ton", "eur": "euro",
     "gbp": "sterling", "quid": "sterling", "jpy": "yen", "cny": "yuan", "rmb": "yuan", "inr": "rupee", "rs": "rupee",
-    "krw": "won",
+    "krw": "won", "celsius": "c", "fahrenheit": "f",
 }  # fmt: skip
 # Unit -> (what it measures, size). Within what it measures, sizes are exact ratios.
 _SIZES = {
@@ -228,6 +229,8 @@ def _with_unit(text: str, body: str, name: str, lenient: bool) -> tuple[str, str
 
 
 def _are_units(words: list[str]) -> bool:
+    if any(word == "sec" and following != "/" for word, following in pairwise(words)):
+        return False  # the secant of something
     return not any(word in _NO_UNIT or (word not in {"squared", "cubed"} and alters(word)) for word in words)
 
 
@@ -371,4 +374,4 @@ def same_unit(unit: str, other: str) -> bool:
 
 def is_sign_of(letter: str, unit: str) -> bool:
     """Whether a letter behind a number, as in 5m, may stand for ``unit`` (canonical)."""
-    return letter in "mgslhL" and _singular(letter.lower()) == unit
+    return letter in "mgslhLNJWV" and _singular(letter.lower()) == unit

@@ -31,7 +31,7 @@ class _Reading(Comparison):
     def in_any_order(self, left: list[T], right: list[T], equal: Callable[[T, T], bool]) -> bool:
         return all(equal(part, part) for part in left)
 
-    def expression(self, answer: str, truth: str, true_unit: str) -> bool:
+    def expression(self, answer: str, truth: str) -> bool:
         if exact_value(answer) is not None or answer in _SYMBOLS or is_spelt(answer) or _PROSE.fullmatch(answer):
             return True
         bare = _GEOMETRIC.sub("", answer)

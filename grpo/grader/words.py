@@ -125,7 +125,6 @@ _NONE_FOUND = re.compile(r"0 (?:real |integer |such )?solutions?")
 _YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
 _NEGATING = "not no never cannot can't isn't aren't doesn't don't wasn't neither nor other any less more than least"
 _NEGATIONS = frozenset(_NEGATING.split())
-_OPPOSITES = frozenset(("no", "false"))
 _BASED = re.compile(
     r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
 )
@@ -134,7 +133,8 @@ _SYNONYMS = {
     spelling: group[0]
     for group in (
         ("no solution", "no solutions", "there is no solution", "there are no solutions", r"\emptyset", "empty set", r"\{\}",
-         "no real solution", "no real solutions", "none exist", "no such solution"),
+         "no real solution", "no real solutions", "none exist", "no such solution",
+         "no solution exists", "no solutions exist", "no real solutions exist"),
         ("undefined", "not defined"),
         ("does not exist", "dne"),
         ("infinitely many", "infinitely many solutions", "infinite", "infinite solutions", "infinite number of solutions",
@@ -406,7 +406,8 @@ def restated(text: str) -> Iterator[str]:
     if match := _POINTED.fullmatch(text):
         yield match[1]
     if match := _YES_OR_NO.fullmatch(text):
-        denials = HEDGES - _NEGATIONS if match[1].lower() in {"no", "false"} else HEDGES | _OPPOSITES
+        says_no = match[1].lower() in {"no", "false"}
+        denials = (HEDGES - _NEGATIONS) | {"yes", "true"} if says_no else HEDGES | {"no", "false"}
         if denials.isdisjoint(words_of(match[2] or "")) and "?" not in text:
             yield match[1]
     if text.endswith("!") and text[-3:-1].isalpha():

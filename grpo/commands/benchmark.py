@@ -19,7 +19,7 @@ from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError, reason
 from grpo.common.files import files_digest, require_writable, write_json, write_text
 from grpo.common.imports import require_extra
-from grpo.grader.extract import last_boxed
+from grpo.grader.extract import boxed_answer
 from grpo.grader.grader import check_ground_truth
 from grpo.grader.pool import grade_batch
 from grpo.models import require_checkpoint
@@ -273,7 +273,7 @@ def final_answer(text: str) -> str:
     The first of: the last ``\boxed{}``; what the last pair of answer tags encloses; what follows the last ``####``, without
     thousands commas, as in GSM8K; the last line that says "answer"; the last line. The grader reads sentences.
     """
-    for answer in (last_boxed(text), tagged_answer(text)):
+    for answer in (boxed_answer(text), tagged_answer(text)):
         if answer is not None:
             return answer
     _, mark, after = text.rpartition("####")

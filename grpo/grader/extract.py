@@ -18,6 +18,7 @@ _JOINT = re.compile(
     rf"{_SPACES}(?:,?\s*(?:and|or)|,?\s*\\(?:text|mbox|textrm|mathrm)\s*\{{\s*,?\s*(?:and|or)\s*\}}|,){_SPACES}"
 )
 _NEAR = 60  # characters between two boxes of one list
+_BLANK = 60  # characters at most in an empty box
 
 
 class _Box(NamedTuple):
@@ -58,6 +59,8 @@ def boxed_answer(text: str) -> str | None:
     before, after = _before(text[max(0, found[0].start - _AROUND) : found[0].start], answer), _after(text[found[-1].end + 1 :])
     if before.endswith(("(", "[")) != after.startswith((")", "]")):
         before, after = before.rstrip("(["), after.lstrip(")]")
+    if ("|" in before) != ("|" in after):
+        before, after = before.replace("|", "").strip(), after.replace("|", "").strip()
     if (before or after) and _SUM.search(answer):
         answer = f"({answer})"
     return before + answer + after
@@ -70,15 +73,18 @@ def without_boxes(text: str) -> str:
     """
     if not any(name in text for name in _NAMES):
         return text
-    boxes = [box for box in _closed_boxes(text) if box.content(text)]
-    cuts = sorted(cut for box in boxes for cut in ((box.start, box.inside), (box.end, box.end + 1)))
-    pieces, position = [""], 0
-    for start, end in cuts:
+    cuts: list[tuple[int, int]] = []
+    for box in _closed_boxes(text):
+        if box.end - box.inside > _BLANK or box.content(text):
+            cuts += [(box.start, box.inside), (box.end, box.end + 1)]
+    pieces, position, last = [], 0, ""
+    for start, end in sorted(cuts):
         pieces.append(text[position:start])
-        last, following = next((piece for piece in reversed(pieces) if piece), "")[-1:], text[end : end + 1]
+        last, following = (pieces[-1] or last)[-1:], text[end : end + 1]
         opens = end - start > 1
         if (last.isalnum() or last in {")", "]", "}"}) if opens else following not in {"$", "", ".", ",", "}"}:
             pieces.append(" ")
+            last = " "
         position = end
     return "".join([*pieces, text[position:]])
 

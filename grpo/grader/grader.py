@@ -22,6 +22,7 @@ steps do not contradict it or one another, and hold no word of denial or doubt. 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -98,15 +99,28 @@ def _verdict(answer: str, truth: str, algebra: Callable[[str, str], bool] | None
     if len(answer) > MAX_ANSWER_LENGTH or len(truth) > MAX_ANSWER_LENGTH:
         return answer.strip() == truth.strip() != ""
     try:
-        return _any_reading_equal(answer, truth, Comparison(algebra, Effort(effort)))
+        return any(True for _ in _equal_readings(answer, truth, Comparison(algebra, Effort(effort))))
     except Exception:
         # A run of many hours must not end over one odd answer; the log keeps the defect visible.
         _LOG.warning("could not compare %r with %r: counted as wrong", answer, truth, exc_info=True)
         return False
 
 
-def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
-    """Compare the answer as it stands, what its sentence states or concludes, and the choice it names; any may be right."""
+def equal_readings(answer: str, truth: str) -> list[str]:
+    """The readings (normalised) of an answer that equal the truth, as far as no computer algebra is needed."""
+    readings = []
+    with contextlib.suppress(NeedsAlgebra):
+        for reading in _equal_readings(answer, truth, Comparison(None, Effort(_CHEAP_EFFORT))):
+            readings.append(reading)
+    return readings
+
+
+def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator[str]:
+    """Of the answer as it stands, what its sentence states or concludes, and the choice it names, what equals the truth.
+
+    Raises:
+        NeedsAlgebra: after all others, if only computer algebra can tell of one.
+    """
     answer, truth = without_stray_delimiters(without_boxes(half_width(answer))), half_width(truth)
     normal_truth = _normal_truth(truth)
     value = sentence_value(answer)
@@ -123,15 +137,14 @@ def _any_reading_equal(answer: str, truth: str, comparison: Comparison) -> bool:
         normal = normalise(reading)
         try:
             if comparison.same(normal, normal_truth):
-                return True
+                yield normal
         except NeedsAlgebra:
             open_question = True
         with_base = _BASE.search(normal + normal_truth) and "," not in answer + truth
         if with_base and digits_without_base(unwrap_text(normal), unwrap_text(normal_truth)):
-            return True
+            yield normal
     if open_question:
         raise NeedsAlgebra
-    return False
 
 
 def _normal_truth(truth: str) -> str:

@@ -44,6 +44,7 @@ class Dataset(GradedTask):
         files: or two files, JSONL, parquet or CSV by their endings.
         verify: ``math`` (the grader), ``exact``, or an import path of a function that does what :meth:`Task.verify` does.
         drop_overlap: training questions that are also validation questions are left out, not refused.
+        unevaluated: with ``verify: math``, arithmetic that is left to do (``2+2``) and expressions of the question are answers.
 
     Raises:
         UserError: neither ``hub`` nor ``files`` is given or both are, or a file's ending or ``verify`` means nothing.
@@ -60,6 +61,7 @@ class Dataset(GradedTask):
         files: LocalFiles | None = None,
         verify: str = "math",
         drop_overlap: bool = False,
+        unevaluated: bool = False,
     ):
         if (hub is None) == (files is None):
             raise UserError("name either `hub` or `files`, and not both.")
@@ -68,7 +70,7 @@ class Dataset(GradedTask):
         for name in (files.train, files.validation) if files else ():
             if Path(name).suffix not in ENDINGS:
                 raise UserError(f"files: {name}: cannot be read. It is told by its ending, one of {', '.join(ENDINGS)}.")
-        self.question, self.answer, self.drop_overlap = question, answer, drop_overlap
+        self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
         self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
         self.math = verify == "math"
         self.own_code = (verify,) if is_import_path(verify) else ()

@@ -7,6 +7,7 @@ import re
 
 from grpo.common.records import Problem
 from grpo.grader.pool import grade_batch
+from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.formats import CHAT, CHAT_WITHOUT_THINKING, QUESTION_ONLY, R1_ZERO
 from grpo.tasks.task import Task
 
@@ -17,6 +18,9 @@ _TAGS, _BOX = " </think> <answer>{answer}</answer>", " \\boxed{{{answer}}}"
 
 class GradedTask(Task):
     """An answer is right where :mod:`grpo.grader` finds it equal to the problem's ground truth."""
+
+    unevaluated = False
+    """Whether arithmetic that is left to do, or copied from the question, is an answer (:mod:`grpo.grader.unevaluated`)."""
 
     formats = {
         "r1_zero": R1_ZERO,
@@ -32,7 +36,13 @@ class GradedTask(Task):
             RuntimeError: computer algebra is needed, and its processes cannot start.
         """
         verdicts = grade_batch([(answer, problem.ground_truth) for answer, problem in zip(answers, problems, strict=True)])
-        return [math.nan if verdict.timed_out else float(verdict.equal) for verdict in verdicts]
+        return [
+            math.nan if verdict.timed_out else float(verdict.equal and self._counts(answer, problem))
+            for verdict, answer, problem in zip(verdicts, answers, problems, strict=True)
+        ]
+
+    def _counts(self, answer: str, problem: Problem) -> bool:
+        return self.unevaluated or counts_as_answer(answer, problem.ground_truth, problem.question)
 
     def rewrite(self, response: str, asked_in: str, format: str) -> str | None:
         """See :meth:`Task.rewrite`: the whole response as steps, then its answer in the other form."""

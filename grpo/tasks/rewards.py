@@ -14,6 +14,7 @@ from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem
 from grpo.grader.extract import boxed_answer
 from grpo.grader.pool import is_equal
+from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.formats import tagged_answer
 from grpo.tasks.task import OWN_REWARDS, ScoredBatch, rewards
 
@@ -53,7 +54,8 @@ def question_only_reward_fn(response: str, ground_truth: GroundTruth, fast: bool
 
 def _score(answer: str | None, ground_truth: GroundTruth) -> dict[str, float]:
     truths = _alternatives(ground_truth)
-    return rewards(answer is not None, answer is not None and any(is_equal(answer, truth).equal for truth in truths))
+    right = answer is not None and any(is_equal(answer, truth).equal and counts_as_answer(answer, truth) for truth in truths)
+    return rewards(answer is not None, right)
 
 
 def _alternatives(ground_truth: GroundTruth) -> list[str]:

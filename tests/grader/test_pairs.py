@@ -1,4 +1,4 @@
-"""Labelled pairs (pairs.yaml, written.yaml): all of them in one batch, and some one at a time."""
+"""Labelled pairs (the YAML files here): all of them in one batch, and some one at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pair(NamedTuple):
 
 
 GROUPS: dict[str, dict[str, list[list[str]]]] = {}
-for file in ("pairs.yaml", "written.yaml", "mathematics.yaml"):
+for file in ("pairs.yaml", "written.yaml", "mathematics.yaml", "everyday.yaml"):
     GROUPS |= YAML(typ="safe", pure=True).load(Path(__file__).with_name(file))
 PAIRS = [
     Pair(category, answer, truth, label == "equal")

@@ -1,0 +1,98 @@
+r"""Answers that equal the truth and still do not answer: arithmetic that is left to do, and what the question itself says.
+
+Where the truth is a number, ``123*456``, ``2+2``, ``\frac{3\cdot 4}{2}`` and ``\sum_{k=1}^{10}k`` are left to do. Powers,
+roots, fractions, factorials, binomials, functions and multiples of what is no plain number (``2^3\cdot 3``, ``2\pi``) stand for
+themselves. Whatever the truth is, an expression that stands in the question is none, unless the truth is spelt the same.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+from grpo.grader.compare import parts_of
+from grpo.grader.expression import Node, parse, variables
+from grpo.grader.grader import equal_readings
+from grpo.grader.normalise import normalise, unwrap_text
+from grpo.grader.quantity import exact_value, split_unit
+from grpo.grader.split import split_equations
+from grpo.grader.words import number_word
+
+_OPERATOR = re.compile(r"[-+*/^!<>=|√·×⋅∙÷−⁄²³]|\\[A-Za-z]|(?<=[\d)])\(")
+_TIMES = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|\*")
+_MAX_COPIED = 300
+_PLAIN = frozenset(("num", "div", "neg"))
+
+
+def counts_as_answer(answer: str, truth: str, question: str = "") -> bool:
+    """Whether an answer that equals the truth says more than the question did."""
+    if not _OPERATOR.search(answer.lstrip("+-")):
+        return True
+    if question and stands_in_question(answer, truth, question):
+        return False
+    if not all(_is_number(part) for part in parts_of(normalise(truth))[1]):
+        return True
+    readings = equal_readings(answer, truth)
+    return not readings or any(not is_left_to_do(reading) for reading in readings)
+
+
+def is_left_to_do(reading: str) -> bool:
+    """Whether a number (normalised), or one of several, is given by arithmetic of plain numbers that is still to be done."""
+    return any(_work_remains(part) for part in parts_of(reading)[1])
+
+
+def stands_in_question(answer: str, truth: str, question: str) -> bool:
+    """Whether an expression, no mere number, is copied from the question; how the truth is spelt may be said by both."""
+    text, true_text = _spelling(normalise(answer)), _spelling(normalise(truth))
+    name, _, value = text.rpartition("=")
+    body = split_unit(text if _OPERATOR.search(name) else value)[0].lstrip("+-")
+    if len(text) > _MAX_COPIED or not _OPERATOR.search(body) or text == true_text or _is_in_lowest_terms(body):
+        return False
+    before = r"(?<![0-9A-Za-z.])" if text[0].isalnum() else ""
+    whole = rf"{before}(?<![-+*/^{{(\[]){re.escape(text)}(?![0-9A-Za-z]|\.\d|[-+*/^}})\]!])"
+    return re.search(whole, _formulas(question)) is not None
+
+
+def _work_remains(text: str) -> bool:
+    """Of a chain of equalities, one side that is done is enough."""
+    trees = [parse(unwrap_text(split_unit(side)[0])) for side in split_equations(text)]
+    numbers = [tree for tree in trees if tree is not None and not variables(tree)]
+    return bool(numbers) and all(_has_work(tree) for tree in numbers)
+
+
+def _has_work(tree: Node) -> bool:
+    kind, operands = tree[0], [part for part in tree[1:] if isinstance(part, tuple)]
+    if kind in {"add", "series", "floor", "ceil", "abs"}:
+        return True
+    if kind == "mul" and all(_is_plain(part) for part in operands):
+        return True
+    return any(_has_work(part) for part in operands)
+
+
+def _is_plain(tree: Node) -> bool:
+    return tree[0] in _PLAIN and all(_is_plain(part) for part in tree[1:] if isinstance(part, tuple))
+
+
+def _is_number(text: str) -> bool:
+    body = unwrap_text(split_unit(split_equations(text)[-1])[0])
+    return exact_value(body) is not None or number_word(body) is not None
+
+
+def _is_in_lowest_terms(text: str) -> bool:
+    match = re.fullmatch(r"(?:\d+ ?)?(?:\\frac\{(\d+)\}\{(\d+)\}|(?<!\d)(\d+)/(\d+))", text)
+    if not match:
+        return False
+    upper, lower = (int(part) for part in match.groups() if part)
+    return lower > 1 and Fraction(upper, lower).denominator == lower
+
+
+@lru_cache(maxsize=1024)
+def _formulas(question: str) -> str:
+    """A question, of which text and formulas are normalised each by itself."""
+    pieces = re.split(r"(?<!\\)\$+|\\[()\[\]]|\s{2,}|\n", question)
+    return " ; ".join(_spelling(normalise(piece)) for piece in pieces if piece.strip())
+
+
+def _spelling(text: str) -> str:
+    return re.sub(r" *([^\w ]) *", r"\1", _TIMES.sub("*", text).replace("\\dbinom", "\\binom").replace("\\tbinom", "\\binom"))

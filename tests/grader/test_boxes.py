@@ -1,0 +1,71 @@
+r"""Text around a box is judged with the box opened, between answer tags and in a whole response alike."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from grpo.grader.extract import boxed_answer, last_boxed, without_boxes
+from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
+
+# Each text was read by hand: what it states as a whole is the truth on its right, or is not.
+RIGHT = [
+    (r"-\boxed{5}", "-5"), (r"\boxed{50}\%", "0.5"), (r"\$\boxed{5}", r"\$5"), (r"x=\boxed{5}", "5"),
+    (r"\boxed{\boxed{5}}", "5"),
+    (r"\boxed{-\boxed{5}}", "-5"), (r"\boxed{5}\text{ cm}", "0.05 m"), (r"\boxed{5} apples", "5"),
+    (r"\frac{\boxed{1}}{2}", "1/2"),
+    (r"\boxed{3}^2", "9"), (r"\sqrt{\boxed{5}}", r"\sqrt{5}"), (r"\boxed{5}^\circ", "5"), (r"\boxed{2} and \boxed{3}", "3, 2"),
+    (r"\boxed{5}\text{ million}", "5000000"), (r"(\boxed{2}, \boxed{3})", "(2,3)"), (r"it is not 4 but \boxed{5}", "5"),
+    (r"x < \boxed{5}", "x<5"), (r"so \boxed{5} is the answer.", "5"), (r"n = 2 + 3 = \boxed{5}", "5"), (r"**\boxed{5}**", "5"),
+    (r"So $x \approx \boxed{3.14}$.", "3.14"), (r"Step 4: $\boxed{5}$ units in total", "5"), (r"-\boxed{x-1}", "1-x"),
+    (r"$\textbf{\boxed{5}}$", "5"), (r"\boxed{5} | `code`", "5"), (r"\boxed{5}, which is not prime", "5"),
+]  # fmt: skip
+WRONG = [
+    (r"-\boxed{5}", "5"), (r"3\boxed{5}", "5"), (r"2\cdot\boxed{5}", "5"), (r"\boxed{5}!", "5"), (r"\boxed{5}^2", "5"),
+    (r"\boxed{5}x", "5"), (r"\boxed{5} + 1", "5"), (r"3 - \boxed{5}", "5"), (r"\boxed{5}/2", "5"),
+    (r"\frac{\boxed{5}}{2}", "5"),
+    (r"\sqrt{\boxed{5}}", "5"), (r"x \ne \boxed{5}", "5"), (r"x != \boxed{5}", "5"), (r"x \not= \boxed{5}", "5"),
+    (r"x < \boxed{5}", "5"), (r"not \boxed{5}", "5"), (r"The answer is not \boxed{5}", "5"), (r"It isn't \boxed{5}", "5"),
+    (r"\text{not } \boxed{5}", "5"), (r"\boxed{5} is wrong", "5"), (r"\boxed{5} is not the answer", "5"), (r"\boxed{5}?", "5"),
+    (r"\boxed{5}, wrong", "5"), (r"\boxed{5} or 6", "5"), (r"\boxed{5} or more", "5"), (r"\boxed{5} and \boxed{}", "5"),
+    (r"\boxed{} and \boxed{5}", "5"), (r"\boxed{5} million", "5"), (r"\boxed{5}\%", "0.05%"), (r"\boxed{5}\text{ m}", "5 cm"),
+    (r"\boxed{-\boxed{5}}", "5"), (r"\boxed{\boxed{5}+1}", "5"), (r"at least \boxed{5}", "5"), (r"minus \boxed{5}", "5"),
+    (r"twice \boxed{5}", "5"), (r"\pm\boxed{5}", "5"), (r"\boxed{5}i", "5"), (r"|\boxed{-5}|", "-5"), (r"\boxed{5} and 6", "5"),
+    (r"\boxed{5}\boxed{}", "5"), (r"\boxed{5} dozen", "5"), (r"cannot be \boxed{5}", "5"), (r"\boxed{5}\cdot 2", "5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "truth"), RIGHT)
+def test_what_a_text_with_a_box_states_is_rewarded(text: str, truth: str) -> None:
+    assert question_only_reward_fn(f"First some steps.\n{text}", truth)["reward"] == 1.0
+    assert r1_zero_reward_fn(f"Steps. </think> <answer>{text}</answer>", truth)["reward"] == 1.0
+
+
+@pytest.mark.parametrize(("text", "truth"), WRONG)
+def test_what_is_boxed_within_another_statement_is_not_rewarded(text: str, truth: str) -> None:
+    assert question_only_reward_fn(f"First some steps.\n{text}", truth)["reward"] == 0.0
+    assert r1_zero_reward_fn(f"Steps. </think> <answer>{text}</answer>", truth)["reward"] == 0.0
+
+
+def test_the_box_of_a_solution_in_a_dataset_is_its_content() -> None:
+    r"""MATH's answers are the boxes' contents, whatever unit stands behind them."""
+    assert last_boxed(r"so the length is $\boxed{5}\text{ cm}$.") == "5"
+    assert boxed_answer(r"so the length is $\boxed{5}\text{ cm}$.") == "5 cm"
+
+
+def test_of_nested_boxes_the_outer_one_counts_and_all_are_opened() -> None:
+    assert last_boxed(r"\boxed{x + \boxed{5}}") == "x + 5"
+    assert without_boxes(r"a \boxed{b \boxed{c}} d") == "a b c  d"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [r"\boxed{" * 1_400_000, r"\boxed{5} " * 1_000_000, r"\boxed{" * 1_200_000 + "5" + "}" * 1_200_000, "5}" * 5_000_000],
+    ids=["open", "many", "nested", "no box"],
+)
+def test_ten_megabytes_are_read_in_seconds(text: str) -> None:
+    """CPU time; open boxes took 3 s, quadratic work would take hours."""
+    start = time.process_time()
+    question_only_reward_fn(text, "5")
+    assert time.process_time() - start < (1.0 if text.endswith("{") else 8.0)

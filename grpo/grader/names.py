@@ -11,7 +11,7 @@ _GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|phi|omega|pi|De
 _LETTER = rf"(?:[A-Za-z]|{_GREEK})"
 _INDEX = r"_(?:\w|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\[A-Za-z]+)"
 _ACCENT = r"\\(?:hat|bar|tilde|vec|overline|widehat|overrightarrow)(?:\{[A-Za-z]{1,3}\}| ?[A-Za-z])"
-_ARGUMENT = r"(?:\((?:[^()\[\]<>]|\([^()]*\))*\)|\[(?:[^()\[\]<>]|\([^()]*\))*\])"
+_ARGUMENT = r"(?:\((?:[^()\[\]]|\([^()]*\))*\)|\[(?:[^()\[\]<>]|\([^()]*\))*\])"
 _SET = r"\\?[A-Z](?:_\w)?"
 _ATOMS = (
     rf"{_LETTER}'*{_INDEX}",

@@ -53,7 +53,7 @@ _NO_UNIT_WORDS = (
     "thousand thousands million millions billion billions trillion trillions dozen dozens pair pairs pi sqrt sin cos tan cot "
     "csc log ln exp frac infty infinity theta alpha beta root roots factorial power remainder if when where except choose "
     "cis is isn't at least most or-more fewer other e above below about wrong maybe nah nope nay nil null invalid grands lakhs "
-    "crores mil bil tril"
+    "crores mil bil tril basis mille permille bps"
 )
 _NO_UNIT = frozenset(_NO_UNIT_WORDS.split())
 # Plurals without an s, and things that are counted in the singular.

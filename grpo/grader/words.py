@@ -54,11 +54,8 @@ _PARTS_OF_ONE = {
     ]
     for name in (word, word + "s")
 } | {"half": 2, "halves": 2}
-_NUMBER_BEGINNINGS = frozenset(word[:3] for word in (*_NUMBER_WORDS, "half", "minus", "negative")) | {
-    "a h",
-    "a t",
-    "a q",
-    "a m",
+_NUMBER_BEGINNINGS = {word[:3] for word in (*_NUMBER_WORDS, "half", "minus", "negative")} | {
+    f"a {letter}" for letter in "htqmd"
 }
 _JOINING_WORDS = "or and to of more less squared cubed times plus minus point half"
 _JOINING = frozenset(_JOINING_WORDS.split())
@@ -117,9 +114,10 @@ _MONTH = (
 )
 _DATE = re.compile(rf"(\d{{1,2}})(?:st|nd|rd|th)? ?(?:of )?{_MONTH}|{_MONTH} ?(\d{{1,2}})(?:st|nd|rd|th)?", re.IGNORECASE)
 _PARENTHESIS = re.compile(r"((?:\\?\$)?[+-]?[\d.,/]*\d) ?\(([A-Za-z][A-Za-z -]*)\)((?: [A-Za-z]+){0,3})")
+_DIGITS_BEHIND = re.compile(r"([A-Za-z -]+) \((\d+)\)")
 _WITH_ADVERB = re.compile(r"([-\d$\\].*[^\s,]),? (?:altogether|in total|in all|overall|total)!?")
 _POINTED = re.compile(
-    r"(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? ?(\\?[$(\[{].*)", re.IGNORECASE
+    r"(?:at |(?:at )?(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? ?)(\\?[$(\[{].*)", re.IGNORECASE
 )
 _NONE_FOUND = re.compile(r"0 (?:real |integer |such )?solutions?")
 _YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
@@ -220,7 +218,11 @@ def without_tail(rest: str) -> str:
         return rest
     tail = match[2].replace(",", " ").split()
     noun = tail[0].lower()
-    if noun in _CHANGES or tail[:2] == ["per", "cent"] or any(alters(word.lower()) for word in tail if word != "May"):
+    if (
+        noun in _CHANGES
+        or (tail[0] == "per" and tail[1:2] in (["cent"], ["mille"], ["thousand"], ["million"]))
+        or any(alters(word.lower()) for word in tail if word != "May")
+    ):
         return rest
     if noun in _ADVERBS or _MONEY.fullmatch(match[1]):
         return match[1]
@@ -281,8 +283,8 @@ def _read_number(words: list[str]) -> Fraction | None:
     """The value of number words: whole ones, decimals with "point", fractions, and both joined by "and"."""
     if words in (["half"], ["a", "half"]):
         return Fraction(1, 2)
-    if words[:3] == ["half", "a", "dozen"] and len(words) == 3:
-        return Fraction(6)
+    if words in (["half", "a", "dozen"], ["a", "dozen"]):
+        return Fraction(6 if words[0] == "half" else 12)
     if "and" in words:
         place = len(words) - 1 - words[::-1].index("and")
         fraction = _read_fraction(words[place + 1 :])
@@ -401,6 +403,8 @@ def restated(text: str) -> Iterator[str]:
             yield number + behind
         elif not behind:
             yield f"{number} {inside}"
+    if (match := _DIGITS_BEHIND.fullmatch(text)) and number_word(match[1]) == match[2]:
+        yield match[2]
     if match := _WITH_ADVERB.fullmatch(text):
         yield match[1]
     if match := _POINTED.fullmatch(text):

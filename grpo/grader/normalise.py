@@ -94,7 +94,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\text\{((?:\\text\{)+)([^{}]*)\}+$", r"\\text{\2}"),
     (r"\\colon(?![A-Za-z])", ":"),
     (r"(?<![A-Za-z])(Dr|Mr|Mrs|Ms|Prof|St|Mt|Jr|Sr)\.(?= ?[A-Z])", r"\1"),
-    (r"\\(?:bf|it|rm|sf|tt)(?![A-Za-z])\s*|\\(?:text)?color\s*\{[A-Za-z]+\}\s*", ""),
+    (r"\\(?:bf|it|rm|sf|tt)(?![A-Za-z])\s*|\\(?:color|textcolor)\s*\{[A-Za-z]+\}\s*", ""),
     (r"\{?\s*([0-9A-Za-z]+)\s*\\choose(?![A-Za-z])\s*([0-9A-Za-z]+)\s*\}?", r"{\\binom{\1}{\2}}"),
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
     (r"(?<=\d)\s*(?:,|\{,\})\s*\\!\s*(?=\d{3}(?!\d))", ""),
@@ -140,7 +140,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
 def _reads_commands(pattern: str) -> bool:
     """Whether a pattern can match only where there is a backslash, and need not be tried elsewhere."""
     without_groups = re.sub(r"\([^()]*\)", "", re.sub(r"\([^()]*\)", "", pattern))
-    return all(alternative.startswith("\\\\") and alternative[2:3] != "?" for alternative in without_groups.split("|"))
+    return all(re.search(r"^\\\\(?!\?)|\\\\[A-Za-z!]", alternative) for alternative in without_groups.split("|"))
 
 
 _REWRITES = [(re.compile(pattern), replacement, _reads_commands(pattern)) for pattern, replacement in _RULES]

@@ -323,7 +323,7 @@ _PRIMES = {"'": "foot", '"': "inch", "''": "inch"}
 def joined_quantity(text: str) -> tuple[str, Fraction] | None:
     """``5 feet 6 inches`` or ``2 hours,30 minutes``: what it measures, and how much of it. None if it is not of several parts,
     each smaller than the one before."""
-    match = _PARTS.fullmatch(text) if text[:1].isdigit() else None
+    match = _PARTS.fullmatch(text) if text[:1].isdigit() and not text[-1].isdigit() else None
     if not match:
         return None
     total, last, what = Fraction(0), None, ""

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 from grpo.common.errors import UserError, reason
+from grpo.common.files import parse_json
 from grpo.models import how_to_restore_checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -76,7 +77,7 @@ def written_here(folder: Path) -> bool:
     Raises:
         ValueError: the config.json is damaged.
     """
-    found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    found = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     return isinstance(found, dict) and found.items() >= _MARK.items()
 
 
@@ -96,7 +97,7 @@ def read_config(file: Path) -> TransformerConfig:
         UserError: the file is missing or damaged, or asks for what is not computed here.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_text(encoding="utf-8"))
         rope = {**(found.get("rope_scaling") or {}), **(found.get("rope_parameters") or {})}
         theta = rope.pop("rope_theta", found.get("rope_theta", 10000.0))
         known = {field.name: found[field.name] for field in fields(TransformerConfig) if field.name in found}
@@ -130,7 +131,7 @@ def fill(model: nn.Module, folder: Path) -> list[str]:
     """Copy a checkpoint's weights into the model, one at a time; what does not fit is named in the result."""
     files = {WEIGHTS}
     if not (folder / WEIGHTS).exists() and (folder / f"{WEIGHTS}.index.json").exists():
-        files = set(json.loads((folder / f"{WEIGHTS}.index.json").read_text(encoding="utf-8"))["weight_map"].values())
+        files = set(parse_json((folder / f"{WEIGHTS}.index.json").read_text(encoding="utf-8"))["weight_map"].values())
     missing = dict(model.named_parameters())
     tied, embedding = HEAD not in missing, missing[EMBEDDING]
     problems = []

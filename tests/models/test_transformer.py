@@ -482,6 +482,13 @@ def test_a_configuration_that_makes_no_model_is_refused(tmp_path: Path, change: 
         load_model(tmp_path)
 
 
+def test_a_configuration_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    own_model().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(UserError, match="nested too deeply"):
+        load_model(tmp_path)
+
+
 Q = "model.layers.1.self_attn.q_proj.bias"
 WEIGHTS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "missing": (lambda w: w.pop(Q), f"{Q} is missing"),

@@ -37,17 +37,24 @@ class Problem:
         _check_types(self)
 
 
+FINISH_REASONS = ("stop", "length")
+
+
 @dataclass(frozen=True)
 class Completion:
     """What an engine sampled for one prompt.
 
     Attributes:
         token_ids: the sampled ids, in order. They travel to the learner as they are; the text is never tokenised again.
-        text: the decoded ids, cut right after the stop string if one ended the completion.
+        text: the decoded ids, special tokens included, without a stop token at the end; cut right after the stop string if one
+            ended the completion.
         log_probs: natural-log probability of each sampled token under the distribution it was drawn from
             (after temperature, top-p and minimum length), same length as ``token_ids``.
-        finish_reason: ``"stop"`` (end-of-text token or stop string) or ``"length"`` (token limit reached).
+        finish_reason: ``"stop"`` (stop token or stop string) or ``"length"`` (token limit reached).
         policy_version: number of weight updates the sampling policy had received.
+
+    Raises:
+        ValueError: an engine returned something that is no finished response.
     """
 
     token_ids: tuple[int, ...]
@@ -55,6 +62,12 @@ class Completion:
     log_probs: tuple[float, ...]
     finish_reason: str
     policy_version: int = 0
+
+    def __post_init__(self) -> None:
+        if self.finish_reason not in FINISH_REASONS:
+            raise ValueError(f"the engine ended a response with {self.finish_reason!r}, not with 'stop' or 'length'")
+        if not len(self.token_ids) == len(self.log_probs) > 0:
+            raise ValueError(f"the engine gave {len(self.token_ids)} tokens with {len(self.log_probs)} log-probabilities")
 
 
 @dataclass

@@ -14,10 +14,20 @@ from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, require_writable, write_text
 from grpo.common.records import Problem, Rollout, read_problems
-from grpo.evaluation.evaluate import OTHER, category, count_categories, evaluate, evaluation_sampling, score_by_task, summarize
+from grpo.evaluation.evaluate import (
+    OTHER,
+    category,
+    count_categories,
+    encode_prompts,
+    evaluate,
+    evaluation_sampling,
+    score_by_task,
+    summarize,
+)
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.statistics import wilson_interval
+from grpo.rollout.engine import require_room
 from grpo.rollout.make import make_engine
 from grpo.study import paths
 from grpo.study.effective import digest
@@ -36,27 +46,40 @@ class CheckpointEvaluator:
 
     Args:
         task: its name in the study.
+        limit: the key that says how long a response may be.
 
     Raises:
         UserError: the folder holds no checkpoint.
     """
 
-    def __init__(self, study: Study, checkpoint: Path, task: str = MAIN):
+    def __init__(self, study: Study, checkpoint: Path, task: str = MAIN, limit: str = "evaluation.max_tokens"):
         require_checkpoint(checkpoint)
         start_threads(study.threads)
         study = study.for_task(task)
         self.study, self.checkpoint, self.task_name, self.task = study, checkpoint, task, study.task(task)
+        self.limit = limit
         self._states: list[Path] = []
         self.tokenizer = load_tokenizer(checkpoint)
         engine = study.engine
         model = None if engine.name == "vllm" else load_model(checkpoint, engine.dtype, engine.device)
         self.engine = make_engine(study, checkpoint, model, self.tokenizer)
 
+    def require_room(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
+        """Refuse, before anything is sampled, problems that are too long for the model in one of these formats.
+
+        Raises:
+            UserError: as :func:`grpo.rollout.engine.require_room`.
+        """
+        for prompt in prompts:
+            encoded = encode_prompts(self.tokenizer, problems, find_format(self.task, prompt))
+            require_room(self.engine.context, encoded, self.study.evaluation.max_tokens, self.limit, self.task_name)
+
     def sample(self, problems: Sequence[Problem], prompt: str, n: int = 1) -> list[list[Rollout]]:
         """``n`` scored completions of each problem, taken up where an earlier, killed evaluation stopped.
 
         The finished chunks are kept until :meth:`forget_chunks`.
         """
+        self.require_room(problems, [prompt])
         state = paths.EVALUATION_STATE / self._identity(problems, prompt, n)
         self._states.append(state)
         remove_stored(state)

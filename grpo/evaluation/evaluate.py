@@ -16,7 +16,7 @@ from tqdm import tqdm
 from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.common.world import ALONE, World
-from grpo.rollout.engine import Engine, SamplingParams, derive_seed
+from grpo.rollout.engine import Engine, SamplingParams, derive_seed, require_whole_groups
 from grpo.study.sections import Evaluation
 from grpo.tasks.task import Format, ScoredBatch, Task
 
@@ -104,6 +104,7 @@ def sample_rollouts(
     """
     prompts = encode_prompts(tokenizer, problems, format)
     groups = engine.generate(prompts, params, n=n, seed=seed)
+    require_whole_groups(groups, len(prompts[world.share]), params, n)
     mine = zip(problems[world.share], prompts[world.share], groups, strict=True)
     return [Rollout(problem, ids, completion) for problem, ids, group in mine for completion in group]
 

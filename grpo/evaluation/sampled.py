@@ -31,6 +31,7 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
     settings = study.evaluation.best_of_n
     evaluator = CheckpointEvaluator(study, paths.model(MAIN))
     problems = read_problems(paths.validation(MAIN))[: settings.problems]
+    evaluator.require_room(problems, settings.prompts)
     metrics: dict[str, Any] = {}
     with whole_folder(paths.BEST_OF_N) as folder:
         for prompt in settings.prompts:

@@ -63,7 +63,8 @@ def _teacher(study: Study, name: str, settings: SampledTraces) -> CheckpointEval
     evaluation = study.evaluation.model_copy(update=sampling)
     models = study.models | {name: settings.model}  # whose device counts, not that of the model that learns
     asked = study.model_copy(update={"models": models, "evaluation": evaluation})
-    return CheckpointEvaluator(asked, folder_of(settings.model, f"sft_datasets.{name}.model"), name)
+    folder = folder_of(settings.model, f"sft_datasets.{name}.model")
+    return CheckpointEvaluator(asked, folder, name, limit=f"sft_datasets.{name}.max_tokens")
 
 
 def traces_of(task: Task, settings: SampledTraces, rollouts: Sequence[Rollout]) -> tuple[list[Trace], dict[str, int]]:

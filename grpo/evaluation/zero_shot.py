@@ -22,6 +22,7 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
     """
     evaluator = CheckpointEvaluator(study, paths.model(MAIN))
     problems = read_problems(paths.validation(MAIN))[: study.evaluation.zero_shot_problems]
+    evaluator.require_room(problems, study.evaluation.zero_shot_prompts)
     with whole_folder(paths.BASELINE) as folder:
         metrics: dict[str, Any] = {
             p: evaluate_checkpoint(evaluator, problems, p, folder) for p in study.evaluation.zero_shot_prompts

@@ -17,7 +17,7 @@ from grpo.common.errors import UserError, reason
 from grpo.models.examine import SHARED_PROMPT, NotComputed, examine
 from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
-from grpo.models.tokenizer import GENERATION_CONFIG
+from grpo.models.tokenizer import GENERATION_CONFIG, MODEL_CONFIG
 
 __all__ = ["SHARED_PROMPT", "Qwen2Config", "Qwen2ForCausalLM", "convert_tokenizer", "load_hugging_face"]
 
@@ -67,10 +67,11 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def convert_tokenizer(folder: Path, target: Path) -> None:
-    """Write a checkpoint's tokenizer as a tokenizer.json, where it has none, with the file that names the stop tokens."""
+    """Write a checkpoint's tokenizer as a tokenizer.json, where it has none, with the files that name the stop tokens."""
     AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(target)
-    if (folder / GENERATION_CONFIG).exists():
-        shutil.copy(folder / GENERATION_CONFIG, target)
+    for name in (GENERATION_CONFIG, MODEL_CONFIG):
+        if (folder / name).exists():
+            shutil.copy(folder / name, target)
 
 
 def shared_prompt_attention(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import resource
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from grpo.common.errors import UserError, reason
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, CONFIG, LEGACY_CONFIG = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 GENERATION_CONFIG, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
+MODEL_CONFIG = "config.json"
 # What transformers, of any version, keeps of a tokenizer beside a model, and the file that says which tokens end a response.
 FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
@@ -38,6 +41,7 @@ class Tokenizer:
 
     Args:
         files: the contents of :data:`FILES` by their path in the checkpoint, tokenizer.json at least.
+        model_config: of config.json, which names the tokens that end a response where generation_config.json names none.
 
     Attributes:
         eos_token_id: end of text.
@@ -48,7 +52,7 @@ class Tokenizer:
             raises whatever comes, plain Exception too.)
     """
 
-    def __init__(self, files: Mapping[str, bytes]):
+    def __init__(self, files: Mapping[str, bytes], model_config: bytes = b"{}"):
         if TOKENIZER not in files:
             raise ValueError(f"{TOKENIZER} is missing")
         self._files = dict(files)
@@ -66,15 +70,32 @@ class Tokenizer:
         ids = self._backend.get_vocab()
         self.eos_token_id, self.pad_token_id = ids[self.eos_token], ids[special.get("pad_token") or self.eos_token]
         self._special = {key: token for key, token in special.items() if token}
+        self._added = self._backend.get_added_tokens_decoder()
         self._begin = self._find_begin()
-        self._chat_template, self._chat_tried = self._find_chat_template(config), False
-        ends = json.loads(self._files.get(GENERATION_CONFIG, b"{}")).get("eos_token_id")
-        self._more_ends = tuple(ends if isinstance(ends, list) else [] if ends is None else [ends])
+        self._chat_template = self._find_chat_template(config)
+        self._chats_tried: set[bool] = set()
+        self._named_ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a response: end of text, and those that generation_config.json names (Llama 3 has three)."""
-        return tuple(dict.fromkeys((self.eos_token_id, *self._more_ends)))
+        """All tokens that end a response: end of text, those that generation_config.json names (Llama 3 has three), or else
+        config.json, and the one that ends a turn in chats.
+        """
+        turn = () if self.end_of_turn_id is None else (self.end_of_turn_id,)
+        return tuple(dict.fromkeys((self.eos_token_id, *self._named_ends, *turn)))
+
+    @cached_property
+    def end_of_turn_id(self) -> int | None:
+        """The added token that the chat template puts after a reply; None where there is none, or no template."""
+        if self._chat_template is None:
+            return None
+        reply = "reply"
+        try:
+            text = self._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}], False)
+        except UserError:
+            return None
+        ids = self(text.rpartition(reply)[2].lstrip(), add_special_tokens=False)["input_ids"]
+        return next((i for i in ids[:1] if i in self._added), None)
 
     def _find_begin(self) -> list[int]:
         """What stands before every text: by tokenizer.json alone, as in transformers 5, whatever ``add_bos_token`` says."""
@@ -90,24 +111,93 @@ class Tokenizer:
             found = next((one["template"] for one in found if one["name"] == "default"), None)
         return found
 
-    def prompt_ids(self, text: str) -> tuple[int, ...]:
+    def prompt_ids(self, text: str, template: str | None = None) -> tuple[int, ...]:
         """A prompt's token ids: the text's, and before them a beginning-of-text token where the tokenizer wants one and the
         text has none.
+
+        Args:
+            template: see :meth:`_encode`.
         """
-        ids = self(text, add_special_tokens=False)["input_ids"]
+        ids = self._encode(text, template)
         return (*(() if ids[: len(self._begin)] == self._begin else self._begin), *ids)
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]], **options: Any) -> tuple[int, ...]:
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, str]], template: Sequence[Mapping[str, str]] | None = None, **options: Any
+    ) -> tuple[int, ...]:
         """The token ids of a chat up to where the model's turn begins, by the chat template and with nothing added to it, as
         ``apply_chat_template(messages, add_generation_prompt=True)`` of transformers gives them.
 
         Args:
             messages: each with ``role`` and ``content``.
+            template: the messages with :meth:`without_added_tokens` applied to what is data in them.
             options: what else the template takes, such as Qwen3's ``enable_thinking``.
 
         Raises:
             UserError: there is no chat template, it refuses the messages or fails over them, or it takes too long or too much
                 memory, which is tried with the first chat.
+        """
+        text = self._render(messages, True, **options)
+        return tuple(self._encode(text, None if template is None else self._render(template, True, **options)))
+
+    def without_added_tokens(self, text: str) -> str:
+        """``text`` with an x in the place of each character of an added token, such as ``<|im_end|>``."""
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        for i, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            if self._is_added(i, text[start:end]):
+                text = text[:start] + "x" * (end - start) + text[end:]
+        return text
+
+    def _is_added(self, i: int, text: str) -> bool:
+        """Whether a token is an added one that stands in its text, and not the token for what is unknown."""
+        token = self._added.get(i)
+        return token is not None and (token.normalized or text.strip() == token.content.strip())
+
+    def _encode(self, text: str, template: str | None) -> list[int]:
+        """The ids of a text in which only the added tokens of ``template`` are tokens; others are encoded as text.
+
+        Args:
+            template: the text, with :meth:`without_added_tokens` applied to what is data in it; None: none of it is.
+
+        Raises:
+            UserError: the two differ in length, because a chat template changes what is data.
+        """
+        if template is None or template == text:
+            ids: list[int] = self(text, add_special_tokens=False)["input_ids"]
+            return ids
+        if len(template) != len(text):
+            raise UserError(
+                "prompt: the model's chat template changes a question that holds added tokens of the tokenizer, so that they "
+                f"cannot be kept as text: {text!r}. Leave the question out, or use a format that is no chat."
+            )
+        backend, names = self._renamed
+        encoded = self._backend.encode(template, add_special_tokens=False)
+        for i, (start, end) in reversed(list(zip(encoded.ids, encoded.offsets, strict=True))):
+            if self._is_added(i, template[start:end]):
+                text = text[:start] + names[i] + text[end:]
+        own = {backend.token_to_id(name): i for i, name in names.items()}
+        found = backend.encode(text, add_special_tokens=False)
+        ids = []
+        for i, (start, end) in zip(found.ids, found.offsets, strict=True):
+            if i not in own and self._is_added(i, text[start:end]):  # the tokenizer's model made it of plain text
+                ids += [j for character in text[start:end] for j in backend.encode(character, add_special_tokens=False).ids]
+            else:
+                ids.append(own.get(i, i))
+        return ids
+
+    @cached_property
+    def _renamed(self) -> tuple[Backend, dict[int, str]]:
+        """The same tokenizer with other names for its added tokens, which no text can hold by chance; and the names by id."""
+        names = {i: secrets.token_hex(16) for i in self._added}
+        described = json.loads(self._backend.to_str())
+        for token in described["added_tokens"]:
+            token["content"] = names[token["id"]]
+        return Backend.from_str(json.dumps(described)), names
+
+    def _render(self, messages: Sequence[Mapping[str, str]], ask: bool, **options: Any) -> str:
+        """A chat as text.
+
+        Args:
+            ask: end where the model's turn begins.
         """
         if self._chat_template is None:
             raise UserError(
@@ -119,20 +209,20 @@ class Tokenizer:
 
         def render() -> str:
             ((text,), _) = render_jinja_template(
-                [list(messages)], chat_template=self._chat_template, add_generation_prompt=True, **self._special, **options
+                [list(messages)], chat_template=self._chat_template, add_generation_prompt=ask, **self._special, **options
             )  # type: ignore[no-untyped-call]
             return str(text)
 
         try:
-            if not self._chat_tried:
+            if ask not in self._chats_tried:
                 try_out(render)
-                self._chat_tried = True
+                self._chats_tried.add(ask)
             text = render()
         except Exception as error:  # a template is a program of somebody else's: it may raise anything
             roles = ", ".join(message["role"] for message in messages)
             why = str(error) if isinstance(error, TemplateError) else reason(error)
             raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {why}") from error
-        return tuple(self(text, add_special_tokens=False)["input_ids"])
+        return text
 
     def _add_tokens(self, config: Mapping[str, Any], special: Iterable[str]) -> None:
         """Add the tokens that tokenizer_config.json has beyond those of tokenizer.json, as transformers does."""
@@ -151,13 +241,25 @@ class Tokenizer:
             OSError: a file cannot be read.
             ValueError: as the class, or as :func:`files_of`.
         """
-        return cls({path.relative_to(folder).as_posix(): path.read_bytes() for path in files_of(folder)})
+        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files_of(folder)}
+        config = folder / MODEL_CONFIG
+        return cls(files, config.read_bytes() if config.is_file() else b"{}")
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the files, which transformers and vLLM load too."""
+        """Write the files, which transformers and vLLM load too; generation_config.json names all stop tokens."""
         for name, content in self._files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
+        path = folder / GENERATION_CONFIG  # of the files, or written with the model
+        generation = path.read_bytes() if path.exists() else b"{}"
+        if (path.exists() or len(self.stop_token_ids) > 1) and set(_ends_in(generation)) != set(self.stop_token_ids):
+            values = json.loads(generation) | {"eos_token_id": list(self.stop_token_ids)}
+            path.write_text(json.dumps(values, indent=2) + "\n")
+
+    def save_plain(self, folder: Path) -> None:
+        """Write tokenizer.json and the little that transformers needs to read it as it stands, whatever the model is."""
+        self._backend.save(str(folder / TOKENIZER))
+        (folder / CONFIG).write_text(json.dumps({**self._special, "tokenizer_class": "PreTrainedTokenizerFast"}))
 
     def __len__(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
@@ -225,6 +327,13 @@ def try_out(render: Callable[[], object]) -> None:
         raise MemoryError(f"it takes more than {TEMPLATE_BYTES >> 20} MiB")
     if code:
         raise TimeoutError(f"it takes longer than {TEMPLATE_SECONDS} s, or crashes")
+
+
+def _ends_in(config: bytes) -> tuple[int, ...]:
+    """The tokens that a model's configuration says end a response."""
+    values = json.loads(config)
+    ends = values.get("eos_token_id", (values.get("text_config") or {}).get("eos_token_id"))
+    return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
 
 
 def _content(token: Any) -> str | None:

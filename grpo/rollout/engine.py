@@ -38,9 +38,15 @@ class Engine(Protocol):
 
     Attributes:
         policy_version: of the weights it samples with; 0 at the start.
+        context: the longest text it can work with, prompt and response, in tokens; None where there is no limit.
     """
 
     policy_version: int
+
+    @property
+    def context(self) -> int | None:
+        """See above."""
+        ...
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
         """Sample ``n`` completions of each prompt (token ids); same arguments and weights give the same completions.
@@ -61,16 +67,39 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def require_room(context: int | None, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
-    """Refuse sampling that could run past the model's context of so many tokens, if it has such a limit.
+def require_whole_groups(groups: Sequence[Sequence[Completion]], prompts: int, params: SamplingParams, n: int) -> None:
+    """Check that an engine returned what it was asked for; each completion has checked itself.
 
     Raises:
-        UserError: naming the longest prompt, the response limit and the context.
+        ValueError: a group is missing, too small or too large, or a response is longer than asked for.
     """
-    longest = max(len(prompt) for prompt in prompts)
-    if context is not None and longest + max_tokens > context:
-        remedy = f"Lower it to {context - longest} or less." if longest < context else "Use a model with a longer context."
-        raise UserError(
-            f"grpo.sampling_max_tokens / evaluation.max_tokens: a prompt of {longest} tokens and a response of up to "
-            f"{max_tokens} do not fit the model's context of {context} tokens. {remedy}"
-        )
+    sizes = [len(group) for group in groups]
+    if sizes != [n] * prompts:
+        raise ValueError(f"the engine was asked for {n} responses to each of {prompts} prompts, and returned groups of {sizes}")
+    longest = max((len(one.token_ids) for group in groups for one in group), default=0)
+    if longest > params.max_tokens:
+        raise ValueError(f"the engine was asked for up to {params.max_tokens} tokens, and returned a response of {longest}")
+
+
+def require_room(
+    context: int | None, prompts: Sequence[Sequence[int]], max_tokens: int, key: str = "max_tokens", task: str = "main"
+) -> None:
+    """Refuse sampling that could run past the model's context of so many tokens, if it has such a limit.
+
+    Args:
+        key: of params.yaml, which says how long a response may be.
+        task: the name of the task that the prompts come from.
+
+    Raises:
+        UserError: naming the longest prompt, the response limit, the context and what to change.
+    """
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    if context is None or longest + max_tokens <= context:
+        return
+    too_long = sum(len(prompt) + max_tokens > context for prompt in prompts)
+    shorter = f"lower {key} to {context - longest} or less, " if longest < context else ""
+    remedy = f"{shorter}leave long questions out of the data of tasks.{task}, or take a model with a longer context"
+    raise UserError(
+        f"params.yaml: {key}: the model's context of {context} tokens is too short for a prompt of {longest} tokens and a "
+        f"response of up to {max_tokens}; {too_long} of {len(prompts)} prompts are too long. {remedy[0].upper()}{remedy[1:]}."
+    )

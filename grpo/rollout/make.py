@@ -55,7 +55,6 @@ def make_engine(
             sleeps(study, follows_policy=model is not None),
             check_weights,
             world,
-            tokenizer.stop_token_ids,
         )
     if engine.device != learner.device:
         raise UserError(

@@ -20,8 +20,9 @@ from grpo.models.decoding import CopiedPrompts, SharedPrompts
 from grpo.models.sharding import fill, is_sharded, weights_of
 from grpo.models.traits import traits_of
 from grpo.rollout.engine import SamplingParams, require_room
+from grpo.rollout.responses import Responses
 
-REPLACEMENT = "\ufffd"  # what incomplete UTF-8 decodes to
+BLOCK = 1024  # tokens whose probabilities are added up one by one
 COMPACT_BELOW = 0.8  # drop finished sequences once fewer than this share of the batch's rows still run
 
 
@@ -46,7 +47,12 @@ class TransformersEngine:
         self.max_batch_size = max_batch_size
         self.world = world
         self.policy_version = 0
-        self._stop_token_ids: dict[tuple[str, ...], torch.Tensor] = {}
+        self._may_end_with: dict[tuple[str, ...], torch.Tensor] = {}
+
+    @property
+    def context(self) -> int | None:
+        """See :class:`grpo.rollout.engine.Engine`."""
+        return traits_of(self.model).context
 
     def synchronize(self, model: Any, policy_version: int) -> None:
         """Use ``model`` from now on, or, where each process holds a share of it, its weights."""
@@ -65,7 +71,7 @@ class TransformersEngine:
         Raises:
             UserError: a prompt and ``max_tokens`` together exceed the model's context.
         """
-        require_room(traits_of(self.model).context, prompts, params.max_tokens)
+        require_room(self.context, prompts, params.max_tokens)
         per_batch = max(1, self.max_batch_size // n)
         shared = range(len(prompts))[self.world.share]
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
@@ -100,19 +106,18 @@ class TransformersEngine:
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
         reasons = ["length"] * len(rows)
-        past_stop = [0] * len(rows)  # characters that stand after the stop string
+        responses = Responses(self.tokenizer, params.stop)
+        may_end_with = self._tokens_that_may_end(responses)
         for length in range(1, params.max_tokens + 1):
             tokens, chosen = sample(decoding.logits, params, self.tokenizer.stop_token_ids, length, draw()[rows])
             for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
                 if reasons[row] == "length":
                     token_ids[row].append(token)
                     log_probs[row].append(log_prob)
-            for i in self._may_have_stopped(tokens, params.stop).tolist():
+            for i in torch.isin(tokens, may_end_with).nonzero()[:, 0].tolist():
                 row = rows[i]
-                if reasons[row] == "length" and length > params.min_tokens:
-                    past = self._characters_past_stop(token_ids[row], params.stop)
-                    if past is not None:
-                        reasons[row], past_stop[row] = "stop", past
+                if reasons[row] == "length" and length > params.min_tokens and responses.has_ended(token_ids[row]):
+                    reasons[row] = "stop"
             alive = [i for i, row in enumerate(rows) if reasons[row] == "length"]
             if not alive or length == params.max_tokens:
                 break
@@ -122,39 +127,17 @@ class TransformersEngine:
                 tokens = tokens[keep]
                 decoding.keep(keep)
             decoding.step(tokens)
-        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         completions = [
-            Completion(tuple(ids), text[: len(text) - past], tuple(lp), reason, self.policy_version)
-            for ids, text, past, lp, reason in zip(token_ids, texts, past_stop, log_probs, reasons, strict=True)
+            responses.completion(ids, lp, reason, self.policy_version)
+            for ids, lp, reason in zip(token_ids, log_probs, reasons, strict=True)
         ]
         return [completions[i : i + n] for i in range(0, len(completions), n)]
 
-    def _may_have_stopped(self, tokens: torch.Tensor, stop: tuple[str, ...]) -> torch.Tensor:
-        """Indices of rows whose newest token is a stop token or holds the last character of a stop string.
-
-        Only those texts have to be looked at, which keeps decoding off the hot path.
-        """
-        if stop not in self._stop_token_ids:
-            pieces = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))])
-            ends = {string[-1] for string in stop}
-            # A piece that is part of a character decodes to the replacement character, and may complete any of them.
-            candidates = [i for i, piece in enumerate(pieces) if any(end in piece for end in (*ends, REPLACEMENT))]
-            ids = torch.tensor([*self.tokenizer.stop_token_ids, *candidates], device=self.model.device)
-            self._stop_token_ids[stop] = ids
-        return torch.isin(tokens, self._stop_token_ids[stop]).nonzero()[:, 0]
-
-    def _characters_past_stop(self, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
-        """How many characters follow the stop string that the newest token completed; None where it completed none."""
-        if token_ids[-1] in self.tokenizer.stop_token_ids:
-            return 0
-        # Every token decodes to at least one byte, so a stop string spans at most this many tokens.
-        tail = token_ids[-max((len(string.encode()) for string in stop), default=0) :]
-        before, text = (self.tokenizer.decode(ids) for ids in (tail[:-1], tail))
-        known = len(before.rstrip(REPLACEMENT))
-        # A stop string that was complete before the newest token (and before min_tokens) does not count again.
-        ends = [text.find(string, max(0, known - len(string) + 1)) + len(string) for string in stop]
-        ends = [end for end, string in zip(ends, stop, strict=True) if end >= len(string)]
-        return len(text) - min(ends) if ends else None
+    def _tokens_that_may_end(self, responses: Responses) -> torch.Tensor:
+        """See :meth:`Responses.may_end_with`; worked out once, because it decodes the whole vocabulary."""
+        if responses.stop not in self._may_end_with:
+            self._may_end_with[responses.stop] = torch.tensor(responses.may_end_with(), device=self.model.device)
+        return self._may_end_with[responses.stop]
 
 
 def _draw(generator: torch.Generator, total: int, mine: list[int]) -> torch.Tensor:
@@ -189,8 +172,46 @@ def sample(
         before = ordered.exp().cumsum(dim=-1) - ordered.exp()
         log_probs.scatter_(-1, order, ordered.masked_fill(before >= params.top_p, -torch.inf))
         log_probs = torch.log_softmax(log_probs, dim=-1)
-    # Inverting the distribution function needs one random number a row where torch.multinomial draws one for each token of
-    # the vocabulary; in double precision, because it sums up to 150,000 probabilities.
-    cumulative = log_probs.exp().cumsum(dim=-1, dtype=torch.float64)
-    tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
+    tokens = invert(log_probs.exp(), uniform)[:, None]
     return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
+
+
+def invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The token of each row up to which the weights add up to the share ``uniform`` of their sum.
+
+    Inverting the distribution function takes one random number a row where torch.multinomial draws one for each token of the
+    vocabulary. Weights are added up in double precision, as there are up to 150,000 of them, and those of a large vocabulary in
+    two passes, since a running sum takes several times as long as a sum: first the sums of blocks, then within one block.
+
+    Args:
+        weights: (rows, vocabulary), not negative.
+        uniform: (rows,) float64, from [0, 1).
+
+    Returns:
+        (rows,)
+    """
+    vocabulary = weights.shape[1]
+    if vocabulary <= BLOCK:
+        cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+        return _first_above(cumulative, uniform[:, None] * cumulative[:, -1:])[:, 0]
+    whole = vocabulary - vocabulary % BLOCK
+    sums = weights[:, :whole].view(len(weights), -1, BLOCK).sum(dim=-1, dtype=torch.float64)
+    rest = weights[:, whole:].sum(dim=-1, keepdim=True, dtype=torch.float64)
+    cumulative = torch.cat([torch.zeros_like(rest), sums, rest], dim=-1).cumsum(dim=-1)
+    target = uniform[:, None] * cumulative[:, -1:]
+    block = _first_above(cumulative[:, 1:].contiguous(), target)
+    tokens = block * BLOCK + torch.arange(BLOCK, device=block.device)
+    within = weights.gather(-1, tokens.clamp(max=vocabulary - 1)) * (tokens < vocabulary)
+    within_sums = within.cumsum(dim=-1, dtype=torch.float64)
+    chosen = _first_above(within_sums, target - cumulative.gather(-1, block))
+    return (block * BLOCK + chosen)[:, 0].clamp(max=vocabulary - 1)
+
+
+def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """(rows, 1), the first index of each row's running sum (rows, n) that exceeds its target (rows, 1).
+
+    A target that rounding has put at the end of the sum or beyond is met by the last index that adds something to it.
+    """
+    below_all = cumulative[:, -1:].nextafter(torch.zeros_like(target))
+    found = torch.searchsorted(cumulative, torch.minimum(target, below_all), right=True)
+    return found.clamp(max=cumulative.shape[1] - 1)

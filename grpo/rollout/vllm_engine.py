@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ import torch
 from grpo.common.errors import UserError
 from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
+from grpo.models.checkpoint import load_tokenizer
 from grpo.rollout.engine import SamplingParams, derive_seed, require_room
+from grpo.rollout.responses import Responses
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
 
 
@@ -32,7 +35,6 @@ class VllmEngine:
             put in on waking. GPU only, and with a model.
         check_weights: compare checksums of vLLM's weights and the policy's whenever these were put in.
         world: the processes that train the run together. Each has a vLLM of its own, which sees one GPU.
-        stop_token_ids: tokens that end a response.
 
     Raises:
         UserError: vLLM is not installed, or cannot start with these settings.
@@ -49,7 +51,6 @@ class VllmEngine:
         sleep: bool = False,
         check_weights: bool = False,
         world: World = ALONE,
-        stop_token_ids: Sequence[int] = (),
     ):
         # In this process, so that weights are handed over as they are, and sampling draws from torch's generator.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -64,13 +65,18 @@ class VllmEngine:
                 "(docs/gpu.md), or set engine.name to transformers."
             ) from error
         self._policy, self._device, self._sleep, self._check, self._world = model, device, sleep, check_weights, world
-        self._stop_token_ids = tuple(stop_token_ids)
+        self._tokenizer = load_tokenizer(folder)
         self.policy_version = 0
         self._awake = True
         gpu = {} if device == "cpu" else {"gpu_memory_utilization": gpu_memory_utilization, "enable_sleep_mode": sleep}
+        # vLLM looks for stop strings in the text. From the checkpoint's own files transformers may make another tokenizer than
+        # tokenizer.json describes, so vLLM gets files of which there is one reading.
+        self._plain_tokenizer = TemporaryDirectory()
+        self._tokenizer.save_plain(Path(self._plain_tokenizer.name))
         try:
             self._llm = LLM(
                 model=str(folder),
+                tokenizer=self._plain_tokenizer.name,
                 dtype=dtype,
                 max_num_seqs=max_batch_size,
                 enforce_eager=device == "cpu",
@@ -106,8 +112,9 @@ class VllmEngine:
         require_room(self.context, prompts, params.max_tokens)
         self._wake()
         settings = request_settings(params, n, seed, self._device, len(prompts))[self._world.share]
-        # vLLM reads generation_config.json too; this way both engines end at the same tokens, whatever it makes of it.
-        asked = [VllmSamplingParams(**each, stop_token_ids=list(self._stop_token_ids)) for each in settings]
+        # Only at these tokens: what vLLM itself takes for the end of a text does not count, so that both engines end alike.
+        ends = {"stop_token_ids": list(self._tokenizer.stop_token_ids), "ignore_eos": True}
+        asked = [VllmSamplingParams(**each, **ends) for each in settings]
         # All that decides on a CPU, where samples do depend on how many processes there are; and nothing on a GPU.
         torch.manual_seed(seed + self._world.rank)
         mine = [{"prompt_token_ids": list(ids)} for ids in prompts[self._world.share]]
@@ -120,13 +127,13 @@ class VllmEngine:
                 "engine.sleep_level to 2; then run the same command again."
             ) from error
         self._rest()
-        return [[self._completion(one) for one in output.outputs] for output in outputs]
+        responses = Responses(self._tokenizer, params.stop)
+        return [[self._completion(responses, one) for one in output.outputs] for output in outputs]
 
-    def _completion(self, output: Any) -> Completion:
-        ids = tuple(output.token_ids)
+    def _completion(self, responses: Responses, output: Any) -> Completion:
         flat = output.logprobs  # at each position the sampled token stands first
-        log_probs = tuple(flat.logprobs[start] for start in flat.start_indices)
-        return Completion(ids, output.text, log_probs, output.finish_reason, self.policy_version)
+        log_probs = [] if flat is None else [flat.logprobs[start] for start in flat.start_indices]
+        return responses.completion(output.token_ids, log_probs, output.finish_reason, self.policy_version)
 
     def _put_weights(self) -> None:
         put_weights(self._llm, self._policy)
@@ -170,6 +177,8 @@ def request_settings(params: SamplingParams, n: int, seed: int, device: str, pro
         "max_tokens": params.max_tokens,
         "stop": list(params.stop),
         "include_stop_str_in_output": True,
+        "skip_special_tokens": False,  # a stop string may hold some
+        "detokenize": bool(params.stop),
         "logprobs": 0,  # of the sampled token only
         "flat_logprobs": True,  # in a few lists, and not a dictionary and an object for each token
     }

@@ -115,10 +115,9 @@ def _rows(settings: JsonlTraces | HubTraces, where: str) -> list[Row]:
 def _trace(row: Row, format: Format) -> Trace:
     """A row as it stands; its question is what its prompt has in the format's place for one, else the whole prompt."""
     prompt = row.text("prompt")
-    before, after = format.template.split(PLACEHOLDER, 1)
-    fits = prompt.startswith(before) and prompt.endswith(after) and len(prompt) >= len(before) + len(after)
-    question = prompt[len(before) : len(prompt) - len(after)] if fits else prompt
-    return prompt, Problem(row.where, question, row.text("ground_truth")), row.text("response")
+    question = format.question_of(prompt)
+    problem = Problem(row.where, prompt if question is None else question, row.text("ground_truth"))
+    return prompt, problem, row.text("response")
 
 
 def _without_validation(traces: list[Trace], format: Format, validation: Sequence[Problem]) -> list[Trace]:

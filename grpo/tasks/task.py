@@ -52,8 +52,15 @@ class Format:
         """The template with ``{question}`` replaced. Other braces, in either text, stay as they are; nothing is appended."""
         return self.template.replace(PLACEHOLDER, question)
 
+    def question_of(self, prompt: str) -> str | None:
+        """The question in a prompt; None where the prompt has another form."""
+        before, *between = self.template.split(PLACEHOLDER)
+        length, rest = divmod(len(prompt) - len(before) - sum(map(len, between)), len(between))
+        question = prompt[len(before) : len(before) + max(0, length)]
+        return question if not rest and self.prompt(question) == prompt else None
+
     def encode(self, tokenizer: Any, prompt: str) -> tuple[int, ...]:
-        """The token ids with which the model is asked.
+        """The token ids with which the model is asked. A question is text: ``<|im_end|>`` in it ends no turn.
 
         Args:
             tokenizer: as :class:`grpo.models.tokenizer.Tokenizer`.
@@ -62,12 +69,23 @@ class Format:
         Raises:
             UserError: a chat, and the tokenizer has no chat template.
         """
+        question = self.question_of(prompt)
+        template = None if question is None else self.prompt(tokenizer.without_added_tokens(question))
         if not self.chat:
-            ids: tuple[int, ...] = tokenizer.prompt_ids(prompt)
+            ids: tuple[int, ...] = tokenizer.prompt_ids(prompt, template)
             return ids
         system = [{"role": "system", "content": self.system}] if self.system else []
-        ids = tokenizer.chat_ids([*system, {"role": "user", "content": prompt}], **self.options)
+        asked, blanked = ([*system, {"role": "user", "content": text}] for text in (prompt, template or prompt))
+        ids = tokenizer.chat_ids(asked, blanked, **self.options)
         return ids
+
+    def encode_response(self, tokenizer: Any, response: str) -> tuple[int, ...]:
+        """The token ids of a response to train on, with its end: a stop string, or the token that ends a text or a turn."""
+        ids = tuple(tokenizer(response, add_special_tokens=False)["input_ids"])
+        if response.endswith(self.stop) or (ids and ids[-1] in tokenizer.stop_token_ids):
+            return ids
+        turn = tokenizer.end_of_turn_id if self.chat else None
+        return (*ids, tokenizer.eos_token_id if turn is None else turn)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def train_sft(ctx: RunContext[SftConfig]) -> None:
     """
     config, log = ctx.config, ctx.log
     prompts = [ctx.format.encode(ctx.tokenizer, example.prompt) for example in ctx.data]
-    responses = [tuple(ctx.tokenizer(example.response, add_special_tokens=False)["input_ids"]) for example in ctx.data]
+    responses = [ctx.format.encode_response(ctx.tokenizer, example.response) for example in ctx.data]
     require_context(ctx.learner.model, prompts, responses)
     encoded = list(zip(prompts, responses, strict=True))  # tokenised apart, as tokenize_prompt_and_output does
     if ctx.saved.step == 0:

@@ -15,16 +15,18 @@ from grpo.common.files import write_json
 from grpo.common.imports import require_extra
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.world import World, init_world
+from grpo.evaluation.evaluate import encode_prompts
 from grpo.learner.losses import bind_loss
 from grpo.learner.make import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.models.tokenizer import Tokenizer
+from grpo.rollout.engine import require_room
 from grpo.rollout.make import make_engine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun
-from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
+from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.schema import Study
 from grpo.tasks.rewards import find_rewards
 from grpo.tasks.task import find_format
@@ -36,6 +38,7 @@ from grpo.training.monitor import Monitor
 from grpo.training.run import Outputs, RunData, is_asynchronous, score_of
 from grpo.training.sft import train_sft
 from grpo.training.state import Part, RandomStates, SavedState
+from grpo.training.validation import Validation
 
 
 def loop_of(config: RunConfig) -> Callable[[RunContext[Any]], None]:
@@ -91,6 +94,7 @@ def started(
             keep_checkpoint(study, run, outputs.checkpoints, kind, evaluation, ctx.save)
 
         ctx.validation = monitor = Monitor(ctx, study, run.name, data.validation, keep)
+        require_room_for_all(ctx, run, monitor.validation)
         parts: dict[str, Part] = {"learner": ctx.learner, "log": ctx.log, "monitor": monitor, "random": RandomStates()}
         every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
         with (
@@ -109,6 +113,23 @@ def started(
         keep("last", {"step": last["step"], "update": last["update"], "answer_reward": last["val/answer_reward"]})
         examples = {"examples": len(data.train)} if isinstance(run.config, SftConfig) else {}
         write_json(outputs.results / "metrics.json", monitor.final_metrics() | examples)
+
+
+def require_room_for_all(ctx: RunContext[Any], run: EffectiveRun, validation: Validation) -> None:
+    """Refuse a run that would meet a prompt too long for its model, at whatever step it draws it.
+
+    Raises:
+        UserError: as :func:`grpo.rollout.engine.require_room`.
+    """
+    config, context, limit = ctx.config, ctx.engine.context, validation.sampling.max_tokens
+    arm = f"experiments.{run.experiment}.arms.{run.arm}" if "sampling_max_tokens" in run.overrides else run.method
+    key = f"{arm}.sampling_max_tokens"
+    if isinstance(config, SamplingConfig):
+        prompts = encode_prompts(ctx.tokenizer, ctx.data, ctx.format)
+        require_room(context, prompts, config.sampling_max_tokens, key, run.task)
+    asked = validation.problems if config.wall_clock_limit_s is None else validation.all_problems
+    key = "evaluation.max_tokens" if limit == validation.settings.max_tokens else key
+    require_room(context, encode_prompts(ctx.tokenizer, asked, ctx.format), limit, key, run.task)
 
 
 @contextmanager

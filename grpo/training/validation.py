@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo.common.records import Problem, Rollout
 from grpo.evaluation.evaluate import evaluate, evaluation_sampling, lengths_by_outcome, log_generations, summarize
+from grpo.rollout.engine import SamplingParams
 from grpo.study.methods import SamplingConfig
 from grpo.study.sections import Evaluation
 from grpo.training.context import RunContext
@@ -70,11 +71,15 @@ class Validation:
         answer_reward = summarize(self._sample(self.all_problems))["answer_reward"]
         return {"full/answer_reward": answer_reward, "full/problems": len(self.all_problems)}
 
+    @property
+    def sampling(self) -> SamplingParams:
+        """How responses are sampled. One that is too long in training is too long here."""
+        config, sampling = self.ctx.config, evaluation_sampling(self.settings, self.ctx.format)
+        if isinstance(config, SamplingConfig):
+            return replace(sampling, max_tokens=min(sampling.max_tokens, config.sampling_max_tokens))
+        return sampling
+
     def _sample(self, problems: Sequence[Problem]) -> list[Rollout]:
-        config, settings = self.ctx.config, self.settings
-        sampling = evaluation_sampling(settings, self.ctx.format)
-        if isinstance(config, SamplingConfig):  # a response that is too long in training is too long here
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, config.sampling_max_tokens))
-        ctx = self.ctx
-        groups = evaluate(ctx.engine, ctx.tokenizer, problems, ctx.format, ctx.score, sampling, settings.seed, world=ctx.world)
+        ctx, seed = self.ctx, self.settings.seed
+        groups = evaluate(ctx.engine, ctx.tokenizer, problems, ctx.format, ctx.score, self.sampling, seed, world=ctx.world)
         return [rollout for (rollout,) in groups]

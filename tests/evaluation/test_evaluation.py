@@ -220,8 +220,8 @@ def test_lengths_of_correct_and_incorrect_responses_by_hand() -> None:
         completion = Completion((1,) * length, "text", (0.0,) * length, "stop")
         return Rollout(Problem("p", "", ""), (1, 2, 3), completion, _rewards(answer))
 
-    mixed = [rollout(1.0, 2), rollout(0.0, 9), rollout(1.0, 5), rollout(0.0, 0)]
-    assert lengths_by_outcome(mixed) == {"response_length_correct": 3.5, "response_length_incorrect": 4.5}
+    mixed = [rollout(1.0, 2), rollout(0.0, 9), rollout(1.0, 5), rollout(0.0, 1)]
+    assert lengths_by_outcome(mixed) == {"response_length_correct": 3.5, "response_length_incorrect": 5.0}
     nothing_right = lengths_by_outcome(mixed[1:2])
     assert math.isnan(nothing_right["response_length_correct"]) and nothing_right["response_length_incorrect"] == 9.0
     assert math.isnan(lengths_by_outcome(mixed[:1])["response_length_incorrect"])

@@ -220,7 +220,6 @@ def test_batches_of_one_call_draw_different_numbers(model: Any, tokenizer: Any, 
 
 # ------------------------------------------------------------------------------------------------ what vLLM is asked for
 
-ENDS = SimpleNamespace(stop_token_ids=(0, 7))  # all that vLLM needs of a tokenizer
 PARAMS = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=9, stop=("x", "yz"))
 
 
@@ -247,7 +246,8 @@ def test_what_a_request_asks_for_besides() -> None:
     """Seeds of requests fail on a CPU."""
     asked = {
         "n": 3, "temperature": 0.7, "top_p": 0.9, "min_tokens": 2, "max_tokens": 9, "stop": ["x", "yz"],
-        "include_stop_str_in_output": True, "logprobs": 0, "flat_logprobs": True,
+        "include_stop_str_in_output": True, "skip_special_tokens": False, "detokenize": True, "logprobs": 0,
+        "flat_logprobs": True,
     }  # fmt: skip
     assert request_settings(PARAMS, 3, 7, "cpu", 2) == [asked] * 2
     assert [{**settings, "seed": None} for settings in request_settings(PARAMS, 3, 7, "cuda", 2)] == [
@@ -265,13 +265,13 @@ class NotesCalls:
     def generate(self, prompts: list[Any], params: list[Any], use_tqdm: bool) -> list[Any]:
         self.calls.append("generate")
         self.seeds = [one.seed for one in params]
-        self.stop_token_ids = params[0].stop_token_ids
+        self.ends = params[0].stop_token_ids, params[0].ignore_eos
         self.prompts = [prompt["prompt_token_ids"] for prompt in prompts]
         ids = [(i, len(prompt)) for i, prompt in enumerate(self.prompts)]
         flat = [SimpleNamespace(start_indices=[0, 1], logprobs=[-t / 4 for t in pair]) for pair in ids]
         answers = [SimpleNamespace(token_ids=pair, logprobs=found) for pair, found in zip(ids, flat, strict=True)]
         for answer in answers:
-            answer.text, answer.finish_reason = f"text {answer.token_ids[0]}", "stop"
+            answer.text, answer.finish_reason = "text of another tokenizer", "length"
         return [SimpleNamespace(outputs=[answer] * one.n) for answer, one in zip(answers, params, strict=True)]
 
     def sleep(self, level: int) -> None:
@@ -289,6 +289,14 @@ class NotesCalls:
 
     def reset_prefix_cache(self) -> None:
         self.calls.append("forget prefixes")
+
+
+@pytest.fixture
+def folder(model: Any, tokenizer: Any, tmp_path: Path) -> Path:
+    """A checkpoint with one more stop token than the tokenizer's."""
+    save_checkpoint(tmp_path, model, tokenizer)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
+    return tmp_path
 
 
 @pytest.fixture
@@ -311,9 +319,11 @@ def on_vllm(study: Study, **engine: Any) -> Study:
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(mini_study: Study, model: Any) -> None:
+def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(
+    mini_study: Study, folder: Path, model: Any, tokenizer: Any
+) -> None:
     """Room for weights, the weights as they are now, and only then room for keys and values."""
-    engine = make_engine(on_vllm(mini_study, sleep_level=2), Path("model"), model, ENDS)
+    engine = make_engine(on_vllm(mini_study, sleep_level=2), folder, model, tokenizer)
     llm = engine._llm  # type: ignore[attr-defined]
     assert llm.settings["enable_sleep_mode"] is True
     put = ["reload_weights", "forget prefixes"]
@@ -322,17 +332,21 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(mini_study: Stud
     assert llm.calls == [*put, "sleep 2"]  # not while it sleeps
     groups = engine.generate([(5, 6), (7,)], PARAMS, n=2, seed=4)
     assert llm.calls[3:] == ["wake weights", *put, "wake kv_cache", "generate", "sleep 2"]
-    assert llm.prompts == [[5, 6], [7]] and llm.stop_token_ids == [0, 7]
+    assert llm.prompts == [[5, 6], [7]] and llm.ends == ([0, 7], True)
     assert llm.seeds == [settings["seed"] for settings in request_settings(PARAMS, 2, 4, "cuda", 2)]
-    expected = [Completion((i, n), f"text {i}", (-i / 4, -n / 4), "stop", policy_version=3) for i, n in ((0, 2), (1, 1))]
+    expected = [
+        Completion((i, n), tokenizer.decode([i, n]), (-i / 4, -n / 4), "length", policy_version=3) for i, n in ((0, 2), (1, 1))
+    ]
     assert groups == [[one, one] for one in expected]
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_a_vllm_that_stays_awake_takes_weights_at_once(mini_study: Study, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_that_stays_awake_takes_weights_at_once(
+    mini_study: Study, folder: Path, model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checked: list[Any] = []
     monkeypatch.setattr("grpo.rollout.vllm_engine.require_equal_weights", lambda *pair: checked.append(pair))
-    engine = make_engine(on_vllm(mini_study), Path("model"), model, ENDS, check_weights=True)
+    engine = make_engine(on_vllm(mini_study), folder, model, tokenizer, check_weights=True)
     llm = engine._llm  # type: ignore[attr-defined]
     engine.synchronize(model, policy_version=1)
     assert checked == [(llm, model)] * 2
@@ -374,9 +388,9 @@ def test_the_runs_own_share_of_memory_reaches_the_engine(
     save_checkpoint(tmp_path, model, tokenizer)
     study, own = on_vllm(mini_study, sleep_level=2), mini_study.grpo.model_copy(update={"gpu_memory_utilization": 0.3})
     assert mini_study.grpo.gpu_memory_utilization == 0.85
-    assert share(make_engine(study, tmp_path, model, ENDS, config=own)) == 0.3
-    assert share(make_engine(study, tmp_path, model, ENDS, config=study.sft)) == 0.85
-    assert share(make_engine(study, tmp_path, model, ENDS)) == 0.85
+    assert share(make_engine(study, tmp_path, model, tokenizer, config=own)) == 0.3
+    assert share(make_engine(study, tmp_path, model, tokenizer, config=study.sft)) == 0.85
+    assert share(make_engine(study, tmp_path, model, tokenizer)) == 0.85
     monkeypatch.setattr(start, "_settle", lambda *_: None)  # this process is no actor's
     generator, _, _ = start._make_generator(study, own, tmp_path, Path(), check_weights=False)
     assert share(generator) == 0.3
@@ -435,11 +449,13 @@ def test_synchronize_changes_weights_and_policy_version(model: Any, tokenizer: A
     assert [c.token_ids for c in flatten(before)] != [c.token_ids for c in flatten(after)]
 
 
-def test_context_overflow_names_the_key_and_what_fits(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
+def test_context_overflow_names_what_fits(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
     longest = max(len(prompt) for prompt in prompts)
     engine = TransformersEngine(model, tokenizer)
     fits = 256 - longest
-    with pytest.raises(UserError, match=rf"(?s)grpo\.sampling_max_tokens.*evaluation\.max_tokens.*256.*{fits} or less"):
+    with pytest.raises(
+        UserError, match=rf"context of 256 .*{longest} tokens and a response of up to {fits + 1}.*{fits} or less"
+    ):
         engine.generate(prompts, SamplingParams(max_tokens=fits + 1), n=1, seed=0)
     (completion,) = engine.generate(prompts[1:2], SamplingParams(max_tokens=fits), n=1, seed=0)[0]
     assert len(completion.token_ids) == fits or completion.finish_reason == "stop"
@@ -669,7 +685,8 @@ def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:
     assert set(ended_by) == set(tokenizer.stop_token_ids)
     assert all(not set(c.token_ids[:-1]) & set(ended_by) for c in completions)
     assert all(len(c.token_ids) == 30 for c in completions if c.finish_reason == "length")
-    assert not any("<|" in c.text for c in completions)
+    shown = [tokenizer.decode(c.token_ids[:-1] if c.finish_reason == "stop" else c.token_ids) for c in completions]
+    assert [c.text for c in completions] == shown and not any("<|im_end|>" in text for text in shown)
     late = flatten(engine.generate(prompts, SamplingParams(min_tokens=20, max_tokens=30), n=150, seed=1))
     assert not any(set(c.token_ids[:20]) & set(ended_by) for c in late)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_parts import like_llama3
+from model_parts import like_llama3, like_qwen3, own_model
 from state_parts import never_saved
 from study_parts import entry
 from torch import Tensor
@@ -24,6 +24,7 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import SftConfig
@@ -151,7 +152,7 @@ def by_plain_torch(model: Any, tokenizer: Any, config: SftConfig, seed: int = 3)
         optimizer.zero_grad()
         total = torch.zeros(())
         for example in items_of_step(EXAMPLES, seed, step, config.train_batch_size):
-            prompt, response = (tokenizer(text)["input_ids"] for text in (example.prompt, example.response))
+            prompt, response = (tokenizer(text)["input_ids"] for text in (example.prompt, f"{example.response}<|endoftext|>"))
             log_probs = torch.log_softmax(model(torch.tensor([[*prompt, *response]])).logits[0], dim=-1)
             of_response = [log_probs[len(prompt) - 1 + t, token] for t, token in enumerate(response)]
             total = total - torch.stack(of_response).sum() / config.normalize_constant
@@ -181,7 +182,8 @@ def test_updates_are_those_of_plain_torch(model: Any, tokenizer: Any, tmp_path: 
     assert distance(trained, expected, model) < 1e-3
     assert [(row["step"], row["update"]) for row in history] == [(step, step) for step in range(1, 7)]
     # Mean negative log-likelihood of a token: the loss without its divisors.
-    tokens = [sum(len(tokenizer(e.response)["input_ids"]) for e in items_of_step(EXAMPLES, 3, step, 4)) for step in range(1, 7)]
+    batches = [items_of_step(EXAMPLES, 3, step, 4) for step in range(1, 7)]
+    tokens = [sum(len(tokenizer(example.response)["input_ids"]) + 1 for example in batch) for batch in batches]
     expected_nll = [loss * 3.0 * 4 / n for loss, n in zip(losses, tokens, strict=True)]
     assert [row["mean_nll"] for row in history] == pytest.approx(expected_nll, rel=1e-4)
     speeds = [row["tokens_per_s"] * row["training_s"] for row in log.times]
@@ -426,8 +428,59 @@ def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Pat
     train_sft(context(config, log, never_saved(tmp_path), **parts, format=format))
     log.close()
     expected = {
-        (format.encode(tokenizer, e.prompt), tuple(tokenizer(e.response, add_special_tokens=False)["input_ids"]))
+        (format.encode(tokenizer, e.prompt), tuple(tokenizer(f"{e.response}<|eot_id|>", add_special_tokens=False)["input_ids"]))
         for e in EXAMPLES
     }
     assert set(seen) == expected and len(expected) == 10
     assert all(prompt.count(tokenizer.prompt_ids("")[0]) == 1 for prompt, _ in seen)
+
+
+# ------------------------------------------------------------------------------------------------- the end of a response
+
+
+@pytest.mark.parametrize(
+    ("format", "response", "end"),
+    [
+        (formats.QUESTION_ONLY, " It is \\boxed{4}.", ["<|endoftext|>"]),
+        (formats.CHAT, "It is \\boxed{4}.", ["<|im_end|>"]),  # a reply in a chat ends a turn, and not the text
+        (formats.CHAT, "It is \\boxed{4}.<|im_end|>", []),
+        (formats.R1_ZERO, " 4 </think> <answer>4</answer>", []),  # nothing after it would ever be sampled
+        (formats.R1_ZERO, " 4 </think> The answer is 4.", ["<|endoftext|>"]),
+        (Format("{question}", stop=("\n",)), "4", ["<|endoftext|>"]),
+        (Format("{question}"), "", ["<|endoftext|>"]),
+    ],
+)
+def test_the_end_of_a_response_is_part_of_it(format: Format, response: str, end: list[str], tmp_path: Path) -> None:
+    """The base models of Qwen2.5 have this: a text ends with one token, and a turn with another."""
+    like_qwen3(tmp_path, ["Mia has 3 apples."])
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    ids = format.encode_response(tokenizer, response)
+    text = tokenizer(response, add_special_tokens=False)["input_ids"]
+    assert list(ids) == text + [tokenizer(token)["input_ids"][0] for token in end]
+
+
+def test_a_model_that_was_fine_tuned_without_stop_strings_ends_its_responses(tokenizer: Any, tmp_path: Path) -> None:
+    """The tiny model learns 8 examples by heart; when it samples, it says them and ends."""
+    examples = [
+        Example(formats.QUESTION_ONLY.prompt(f"What is {i} + 1?"), f" It is \\boxed{{{i + 1}}}.", "", 1.0) for i in range(8)
+    ]
+    config = CONFIG.model_copy(
+        update={
+            "prompt": "question_only",
+            "n_sft_steps": 60,
+            "learning_rate": 5e-3,
+            "max_grad_norm": 1.0,
+            "train_batch_size": 8,
+        }
+    )
+    policy = own_model(len(tokenizer), eos_token_id=0, pad_token_id=0)
+    trained, _, _ = fine_tuned(policy, tokenizer, tmp_path / "run", config, examples)
+    prompts = [tokenizer.prompt_ids(example.prompt) for example in examples]
+    groups = TransformersEngine(trained, tokenizer).generate(prompts, SamplingParams(max_tokens=60), n=8, seed=0)
+    completions = [completion for group in groups for completion in group]
+    assert sum(completion.finish_reason == "stop" for completion in completions) > 0.9 * len(completions)
+    assert sum(len(completion.token_ids) for completion in completions) / len(completions) < 20
+    right = [c.text == e.response for group, e in zip(groups, examples, strict=True) for c in group]
+    assert sum(right) > 0.5 * len(right)

@@ -77,6 +77,11 @@ class Generator:
         self.ctx = replace(self.ctx, engine=engine, tokenizer=tokenizer)
 
     @costed
+    def context(self) -> int | None:
+        """See :class:`grpo.rollout.engine.Engine`."""
+        return self.ctx.engine.context
+
+    @costed
     def sample(self, step: int, version: int, weights: list[Any]) -> list[Rollout]:
         """The rollouts of a step.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -55,6 +55,12 @@ class RolloutPipeline:
     def policy_version(self) -> int:
         """The newest version of the policy."""
         return self._current[0]
+
+    @property
+    def context(self) -> int | None:
+        """See :class:`grpo.rollout.engine.Engine`."""
+        (context, _) = self._generating.submit(self.generator.call, "context").result()
+        return cast("int | None", context)
 
     def synchronize(self, model: Any, policy_version: int) -> None:
         """What is ordered from now on is sampled with these weights.

@@ -1,0 +1,219 @@
+"""Where responses end and what their text is, for tokenizers of several kinds; and what no engine may return."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+
+from grpo.common.records import Completion, Problem
+from grpo.evaluation.evaluate import sample_rollouts
+from grpo.models.tokenizer import Tokenizer
+from grpo.rollout import transformers_engine
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.responses import Responses
+from grpo.rollout.transformers_engine import invert
+from grpo.tasks.formats import R1_ZERO
+from grpo.tasks.task import Format
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+TEXTS = ["the answer is 4 END of it", "Q: what A: 42 so Q: next A: 7", "END END", "a b c \n d"]
+
+
+def made_of(backend: Backend, stop_tokens: list[str]) -> Tokenizer:
+    """A tokenizer of which these tokens end a response."""
+    ends = {"eos_token_id": [backend.token_to_id(token) for token in stop_tokens]}
+    files = {"tokenizer.json": backend.to_str(), "tokenizer_config.json": json.dumps({"eos_token": stop_tokens[0]})}
+    return Tokenizer({name: text.encode() for name, text in (files | {"generation_config.json": json.dumps(ends)}).items()})
+
+
+def byte_level(special_tags: bool = False, stop_tokens: tuple[str, ...] = ("</s>",)) -> Tokenizer:
+    """As GPT-2's, with the tags of r1_zero as added tokens."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(TEXTS * 5, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    backend.add_special_tokens(["</s>", "<|im_end|>"])
+    backend.add_tokens([AddedToken(tag, special=special_tags, normalized=False) for tag in TAGS])
+    return made_of(backend, list(stop_tokens))
+
+
+def like_llama2(prepend_scheme: str = "always") -> Tokenizer:
+    """A space is part of the token after it, and the first one of a text is not written."""
+    backend = Backend(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=prepend_scheme, split=True)
+    strip = decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False)
+    backend.train_from_iterator(TEXTS * 5, trainer)
+    return made_of(backend, ["</s>"])
+
+
+def said(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...]) -> Completion:
+    """What an engine makes of tokens that a model says one after the other."""
+    responses, reason, length = Responses(tokenizer, stop), "length", len(ids)
+    may_end = set(responses.may_end_with())
+    for n in range(1, len(ids) + 1):
+        if ids[n - 1] in may_end and responses.has_ended(ids[:n]):
+            reason, length = "stop", n
+            break
+    return responses.completion(ids[:length], [-1.0] * length, reason, 3)
+
+
+# ----------------------------------------------------------------------------------------------------------- stop strings
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), like_llama2("always"), like_llama2("first")], ids=["bytes", "▁", "▁first"])
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [
+        ("the answer is 4 END of it", " END"),
+        ("so Q: next", "Q: "),
+        ("so Q: next", ": n"),
+        ("4 END of it", "END "),
+        ("a b", " "),
+        ("so 4 \n d", "\n"),
+        ("the é is é 漢字, then", "漢字"),
+        ("so 🧮 it is", "🧮 i"),
+        ("nothing ends it", "END"),
+    ],
+)
+def test_a_response_ends_where_its_text_first_holds_a_stop_string(tokenizer: Tokenizer, text: str, stop: str) -> None:
+    """The text, decoded whole and cut there, is the truth."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    whole = tokenizer.decode(ids)
+    assert whole == text
+    one = said(tokenizer, ids, (stop,))
+    before, found, _ = whole.partition(stop)
+    assert one.text == before + found
+    assert one.finish_reason == ("stop" if found else "length")
+    # No token more than it takes.
+    assert stop not in tokenizer.decode(one.token_ids[:-1]) or not found
+
+
+# --------------------------------------------------------------------------------------------------------- special tokens
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_tags_that_are_tokens_of_their_own_are_read_in_the_text(special: bool) -> None:
+    tokenizer = byte_level(special)
+    ids = tokenizer("so 3 </think> <answer> 42 </answer> and more")["input_ids"]
+    one = said(tokenizer, ids, R1_ZERO.stop)
+    assert (one.text, one.finish_reason) == ("so 3 </think> <answer> 42 </answer>", "stop")
+    assert R1_ZERO.read(one.text) == "42"
+
+
+@pytest.mark.parametrize(
+    ("stop_tokens", "stop", "text", "tokens"),
+    [
+        (("</s>",), (), "a<|im_end|> b", None),  # no end: all is text
+        (("</s>",), ("<|im_end|>",), "a<|im_end|>", 2),  # a stop string stays
+        (("</s>", "<|im_end|>"), (), "a", 2),  # a stop token does not
+        (("</s>", "<|im_end|>"), ("<|im_end|>",), "a<|im_end|>", 2),
+        (("</s>", "<|im_end|>"), (">",), "a", 2),  # which only happens to be in the stop token
+        (("</s>",), ("<|im",), "a<|im", 2),  # cut within the token
+    ],
+)
+def test_the_text_holds_every_token_but_the_one_that_ends_it(
+    stop_tokens: tuple[str, ...], stop: tuple[str, ...], text: str, tokens: int | None
+) -> None:
+    tokenizer = byte_level(stop_tokens=stop_tokens)
+    ids = tokenizer("a<|im_end|> b")["input_ids"]
+    one = said(tokenizer, ids, stop)
+    assert one.text == text
+    assert len(one.token_ids) == (tokens or len(ids))
+    assert one.finish_reason == ("stop" if tokens else "length")
+
+
+def test_a_stop_token_that_the_limit_cut_in_front_of_others_stays_in_the_text() -> None:
+    """Before min_tokens, where an engine lets one through."""
+    tokenizer = byte_level()
+    ids = tokenizer("a</s>b")["input_ids"]
+    assert Responses(tokenizer, ()).completion(ids, [0.0] * len(ids), "length", 0).text == "a</s>b"
+
+
+# ---------------------------------------------------------------------------------------------- what no engine may return
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "repetition", None])
+def test_a_response_that_the_engine_did_not_finish_is_no_completion(reason: Any) -> None:
+    with pytest.raises(ValueError, match=rf"ended a response with {reason!r}"):
+        Completion((5, 6), "4", (-0.1, -0.2), reason)
+    with pytest.raises(ValueError, match=rf"ended a response with {reason!r}"):
+        Responses(byte_level(), ("x",)).completion([], [], reason, 0)
+
+
+@pytest.mark.parametrize(("tokens", "log_probs"), [(2, 1), (1, 2), (0, 0)])
+def test_each_token_of_a_completion_has_a_log_probability(tokens: int, log_probs: int) -> None:
+    with pytest.raises(ValueError, match=f"gave {tokens} tokens with {log_probs} log-probabilities"):
+        Completion((5,) * tokens, "", (0.0,) * log_probs, "stop")
+
+
+class Returns:
+    """An engine that returns what it is given."""
+
+    policy_version, context = 0, None
+
+    def __init__(self, *groups: int, length: int = 2):
+        self.groups = [[Completion((5,) * length, "4", (-0.1,) * length, "stop")] * size for size in groups]
+
+    def generate(self, *_: Any, **__: Any) -> list[list[Completion]]:
+        return self.groups
+
+    def synchronize(self, model: Any, policy_version: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (Returns(3, 5), r"asked for 4 responses to each of 2 prompts, and returned groups of \[3, 5\]"),
+        (Returns(4), r"groups of \[4\]"),
+        (Returns(4, 4, 4), r"groups of \[4, 4, 4\]"),
+        (Returns(4, 4, length=9), "asked for up to 8 tokens, and returned a response of 9"),
+    ],
+)
+def test_what_an_engine_returns_is_what_it_was_asked_for(engine: Returns, message: str) -> None:
+    problems, format = [Problem(name, name, "") for name in "ab"], Format("{question}")
+    tokenizer, params = byte_level(), SamplingParams(max_tokens=8)
+    with pytest.raises(ValueError, match=message):
+        sample_rollouts(engine, tokenizer, problems, format, params, 4, 0)
+    rollouts = sample_rollouts(Returns(4, 4), tokenizer, problems, format, params, 4, 0)
+    assert [rollout.problem.id for rollout in rollouts] == [*"aaaabbbb"]
+
+
+# ------------------------------------------------------------------------------------------------------ drawing a token
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 1023, 1024, 1025, 2048, 5000, 151_936])
+def test_large_vocabularies_draw_what_one_running_sum_draws(vocabulary: int) -> None:
+    """By numpy, in one pass; half of the tokens have no probability, at the end of the vocabulary too."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 4 * torch.randn(24, vocabulary, generator=generator)
+    logits[:, torch.rand(vocabulary, generator=generator) < 0.5] = -torch.inf
+    logits[:, 0], logits[:, vocabulary // 2 + 1 :] = 1.0, -torch.inf
+    weights = torch.softmax(logits, dim=-1)
+    uniform = torch.rand(24, dtype=torch.float64, generator=generator)
+    cumulative = np.cumsum(weights.numpy().astype(np.float64), axis=1)
+    expected = [
+        int(np.searchsorted(row, u * row[-1], side="right")) for row, u in zip(cumulative, uniform.numpy(), strict=True)
+    ]
+    assert invert(weights, uniform).tolist() == expected
+
+
+@pytest.mark.parametrize("vocabulary", [300, 3000])
+def test_no_random_number_draws_a_token_without_probability(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_engine, "BLOCK", 1000)
+    weights = torch.zeros(5, vocabulary)
+    weights[:, 40:120] = torch.rand(5, 80, generator=torch.Generator().manual_seed(0)) + 0.1
+    for u in (0.0, 2.0**-60, 0.5, 1 - 2.0**-53):
+        tokens = invert(weights, torch.full((5,), u, dtype=torch.float64))
+        assert ((tokens >= 40) & (tokens < 120)).all()
+    assert invert(weights, torch.zeros(5, dtype=torch.float64)).tolist() == [40] * 5
+    assert invert(weights, torch.full((5,), 1 - 2.0**-53, dtype=torch.float64)).tolist() == [119] * 5

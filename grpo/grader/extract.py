@@ -160,6 +160,7 @@ _LAYOUT = re.compile(
     r"|text(?:bf|it|rm|normal)?|math(?:bf|rm|it)|bm|boldsymbol|mbox|underline|emph|large|Large|huge)(?![A-Za-z])"
     r"|\\[,;:! ]|[{}~#`*\"“”]"
 )
+_TAG = re.compile(r"</?[A-Za-z]+\s*/?>")  # of a prompt's form or of HTML; it ends a formula
 _EMPTY = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 # Where the formula around a box ends: at the mathematics' delimiters, at a word, a point, and at another value of the same.
 _BREAK = (
@@ -195,7 +196,7 @@ _UNIT = re.compile(
 
 
 def _plain(text: str) -> str:
-    return _LAYOUT.sub(" ", _TEXT.sub(r" \1 ", re.sub(r"\\not\s*=", r"\\ne ", text)))
+    return _LAYOUT.sub(" ", _TEXT.sub(r" \1 ", re.sub(r"\\not\s*=", r"\\ne ", _TAG.sub("\n", text))))
 
 
 def _before(text: str, answer: str) -> str:

@@ -69,3 +69,8 @@ def test_ten_megabytes_are_read_in_seconds(text: str) -> None:
     start = time.process_time()
     question_only_reward_fn(text, "5")
     assert time.process_time() - start < (1.0 if text.endswith("{") else 8.0)
+
+
+@pytest.mark.parametrize("text", [r"<answer>4</answer> \boxed{2}", r"<b>\boxed{2}</b>", r"</think>\boxed{2}<br/>"])
+def test_a_tag_is_no_part_of_the_formula_around_a_box(text: str) -> None:
+    assert boxed_answer(text) == "2"

@@ -250,7 +250,7 @@ def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:
         ("{{ 10 ** (10 ** 9) }}", "it takes longer than 1 s"),
         (
             "{% set all = namespace(x='x' * 10**8) %}{% for a in range(20) %}{% set all.x = all.x + all.x %}{% endfor %}",
-            "1024 MiB",
+            "256 MiB",
         ),
         ("{{ 'x' * 10**13 }}", "MemoryError"),
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
@@ -264,6 +264,7 @@ def test_a_chat_template_that_loops_or_fails_is_one_message(
     like_qwen: Path, template: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_SECONDS", 1)
+    monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_BYTES", 256 << 20)
     files = {path.name: path.read_bytes() for path in like_qwen.iterdir()}
     start = time.monotonic()
     with pytest.raises(UserError, match=r"^prompt: the model's chat template refuses messages of user: ") as refused:

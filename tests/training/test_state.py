@@ -364,7 +364,8 @@ class RemovedOnceOpen(type(Path())):  # type: ignore[misc]
 
 def test_a_lock_that_its_holder_has_just_removed_is_not_taken(tmp_path: Path) -> None:
     """Whoever comes next makes a new file, and both would hold one."""
-    with pytest.raises(UserError, match="the run is at work already"), only_one(RemovedOnceOpen(tmp_path / "run.lock"), "the run"):
+    lock = RemovedOnceOpen(tmp_path / "run.lock")
+    with pytest.raises(UserError, match="the run is at work already"), only_one(lock, "the run"):
         pass
 
 

@@ -9,6 +9,7 @@ does not compute (:class:`NotComputed`), and on a few short texts the results ar
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,6 +89,15 @@ def context_of(config: Any) -> int | None:
         if one.get("rope_type") in ("dynamic", "longrope"):
             limits.append(one.get("original_max_position_embeddings"))
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def limited_context(folder: Path) -> int | None:
+    """:func:`context_of` a checkpoint whose RoPE limits it to less than its ``max_position_embeddings``; None for any other."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+    context = context_of(config)
+    return None if context == getattr(config, "max_position_embeddings", None) else context
 
 
 def _recomputes_exactly(model: Any, rows: Tensor, expected: Tensor) -> bool:

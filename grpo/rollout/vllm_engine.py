@@ -18,6 +18,7 @@ from grpo.common.errors import UserError
 from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
 from grpo.models.checkpoint import load_tokenizer
+from grpo.models.examine import limited_context
 from grpo.rollout.engine import SamplingParams, derive_seed, require_room
 from grpo.rollout.responses import Responses
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
@@ -82,6 +83,7 @@ class VllmEngine:
                 enforce_eager=device == "cpu",
                 logprobs_mode="processed_logprobs",  # of the distribution that is drawn from
                 disable_log_stats=True,
+                max_model_len=limited_context(folder),  # by which vLLM chooses LongRoPE's factors
                 **gpu,
             )
         except (RuntimeError, ValueError) as error:

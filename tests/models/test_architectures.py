@@ -19,7 +19,7 @@ from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.models.examine import examine
+from grpo.models.examine import examine, limited_context
 from grpo.models.traits import traits_of
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
@@ -148,7 +148,7 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_thet
 
 
 @pytest.mark.parametrize(("kind", "changes"), [("phi3", LONGROPE), ("llama", DYNAMIC)], ids=["longrope", "dynamic"])
-def test_frequencies_that_follow_the_longest_text_stay_the_same(kind: str, changes: dict[str, Any]) -> None:
+def test_frequencies_that_follow_the_longest_text_stay_the_same(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """Up to the original length a text's results do not depend on its neighbours; beyond it engine and learner refuse."""
     model = tiny_model(kind, **changes)
     theirs = copy.deepcopy(model)
@@ -159,6 +159,8 @@ def test_frequencies_that_follow_the_longest_text_stay_the_same(kind: str, chang
         for found, log_probs in zip(learner.log_probs([*long, *short])[4:], expected, strict=True):
             assert torch.allclose(found, log_probs, atol=1e-5)
     assert traits_of(model).context == 64
+    model.save_pretrained(tmp_path)
+    assert limited_context(tmp_path) == (64 if kind == "phi3" else None)  # what vLLM is told; the other has no longer texts
     with pytest.raises(UserError, match=r"have 65 tokens, and the model's context is 64 tokens\."):
         learner.log_probs([*short, random_rollout(53, 12, 0)])
     with pytest.raises(UserError, match=r"a prompt of 53 tokens and a response of up to 12 do not fit .* 64 tokens"):

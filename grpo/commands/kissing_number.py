@@ -73,6 +73,9 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     write_json(KISSING_NUMBER_METRICS, {"kissing_number": {name: result[name] for name in ("best", "best_of_search")}})
     _track(study, log, result)
     keep_until_stored(state, paths.CONVERSATION_LOG.parent)
+    for former in paths.KISSING_NUMBER_STATE.glob("*"):  # of other settings or other code
+        if former != state:
+            shutil.rmtree(former)
     return result
 
 

@@ -173,7 +173,7 @@ def test_an_engine_that_ends_says_what_to_change(served: Any, monkeypatch: pytes
 
 
 def test_a_response_that_does_not_fit_the_context_is_refused(served: Any) -> None:
-    with pytest.raises(UserError, match=r"do not fit the model's context of 256 tokens"):
+    with pytest.raises(UserError, match=r"the model's context of 256 tokens is too short for a prompt of"):
         rollouts(served, SamplingParams(max_tokens=255), n=1)
 
 

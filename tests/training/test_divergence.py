@@ -199,8 +199,12 @@ CONFIG = GrpoConfig(
 )
 
 
-def not_a_number(text: str, truth: str) -> dict[str, float]:
-    return {"reward": math.nan, "format_reward": 0.0, "answer_reward": 0.0}
+RAW = {"use_std_normalization": False}
+
+
+def too_large(text: str, truth: str) -> dict[str, float]:
+    """A reward that float32 holds, and whose gradient's norm it does not, where advantages are not divided by their std."""
+    return contains_a_t(text, truth) | {"reward": 1e30 * contains_a_t(text, truth)["reward"]}
 
 
 class Ended:
@@ -333,7 +337,7 @@ def test_a_run_that_learns_is_not_stopped(train: Any) -> None:
 
 
 def test_a_run_without_finite_gradients_ends_between_evaluations_with_a_last_one(train: Any, fresh_model: Any) -> None:
-    run = train(not_a_number, RULES.model_copy(update={"skipped_updates": 3}))
+    run = train(too_large, RULES.model_copy(update={"skipped_updates": 3}), **RAW)
     assert run.metrics["diverged_step"] == 3
     assert "not finite in 3 optimizer steps in a row" in run.metrics["diverged_reason"]
     assert [row["skipped_update"] for row in run.history] == [1.0] * 3
@@ -346,7 +350,7 @@ def test_a_run_without_finite_gradients_ends_between_evaluations_with_a_last_one
 
 def test_skipped_updates_count_over_the_updates_of_a_step(train: Any) -> None:
     """Four updates a step: the fifth skipped one is in the second step."""
-    run = train(not_a_number, RULES, epochs_per_rollout_batch=4, loss_type="grpo_no_clip")
+    run = train(too_large, RULES, epochs_per_rollout_batch=4, loss_type="grpo_no_clip", **RAW)
     assert run.metrics["diverged_step"] == 2
     assert len(run.history) == 8
     assert run.validations[-1]["update"] == 8
@@ -357,9 +361,9 @@ def test_one_finite_gradient_starts_the_count_anew(train: Any) -> None:
 
     def now_and_then(text: str, truth: str) -> dict[str, float]:
         step = next(calls) // 64 + 1
-        return contains_a_t(text, truth) if step % 3 == 0 else not_a_number(text, truth)
+        return contains_a_t(text, truth) if step % 3 == 0 else too_large(text, truth)
 
-    run = train(now_and_then, RULES.model_copy(update={"skipped_updates": 3, "reward_below_start": 0.0}))
+    run = train(now_and_then, RULES.model_copy(update={"skipped_updates": 3, "reward_below_start": 0.0}), **RAW)
     assert [row["skipped_update"] for row in run.history] == [1, 1, 0] * 4
     assert run.metrics["skipped_updates"] == 8
     assert (run.metrics["diverged_step"], run.metrics["steps"]) == (None, 12)
@@ -410,10 +414,10 @@ def assert_ended_alike(one: Ended, other: Ended) -> None:
 
 
 def test_a_resumed_run_counts_skipped_updates_on(train: Any) -> None:
-    whole = train(not_a_number, RULES)
+    whole = train(too_large, RULES, **RAW)
     assert whole.metrics["diverged_step"] == whole.metrics["skipped_updates"] == 5
     for stop_after in (1, 3):
-        assert_ended_alike(whole, train(not_a_number, RULES, stop_after=stop_after))
+        assert_ended_alike(whole, train(too_large, RULES, stop_after=stop_after, **RAW))
 
 
 def test_a_resumed_run_knows_the_entropies_before(train: Any) -> None:
@@ -433,9 +437,9 @@ def test_all_that_validation_gathers_survives_a_resume(train: Any) -> None:
     calls = iter(range(10_000))
 
     def never_in_the_last_steps(text: str, truth: str) -> dict[str, float]:
-        return contains_a_t(text, truth) if next(calls) // 64 < 4 else not_a_number(text, truth)
+        return contains_a_t(text, truth) if next(calls) // 64 < 4 else too_large(text, truth)
 
-    run = train(never_in_the_last_steps, RULES, n_grpo_steps=7, wall_clock_limit_s=1e6)
+    run = train(never_in_the_last_steps, RULES, n_grpo_steps=7, wall_clock_limit_s=1e6, **RAW)
     new = run.new()
     gathered = {name for name, value in vars(run.validate).items() if value != vars(new)[name]}
     gathered -= {"bar", "ctx", "validation"}  # what is shown, and what the run works with

@@ -261,6 +261,14 @@ def test_group_normalized_rewards_and_their_metadata() -> None:
     )
 
 
+def test_only_a_group_whose_rewards_are_all_equal_is_without_signal() -> None:
+    rewards = [1, 1, 0, 0, 2, 2, 2, 2, 0, 1, 1, 1]
+    scores = [{"reward": float(r), "format_reward": 1.0, "answer_reward": 1.0} for r in rewards]
+    advantages, _, metadata = normalize_scores(scores, 4, 0.0, False)
+    assert metadata["zero_signal_fraction"] == pytest.approx(1 / 3)
+    assert advantages.tolist() == [0.5, 0.5, -0.5, -0.5, 0, 0, 0, 0, -0.75, 0.25, 0.25, 0.25]
+
+
 def test_advantages_come_from_the_reward_not_from_its_parts() -> None:
     def half_for_form(response: str, truth: str) -> dict[str, float]:
         return {"reward": 0.5 if response != truth else 1.0, "format_reward": 1.0, "answer_reward": float(response == truth)}

@@ -69,12 +69,14 @@ def test_nothing_is_random_where_a_model_is_trained(kind: str, packing: bool) ->
     model = random_model(kind)
     theirs, batch = copy.deepcopy(model), rollouts()
     learner = made(model, packing=packing)
+    model.train()
     found = learner.log_probs(batch)
     for rollout, log_probs in zip(batch, found, strict=True):
         assert torch.allclose(log_probs, by_transformers(theirs, rollout), atol=1e-5)
     for rollout, log_probs, advantage, reward in zip(batch, found, ADVANTAGES.tolist(), REWARDS.tolist(), strict=True):
         rollout.old_log_probs, rollout.advantage, rollout.rewards = log_probs, advantage, {"reward": reward}
         rollout.completion = replace(rollout.completion, log_probs=tuple(log_probs.tolist()))
+    model.train()
     update = learner.update(batch)
     assert update["ratio_min"] == update["ratio_max"] == 1.0 and update["clip_fraction"] == 0.0
 

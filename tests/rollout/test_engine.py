@@ -622,6 +622,11 @@ def test_an_early_stop_string_is_not_found_again_later(say: Say) -> None:
     assert completion.text == "<e>b>cd"
 
 
+def test_a_stop_string_complete_at_the_minimum_is_not_found_again_by_the_next_token(say: Say) -> None:
+    (completion,) = say("a<e>>cd$", min_tokens=4, max_tokens=30, stop=("<e>",))
+    assert completion.text == "a<e>>cd"
+
+
 def test_a_stop_string_that_is_complete_exactly_at_the_minimum_ends_nothing(say: Say) -> None:
     """As end of text, which is not drawn as the last of the least tokens."""
     (completion,) = say("ab;cdef$", min_tokens=3, max_tokens=30, stop=(";",))

@@ -34,6 +34,7 @@ from training_parts import context, problems, read_csv
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.models.checkpoint import save_checkpoint
+from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous
 from grpo.tasks.formats import QUESTION_ONLY
@@ -41,7 +42,7 @@ from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous import actors
 from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
-from grpo.training.asynchronous.remote import RemoteLearner, ScoredRollouts
+from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline, ScoredRollouts
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.asynchronous.worker import ActorWorker
@@ -182,6 +183,17 @@ def test_draws_depend_on_the_seed_and_the_step_only() -> None:
         return found
 
     assert draws(0) == draws(0) != draws(1)
+
+
+def test_a_state_of_the_buffer_stays_as_it_was_taken() -> None:
+    """It is written while the run goes on."""
+    buffer = ReplayBuffer(2, 3, 1, None, seed=0)
+    buffer.add(scored(1))
+    buffer.draw(1, 0)
+    groups, left = buffer.state()
+    buffer.draw(2, 0)
+    buffer.add(scored(2))
+    assert [group.uses for group in groups] == [1, 1, 1] and left == [] and buffer.left == [2, 2, 2]
 
 
 # ------------------------------------------------------------------------------------------------------------ lag and ratios
@@ -348,6 +360,65 @@ def test_a_lost_learner_is_brought_back_by_its_newest_state_and_the_batches_sinc
         worker.start()
     assert worker._actor.total == expected
     assert [method for method, _ in worker.recovery] == ["read_state", "train", "train"]
+
+
+def test_a_state_whose_writer_was_lost_is_not_written(tmp_path: Path) -> None:
+    worker = Worker("learner", Accumulator, (), {}, 60.0)
+    learner = RemoteLearner(worker)
+    learner.train([1.0], version=0)  # type: ignore[list-item]
+    learner.write_state(tmp_path / "draft")
+    worker.lose()
+    assert not learner.is_written()
+
+
+class Sampler:
+    """In the place of the generator's worker and the scorer's: what each call was given, and one that waits until it may."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+        self.may = threading.Event()
+
+    def call(self, method: str, *arguments: Any, **_: Any) -> tuple[Any, Any]:
+        if method == "score":
+            return (arguments[0], {}), SimpleNamespace(seconds=0.0)
+        assert self.may.wait(30)
+        *_, version, weights = arguments
+        assert weights == [f"weights {version}"]
+        self.versions.append(version)
+        time.sleep(0.3)
+        cost = SimpleNamespace(seconds=0.3, weights_s=0.0, peak_mb=0.0)
+        return ([], cost) if method == "sample" else (([], cost), 0.0)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("weights", "sampled_by"), [("scheduled", [0, 0, 1]), ("newest", [0, 1, 1])])
+def test_a_batch_is_sampled_by_the_version_of_its_order_or_by_the_newest(weights: Any, sampled_by: list[int]) -> None:
+    sampler = Sampler()
+    pipeline = RolloutPipeline(sampler, sampler, weights, SimpleNamespace(model="weights 0"))  # type: ignore[arg-type]
+    sampler.may.set()
+    pipeline.order(1).result()
+    sampler.may.clear()
+    blocker = pipeline._generating.submit(sampler.may.wait, 30)  # the generator is at work
+    second = pipeline.order(2)
+    pipeline.synchronize("weights 1", policy_version=1)
+    third = pipeline.order(3)
+    sampler.may.set()
+    assert blocker.result() and second.result() and third.result()
+    pipeline.close()
+    assert sampler.versions == sampled_by
+
+
+def test_a_generator_that_evaluates_is_not_waiting() -> None:
+    sampler = Sampler()
+    sampler.may.set()
+    pipeline = RolloutPipeline(sampler, sampler, "scheduled", SimpleNamespace(model="weights 0"))  # type: ignore[arg-type]
+    time.sleep(0.2)
+    waited = [pipeline.order(1).result().times["generator_waiting_s"]]
+    pipeline.generate([], SamplingParams(), 1, 0)
+    waited.append(pipeline.order(2).result().times["generator_waiting_s"])
+    pipeline.close()
+    assert waited[0] >= 0.2 > 0.15 > waited[1]
 
 
 def test_taking_over_weights_is_not_counted_as_sampling() -> None:

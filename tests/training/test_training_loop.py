@@ -819,6 +819,57 @@ def test_a_steps_time_is_without_its_evaluation(tmp_path: Path, monkeypatch: pyt
     assert log.elapsed_s == 65.5 and log.phase_totals == {"rollout_s": 9.0, "training_s": 15.0, "evaluation_s": 40.0}
 
 
+def test_what_other_processes_measured_takes_the_place_of_the_same_name_and_is_counted_once(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    for step in (1, 2):
+        with log.phase("training"):
+            time.sleep(0.01)
+        waited = log.phase_totals["training_s"]
+        elsewhere = {"rollout_s": 2.0, "training_s": 7.0, "training_peak_mb": 5.0}
+        log.step(step, [{"loss": 0.0}], {}, tokens=36, elsewhere=elsewhere)
+    log.close()
+    assert [(row["rollout_s"], row["training_s"], row["training_peak_mb"]) for row in log.times] == [(2.0, 7.0, 5.0)] * 2
+    assert [row["tokens_per_s"] for row in log.times] == [4.0, 4.0]
+    assert log.phase_totals == {"training_s": waited, "rollout_s": 4.0}
+
+
+def test_a_phases_memory_is_its_largest_in_the_step_and_only_in_this_step(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
+    for step, megabytes in ((1, 256), (2, 1)):
+        for size in (megabytes, 1):
+            with log.phase("training"):
+                torch.ones(size, 2**18).sum()
+        log.step(step, [{"loss": 0.0}], {}, tokens=1)
+    log.close()
+    first, second = (row["training_peak_mb"] for row in log.times)
+    assert first - second > 200
+
+
+def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the process that takes it up may stand anywhere."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    folders = [tmp_path / "first", tmp_path / "again"]
+    for folder in folders:
+        folder.mkdir()
+    first = RunLog(folders[0], NoMlflow())  # type: ignore[arg-type]
+    with first.phase("training"):
+        clock[0] += 30.0
+    first.step(1, [{"loss": 0.0}], {}, tokens=1)
+    state = first.state()
+    first.close()
+    clock[0] = 5.0
+    again = RunLog(folders[1], NoMlflow())  # type: ignore[arg-type]
+    again.restore(state)
+    clock[0] += 4.0
+    assert again.elapsed_s == 34.0 and again.resumed_after == [1]
+    with again.phase("training"):
+        clock[0] += 2.0
+    again.step(2, [{"loss": 0.0}], {}, tokens=1)
+    again.close()
+    assert [row["step_s"] for row in again.times] == [30.0, 6.0] and again.phase_totals == {"training_s": 32.0}
+
+
 def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, tokenizer: Any, mini_study: Study) -> None:
     asked = [Problem(f"p/{i}", f"Mia has {i} apples.", str(1000 + i)) for i in range(100)]
     settings = mini_study.evaluation.model_copy(update={"problems": 90, "max_tokens": 6})

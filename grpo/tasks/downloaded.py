@@ -240,10 +240,13 @@ def _read_parquet(path: Path, name: str, key: str) -> list[Row]:
 
 def rows_of(table: Any, name: str, key: str) -> list[Row]:
     """The rows of an Arrow table. What has few digits keeps them: 0.1 in float32 is 0.1, not 0.10000000149011612."""
+    import numpy
     import pyarrow
 
+    kinds = {pyarrow.float16(): numpy.float16, pyarrow.float32(): numpy.float32}
     for place, field in enumerate(table.schema):
-        if field.type in (pyarrow.float16(), pyarrow.float32()):
-            shortest = table.column(place).cast(pyarrow.string()).cast(pyarrow.float64())
-            table = table.set_column(place, field.name, shortest)
+        if kind := kinds.get(field.type):
+            values = table.column(place).to_pylist()
+            shortest = [None if value is None else float(str(kind(value))) for value in values]
+            table = table.set_column(place, field.name, pyarrow.array(shortest, pyarrow.float64()))
     return [Row(f"{name} row {number}", values, key) for number, values in enumerate(table.to_pylist(), start=1)]

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pyarrow
 import pyarrow.parquet
@@ -90,10 +91,11 @@ def test_a_ground_truth_is_the_text_that_stands_in_the_file(tmp_path: Path, veri
 
 
 def test_parquet_has_numbers_of_its_own(tmp_path: Path) -> None:
-    """Integers are exact, float32 has the digits that it needs, a decimal keeps its zeros."""
+    """Integers are exact, float16 and float32 have the digits that they need, a decimal keeps its zeros."""
     columns = {
         ("9007199254740993", "7"): pyarrow.array([9007199254740993, 7]),
         ("0.1", "0.33333334"): pyarrow.array([0.1, 1 / 3], pyarrow.float32()),
+        ("0.1", "0.3333"): pyarrow.array(np.array([0.1, 1 / 3], np.float16)),
         ("0.1", "0.3333333333333333"): pyarrow.array([0.1, 1 / 3]),
         ("1.50", "-0.25"): pyarrow.array([Decimal("1.50"), Decimal("-0.25")]),
         ("007", "1.0"): pyarrow.array(["007", "1.0"]).dictionary_encode(),
@@ -139,6 +141,7 @@ def test_a_column_on_the_hub_that_was_changed_in_reading_is_refused(tmp_path: Pa
         ("a.json", b"[" * 100_000, r"a\.json: not valid JSON \(it is nested too deeply\)"),
         ("a.jsonl", b'{"asked": "?", "solved": "1"}\n{"asked": "\xff", "solved": "1"}', r"a\.jsonl:2: not valid JSON .*utf-8"),
         ("a.jsonl", b'{"asked": "?", "solved": Infinity}', r"a\.jsonl:1: column 'solved' holds inf"),
+        ("a.jsonl", b'{"asked": "?", "solved": true}', r"a\.jsonl:1: column 'solved' holds True"),
         ("a.csv", b"asked,solved\n?,1\n\xff,2\n", r"a\.csv:3: not valid CSV in UTF-8 "),
         ("a.csv", b"asked,solved\n?,1\n?,2,3\n", r"a\.csv:3: .*3 cells, but 2 columns"),
         ("a.csv", b'asked,solved\n?,1\n"?,2\n', r"a\.csv:3: not valid CSV"),

@@ -96,7 +96,7 @@ pins: dev ## Check that constraints.txt has a pin for all that a fresh install g
 format: dev ## Mend what the linter and the formatter can
 	ruff check --fix . && ruff format . && snakefmt workflow/Snakefile
 
-ui: install ## Serve the MLflow UI of all runs on http://127.0.0.1:5000, and say where in it each study's runs are
+ui: install ## Serve the MLflow UI of all runs on this machine, and say where in it each study's runs are; MLFLOW_PORT
 	@exec python workflow/mlflow_ui.py
 
 mlflow-server: install ## Serve MLflow; MLFLOW_HOST=0.0.0.0 for other machines, MLFLOW_PASSWORD, MLFLOW_PORT, MLFLOW_BACKEND

@@ -1,26 +1,67 @@
 """`make ui`: MLflow's UI of the runs at MLFLOW_TRACKING_URI (sqlite:///mlflow.db), and where in it they are.
 
-MLflow's own start page is for applications of language models; a link says that it is training that is looked at.
+MLflow's own start page is for applications of language models; a link says that it is training that is looked at. The port is
+MLFLOW_PORT, or without it the first free one from 5000 on.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import sys
+from typing import NoReturn
 from urllib.parse import urlencode
 
+from grpo.tracking.mlflow_client import describe, local_database, without_password
+from grpo.tracking.mlflow_store import bring_artifacts_along
+from grpo.tracking.mlflow_sync import fail_soon, require_listener
+
 DATABASE = "sqlite:///mlflow.db"
+PORTS = range(5000, 5100)
 # By name, each run has a row of its own; by time, MLflow folds them under the run of their study's state.
 TRAINING = urlencode({"workflowType": "machine_learning", "orderByKey": "tags.`mlflow.runName`", "orderByAsc": "true"})
 
 
 def main() -> None:
     """Say where the runs are, and become MLflow's UI, unless a server shows them already."""
+    from mlflow.exceptions import MlflowException
+
     uri = os.environ.get("MLFLOW_TRACKING_URI") or DATABASE
-    on_server = uri.startswith("http")
-    for line in links(uri, uri if on_server else "http://127.0.0.1:5000"):
+    on_server, port = uri.startswith("http"), 0
+    fail_soon()
+    try:
+        port = 0 if on_server else free_port(os.environ.get("MLFLOW_PORT"))
+        require_listener(uri)
+        lines = links(uri, uri if on_server else f"http://127.0.0.1:{port}")
+        database = local_database(uri)
+        if database:
+            bring_artifacts_along(database)
+    except (OSError, MlflowException) as error:
+        stop(
+            f"MLflow at {without_password(uri)} cannot be read: {describe(error)}\nCheck MLFLOW_TRACKING_URI and the server;"
+            " without MLFLOW_TRACKING_URI, `make ui` shows the runs of mlflow.db in this folder."
+        )
+    for line in lines:
         print(line, flush=True)
     if not on_server:
-        os.execvp("mlflow", ["mlflow", "ui", "--backend-store-uri", uri])
+        os.execvp("mlflow", ["mlflow", "ui", "--backend-store-uri", uri, "--port", str(port)])
+
+
+def free_port(wanted: str | None) -> int:
+    """The port that is wanted, or the first free one; ends the program where something else answers there."""
+    if wanted and not (wanted.isdecimal() and 0 < int(wanted) < 2**16):
+        stop(f"MLFLOW_PORT is {wanted}, and no number from 1 to 65535.")
+    for port in [int(wanted)] if wanted else PORTS:
+        with socket.socket() as knocker:
+            if knocker.connect_ex(("127.0.0.1", port)):
+                return port
+    stop(f"another program answers at port {wanted or PORTS[0]}. Choose another: MLFLOW_PORT=5001 make ui")
+
+
+def stop(message: str) -> NoReturn:
+    """End with one message."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 def links(uri: str, base: str) -> list[str]:

@@ -47,6 +47,11 @@ def tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{paths.workspace() / DATABASE}"
 
 
+def local_database(uri: str) -> Path | None:
+    """The file of a SQLite database; None where the place is another one."""
+    return Path(uri.removeprefix("sqlite:///").partition("?")[0]).absolute() if uri.startswith("sqlite:///") else None
+
+
 class MlflowRun:
     """One MLflow run, as a folder that :mod:`grpo.tracking.mlflow_sync` brings there.
 

@@ -7,17 +7,21 @@ A study is an MLflow experiment. Each state of it (params.yaml, commit) is a run
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import defaultdict
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from grpo.common.errors import UserError
 from grpo.study import paths
-from grpo.tracking.mlflow_client import METRICS, STATE, SYSTEM, without_password
+from grpo.tracking.mlflow_client import METRICS, STATE, SYSTEM, local_database, without_password
 from grpo.tracking.trl_names import TRL_NAMES
 
-ARTIFACTS = "mlruns"  # folder for the artifacts of a local database
+ARTIFACTS = "mlruns"  # folder for the artifacts of a local database, beside it
+PLACES = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_models": "artifact_location"}
 LOCK_SECONDS = 60.0  # how long other writers are waited for
 EXPERIMENT_TAGS = {
     "mlflow.experimentKind": "custom_model_development",  # the UI opens its training view
@@ -75,7 +79,8 @@ def _experiment(client: Any, name: str, uri: str) -> str:
 
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        place = (paths.workspace() / ARTIFACTS / name).as_uri() if uri.startswith("sqlite:///") else None
+        database = local_database(uri)
+        place = (database.parent / ARTIFACTS / name).as_uri() if database else None
         try:
             client.create_experiment(name, artifact_location=place, tags=EXPERIMENT_TAGS)
         except MlflowException as error:
@@ -87,6 +92,28 @@ def _experiment(client: Any, name: str, uri: str) -> str:
         raise UserError(f"its experiment {name} is deleted. Bring it back: {command} {experiment.experiment_id}")
     found: str = experiment.experiment_id
     return found
+
+
+def bring_artifacts_along(database: Path) -> None:
+    """Have the artifacts of a local database where they lie now, if it was moved or copied with them.
+
+    MLflow has the absolute place of each experiment and run, and no function that changes it.
+    """
+    here = (database.parent / ARTIFACTS).as_uri()
+    with closing(sqlite3.connect(database, timeout=LOCK_SECONDS)) as connection, connection:
+        for (place,) in connection.execute("SELECT artifact_location FROM experiments").fetchall():
+            former, name = place.rpartition("/")[::2]
+            now = f"{here}/{name}"
+            left_there = _path(place).exists() and not _path(now).exists()
+            if former.startswith("file://") and former.endswith(f"/{ARTIFACTS}") and former != here and not left_there:
+                for table, column in PLACES.items():
+                    whose = f"{column} = :place OR substr({column}, 1, length(:place) + 1) = :place || '/'"
+                    moved = f"UPDATE {table} SET {column} = :now || substr({column}, length(:place) + 1) WHERE {whose}"
+                    connection.execute(moved, {"place": place, "now": now})
+
+
+def _path(uri: str) -> Path:
+    return Path(unquote(urlsplit(uri).path))
 
 
 _parents: dict[tuple[str, str], tuple[str, str]] = {}  # by place and key: ids of the experiment and of the study's run

@@ -36,6 +36,7 @@ from grpo.tracking.mlflow_client import (
     SYSTEM,
     describe,
     is_locked,
+    local_database,
     lock_of_sender,
     read_answer,
     tracking_uri,
@@ -44,6 +45,7 @@ from grpo.tracking.mlflow_client import (
 from grpo.tracking.mlflow_store import (
     LOCK_SECONDS,
     Sent,
+    bring_artifacts_along,
     end_parents,
     find_or_make,
     send_checkpoints,
@@ -79,7 +81,7 @@ def sync(folder: Path, uri: str, sent: Sent) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         alive = is_locked(folder / METRICS)  # asked first: what is read after its end is the last word
         about = json.loads((folder / RUN).read_bytes())
-        _knock(uri)
+        require_listener(uri)
         client = _client(uri)
         if sent.run_id is None:
             # By its key it is found here, or made anew, as where a database was removed; elsewhere it must be the run itself.
@@ -108,15 +110,17 @@ def _client(uri: str) -> Any:
     from filelock import FileLock
     from mlflow.tracking import MlflowClient
 
-    database = uri.removeprefix("sqlite:///").partition("?")[0]
-    with FileLock(f"{database}.lock", timeout=LOCK_SECONDS) if uri.startswith("sqlite:///") else nullcontext():
+    database = local_database(uri)
+    with FileLock(f"{database}.lock", timeout=LOCK_SECONDS) if database else nullcontext():
         client = MlflowClient(tracking_uri=uri)
         client.search_experiments(max_results=1)
+        if database:
+            bring_artifacts_along(database)
         _opened[uri] = _file_of_database(uri)
     return client
 
 
-def _knock(uri: str) -> None:
+def require_listener(uri: str) -> None:
     """Raise OSError where nothing listens: sooner than MLflow would, which has one limit for connecting and for answering."""
     parts = urlsplit(uri)
     port = {"http": 80, "https": 443}.get(parts.scheme)
@@ -248,11 +252,9 @@ def _unfinished(name: str) -> list[Path]:
 
 def _file_of_database(uri: str) -> tuple[int, int] | None:
     """Which file the local database is; None where there is none."""
-    if not uri.startswith("sqlite:///"):
-        return None
+    database = local_database(uri)
     with suppress(OSError):
-        about = Path(uri.removeprefix("sqlite:///").partition("?")[0]).stat()
-        return about.st_dev, about.st_ino
+        return ((about := database.stat()).st_dev, about.st_ino) if database else None
     return None
 
 

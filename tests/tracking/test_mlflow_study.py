@@ -7,9 +7,13 @@ import math
 import os
 import re
 import runpy
+import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
+import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +30,7 @@ from grpo.tracking import mlflow_study, system_metrics
 from grpo.tracking.mlflow_client import SYSTEM, MlflowRun
 from grpo.tracking.mlflow_store import end_parents
 from grpo.tracking.mlflow_study import study_state
-from grpo.tracking.mlflow_sync import Sent, sync
+from grpo.tracking.mlflow_sync import Sender, Sent, import_folders, sync
 from grpo.tracking.system_metrics import SystemMetrics, parse_gpus
 from grpo.tracking.trl_names import TRL_NAMES
 
@@ -278,6 +282,95 @@ def test_gpus_are_those_of_the_run() -> None:
 def test_the_page_has_the_names_of_trl() -> None:
     rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", (REPOSITORY / "docs/tracking.md").read_text(), flags=re.M)
     assert dict(rows) == TRL_NAMES
+
+
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_artifacts_go_along_with_their_clone(delivered: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """MLflow keeps absolute places. Those of a copy are its own."""
+
+    def run_with_artifact(name: str) -> None:
+        (Path.cwd() / f"{name}.txt").write_text(name)
+        run = MlflowRun("toy", name, {}, {}, STATE)
+        run.artifact(Path.cwd() / f"{name}.txt")
+        assert run.finish()
+
+    def artifacts(folder: Path) -> dict[str, str]:
+        client, runs = all_runs(folder)
+        children = [run for run in runs if run.info.run_name != "study toy"]
+        assert all(run.info.artifact_uri.startswith((folder / "mlruns/toy").as_uri()) for run in runs)
+        return {
+            run.info.run_name: Path(client.download_artifacts(run.info.run_id, f"{run.info.run_name}.txt")).read_text()
+            for run in children
+        }
+
+    home = delivered / "the clone's"
+    home.mkdir()
+    (delivered / "mlflow.db").rename(home / "mlflow.db")
+    for folder, name in ((home, "first"), (delivered / "50% new", "second")):
+        if folder != home:
+            (home.rename if how == "moved" else partial(shutil.copytree, home))(folder)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri_of(folder))
+        sender = Sender(uri_of(folder))
+        monkeypatch.setattr(MlflowRun, "_start_sender", lambda run, sender=sender: bool(sender.look(run.folder)))
+        run_with_artifact(name)
+    client, runs = all_runs(delivered / "50% new")
+    model = client.create_logged_model(runs[0].info.experiment_id, "m")
+    assert model.artifact_location.startswith((delivered / "50% new/mlruns/toy").as_uri())
+    assert artifacts(delivered / "50% new") == {"first": "first", "second": "second"}
+    assert home.exists() == (how == "copied")
+    assert how == "moved" or artifacts(home) == {"first": "first"}
+
+
+def test_the_commands_of_the_warning_deliver_to_a_deleted_experiment(
+    delivered: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert MlflowRun("toy", "first", {}, {}).finish()
+    client = MlflowClient(uri_of(delivered))
+    experiment = client.get_experiment_by_name("toy")
+    assert experiment is not None
+    client.delete_experiment(experiment.experiment_id)
+    assert MlflowRun("toy", "second", {}, {}).finish() is None
+    warning = capsys.readouterr().err
+    restore = warning.splitlines()[0].partition("Bring it back: ")[2]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(restore, shell=True, check=True, env=os.environ | {"PATH": path}, capture_output=True)
+    assert list(import_folders((delivered / paths.UNSENT_METRICS).iterdir(), uri_of(delivered)))
+    assert {run.info.run_name for run in all_runs(delivered)[1]} == {"first", "second"}
+
+
+def ui(**env: str) -> tuple[int, str, float]:
+    """`make ui` where it cannot start: exit code, what it says, and its seconds."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "workflow/mlflow_ui.py"], env=os.environ | env, text=True, capture_output=True, timeout=60
+    )
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - began
+
+
+def test_the_ui_says_at_once_that_its_server_is_away(folder: Path) -> None:
+    with socket.socket() as silent:  # connects, and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        for uri in (os.environ["MLFLOW_TRACKING_URI"], f"http://127.0.0.1:{silent.getsockname()[1]}"):
+            code, said, seconds = ui(MLFLOW_TRACKING_URI=uri)
+            assert code == 2 and said.startswith(f"error: MLflow at {uri} cannot be read: ")
+            assert "Check MLFLOW_TRACKING_URI" in said and said.count("\n") <= 3 and seconds < 30  # 10, and its imports
+
+
+def test_the_ui_takes_a_free_port(folder: Path) -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        taken = str(stranger.getsockname()[1])
+        code, said, _ = ui(MLFLOW_TRACKING_URI=uri_of(folder), MLFLOW_PORT=taken)
+        assert (
+            code == 2 and said == f"error: another program answers at port {taken}. Choose another: MLFLOW_PORT=5001 make ui\n"
+        )
+        assert ui(MLFLOW_TRACKING_URI=uri_of(folder), MLFLOW_PORT="http")[1].startswith("error: MLFLOW_PORT is http")
+        free_port = runpy.run_path(str(REPOSITORY / "workflow/mlflow_ui.py"))["free_port"]
+        free_port.__globals__["PORTS"] = [int(taken), 1]
+        assert free_port(None) == 1
 
 
 def test_links_open_the_training_view_of_each_study(delivered: Path) -> None:

@@ -202,10 +202,10 @@ def test_a_state_of_the_buffer_stays_as_it_was_taken() -> None:
 def test_lag_is_counted_by_token() -> None:
     rollouts = [
         Rollout(Problem("", "", ""), (1,), Completion((5,) * n, "", (0.0,) * n, "stop", version), {})
-        for n, version in ((3, 4), (1, 2), (0, 5))
+        for n, version in ((3, 4), (1, 2), (2, 5))
     ]
-    # Trained by version 5: three tokens of lag 1, one of lag 3.
-    assert lag_metrics(rollouts, 5) == {"lag_mean": pytest.approx(6 / 4), "lag_min": 0, "lag_max": 3}
+    # Trained by version 5: three tokens of lag 1, one of lag 3, two of lag 0.
+    assert lag_metrics(rollouts, 5) == {"lag_mean": pytest.approx(6 / 6), "lag_min": 0, "lag_max": 3}
 
 
 class Remembering:

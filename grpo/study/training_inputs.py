@@ -182,10 +182,11 @@ def code_digests(root: Path, names: Iterable[str], known: Mapping[str, str] | No
 
 
 def files_of(root: Path, names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """Files and those below folders, with their names relative to ``root``."""
+    """Files and modules below folders, with their names relative to ``root``; hidden ones are editors' and file managers'."""
     for path in (root / name for name in names):
-        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-        yield from ((file.relative_to(root).as_posix(), file) for file in files)
+        modules = sorted(file for file in path.rglob("*.py") if file.is_file())
+        found = [(file.relative_to(root), file) for file in ([path] if path.is_file() else modules)]
+        yield from ((name.as_posix(), file) for name, file in found if not any(part.startswith(".") for part in name.parts))
 
 
 def bytes_digest(file: Path) -> str:

@@ -25,6 +25,7 @@ from workflow_parts import (
     call,
     edit,
     environment,
+    leave_beside_code,
     lock,
     new_repo,
     processes_in,
@@ -103,6 +104,20 @@ def test_a_revert_before_any_run_is_nothing(repo: Path, monkeypatch: pytest.Monk
 def test_edit_of_one_arm_plans_that_arm_and_the_report(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
     assert planned(repo, monkeypatch)[1] == {"train_1e_4_0", "report_final_one"}
+
+
+def test_what_editors_and_file_managers_leave_beside_code_makes_nothing_stale(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(ROOT / ".dvcignore", repo)
+    (repo / "code").mkdir()
+    (repo / "code/grader.py").write_text("")
+    edit(repo, "dvc.yaml", "deps: [data/source]", "deps: [data/source, code]")
+    snakemake(repo)
+    leave_beside_code(repo / "code")
+    assert planned(repo, monkeypatch)[1] == set()
+    (repo / "code/new.py").write_text("")
+    assert {"train_1e_4_0", "train_no_std_0"} < planned(repo, monkeypatch)[1]
 
 
 def test_an_output_that_was_lost_or_changed_makes_its_stage_stale(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT, method_of
+from workflow_parts import leave_beside_code
 
 from grpo.study.environment import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.study.schema import Study, read_yaml
@@ -340,6 +341,13 @@ def test_a_run_takes_the_digests_of_code_that_are_known(
         assert code_of_runs() == parsed
     Path("data/training_inputs/code/known.json").write_text("{")
     assert code_of_runs() == parsed
+
+
+def test_what_editors_and_file_managers_leave_is_no_code(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room/grader.py").write_text("x = 1\n")
+    leave_beside_code(tmp_path / "room")
+    assert list(code_digests(tmp_path, ["room"])) == ["room/grader.py"]
 
 
 def test_what_is_known_of_code_is_known_of_its_bytes(tmp_path: Path) -> None:

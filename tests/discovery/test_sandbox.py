@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import pytest
 
 from grpo.common.errors import UserError
-from grpo.discovery import confinement
+from grpo.discovery import confinement, sandboxed
 from grpo.discovery.sandbox import Limits, Outcome, protections, remove_folder, run_program
 
 QUICK = Limits(seconds=20, cpu_seconds=2, memory_mb=500, output_mb=1, file_mb=2)
@@ -207,6 +208,43 @@ def test_files_are_counted_by_who_holds_them(keep: str, then: str) -> None:
 @pytest.mark.parametrize("keep", ["pass", MAPPED])
 def test_as_many_removed_files_as_named_ones_may_be_held(keep: str) -> None:
     assert run(REMOVED.format(count=2, keep=keep, then="time.sleep(0.3)")).points == [[1]]
+
+
+def test_an_open_file_that_has_a_name_counts_once() -> None:
+    program = """
+import os, time
+for name in ("one", "two"):
+    os.write(os.open(name, os.O_RDWR | os.O_CREAT), bytes(1_900_000))
+time.sleep(0.3)
+points = [[1]]
+"""
+    assert run(program).points == [[1]]
+
+
+HOLDS_A_REMOVED_FILE = """
+import tempfile
+file = tempfile.TemporaryFile()
+file.write(bytes(1_900_000))
+file.flush()
+print(flush=True)
+input()
+"""
+
+
+def test_files_of_several_processes_are_added_up(tmp_path: Path) -> None:
+    """As they are where no filter keeps a program to one process."""
+    command = [sys.executable, "-c", HOLDS_A_REMOVED_FILE]
+    settings = {"folder": str(tmp_path), "folder_mb": 3, "limits": {"file_mb": 2}}
+    with ExitStack() as held:
+        threads = []
+        for _ in range(2):
+            holder = held.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            held.callback(holder.kill)
+            assert holder.stdout is not None and holder.stdout.readline()
+            threads += sandboxed.tasks(holder.pid)
+        elsewhere = sandboxed.device_of_shared_memory()
+        assert sandboxed.too_many_files(settings, threads, False, elsewhere)
+        assert not any(sandboxed.too_many_files(settings, [thread], False, elsewhere) for thread in threads)
 
 
 ENDLESS = """

@@ -326,6 +326,7 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(
     engine = make_engine(on_vllm(mini_study, sleep_level=2), folder, model, tokenizer)
     llm = engine._llm  # type: ignore[attr-defined]
     assert llm.settings["enable_sleep_mode"] is True
+    assert llm.settings["logprobs_mode"] == "processed_logprobs"  # vLLM's word for those at the temperature, of what is allowed
     put = ["reload_weights", "forget prefixes"]
     assert llm.calls == [*put, "sleep 2"]
     engine.synchronize(model, policy_version=3)

@@ -247,6 +247,17 @@ def test_files_of_several_processes_are_added_up(tmp_path: Path) -> None:
         assert not any(sandboxed.too_many_files(settings, [thread], False, elsewhere) for thread in threads)
 
 
+def test_files_are_counted_whatever_their_size(tmp_path: Path) -> None:
+    folder = tmp_path / "of the program"
+    folder.mkdir()
+    settings = {"folder": str(folder), "folder_mb": 1, "limits": {"file_mb": 1}}
+    for number in range(sandboxed.MAX_FILES):
+        (folder / str(number)).touch()
+    assert not sandboxed.too_many_files(settings, [], True, "")
+    (folder / "one more").touch()
+    assert sandboxed.too_many_files(settings, [], True, "")
+
+
 ENDLESS = """
 import os
 for descriptor in range(3, 64):

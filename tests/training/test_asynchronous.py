@@ -371,6 +371,19 @@ def test_a_state_whose_writer_was_lost_is_not_written(tmp_path: Path) -> None:
     assert not learner.is_written()
 
 
+def test_batches_since_a_state_was_taken_are_not_forgotten_when_it_is_written(tmp_path: Path) -> None:
+    worker = Worker("learner", Accumulator, (), {}, 60.0)
+    learner = RemoteLearner(worker)
+    learner.train([1.0], version=0)  # type: ignore[list-item]
+    learner.write_state(tmp_path / "state")
+    learner.train([5.0], version=1)  # type: ignore[list-item]
+    assert learner.is_written()
+    learner.saved(tmp_path / "state")
+    worker.lose()
+    worker.start()
+    assert worker._actor.total == 2 * 1 + 5 + 1
+
+
 class Sampler:
     """In the place of the generator's worker and the scorer's: what each call was given, and one that waits until it may."""
 

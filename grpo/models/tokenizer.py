@@ -10,7 +10,7 @@ import json
 import os
 import resource
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,8 @@ class Tokenizer:
         pad_token_id: end of text where the files name no other. What is padding is told by lengths, never by this token.
 
     Raises:
-        ValueError: a file is missing or damaged, or none names the end-of-text token. (On a damaged tokenizer.json the library
+        ValueError: a file is missing or damaged, none names the end-of-text token, or a token that ends a response is none of
+            the tokenizer's or the model's. (On a damaged tokenizer.json the library
             raises whatever comes, plain Exception too.)
     """
 
@@ -75,6 +76,7 @@ class Tokenizer:
         self._chat_template = self._find_chat_template(config)
         self._chats_tried: set[bool] = set()
         self._named_ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
+        self._check_ends(ids.values(), model_config)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -96,6 +98,18 @@ class Tokenizer:
             return None
         ids = self(text.rpartition(reply)[2].lstrip(), add_special_tokens=False)["input_ids"]
         return next((i for i in ids[:1] if i in self._added), None)
+
+    def _check_ends(self, ids: Collection[int], model_config: bytes) -> None:
+        """Raise ValueError unless each token that ends a response is one of the tokenizer's ``ids`` and of the model's."""
+        values = json.loads(model_config)
+        size = values.get("vocab_size", (values.get("text_config") or {}).get("vocab_size"))
+        for end in (self.eos_token_id, *self._named_ends):
+            if type(end) is not int or end not in ids:
+                raise ValueError(
+                    f"eos_token_id in {GENERATION_CONFIG} or {MODEL_CONFIG} names {end!r}, no token of {TOKENIZER}"
+                )
+            if size is not None and end >= size:
+                raise ValueError(f"token {end} ends a response, but vocab_size in {MODEL_CONFIG} is {size}")
 
     def _find_begin(self) -> list[int]:
         """What stands before every text: by tokenizer.json alone, as in transformers 5, whatever ``add_bos_token`` says."""

@@ -163,7 +163,7 @@ def test_frequencies_that_follow_the_longest_text_stay_the_same(kind: str, chang
     assert limited_context(tmp_path) == (64 if kind == "phi3" else None)  # what vLLM is told; the other has no longer texts
     with pytest.raises(UserError, match=r"have 65 tokens, and the model's context is 64 tokens\."):
         learner.log_probs([*short, random_rollout(53, 12, 0)])
-    with pytest.raises(UserError, match=r"a prompt of 53 tokens and a response of up to 12 do not fit .* 64 tokens"):
+    with pytest.raises(UserError, match=r"64 tokens is too short for a prompt of 53 tokens and a response of up to 12"):
         TransformersEngine(model, None).generate([(1,) * 53], SamplingParams(max_tokens=12), n=1, seed=0)
 
 

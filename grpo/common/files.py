@@ -57,7 +57,7 @@ def remove(path: Path) -> None:
 
 
 def require_writable(folder: Path, option: str) -> None:
-    """Make a folder, before the work whose results it is to hold.
+    """Check that a folder can be made and written, before the work whose results it is to hold; nothing is left there.
 
     Args:
         option: that names the folder.
@@ -65,12 +65,18 @@ def require_writable(folder: Path, option: str) -> None:
     Raises:
         UserError: it cannot be made or written.
     """
+    made: list[Path] = []
     try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise UserError(f"{option} {folder}: cannot be written ({error.strerror}). Name another folder.") from error
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -66,7 +66,7 @@ class Completion:
     def __post_init__(self) -> None:
         if self.finish_reason not in FINISH_REASONS:
             raise ValueError(f"the engine ended a response with {self.finish_reason!r}, not with 'stop' or 'length'")
-        if not len(self.token_ids) == len(self.log_probs) > 0:
+        if len(self.token_ids) != len(self.log_probs):
             raise ValueError(f"the engine gave {len(self.token_ids)} tokens with {len(self.log_probs)} log-probabilities")
 
 

@@ -71,14 +71,14 @@ def require_whole_groups(groups: Sequence[Sequence[Completion]], prompts: int, p
     """Check that an engine returned what it was asked for; each completion has checked itself.
 
     Raises:
-        ValueError: a group is missing, too small or too large, or a response is longer than asked for.
+        ValueError: a group is missing, too small or too large, or a response is empty or longer than asked for.
     """
     sizes = [len(group) for group in groups]
     if sizes != [n] * prompts:
         raise ValueError(f"the engine was asked for {n} responses to each of {prompts} prompts, and returned groups of {sizes}")
-    longest = max((len(one.token_ids) for group in groups for one in group), default=0)
-    if longest > params.max_tokens:
-        raise ValueError(f"the engine was asked for up to {params.max_tokens} tokens, and returned a response of {longest}")
+    for length in (len(one.token_ids) for group in groups for one in group):
+        if not 1 <= length <= params.max_tokens:
+            raise ValueError(f"the engine was asked for 1 to {params.max_tokens} tokens, and returned a response of {length}")
 
 
 def require_room(

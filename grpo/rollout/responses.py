@@ -62,7 +62,7 @@ class Responses:
 
     def _ends_with_stop_token(self, token_ids: Sequence[int], text: str) -> bool:
         """Whether a stop token ended a response, and no stop string of which that token is a part."""
-        if token_ids[-1] not in self.tokenizer.stop_token_ids:
+        if not token_ids or token_ids[-1] not in self.tokenizer.stop_token_ids:
             return False
         token = self.tokenizer.decode(token_ids[-1:])
         return not any(string.endswith(token) and text.endswith(string) for string in self.stop)

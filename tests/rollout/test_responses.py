@@ -150,7 +150,7 @@ def test_a_response_that_the_engine_did_not_finish_is_no_completion(reason: Any)
         Responses(byte_level(), ("x",)).completion([], [], reason, 0)
 
 
-@pytest.mark.parametrize(("tokens", "log_probs"), [(2, 1), (1, 2), (0, 0)])
+@pytest.mark.parametrize(("tokens", "log_probs"), [(2, 1), (1, 2), (0, 1)])
 def test_each_token_of_a_completion_has_a_log_probability(tokens: int, log_probs: int) -> None:
     with pytest.raises(ValueError, match=f"gave {tokens} tokens with {log_probs} log-probabilities"):
         Completion((5,) * tokens, "", (0.0,) * log_probs, "stop")
@@ -176,7 +176,8 @@ class Returns:
         (Returns(3, 5), r"asked for 4 responses to each of 2 prompts, and returned groups of \[3, 5\]"),
         (Returns(4), r"groups of \[4\]"),
         (Returns(4, 4, 4), r"groups of \[4, 4, 4\]"),
-        (Returns(4, 4, length=9), "asked for up to 8 tokens, and returned a response of 9"),
+        (Returns(4, 4, length=0), "asked for 1 to 8 tokens, and returned a response of 0"),
+        (Returns(4, 4, length=9), "asked for 1 to 8 tokens, and returned a response of 9"),
     ],
 )
 def test_what_an_engine_returns_is_what_it_was_asked_for(engine: Returns, message: str) -> None:

@@ -115,7 +115,7 @@ def _tokens(text: str) -> list[str]:
         if kind == "command":
             token = _COMMAND_TOKENS.get(token, token)
             joined = _JOINED.fullmatch(token)
-            if joined and token not in _GREEK:  # \sinx
+            if joined and token not in _GREEK | _FUNCTIONS:  # \sinx
                 tokens += ["\\" + joined[1], joined[2]]
                 continue
             tokens.append(token if len(token) == 1 else "\\" + token)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grpo.grader.split import split_equations
+from grpo.grader.split import split_at, split_equations
 
 _INTEGERS = r"(?:\\mathbb\{Z\}|\\text\{Z\}|Z)"
 _DECLARED = re.compile(
@@ -57,7 +57,7 @@ def declared_family(text: str) -> Family | None:
     if not declared:
         return None
     letter = declared["a"] or declared["b"] or declared["c"]
-    name, body = without_name(text[: declared.start()])
+    name, body = without_name(",".join(split_at(text[: declared.start()], "\\lor")))
     return Family(name, body, letter) if letter in letters_of(body) else None
 
 

@@ -26,6 +26,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import chain
 
 from grpo.common.errors import UserError
@@ -147,6 +148,7 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
         raise NeedsAlgebra
 
 
+@lru_cache(maxsize=4096)
 def _normal_truth(truth: str) -> str:
     """The truth, normalised; of a sentence such as "Solution is: $x=4$" the mathematics that it states, and number words
     in digits."""

@@ -102,7 +102,7 @@ def _alternatives(text: str, order: _Order) -> tuple[str, list[Interval]] | None
 
 def _alternative(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
     member = _MEMBER.fullmatch(text)
-    if member or not _CHAIN.search(text):
+    if not _CHAIN.search(text):
         found = _set(member[2] if member else text, order)
         return None if found is None else (member[1] if member else "", found)
     names: set[str] = set()
@@ -191,7 +191,8 @@ def _conjunction(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
         elif excluded and not _CHAIN.search(condition):
             excluded.append(condition)
         else:
-            found = _condition(condition)
+            member = _MEMBER.fullmatch(condition)
+            found = (member[1], _ALL) if member and member[2] in _REALS else _condition(condition)
             both = _intersect(interval, found[1]) if found else None
             if found is None or both is None:
                 return None

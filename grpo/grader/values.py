@@ -213,6 +213,8 @@ class Evaluator:
                 return Fraction(-(-a // 1) if name == "ceil" else a // 1)
             if isinstance(a, self.context.mpc):
                 raise Undefined
+            if abs(a - self.context.nint(a)) < max(abs(a), 1) * self.context.mpf(10) ** (8 - self.context.dps):
+                raise TooCostly  # Whether it is a whole number, these digits do not tell.
             return Fraction(int(self.context.ceil(a) if name == "ceil" else self.context.floor(a)))
         if isinstance(a, Fraction) and a == 0 and name in _AT_ZERO:
             return Fraction(_AT_ZERO[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 from study_parts import STUDIES, activate
 
+from grpo.common.records import read_problems, write_records
 from grpo.study import paths
 from grpo.study.effective import digest
 from grpo.study.schema import load_study
@@ -136,6 +138,38 @@ def test_a_response_longer_than_the_context_is_refused(with_data: Path, grpo: Gr
     code, _, error = grpo("train", "grpo_learning_rate", "3e-4")
     assert code == 2 and "grpo.sampling_max_tokens" in error and "context of 256 tokens" in error
     assert [path for root in (paths.RUNS, paths.CHECKPOINTS) for path in root.glob("*/*")] == [], "no result and no draft"
+
+
+@pytest.mark.parametrize(
+    ("file", "command", "named"),
+    [
+        (paths.train("main"), ("train", "grpo_learning_rate", "3e-4"), ("grpo.sampling_max_tokens", "1 of 256 prompts")),
+        (paths.train("main"), ("train", "grpo_learning_rate", "1e-3"), ("experiments.grpo_learning_rate.arms.1e-3.sampling",)),
+        (paths.validation("main"), ("train", "grpo_learning_rate", "3e-4"), ("evaluation.max_tokens", "1 of 64 prompts")),
+        (paths.validation("main"), ("math_baseline",), ("evaluation.max_tokens", "1 of 64 prompts")),
+        (paths.validation("main"), ("best_of_n",), ("evaluation.max_tokens", "1 of 32 prompts")),
+    ],
+)
+def test_one_long_question_is_refused_before_anything_is_sampled(
+    with_data: Path,
+    grpo: Grpo,
+    monkeypatch: pytest.MonkeyPatch,
+    file: Path,
+    command: tuple[str, ...],
+    named: tuple[str, ...],
+) -> None:
+    """Wherever it stands in the data, and whatever draws it; the message names keys that exist and what to do."""
+    from grpo.rollout.transformers_engine import TransformersEngine
+
+    edit(with_data, '"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 1e-3, sampling_max_tokens: 31}')
+    problems = read_problems(file)
+    problems[31] = replace(problems[31], question="word " * 300)
+    write_records(file, problems)
+    sampled: list[Any] = []
+    monkeypatch.setattr(TransformersEngine, "generate", lambda *_, **__: sampled.append(1))
+    code, _, error = grpo(*command)
+    assert code == 2 and all(part in error for part in (*named, "context of 256 tokens", "data of tasks.main"))
+    assert not sampled and not list(paths.RUN_STATE.rglob("*.pt"))
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

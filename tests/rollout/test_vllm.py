@@ -18,7 +18,10 @@ from model_parts import FOR_VLLM, tiny_checkpoint, tiny_model
 from pipeline_parts import ROOT, sh
 from ruamel.yaml import YAML
 from study_parts import ASYNCHRONOUS, Edit, activate, needed_selections, shard_learner
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
 from training_parts import scored
+from transformers import AutoTokenizer
 
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
@@ -222,6 +225,37 @@ def test_other_architectures_and_several_stop_tokens(kind: str, tokenizer_kind: 
         assert {r.completion.token_ids[-1] for r in found} >= set(tokenizer.stop_token_ids)
         learner.update(scored(found, torch.rand(len(found)), torch.randn(len(found))))
         engine.synchronize(model, version)
+
+
+@pytest.mark.parametrize("stop", [("</answer>",), ()])
+def test_both_engines_end_and_read_responses_alike(stop: tuple[str, ...], tmp_path: Path) -> None:
+    """Tags that are special tokens, stop tokens that only config.json names, and a tokenizer that transformers reads in another
+    way than its tokenizer.json describes.
+    """
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(["so 42 of them"], trainer)
+    backend.add_special_tokens(["</s>", "<answer>", "</answer>"])
+    size, ends = backend.get_vocab_size(), [backend.token_to_id("</s>"), 65, 66]
+    tiny_model("llama", size, eos_token_id=ends[1:], **FOR_VLLM | {"initializer_range": 0.02}).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    named = {"tokenizer_class": "LlamaTokenizerFast", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    assert AutoTokenizer.from_pretrained(tmp_path).decode(backend.encode("so 42").ids) != "so 42"
+    model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
+    prompt, tag = tokenizer.prompt_ids("so"), backend.token_to_id("</answer>")
+    for engine in (TransformersEngine(model, tokenizer), VllmEngine(tmp_path, model, "float32", "cpu", 0.5, 64)):
+        (group,) = engine.generate([prompt], SamplingParams(max_tokens=60, stop=stop), n=256, seed=1)
+        ended_by = Counter(one.token_ids[-1] for one in group if one.finish_reason == "stop")
+        assert set(ended_by) == {*ends, *([tag] if stop else [])}
+        assert not any(set(one.token_ids[:-1]) & set(ended_by) for one in group)
+        for one in group:
+            shown = one.token_ids[:-1] if one.token_ids[-1] in ends else one.token_ids
+            assert one.text == backend.decode(shown, skip_special_tokens=False)
+        assert all(any(text in one.text for one in group) for text in ("<answer>", "</answer>"))
 
 
 @pytest.fixture(scope="module")

@@ -277,3 +277,31 @@ def test_expert_iteration_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, 
     assert (tmp_path / "one/history.csv").read_bytes() == (tmp_path / "two/history.csv").read_bytes()
     other, _ = on_tiny_model(model, tokenizer, tmp_path / "other", n_ei_steps=2, seed=1)
     assert not same_weights(one, other)
+
+
+def test_the_token_that_ended_a_response_is_trained_on(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """A model that now and then samples end of text; what is trained on ends where it was sampled."""
+    policy = copy.deepcopy(model)
+    config = CONFIG.model_copy(update={"n_ei_steps": 1, "ei_batch_size": 8, "sampling_max_tokens": 30, "epochs_per_ei_step": 1})
+    engine, learner = TransformersEngine(policy, tokenizer), SpyLearner()
+    learner.model = policy
+    with torch.no_grad():
+        policy.lm_head.weight[tokenizer.eos_token_id] = policy.lm_head.weight.mean(0)
+    sampled: list[Completion] = []
+
+    def everything_is_right(text: str, _: str) -> dict[str, float]:
+        return dict.fromkeys(("reward", "format_reward", "answer_reward"), 1.0)
+
+    generate = engine.generate
+
+    def note(*arguments: Any, **named: Any) -> list[list[Completion]]:
+        groups = generate(*arguments, **named)
+        sampled.extend(one for group in groups for one in group)
+        return groups
+
+    engine.generate = note  # type: ignore[method-assign]
+    iterate(engine, learner, tokenizer, tmp_path / "run", config, reward=everything_is_right)
+    trained = Counter(response for batch in learner.batches for _, response in batch)
+    assert trained == Counter(one.token_ids for one in sampled)
+    ended = [one for one in sampled if one.finish_reason == "stop"]
+    assert ended and all(one.token_ids[-1] == tokenizer.eos_token_id for one in ended)

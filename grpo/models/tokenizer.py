@@ -274,9 +274,7 @@ class Tokenizer:
         """Write tokenizer.json and the little that transformers needs to read it as it stands, whatever the model is."""
         self._backend.save(str(folder / TOKENIZER))
         (folder / CONFIG).write_text(json.dumps({**self._special, "tokenizer_class": "PreTrainedTokenizerFast"}))
-        (folder / MODEL_CONFIG).write_text(
-            '{"model_type": "gpt2"}'
-        )  # vLLM wants some; this one changes nothing about the tokenizer
+        (folder / MODEL_CONFIG).write_text('{"model_type": "gpt2"}')  # vLLM wants some; it says nothing of the tokenizer
 
     def __len__(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)

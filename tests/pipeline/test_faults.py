@@ -72,7 +72,7 @@ def can_mount() -> bool:
         except FileNotFoundError:
             return False
         if mounted:
-            subprocess.run(["umount", point], check=True)
+            subprocess.run(["umount", "--lazy", point], check=True)
         return mounted
 
 
@@ -108,7 +108,7 @@ def project(smoke_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def disk(project: Path) -> Iterator[Disk]:
     yield Disk(project)
     if (project / "data").is_mount():
-        subprocess.run(["umount", project / "data"], check=True)
+        subprocess.run(["umount", "--lazy", project / "data"], check=True)
 
 
 def contents(project: Path) -> dict[str, str]:

@@ -130,7 +130,7 @@ def test_a_full_cache_is_named_with_its_remedy(tmp_path: Path) -> None:
     try:
         text = call(repo, "snakemake", "--profile", "local", ok=False)
     finally:
-        subprocess.run(["umount", cache], check=True)
+        subprocess.run(["umount", "--lazy", cache], check=True)
     assert f"the disk of its cache is full: {cache}." in text and "Then the same command goes on" in text
     assert "1 stages in " in call(repo, "snakemake", "--profile", "local")
 

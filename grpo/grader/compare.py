@@ -94,6 +94,7 @@ class Comparison:
         return self.single(answer, truth)
 
     def spelt_alike(self, answer: str, truth: str) -> bool:
+        """Whether two texts are the same, but for a ``\\text{}`` around one of them."""
         return answer == truth or unwrap_text(answer) == unwrap_text(truth)
 
     def every(self, pairs: Iterable[tuple[str, str]], levels: int) -> bool:
@@ -206,6 +207,7 @@ class Comparison:
         return self.same(*members, levels - 1) if members != (answer, truth) else None
 
     def intervals(self, text: str) -> tuple[str, list[Interval]] | None:
+        """The set of real numbers that a text names, as :func:`grpo.grader.relations.as_intervals` reads it."""
         return as_intervals(text, lambda end: number(end, self.effort))
 
     def same_intervals(self, left: list[Interval], right: list[Interval], levels: int) -> bool:
@@ -329,6 +331,7 @@ class Comparison:
         return self.in_any_order(parts, true_parts, lambda a, t: self.same(a, t, levels - 1))
 
     def distinct(self, parts: list[str]) -> list[str]:
+        """Parts without those that equal an earlier one."""
         kept: list[str] = []
         for part in parts:
             if not any(self.same(part, other, 2) for other in kept):

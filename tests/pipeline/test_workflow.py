@@ -266,7 +266,10 @@ def test_what_the_user_wants_to_run_again_dvc_runs_again(repo: Path) -> None:
     ],
     ids=["a stage's name", "delete", "no remote", "no Slurm", "another folder"],
 )
-def test_what_cannot_be_is_said_before_a_stage_starts(repo: Path, arguments: list[str], folder: str, said: str) -> None:
+def test_what_cannot_be_is_said_before_a_stage_starts(
+    repo: Path, arguments: list[str], folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", without_slurm(tmp_path / "bin"))
     stamps = set(repo.glob(".stamps/*.done"))
     edit(repo, "params.yaml", "base: 1", "base: 2")
     text = call(repo / folder, "snakemake", *arguments, ok=False)
@@ -275,6 +278,16 @@ def test_what_cannot_be_is_said_before_a_stage_starts(repo: Path, arguments: lis
         return
     edit(repo, "params.yaml", "base: 2", "base: 1")
     assert stamps and "Nothing to be done" in snakemake(repo)
+
+
+def without_slurm(folder: Path) -> str:
+    """A PATH with all commands of this machine but Slurm's, which it may have."""
+    folder.mkdir()
+    for place in filter(Path.is_dir, map(Path, os.environ["PATH"].split(os.pathsep))):
+        for command in place.iterdir():
+            if command.name not in {"sbatch", "scontrol"} and not (folder / command.name).is_symlink():
+                (folder / command.name).symlink_to(command.absolute())
+    return str(folder)
 
 
 def test_a_project_without_git_is_told_so(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

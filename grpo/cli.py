@@ -5,8 +5,6 @@ Heavy modules are imported inside the commands, so that `--help` and a wrong par
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import signal
 import sys
@@ -78,7 +76,7 @@ def quickstart() -> None:
 
 @app.command("evaluate")
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, such as data/checkpoints/EXPERIMENT/ARM-SEED.")],
+    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, such as data/checkpoints/EXPERIMENT/ARM/SEED.")],
     out: Annotated[Path, typer.Option(help="Folder for PROMPT.jsonl and PROMPT_examples.md.")],
     task: Annotated[str, typer.Option(help="A name under `tasks:` in params.yaml.")] = "main",
     prompt: Annotated[
@@ -173,10 +171,10 @@ def plan(
 
 @app.command("publish")
 def publish(
-    run: Annotated[str, typer.Argument(metavar="EXPERIMENT/ARM-SEED", help="A finished run of the active study.")],
+    run: Annotated[str, typer.Argument(metavar="EXPERIMENT/ARM/SEED", help="A finished run of the active study.")],
     kind: Annotated[Kind, typer.Option(help="The checkpoint; best is chosen by validation answer reward.")] = Kind.best,
     out: Annotated[
-        Path | None, typer.Option(help="An empty or new folder; published/EXPERIMENT--ARM-SEED-KIND by default.")
+        Path | None, typer.Option(help="An empty or new folder; published/EXPERIMENT--ARM--SEED-KIND by default.")
     ] = None,
     repo: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Also upload to this repository on the Hub.")] = None,
     license: Annotated[str | None, typer.Option(help="Of the weights, such as apache-2.0; not stated, if not given.")] = None,
@@ -224,11 +222,9 @@ def study_check(
     verbose: VERBOSE = False,
 ) -> None:
     """Validate a study, show each run's effective configuration as far as it is known, and say what was changed in it."""
-    from grpo.commands.study import check, require_stages
+    from grpo.commands.study import check
 
     print(check(name, verbose))
-    if name is None:
-        require_stages()
 
 
 @study_app.command("use")
@@ -242,6 +238,15 @@ def study_use(
     from grpo.commands.study import use
 
     for line in use(name, dry_run, force, verbose):
+        print(line)
+
+
+@study_app.command("runs")
+def study_runs() -> None:
+    """Write the tables of params.yaml anew by which DVC makes its stages, after an edit of arms, seeds or tasks by hand."""
+    from grpo.commands.study import renew_runs
+
+    for line in renew_runs():
         print(line)
 
 
@@ -278,8 +283,6 @@ def main() -> None:
     fix_cpu_kernels()
     share_cpu_fairly()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a scheduler may have had it ignored, so that DVC outlives it
-    # Imports make objects that stay; looking through them for garbage again and again is a fifth of a stage's start.
-    gc.set_threshold(100_000, 20, 20)
     try:
         app()
     except ToBeResumed as stop:
@@ -305,14 +308,6 @@ def use_this_copys_code() -> None:
 
 
 def entry() -> None:
-    """What the command `grpo` calls: :func:`main`, and then an end without taking torch apart, which would take a second."""
+    """What the command `grpo` calls."""
     use_this_copys_code()
-    try:
-        main()
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    main()

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -194,6 +193,7 @@ def describe(repo: Repo) -> list[dict[str, Any]]:
                 "after": sorted(stamp(before.addressing) for before in graph.successors(stage) if before.cmd),
                 "log": f"logs/{file_name(name)}.log",
                 "took": f"logs/{file_name(name)}.seconds",
+                "runs": next((str(out) for out in stage.outs if str(out).startswith("data/runs/")), None),
                 "priority": waiting[stage],
                 "force": False,
                 **requirements(name, stage.meta or {}, known),
@@ -227,22 +227,9 @@ def stale_stages(repo: Repo) -> set[str]:
     import networkx as nx
 
     graph = repo.index.graph
-    with each_params_file_read_once():
-        stale = {stage for stage in scheduled(repo) if is_stale(stage)}
+    stale = {stage for stage in scheduled(repo) if is_stale(stage)}
     followers = set().union(*(nx.ancestors(graph, stage) for stage in stale))
     return {stage.addressing for stage in stale | followers}
-
-
-@contextmanager
-def each_params_file_read_once() -> Iterator[None]:
-    """DVC parses params.yaml again for each stage, which would be half of the time that a plan takes."""
-    from dvc.utils.serialize import LOADERS, load_yaml
-
-    LOADERS[".yaml"] = cache(load_yaml)
-    try:
-        yield
-    finally:
-        del LOADERS[".yaml"]
 
 
 def is_stale(stage: Stage) -> bool:

@@ -29,6 +29,7 @@ class Stage:
     """A stage that is to run, and what has become of it. Seconds, where they are a moment, by time.time()."""
 
     name: str
+    runs: Path | None  # where the results of its runs go, if it trains any
     log: Path
     took: Path
     needs: dict[str, int]  # by the names in which Snakemake says what there is
@@ -38,27 +39,25 @@ class Stage:
     seconds: float | None = None  # once it is done
     failed: bool = False
     told_to_stop: bool = False  # and did, so that it goes on later
-    reward: float | None = None
-    same_as: str | None = None
+    reward: float | None = None  # mean over the seeds of the last validation answer reward
+    same_as: list[str] = field(default_factory=list)  # the runs whose results were taken over
     not_run: str = ""  # why DVC did not run it
     warnings: list[str] = field(default_factory=list)
-
-    @property
-    def arm(self) -> str:
-        """EXPERIMENT/ARM, which the seeds share, of a run; of another stage its name."""
-        return re.sub(r"^(.+)@(.+)-\d+$", r"\1/\2", self.name)
 
     def finish(self, now: float) -> None:
         """Note how long it took, as with_gpus.py measured it, and what it came to if it was a run."""
         self.seconds, self.started = seconds_in(self.took) or now - (self.started or now), None
-        run = self.name.replace("@", "/")
         with suppress(OSError):
             text = self.log.read_text(encoding="utf-8", errors="replace")
             self.warnings = WARNING.findall(text)
             self.not_run = next((why for said, why in NOT_RUN.items() if said in text), "")
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            self.reward = json.loads(Path(f"data/runs/{run}/metrics.json").read_text())["val/answer_reward"]
-            self.same_as = json.loads(Path(f"data/timing/{run}.json").read_text())["same_as"]
+        if self.runs is None:
+            return
+        with suppress(OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            rewards = [json.loads(path.read_text())["val/answer_reward"] for path in self.runs.rglob("metrics.json")]
+            self.reward = sum(rewards) / len(rewards)
+            timings = sorted((Path("data/timing") / self.runs.relative_to("data/runs")).rglob("timing.json"))
+            self.same_as = [twin for path in timings if (twin := json.loads(path.read_text())["same_as"])]
 
     def progress(self) -> dict[str, str | None]:
         """How far it is: `step`, `left` and `reward`, as far as its log says."""
@@ -85,9 +84,9 @@ class Study:
         """The stages that have ended well."""
         return [stage for stage in self.stages.values() if stage.seconds is not None]
 
-    def ahead(self, arm: str = "") -> list[Stage]:
-        """The stages that run or are to run, of one arm or all."""
-        return [s for s in self.stages.values() if s.seconds is None and not s.failed and arm in ("", s.arm)]
+    def ahead(self) -> list[Stage]:
+        """The stages that run or are to run."""
+        return [stage for stage in self.stages.values() if stage.seconds is None and not stage.failed]
 
     def expected(self, stage: Stage) -> float | None:
         """About how long a stage takes: as the last time, at this time's pace; or else as its like have taken now."""
@@ -123,7 +122,9 @@ def read_study(said: list[logging.LogRecord]) -> Study:
         if entry["rule"] in rules:
             log, took = Path(entry["log"]), Path(entry["took"])
             needs = {"cores": entry["threads"], "nodes": 1, **entry["resources"]}
-            stages[entry["rule"]] = Stage(entry["stage"], log, took, needs, seconds_in(took))
+            stages[entry["rule"]] = Stage(
+                entry["stage"], entry["runs"] and Path(entry["runs"]), log, took, needs, seconds_in(took)
+            )
     # `Provided cores: 2`, `Provided remote nodes: 32`, `Provided resources: gpu=Resource("gpu", 2), …`
     offered = re.findall(r'(\w+)(?:: |", )(\d+)', resources)
     return Study(stages, {name: int(count) for name, count in offered if int(count)})

@@ -1,9 +1,9 @@
 """What a person sees while Snakemake runs the stages: a logger plugin of Snakemake, which the profiles switch on.
 
-In a terminal: a line for each running stage, with its step, its reward and the time it still needs, and below them how far all
-is; when all seeds of an arm are done, it becomes a row of the table above. Elsewhere (CI, logs): a line for each stage that
-ends. A failed stage is shown with the end of its log. Of Snakemake's own words only warnings and errors are printed, but all as
-ever where no stage is run (`--list`, `--unlock`, an error in the Snakefile) and with `--dry-run`, `--verbose`, `--quiet`.
+A line for each stage that ends; in a terminal, below these, a line for each running stage, with its step, its reward and the
+time it still needs, and how far all is. A failed stage is shown with the end of its log. Of Snakemake's own words only warnings
+and errors are printed, but all as ever where no stage is run (`--list`, `--unlock`, an error in the Snakefile) and with
+`--dry-run`, `--verbose`, `--quiet`.
 
 (snakemake-logger-plugin-rich counts the finished jobs of each rule. Here each stage is a rule of its own, and steps, rewards
 and the time left are not among Snakemake's events.)
@@ -72,7 +72,6 @@ class LogHandler(LogHandlerBase):
                 self.study = read_study(self.before)
                 self.before.clear()
                 if self.in_terminal:
-                    self.row("done", "reward", "time")
                     self.live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=1, transient=True)
                     self.live.start()
             else:
@@ -102,14 +101,7 @@ class LogHandler(LogHandlerBase):
                 stage.started, stage.failed = now, False
             case LogEvent.JOB_FINISHED if stage := self.jobs.get(record.job_id):
                 stage.finish(now)
-                if not self.in_terminal:
-                    twin = f", taken over from {stage.same_as}" if stage.same_as else ""
-                    reward = "" if stage.reward is None else f", reward {stage.reward:.3f}"
-                    done = f"{len(study.done())} of {len(study.stages)}"
-                    not_run = f", {stage.not_run}" if stage.not_run else ""
-                    self.say(f"{done}: {stage.name}, {clock(stage.seconds or 0)}{reward}{twin}{not_run}")
-                elif not study.ahead(stage.arm):
-                    self.show_arm(study, stage.arm)
+                self.show_done(study, stage)
             case LogEvent.JOB_ERROR if stage := self.jobs.get(record.jobid):
                 self.show_failed(stage, clock(now - (stage.started or now)), record)
                 stage.started, stage.failed = None, not stage.told_to_stop
@@ -121,20 +113,13 @@ class LogHandler(LogHandlerBase):
             case event if record.levelno >= logging.WARNING and event != LogEvent.JOB_ERROR and not REPEATED.search(message):
                 self.say(self.words.format(record), "red" if record.levelno >= logging.ERROR else "yellow")
 
-    def row(self, *cells: str) -> None:
-        """Print a row of the table of what is done."""
-        width = max(len(stage.arm) for stage in self.study.stages.values())  # type: ignore[union-attr]
-        self.say("  ".join([cells[0].ljust(width), *(cell.rjust(7) for cell in cells[1:3]), *cells[3:]]))
-
-    def show_arm(self, study: Study, arm: str) -> None:
-        """The row of an arm: mean reward over the seeds that are done, their seconds together, and which run it equals."""
-        done = [stage for stage in study.done() if stage.arm == arm]
-        rewards = [stage.reward for stage in done if stage.reward is not None]
-        twins = sorted({re.sub(r"-\d+$", "", stage.same_as) for stage in done if stage.same_as})
-        notes = [f"{len(done)} seeds"] * (len(done) > 1) + [f"taken over from {', '.join(twins)}"] * bool(twins)
-        notes += sorted({stage.not_run for stage in done if stage.not_run})
-        reward = f"{sum(rewards) / len(rewards):.3f}" if rewards else ""
-        self.row(arm, reward, clock(sum(stage.seconds or 0 for stage in done)), "; ".join(notes))
+    def show_done(self, study: Study, stage: Stage) -> None:
+        """The line of a stage that has ended well: its seconds, the mean reward of its runs, and which runs they equal."""
+        reward = "" if stage.reward is None else f", reward {stage.reward:.3f}"
+        twins = f", taken over from {', '.join(stage.same_as)}" if stage.same_as else ""
+        not_run = f", {stage.not_run}" if stage.not_run else ""
+        done = f"{len(study.done())} of {len(study.stages)}"
+        self.say(f"{done}: {stage.name}, {clock(stage.seconds or 0)}{reward}{twins}{not_run}")
 
     def show_failed(self, stage: Stage, spent: str, record: logging.LogRecord) -> None:
         """What has failed, where its log is, and the end of that."""
@@ -185,9 +170,6 @@ class LogHandler(LogHandlerBase):
     def end(self, study: Study) -> None:
         """The last lines."""
         done, failed = study.done(), [stage for stage in study.stages.values() if stage.failed]
-        for arm in dict.fromkeys(stage.arm for stage in done):  # of which seeds are missing
-            if self.in_terminal and study.ahead(arm):
-                self.show_arm(study, arm)
         alike: dict[str, list[str]] = {}  # warnings with the same first line
         for stage in done:
             for warning in stage.warnings:

@@ -35,8 +35,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from fork_server import Forked
-
 if TYPE_CHECKING:
     import psutil
 
@@ -212,25 +210,17 @@ def tell_to_stop(command: int, log: Path | None) -> None:
                     process.send_signal(signal.SIGINT)
 
 
-def start(command: list[str], env: dict[str, str], output: IO[str] | None, fork: bool) -> Forked | subprocess.Popen[bytes]:
-    """Start the command in a process group of its own; if wanted by the fork server, where there is one."""
-    if fork and output:
-        with contextlib.suppress(OSError):
-            return Forked(command[1], command[2:], {**env, "FORK_SERVER": "1"}, str(Path.cwd()), output)
-    return subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT if output else None,
-        process_group=0, preexec_fn=before_exec,
-    )  # fmt: skip
-
-
-def run(command: list[str], env: dict[str, str], log: Path | None, fork: bool) -> int:
+def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
     """Run the command in its own process group, and end whatever is left of the group afterwards.
 
     Returns:
         Its exit code, or ``RESUME_ME`` if it was told to stop and did without having succeeded.
     """
     with log.open("w") if log else contextlib.nullcontext() as output:
-        process = start(command, env, output, fork)
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT if output else None,
+            process_group=0, preexec_fn=before_exec,
+        )  # fmt: skip
     try:
         return process.wait()
     except SystemExit as told:
@@ -265,7 +255,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--explain", action="store_true", help="when the command fails, show the end of that file on stderr")
     parser.add_argument("--stamp", type=Path, help="write this file when the command has succeeded")
     parser.add_argument("--took", type=Path, help="write the seconds that the command took to this file, likewise")
-    parser.add_argument("--fork", action="store_true", help="let the fork server start it: python SCRIPT ARGUMENTS")
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     options = parser.parse_args(arguments)
 
@@ -278,7 +267,7 @@ def main(arguments: list[str]) -> int:
         options.log.write_text("")
     with ExitStack() as held:
         try:
-            code = run(options.command, environment(options.count, held), options.log, options.fork)
+            code = run(options.command, environment(options.count, held), options.log)
         except (GpuError, OSError) as error:
             say(f"with_gpus.py: {error}", options.log)
             code = 2

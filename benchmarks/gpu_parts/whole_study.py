@@ -24,7 +24,7 @@ def study(setting: Setting) -> Rows:
     from ruamel.yaml import YAML
 
     on_device = {"engine": {"device": setting.device}, "learner": {"device": setting.device}}
-    run = "grpo_learning_rate/3e-4-0"
+    run = "grpo_learning_rate/3e-4/0"
     with tempfile.TemporaryDirectory() as temporary, Path(temporary, "log.txt").open("w+", encoding="utf-8") as log:
         folder = Path(temporary)
         shutil.copytree(ROOT / "studies", folder / "studies")

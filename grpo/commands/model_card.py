@@ -16,6 +16,7 @@ from grpo.reporting.timing import read_timing
 from grpo.results.runs import REWARD, Run
 from grpo.results.selection import evaluations_counted, mean_of_last
 from grpo.results.statistics import format_interval, two_level_mean, wilson_interval
+from grpo.study.runs import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.sections import HubModel
 
@@ -177,7 +178,7 @@ def _reproduce(study: Study, run: Run, kind: str) -> str:
     commit = [f"git checkout {timing['git_commit']}"] if timing["git_commit"] != "none" else []
     whole = commit and timing["git_changed"] == "false"  # params.yaml is then the study's already
     commands = [*commit, "make install", "source .venv/bin/activate", *([] if whole else [f"grpo study use {study.study}"])]
-    commands += [f"dvc repro {run.name.replace('/', '@')}", f"grpo publish {run.name} --kind {kind}"]
+    commands += [f"dvc repro {stage_of_run(run.name)}", f"grpo publish {run.name} --kind {kind}"]
     note = "The commit alone does not give these weights: params.yaml, dvc.yaml or code had changes beside it.\n\n"
     intro = note if timing["git_changed"] == "true" else ""
     return f"## Reproduce\n\n{intro}In a clone of the project:\n\n```sh\n" + "\n".join(commands) + "\n```"
@@ -211,7 +212,7 @@ def draw_curve(run: Run, step: int) -> Spec:
 
 def about_checkpoint(run: Run, source: Path) -> dict[str, Any]:
     """A checkpoint's metadata.json, which must agree with the run's evaluation at its step."""
-    made_by = (run.config["same_as"] or run.name).replace("/", "@")
+    made_by = stage_of_run(run.config["same_as"] or run.name)
     about: dict[str, Any] = read_json(source / METADATA, made_by, keys=("step", "answer_reward", "prompt", "started_from"))
     rewards = run.validation.loc[run.validation["step"] == about["step"], REWARD]
     if len(rewards) != 1 or abs(rewards.iloc[0] - about["answer_reward"]) > 1e-9:

@@ -15,6 +15,7 @@ from grpo.common.files import read_json
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
+from grpo.study.runs import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, PretrainedHere
 
@@ -116,9 +117,9 @@ def _measured(runs: list[EffectiveRun]) -> Measured:
     """Of each run that was trained here, its seconds and its work; see :func:`work`."""
     found = {}
     for run in runs:
-        path = paths.TIMING / f"{run.name}.json"
+        path = paths.run_timing(run.name)
         if path.exists():
-            timing = read_json(path, made_by=run.name.replace("/", "@"), keys=("total_s", "steps", "same_as"))
+            timing = read_json(path, made_by=stage_of_run(run.name), keys=("total_s", "steps", "same_as"))
             if timing["steps"] and not timing["same_as"]:
                 found[run.name] = (timing["total_s"], len(timing["steps"]) * work(run.config))
     return found
@@ -254,7 +255,7 @@ def _notes(found: dict[str, Any]) -> list[str]:
     state = found["state_gib_of_a_run_in_progress"]
     also = f"; and while a run is in progress up to {state:,.2f} for its saved states" if state is not None else ""
     notes.append(f"disk: the checkpoints kept, twice that where DVC's cache cannot share them with the workspace{also}")
-    free = dict.fromkeys(name.rpartition("-")[0] for name in total["taken_over"])
+    free = dict.fromkeys(name.rpartition("/")[0] for name in total["taken_over"])
     if free:
         notes.append(f"arms that equal earlier runs, whose results are taken over at no cost: {', '.join(free)}")
     if found["assumed_winners"]:

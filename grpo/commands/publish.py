@@ -17,6 +17,7 @@ from grpo.reporting.charts import save_figure
 from grpo.results.runs import Run, read_run
 from grpo.study import paths
 from grpo.study.effective import effective_run
+from grpo.study.runs import stage_of_run
 from grpo.study.schema import Study
 
 PUBLISHED = Path("published")
@@ -31,7 +32,7 @@ def publish(
     """Write the folder, and where that is asked for the entry in artifacts/dvc.yaml and the repository on the Hub.
 
     Args:
-        name: of the run, EXPERIMENT/ARM-SEED.
+        name: of the run, EXPERIMENT/ARM/SEED.
         kind: of its checkpoint, ``best`` or ``last``.
         license: of the weights; None: the card states none.
         artifact: what DVC is to call the checkpoint.
@@ -63,13 +64,13 @@ def publish(
 
 
 def _find_run(study: Study, name: str) -> Run:
-    parts = re.fullmatch(r"([^/]+)/(.+)-(\d+)", name)
+    parts = re.fullmatch(r"([^/]+)/([^/]+)/(\d+)", name)
     if not parts:
-        raise UserError(f"{name}: names no run. Name it as EXPERIMENT/ARM-SEED, such as grpo_learning_rate/3e-4-0.")
+        raise UserError(f"{name}: names no run. Name it as EXPERIMENT/ARM/SEED, such as grpo_learning_rate/3e-4/0.")
     experiment, arm, seed = parts[1], parts[2], int(parts[3])
     effective_run(study, experiment, arm, seed, [])  # tells what is not in the study
     run = read_run(experiment, arm, seed)
-    require_keys(paths.RUNS / name / "config.yaml", run.config, RECORDED, name.replace("/", "@"))
+    require_keys(paths.RUNS / name / "config.yaml", run.config, RECORDED, stage_of_run(name))
     return run
 
 

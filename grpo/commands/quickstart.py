@@ -98,20 +98,11 @@ def _run_stages(study: Study, experiment: str, announce: Callable[[str], None]) 
     for arm in study.experiments[experiment].arms:
         for seed in study.seeds:
             announce(f"GRPO: arm {arm}, seed {seed}")
-            stages.train(experiment, arm, seed)
+            stages.train(experiment, arm, str(seed))
             print(_course(experiment, arm, seed))
     announce("The report")
     stages.select(experiment)
-    stages.claims()
-    stages.tables()
-    from grpo.reporting.figures import draw_figures
-    from grpo.reporting.page import write_page
-    from grpo.reporting.writeup import write_writeup
-
-    draw_figures(study)
-    stages.timing()
-    write_page(study, by_dvc=False)
-    write_writeup(study, by_dvc=False)
+    stages.report(by_dvc=False)
 
 
 def _course(experiment: str, arm: str, seed: int) -> str:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from grpo.study.runs import ALL_SEEDS
+
 TaskName = Annotated[str, typer.Argument(help="A name under `tasks:` in params.yaml, such as main.")]
 Experiment = Annotated[str, typer.Argument(help="A name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
 
@@ -99,22 +101,35 @@ def training_inputs() -> None:
 def train(
     experiment: Experiment,
     arm: Annotated[str, typer.Argument(help="One of the experiment's arms.")],
-    seed: Annotated[int, typer.Option(help="One of `seeds:` in params.yaml.")] = 0,
+    seed: Annotated[str, typer.Option(help="One of `seeds:` in params.yaml, or all, one after another.")] = ALL_SEEDS,
     check_weights: Annotated[
         bool, typer.Option("--check-weights", help="With vLLM: stop if engine and policy ever hold different weights.")
     ] = False,
 ) -> None:
-    """Stage: one run, that is one arm of an experiment with one seed."""
+    """Stage: the runs of one arm of an experiment, one for each seed."""
     from grpo.results.selection import read_selections
+    from grpo.study import paths
     from grpo.study.effective import effective_run, require_experiment
+    from grpo.study.kept import keep_until_all_stored
     from grpo.study.schema import load_study
 
     study = load_study()
     require_experiment(study, experiment)
-    run = effective_run(study, experiment, arm, seed, read_selections(study, experiment))
+    selections = read_selections(study, experiment)
+    seeds = study.seeds if seed == ALL_SEEDS else [_whole_number(seed)]
+    runs = [effective_run(study, experiment, arm, each, selections) for each in seeds]
     from grpo.training.run import train_run
 
-    train_run(study.for_task(run.task), run, check_weights)
+    for run in runs:
+        train_run(study.for_task(run.task), run, check_weights)
+    if seed == ALL_SEEDS:
+        keep_until_all_stored(paths.RUN_STATE / experiment / arm, paths.TIMING / experiment / arm)
+
+
+def _whole_number(seed: str) -> int:
+    if not seed.isdecimal():
+        raise typer.BadParameter(f"{seed!r} is neither a seed nor {ALL_SEEDS!r}", param_hint="--seed")
+    return int(seed)
 
 
 def kissing_number() -> None:
@@ -152,69 +167,35 @@ def select(experiment: Experiment) -> None:
     print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
 
 
-def claims() -> None:
-    """Stage: judge what published studies reported by what this study measured, into reports/claims.json."""
-    from grpo.results.claims import write_claims
-    from grpo.study.schema import load_study
-
-    write_claims(load_study())
-
-
-def timing() -> None:
-    """Stage: seconds, GPU-hours and curves over wall-clock time, into reports/timing."""
-    from grpo.reporting.timing import write_timing
-    from grpo.study.schema import load_study
-
-    write_timing(load_study())
-
-
-def figures() -> None:
-    """Stage: draw the figures of every experiment into reports/figures."""
+def report(
+    by_dvc: Annotated[bool, typer.Option(help="The results are those of DVC's stages, with hashes in dvc.lock.")] = True,
+) -> None:
+    """Stage: claims, tables, figures, answers, reports/index.html and reports/writeup.md; former stages leave dvc.lock."""
+    from grpo.reporting.answers.page import write_answers
     from grpo.reporting.figures import draw_figures, write_search_curve
-    from grpo.study.schema import load_study
-
-    study = load_study()
-    draw_figures(study)
-    write_search_curve(study)
-
-
-def tables() -> None:
-    """Stage: write the tables, and reports/summary.json for `dvc metrics`."""
-    from grpo.reporting.tables import write_tables
-    from grpo.study.schema import load_study
-
-    write_tables(load_study())
-
-
-def page() -> None:
-    """Stage: write reports/index.html, the report as one file for a browser."""
     from grpo.reporting.page import write_page
-    from grpo.study.schema import load_study
-
-    write_page(load_study())
-    print("reports/index.html: open it in a browser; it needs no network")
-
-
-def writeup() -> None:
-    """Stage: write reports/writeup.md, the report's summary, and take former stages out of dvc.lock."""
+    from grpo.reporting.tables import write_tables
+    from grpo.reporting.timing import write_timing
     from grpo.reporting.writeup import write_writeup
+    from grpo.results.claims import write_claims
     from grpo.study.dvc_lock import drop_former_stages
     from grpo.study.kept import remove_stored
     from grpo.study.schema import load_study
 
-    write_writeup(load_study())
+    study = load_study()
+    write_claims(study)
+    write_tables(study)
+    draw_figures(study)
+    write_search_curve(study)
+    write_timing(study)
+    write_answers(study)
+    write_page(study, by_dvc)
+    write_writeup(study, by_dvc)
+    print("reports/index.html: open it in a browser; it needs no network")
     remove_stored()
     # The last stage does this, as it runs whichever way the study was started, and again after any change of the arms.
-    for name in drop_former_stages():
+    for name in drop_former_stages() if by_dvc else []:
         print(f"dvc.lock: {name} is no stage any more; its entry is removed")
-
-
-def answers() -> None:
-    """Stage: answer the handouts' questions from the results, into reports/answers.md and reports/kissing_number."""
-    from grpo.reporting.answers.page import write_answers
-    from grpo.study.schema import load_study
-
-    write_answers(load_study())
 
 
 # In the order of a study.
@@ -228,11 +209,5 @@ STAGES = (
     train,
     kissing_number,
     select,
-    claims,
-    timing,
-    figures,
-    tables,
-    answers,
-    page,
-    writeup,
+    report,
 )

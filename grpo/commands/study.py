@@ -30,9 +30,16 @@ from grpo.study.compose import (
 from grpo.study.dvc_lock import in_cache
 from grpo.study.effective import effective_run
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
+from grpo.study.runs import runs_table
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, read_yaml, validated
-from grpo.study.stages import unlike_dvc
 
+_RUNS = Note(
+    above=(
+        "# A stage train@KEY of DVC for each row, as `grpo study use` makes it of what stands above. After an edit of arms",
+        "# or seeds by hand `grpo study runs` writes it anew.",
+    ),
+    blank=True,
+)
 _AS_COMPOSED = re.compile(r"^# As composed: ([0-9a-f]{16})\b", re.M)
 
 
@@ -71,12 +78,6 @@ def check(name: str | None, verbose: bool) -> str:
         lines += ["", f"differs from {extended[0]}, which it extends, in:"]
         lines += _summary(compose(extended[0]), compose(path), verbose) or ["  nothing"]
     return "\n".join(lines)
-
-
-def require_stages() -> None:
-    """UserError where dvc.yaml lacks the stage of an experiment of the active study, or has another; it says what to add."""
-    if unlike := unlike_dvc(load_study()):
-        raise UserError("\n".join(unlike))
 
 
 def describe(study: Study) -> str:
@@ -131,7 +132,6 @@ def use(name: str, dry_run: bool, force: bool, verbose: bool) -> list[str]:
     of_others = "results of runs that this study does not have"
     lines += _listed(f"{'would remove' if dry_run else 'removed'} {of_others}; DVC's cache keeps them:", removed, verbose)
     lines += _listed(f"{of_others} stay, as DVC's cache does not have them; remove them by hand:", kept, verbose)
-    lines += unlike_dvc(study)
     lines.append("`dvc repro` runs it, `dvc status` says which stages are stale.")
     if not dry_run:
         write_text(PARAMS_FILE, text)
@@ -143,6 +143,7 @@ def use(name: str, dry_run: bool, force: bool, verbose: bool) -> list[str]:
 def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
     """What `grpo study use` writes for a study file, with the comments of all that it is composed of; and the values in it."""
     values, (written, notes, opening) = compose(path), annotated(path)
+    values["runs"] = runs_table(validated(values, path))
     files = [str(file) for file in files_of(path)]
     of = f"{', '.join(files[:-1])} and {files[-1]}" if files[1:] else files[0]
     head = (
@@ -152,7 +153,31 @@ def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
         f"# As composed: {_digest(values)} (tells an edit of this file from one of the study's)",
         *(("#", *opening) if opening else ()),
     )
-    return to_text(written, {**notes, ("study",): Note(blank=True)}, head), values
+    return _with_runs(written, {**notes, ("study",): Note(blank=True)}, head, values["runs"]), values
+
+
+def _with_runs(written: Mapping[str, Any], notes: Notes, head: tuple[str, ...], runs: Mapping[str, Any]) -> str:
+    """The text of params.yaml, where the table of runs stands last, a row on each line."""
+    rows: Notes = {("runs", key): Note(flow=True) for key in runs}
+    return to_text({**written, "runs": runs}, {**notes, ("runs",): _RUNS, **rows}, head)
+
+
+def renew_runs() -> list[str]:
+    """Write `select_in` and `runs` of params.yaml anew, after its experiments, seeds or tasks were edited by hand.
+
+    Raises:
+        UserError: params.yaml is not valid; it is then left as it was.
+    """
+    written, notes, opening = read_annotated(PARAMS_FILE)
+    written.pop("runs", None)
+    experiments = written.get("experiments")
+    if isinstance(experiments, dict):
+        written["select_in"] = [name for name, entry in experiments.items() if isinstance(entry, dict) and entry.get("arms")]
+    runs = runs_table(validated(written, PARAMS_FILE))
+    before = set(_active_values().get("runs") or {})
+    write_text(PARAMS_FILE, _with_runs(written, notes, opening, runs))
+    told = {"new": runs.keys() - before, "gone": before - runs.keys()}
+    return [f"{PARAMS_FILE}: {len(runs)} stages train", *(f"  {kind}: {', '.join(sorted(k))}" for kind, k in told.items() if k)]
 
 
 def save(name: str) -> list[str]:
@@ -161,7 +186,9 @@ def save(name: str) -> list[str]:
     Raises:
         UserError: the name is taken or can be no study's, or params.yaml is not valid, or lacks something that it had.
     """
-    load_study()
+    values = read_yaml(PARAMS_FILE)
+    without_runs = {key: value for key, value in values.items() if key != "runs"} if isinstance(values, dict) else values
+    validated(without_runs, PARAMS_FILE)
     try:
         check_name(name, "a study", name)
     except ValueError as error:
@@ -287,13 +314,13 @@ def _told(change: Change) -> str:
 
 def _results_of_other_runs(study: Study) -> list[Path]:
     """Results in data/ of runs that ``study`` does not name; folders that its stages depend on would hold them too."""
-    own = {f"{name}/{arm}-{seed}" for name, e in study.experiments.items() for arm in e.arms for seed in study.seeds}
-    found = [path for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING) for path in sorted(root.glob("*/[!.]*"))]
-    return [path for path in found if f"{path.parent.name}/{path.stem if path.suffix == '.json' else path.name}" not in own]
+    own = {paths.run_name(name, arm, seed) for name, e in study.experiments.items() for arm in e.arms for seed in study.seeds}
+    roots = (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)
+    return [path for root in roots for path in sorted(root.glob("*/*/[!.]*")) if path.relative_to(root).as_posix() not in own]
 
 
 def _listed(heading: str, results: list[Path], verbose: bool) -> list[str]:
     """The heading with each result below it, or with how many there are in which folder; nothing, where there are none."""
-    counts = Counter(str(path.parents[-3]) for path in results)  # data/runs of data/runs/EXPERIMENT/ARM-SEED
+    counts = Counter(str(path.parents[-3]) for path in results)  # data/runs of data/runs/EXPERIMENT/ARM/SEED
     listed = [f"  {path}" for path in results] if verbose else [f"  {n} in {root}" for root, n in counts.items()]
     return [heading, *listed] if results else []

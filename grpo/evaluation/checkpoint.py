@@ -35,7 +35,7 @@ from grpo.study.environment import packages, software
 from grpo.study.kept import keep_until_stored, remove_stored
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN
-from grpo.study.training_inputs import EVALUATION_CODE, code_digests, task_inputs
+from grpo.study.training_inputs import code_of_rooms, task_inputs
 from grpo.tasks.task import find_format
 
 EXAMPLES_OF_EACH = 10
@@ -106,7 +106,7 @@ class CheckpointEvaluator:
                 asdict(evaluation_sampling(self.study.evaluation, find_format(self.task, prompt))),
                 self.study.evaluation.seed,
                 software(packages(self.study)),
-                code_digests(paths.ROOT, EVALUATION_CODE),
+                code_of_rooms(),
             ]
         )
 

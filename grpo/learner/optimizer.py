@@ -9,61 +9,11 @@ import torch
 from torch import Tensor
 
 from grpo.common.errors import UserError
-from grpo.models.sharding import computing_dtype, fill, gather, is_sharded
+from grpo.models.sharding import computing_dtype, fill, gather, is_sharded, share_of
 
 BETAS = 0.9, 0.95
-EPSILON = 1e-8
+MOMENTS = "exp_avg", "exp_avg_sq"  # torch's names in the state of a weight
 FIRST_SCALE, STEPS_TO_GROW = 2.0**16, 2000  # as torch.amp.GradScaler's
-
-
-class AdamW:
-    """AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101, Algorithm 2) by torch's kernel for all weights at once.
-
-    (``torch.optim.AdamW`` calls the same kernel, and imports the compiler, which takes longer than torch.)
-
-    Args:
-        weights: float32, with gradients when :meth:`step` is called.
-
-    Attributes:
-        param_groups: the learning rate, where torch's optimizers have it.
-    """
-
-    def __init__(self, weights: list[Tensor], lr: float, weight_decay: float):
-        self.weights, self.weight_decay = weights, weight_decay
-        self.param_groups = [{"lr": lr}]
-        self.means, self.squares = ([torch.zeros_like(w, requires_grad=False) for w in weights] for _ in range(2))
-        self.steps = [torch.zeros((), device=w.device) for w in weights]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Take a step against the weights' gradients."""
-        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
-        torch._foreach_add_(self.steps, 1)
-        torch._fused_adamw_(
-            self.weights,
-            gradients,
-            self.means,
-            self.squares,
-            [],
-            self.steps,
-            lr=self.param_groups[0]["lr"],
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            weight_decay=self.weight_decay,
-            eps=EPSILON,
-            amsgrad=False,
-            maximize=False,
-        )
-
-    def state_dict(self) -> dict[str, list[Tensor]]:
-        """The running means of gradients and of their squares, and how many steps they have seen."""
-        return {"means": self.means, "squares": self.squares, "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
-        """Go on from a :meth:`state_dict`."""
-        for name, tensors in self.state_dict().items():
-            for tensor, saved in zip(tensors, state[name], strict=True):
-                fill(tensor, saved)
 
 
 class LossScale:
@@ -186,7 +136,11 @@ class Optimizer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a :meth:`state`; the model's own weights are restored elsewhere."""
-        self.adamw.load_state_dict(state["adamw"])
+        moments = {
+            i: {name: share_of(self.weights[i], value) if name in MOMENTS else value for name, value in of_weight.items()}
+            for i, of_weight in state["adamw"]["state"].items()
+        }
+        self.adamw.load_state_dict(state["adamw"] | {"state": moments})
         if self.scale is not None:
             vars(self.scale).update(state["scale"])
         with torch.no_grad():
@@ -211,7 +165,7 @@ def _add_to(weight: Tensor) -> Any:
 
 def _adamw(name: str, weights: list[Tensor], learning_rate: float, weight_decay: float) -> Any:
     if name == "adamw":
-        return AdamW(weights, learning_rate, weight_decay)
+        return torch.optim.AdamW(weights, lr=learning_rate, betas=BETAS, weight_decay=weight_decay, fused=True)
     try:
         from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, attr-defined]
     except ImportError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from grpo.common.errors import UserError, from_here
 from grpo.common.files import how_to_restore, read_json
 from grpo.study import paths
+from grpo.study.runs import stage_of_run
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -18,10 +19,10 @@ def require_checkpoint(folder: Path) -> None:
         raise UserError(f"{folder}: a run's folder holds no model itself. Use {' or '.join(str(folder / k) for k in kinds)}.")
     _, stage = _output_and_stage(folder)
     for of_run in (folder, folder.parent):
-        if (of_run / "metadata.json").exists() and of_run.parent.parent.name == "checkpoints":
+        if (of_run / "metadata.json").exists() and of_run.parents[2].name == "checkpoints":
             twin = read_json(of_run / "metadata.json", stage, keys=("run",)).get("same_as")
             if twin:
-                raise UserError(f"{folder}: this run is the same as {twin}; its weights are in {of_run.parent.parent / twin}.")
+                raise UserError(f"{folder}: this run is the same as {twin}; its weights are in {of_run.parents[2] / twin}.")
     remedy = f"Run `dvc repro {stage}` to make it." if stage else "Name a folder in Hugging Face format."
     raise UserError(f"{folder}: holds no model (config.json is missing). {remedy}")
 
@@ -37,7 +38,7 @@ def _output_and_stage(folder: Path) -> tuple[Path, str]:
     place = from_here(folder)
     if place.parent == paths.MODELS:
         return place, f"model@{place.name}"
-    if paths.CHECKPOINTS in place.parents and len(place.relative_to(paths.CHECKPOINTS).parts) >= 2:
-        experiment, run = place.relative_to(paths.CHECKPOINTS).parts[:2]
-        return paths.CHECKPOINTS / experiment / run, f"{experiment}@{run}"
+    if paths.CHECKPOINTS in place.parents and len(place.relative_to(paths.CHECKPOINTS).parts) >= 3:
+        run = "/".join(place.relative_to(paths.CHECKPOINTS).parts[:3])
+        return paths.CHECKPOINTS / run, stage_of_run(run)
     return place, ""

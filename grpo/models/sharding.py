@@ -128,14 +128,19 @@ def gather(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 @torch.no_grad()
+def share_of(tensor: Tensor, whole: Tensor) -> Tensor:
+    """``whole``, or where ``tensor`` is sharded this process's share of it, laid out as ``tensor`` is."""
+    if not hasattr(tensor, "full_tensor"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    there = whole.to(tensor.device, tensor.dtype)
+    return distribute_tensor(there, tensor.device_mesh, tensor.placements, src_data_rank=None)  # type: ignore[attr-defined]
+
+
 def fill(tensor: Tensor, whole: Tensor) -> None:
     """Copy ``whole``, or this process's share of it, into a tensor."""
-    if hasattr(tensor, "full_tensor"):
-        from torch.distributed.tensor import distribute_tensor
-
-        there = whole.to(tensor.device, tensor.dtype)
-        whole = distribute_tensor(there, tensor.device_mesh, tensor.placements, src_data_rank=None)  # type: ignore[attr-defined]
-    tensor.copy_(whole)
+    tensor.copy_(share_of(tensor, whole))
 
 
 def weights_of(model: Any) -> Iterator[tuple[str, Tensor]]:

@@ -36,7 +36,7 @@ READABLE = 0.04  # share of a bar that a number fits into
 def draw_figures(study: Study) -> None:
     """Write reports/figures/*.svg and reports/curves/*.csv."""
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
-        claims = read_json(paths.CLAIMS, made_by="claims", keys=("claims",))
+        claims = read_json(paths.CLAIMS, made_by="report", keys=("claims",))
         if rows := forest_rows(about_this_study(claims["claims"], study.left_out)):
             save_figure(forest(rows), folder / "forest.svg")
         for name, spec in other_figures(study).items():

@@ -44,7 +44,7 @@ def write_page(study: Study, by_dvc: bool = True) -> None:
     said = {experiment["name"]: [experiment["lead"], *experiment["more"]] for experiment in record["experiments"]}
     texts = markdown_sections(study, found, lock, by_dvc, said)
     if paths.ANSWERS.is_file():
-        texts = {"answers": read_text(paths.ANSWERS, made_by="answers")} | texts
+        texts = {"answers": read_text(paths.ANSWERS, made_by="report")} | texts
     figures = figures_by_path(study)
     html = {name: to_html(text, figures) for name, text in texts.items()}
     environment = templates(autoescape=True)

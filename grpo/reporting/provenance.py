@@ -35,14 +35,14 @@ def provenance_of(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
         ``hardware``.
     """
     own, timing = read_timing_file(run.name), read_timing(run)
-    outs = lock.get(run.name.replace("/", "@"), {}).get("outs", [])
-    hashes = [out["md5"] for out in outs if out["path"] == str(paths.RUNS / run.name)]
+    outs = {out["path"]: out["md5"] for stage in lock.values() for out in stage.get("outs", [])}
+    folder = paths.RUNS / run.name  # an output by itself, or with the arm's other seeds
     return {
         "run": run.name,
         "same_as": own["same_as"] or "",
         "mlflow_run_id": own["mlflow_run_id"] or "not tracked",
         "commit": own["git_commit"][:10] + (" + changes" if own["git_changed"] == "true" else ""),
-        "lock": hashes[0] if hashes else "not in dvc.lock yet",
+        "lock": outs.get(str(folder)) or outs.get(str(folder.parent), "not in dvc.lock yet"),
         "seconds": timing["total_s"],
         "phases": timing["phases"],
         "software": run.config["software"],

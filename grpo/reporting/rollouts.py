@@ -11,6 +11,7 @@ from grpo.common.files import read_jsonl
 from grpo.reporting.curves import number
 from grpo.results.runs import Run, by_arm
 from grpo.study import paths
+from grpo.study.runs import stage_of_run
 
 MOST_SAMPLES = 3_000_000  # characters in the page; the rest stays in the runs' folders
 LEVELS = "0123456789abcdefghijklmnopqrstuvwxyz"  # of rewards in a heat map, a character each
@@ -19,7 +20,7 @@ COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", *NUMBERS)
 
 
 def read_samples(run: str) -> list[dict[str, Any]]:
-    """The samples of the run ``EXPERIMENT/ARM-SEED``, at its first, middle and last evaluation.
+    """The samples of the run ``EXPERIMENT/ARM/SEED``, at its first, middle and last evaluation.
 
     Raises:
         UserError: they are missing or damaged.
@@ -28,7 +29,7 @@ def read_samples(run: str) -> list[dict[str, Any]]:
     def sample(record: dict[str, Any]) -> dict[str, Any]:
         return {column: record[column] for column in COLUMNS}
 
-    return read_jsonl(paths.RUNS / run / "rollouts.jsonl", run.replace("/", "@"), sample)
+    return read_jsonl(paths.RUNS / run / "rollouts.jsonl", stage_of_run(run), sample)
 
 
 def browsable(runs: list[str]) -> dict[str, Any]:

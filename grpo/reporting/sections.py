@@ -58,7 +58,7 @@ def markdown_sections(study: Study, found: Found, lock: Values, by_dvc: bool, sa
         said: of each experiment, as :func:`said_of` says it.
     """
     environment = templates()
-    tables = {path.stem: read_text(path, made_by="tables") for path in paths.TABLES.glob("*.md")}
+    tables = {path.stem: read_text(path, made_by="report") for path in paths.TABLES.glob("*.md")}
 
     def filled(template: str, **values: Any) -> str:
         return environment.get_template(f"{template}.md.j2").render(study=study, tables=tables, **values)
@@ -117,7 +117,7 @@ def _experiment(study: Study, experiment: str, runs: list[Run], selection: Value
 
 
 def _timing_page(name: str) -> str:
-    return read_text(paths.TIMING_REPORT / name, made_by="timing")
+    return read_text(paths.TIMING_REPORT / name, made_by="report")
 
 
 def _origins(study: Study, runs: list[Run]) -> list[str]:
@@ -149,7 +149,7 @@ def _dataset_report(task: str) -> dict[str, Any]:
 
 def read_claims(study: Study) -> dict[str, Any]:
     """reports/claims.json without the claims about experiments that are left out, and their sources."""
-    claims: dict[str, Any] = read_json(paths.CLAIMS, made_by="claims", keys=("claims", "notes", "sources"))
+    claims: dict[str, Any] = read_json(paths.CLAIMS, made_by="report", keys=("claims", "notes", "sources"))
     shown = about_this_study(claims["claims"], study.left_out)
     cited = {source for claim in shown for source in claim["reported"]}
     sources = {source: text for source, text in claims["sources"].items() if source in cited}

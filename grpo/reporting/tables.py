@@ -32,7 +32,7 @@ def write_tables(study: Study) -> None:
     sampled = read_best_of_n(study)
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {"zero_shot": {prompt: values["answer_reward"] for prompt, values in baseline.items()}}
-    claims = read_json(paths.CLAIMS, made_by="claims", keys=("claims",))
+    claims = read_json(paths.CLAIMS, made_by="report", keys=("claims",))
     if sampled:
         summary["best_of_n"] = {prompt: _at_most_samples(values) for prompt, values in sampled.items()}
     with whole_folder(paths.TABLES) as folder:

@@ -32,6 +32,7 @@ from grpo.results.runs import (
 )
 from grpo.results.statistics import format_interval, two_level_difference
 from grpo.study import paths
+from grpo.study.runs import stage_of_run
 from grpo.study.schema import Study
 
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
@@ -79,13 +80,13 @@ def read_timing(run: Run) -> dict[str, Any]:
 
 
 def read_timing_file(name: str) -> dict[str, Any]:
-    """What data/timing has of the run ``EXPERIMENT/ARM-SEED``.
+    """What data/timing has of the run ``EXPERIMENT/ARM/SEED``.
 
     Raises:
         UserError: it is missing or damaged.
     """
     keys = ("total_s", "phases", "steps", "mlflow_run_id", "same_as", "git_commit", "git_changed", "hardware")
-    timing: dict[str, Any] = read_json(paths.TIMING / f"{name}.json", made_by=name.replace("/", "@"), keys=keys)
+    timing: dict[str, Any] = read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys)
     return timing
 
 
@@ -115,7 +116,7 @@ def elapsed(run: Run) -> pd.Series[float]:
 def seconds_of_arms(study: Study) -> dict[str, float]:
     """Mean seconds that a run of each arm, ``EXPERIMENT/ARM``, took to make; 0 where it was taken over from an equal one."""
     arms = [(name, arm) for name in experiments(study) for arm in study.experiments[name].arms]
-    timings = {arm: [read_timing_file(f"{'/'.join(arm)}-{seed}") for seed in study.seeds] for arm in arms}
+    timings = {arm: [read_timing_file(paths.run_name(*arm, seed)) for seed in study.seeds] for arm in arms}
     return {"/".join(arm): float(np.mean([0.0 if t["same_as"] else t["total_s"] for t in of])) for arm, of in timings.items()}
 
 

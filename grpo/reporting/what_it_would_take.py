@@ -31,7 +31,7 @@ def read_contents() -> dict[str, Any]:
     Raises:
         UserError: it is missing or damaged.
     """
-    found: dict[str, Any] = read_json(paths.TABLES / f"{NAME}.json", made_by="tables", keys=KEYS)
+    found: dict[str, Any] = read_json(paths.TABLES / f"{NAME}.json", made_by="report", keys=KEYS)
     return found
 
 

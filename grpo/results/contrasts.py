@@ -107,7 +107,7 @@ def _of_claims(study: Study) -> Iterator[Contrast]:
 
 
 def _cannot_tell(study: Study) -> list[dict[str, Any]]:
-    claims = read_json(paths.CLAIMS, made_by="claims", keys=("claims",))["claims"]
+    claims = read_json(paths.CLAIMS, made_by="report", keys=("claims",))["claims"]
     return [claim for claim in about_this_study(claims, study.left_out) if claim["verdict"] == CANNOT_TELL]
 
 

@@ -15,6 +15,7 @@ from grpo.common.files import read_csv, read_json, require_keys
 from grpo.results.selection import mean_of_last, read_config, read_metrics, read_outcomes
 from grpo.results.statistics import two_level_difference
 from grpo.study import paths
+from grpo.study.runs import stage_of_run
 from grpo.study.schema import Study
 
 REWARD = "val/answer_reward"
@@ -43,8 +44,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """``EXPERIMENT/ARM-SEED``"""
-        return f"{self.experiment}/{self.arm}-{self.seed}"
+        """The run's name, as :func:`grpo.study.paths.run_name` gives it."""
+        return paths.run_name(self.experiment, self.arm, self.seed)
 
 
 def experiments(study: Study) -> list[str]:
@@ -58,14 +59,14 @@ def read_run(experiment: str, arm: str, seed: int) -> Run:
     Raises:
         UserError: they are missing or damaged; the message names the stage that makes them.
     """
-    files = sorted((paths.RUNS / experiment / f"{arm}-{seed}").glob("*"))
+    files = sorted((paths.RUNS / paths.run_name(experiment, arm, seed)).glob("*"))
     return _read_run(experiment, arm, seed, Path.cwd(), tuple(file.stat().st_mtime_ns for file in files))
 
 
 @cache
 def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tuple[int, ...]) -> Run:
-    folder = paths.RUNS / experiment / f"{arm}-{seed}"
-    made_by, config = f"{experiment}@{arm}-{seed}", read_config(experiment, arm, seed)
+    name = paths.run_name(experiment, arm, seed)
+    folder, made_by, config = paths.RUNS / name, stage_of_run(name), read_config(experiment, arm, seed)
     require_keys(folder / "config.yaml", config, ("config", "same_as", "software"), made_by)
     return Run(
         experiment,

@@ -12,6 +12,7 @@ from grpo.common.files import damaged, read_json, read_jsonl, require_keys
 from grpo.results.statistics import two_level_difference, two_level_mean
 from grpo.study import paths
 from grpo.study.methods import OFF_POLICY_RANK
+from grpo.study.runs import stage_of_run
 from grpo.study.schema import Study, read_yaml
 
 METRIC = "val/answer_reward"
@@ -110,8 +111,8 @@ def read_outcomes(experiment: str, arm: str, seed: int) -> NDArray[np.float64]:
     Raises:
         UserError: the run is missing; the message names the stage that makes it.
     """
-    folder = paths.RUNS / experiment / f"{arm}-{seed}"
-    path, made_by = folder / "outcomes.jsonl", f"{experiment}@{arm}-{seed}"
+    folder = paths.RUNS / paths.run_name(experiment, arm, seed)
+    path, made_by = folder / "outcomes.jsonl", stage_of_run(paths.run_name(experiment, arm, seed))
     if not path.exists():
         raise UserError(f"{folder}: holds no finished run. Run `dvc repro {made_by}` to make it.")
     evaluations = read_jsonl(path, made_by, lambda record: np.array(record["answer_reward"], dtype=float))
@@ -128,7 +129,8 @@ def read_config(experiment: str, arm: str, seed: int) -> dict[str, Any]:
     Raises:
         UserError: it is missing or damaged.
     """
-    path, made_by = paths.RUNS / experiment / f"{arm}-{seed}" / "config.yaml", f"{experiment}@{arm}-{seed}"
+    name = paths.run_name(experiment, arm, seed)
+    path, made_by = paths.RUNS / name / "config.yaml", stage_of_run(name)
     if not path.exists():
         raise UserError(f"{path}: no such file. Run `dvc repro {made_by}` to make it.")
     try:
@@ -145,8 +147,10 @@ def read_metrics(experiment: str, arm: str, seed: int) -> dict[str, Any]:
     Raises:
         UserError: it is missing or damaged.
     """
-    path = paths.RUNS / experiment / f"{arm}-{seed}" / "metrics.json"
-    metrics: dict[str, Any] = read_json(path, f"{experiment}@{arm}-{seed}", keys=("diverged_step", "diverged_reason"))
+    name = paths.run_name(experiment, arm, seed)
+    metrics: dict[str, Any] = read_json(
+        paths.RUNS / name / "metrics.json", stage_of_run(name), keys=("diverged_step", "diverged_reason")
+    )
     return metrics
 
 
@@ -170,7 +174,7 @@ def evaluations_counted(outcomes: NDArray[np.float64], last_k: int) -> int:
 def _candidate(study: Study, experiment: str, arm: str, scores: NDArray[np.float64]) -> dict[str, Any]:
     runs = []
     for seed, row in zip(study.seeds, scores, strict=True):
-        name = f"{experiment}/{arm}-{seed}"
+        name = paths.run_name(experiment, arm, seed)
         config, metrics = (read(experiment, arm, seed) for read in (read_config, read_metrics))
         runs.append(
             {

@@ -24,7 +24,7 @@ WHICH = ("use", "source", "name")
 # Mappings that are replaced whole: an overlay that names arms means these arms.
 WHOLE = ("arms", "documents", "sft_datasets", "reward", "source")
 BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with an entry for a task each, of which `null` takes one away
-COMPUTED = ("study", "folder", "file", "select_in")  # what composing sets, whatever a study file says
+COMPUTED = ("study", "folder", "file", "select_in", "runs")  # what composing sets, whatever a study file says
 _SELECT_IN = Note(
     above=(
         "# The experiments with arms, by which DVC makes the stages select@EXPERIMENT: `grpo study use` lists them. To leave",

@@ -42,8 +42,8 @@ class EffectiveRun(BaseModel):
 
     @property
     def name(self) -> str:
-        """``EXPERIMENT/ARM-SEED``: the run's folder below data/runs, data/checkpoints and data/timing."""
-        return f"{self.experiment}/{self.arm}-{self.seed}"
+        """The run's name, as :func:`grpo.study.paths.run_name` gives it."""
+        return paths.run_name(self.experiment, self.arm, self.seed)
 
     @property
     def model(self) -> Path:
@@ -51,7 +51,7 @@ class EffectiveRun(BaseModel):
         start = self.config.start_from if isinstance(self.config, GrpoConfig) else None
         if start is not None:
             experiment, arm, checkpoint = start.split("/")
-            return paths.CHECKPOINTS / experiment / f"{arm}-{self.seed}" / checkpoint
+            return paths.CHECKPOINTS / paths.run_name(experiment, arm, self.seed) / checkpoint
         return paths.model(self.task)
 
     @property

@@ -6,7 +6,6 @@ stage runs again and finds its results here. Each function works on a folder bel
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable
@@ -36,8 +35,14 @@ def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -
                 shutil.copytree(path, target, copy_function=link)
             else:
                 link(path, target)
-    found = dvc_hashes(output)[0] if output.is_dir() else hashlib.md5(output.read_bytes(), usedforsecurity=False).hexdigest()
-    write_text(state / HASH, found)
+    write_text(state / HASH, dvc_hashes(output)[0])
+
+
+def keep_until_all_stored(states: Path, output: Path) -> None:
+    """Have the kept states below a folder removed once DVC has stored the output that holds the results of all of them."""
+    found = dvc_hashes(output)[0]
+    for mark in states.rglob(HASH):
+        write_text(mark, found)
 
 
 def bring_back(state: Path, results: Path) -> bool:

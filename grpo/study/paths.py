@@ -11,10 +11,9 @@ from pathlib import Path
 MODELS = Path("data/model")  # of each task, as its datasets
 DATASETS = Path("data/dataset")
 SFT_DATASETS = Path("data/sft_dataset")
-TRAINING_INPUTS = Path("data/training_inputs")  # one file for each method
+TRAINING_INPUTS = Path("data/training_inputs")  # one file for each experiment
 TASK_INPUTS = TRAINING_INPUTS / "tasks"  # one for each task
 PINNED_SOFTWARE = TRAINING_INPUTS / "software.json"
-KNOWN_CODE = TRAINING_INPUTS / "code/known.json"
 BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
 RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run
@@ -33,6 +32,7 @@ KISSING_NUMBER_STATE = STATE / "kissing_number"  # the log of a search
 
 PIPELINE = Path("dvc.yaml")
 LOCK = Path("dvc.lock")
+PARAMS = Path("params.yaml")
 
 ROOT = Path(__file__).parents[2]  # that the package lies in: a checkout, or site-packages
 
@@ -55,6 +55,16 @@ ANSWERS = REPORTS / "answers.md"
 KISSING_NUMBER_DELIVERY = REPORTS / "kissing_number"  # program, log, prompts and report, side by side
 SECTIONS = REPORTS / "sections"  # what the write-up links to
 PAGE = REPORTS / "index.html"
+
+
+def run_name(experiment: str, arm: str, seed: int) -> str:
+    """``EXPERIMENT/ARM/SEED``: a run's folder below data/runs, data/checkpoints and data/timing."""
+    return f"{experiment}/{arm}/{seed}"
+
+
+def run_timing(run: str) -> Path:
+    """The wall-clock figures of the run of this name."""
+    return TIMING / run / "timing.json"
 
 
 def model(task: str) -> Path:

@@ -15,6 +15,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 from grpo.common.errors import UserError
 from grpo.common.imports import search_in
 from grpo.common.yaml_file import parse_yaml
+from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER, compose
 from grpo.study.methods import (
     OFF_POLICY_RANK,
@@ -28,6 +29,7 @@ from grpo.study.methods import (
     explain,
     resolved,
 )
+from grpo.study.runs import runs_table
 from grpo.study.sections import (
     MAIN,
     Divergence,
@@ -45,7 +47,7 @@ from grpo.study.sections import (
 )
 from grpo.tasks.task import Split, Task, make_task
 
-PARAMS_FILE = Path("params.yaml")
+PARAMS_FILE = paths.PARAMS
 TOKENS_ON_CPU = 4096  # of a packed row, as in studies/base.yaml
 MORE_EVALUATIONS = {
     "grpo": "raise n_grpo_steps, lower evaluation.every",
@@ -75,6 +77,7 @@ class Study(Section):
     folder: str = "studies"  # where modules and data of the study's own lie, by the path from the project's folder
     file: str | None = None  # the study file that it was composed from, likewise
     seeds: list[Seed] = Field(min_length=1)
+    seeds_in_one_stage: bool = False  # an arm's seeds are trained one after another in one process; else side by side
     threads: PositiveInt
     tasks: dict[str, dict[str, Any]]  # `use` and what the task's constructor takes; see grpo.tasks.task.make_task
     models: dict[str, Model]  # what each task's runs start from
@@ -94,6 +97,7 @@ class Study(Section):
     select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes select@EXPERIMENT by it
     experiments: dict[str, Experiment]
     resources: dict[str, Resources]
+    runs: dict[str, dict[str, Any]] | None = None  # what `grpo study use` makes of the rest; DVC makes train@KEY by it
 
     def last_k(self, experiment: str) -> int:
         """By the mean of how many last evaluations a run of ``experiment`` counts."""
@@ -244,7 +248,8 @@ class Study(Section):
             wrong = [f"{name} has no arms: take it out" for name in self.select_in if name in self.left_out]
             wrong += [f"{name} is no experiment: take it out" for name in self.select_in if name not in self.experiments]
             wrong += [f"{name} has arms: add it, or give it `arms: {{}}`" for name in self.made if name not in self.select_in]
-            raise ValueError(f"select_in: must name each experiment with arms once; {'; '.join(wrong) or 'one stands twice'}")
+            told = "; ".join(wrong) or "one stands twice"
+            raise ValueError(f"select_in: must name each experiment with arms once; {told}. Or run `grpo study runs`")
         for name in self.made:
             lacking = [needed for needed in self.needed_experiments(name) if needed in self.left_out]
             if lacking:
@@ -252,6 +257,20 @@ class Study(Section):
                     f"experiments.{lacking[0]}.arms: left out, but {name} builds on it: give it arms (and add it to "
                     f"select_in), or leave {name} out too"
                 )
+
+    @model_validator(mode="after")
+    def _runs_match(self) -> Study:
+        """The table is the one that the experiments make."""
+        if self.seeds_in_one_stage and self.learner.processes > 1:
+            raise ValueError("seeds_in_one_stage: not with learner.processes above 1. Set it to false")
+        table = runs_table(self)
+        if self.runs is not None and self.runs != table:
+            differing = sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key))
+            raise ValueError(
+                f"runs: not what experiments, seeds and tasks ask for ({', '.join(differing)}): run `grpo study runs`, which "
+                "writes it anew"
+            )
+        return self
 
     @model_validator(mode="after")
     def _resources_suffice(self) -> Study:

@@ -46,7 +46,7 @@ def study_state(study: Study) -> dict[str, Any]:
         ``key``, which is another one where the study's values, the commit, or whether the code was changed since are others;
         ``name`` and ``tags`` of the parent; ``settings``: all values of params.yaml.
     """
-    settings, source = study.model_dump(mode="json"), source_tags()
+    settings, source = study.model_dump(mode="json", exclude={"runs"}), source_tags()
     params_digest = _digest(settings)
     commit, changed = source["git_commit"], source["git_changed"] == "true"
     at = f"at commit {commit[:8]}" + (" + changes" if changed else "")

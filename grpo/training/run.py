@@ -29,8 +29,9 @@ from grpo.study.effective import EffectiveRun, digest
 from grpo.study.environment import hardware, packages, software, warn_of_other_versions
 from grpo.study.kept import bring_back, keep_until_stored
 from grpo.study.methods import GrpoConfig, RunConfig, SftConfig
+from grpo.study.runs import stage_of_run
 from grpo.study.schema import Study
-from grpo.study.training_inputs import code_of_runs, shared_settings, task_inputs
+from grpo.study.training_inputs import code_of_rooms, shared_settings, task_inputs
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import Format, ScoredBatch, Task, find_format
 from grpo.tracking.mlflow_client import MlflowRun, source_tags
@@ -185,15 +186,15 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: st
         raise
     run_id = mlflow.finish()
     about = {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), "hardware": hardware()}
-    write_json(paths.TIMING / f"{run.name}.json", about | outputs.timing)
+    write_json(paths.run_timing(run.name), about | outputs.timing)
     # Last of all: whenever the process is killed, either the results are in place or the state is.
     _keep_results(run, state)
 
 
 def _keep_results(run: EffectiveRun, state: Path) -> None:
     """Keep the run's results in the place of its saved states until DVC has stored them."""
-    timing = paths.TIMING / f"{run.name}.json"
-    keep_until_stored(state, timing, [paths.RUNS / run.name, paths.CHECKPOINTS / run.name, timing])
+    results = [root / run.name for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)]
+    keep_until_stored(state, results[-1], results)
     for saved in [*state.parent.glob("*"), *state.glob("step-*")]:
         if saved != state:
             shutil.rmtree(saved, ignore_errors=True)
@@ -223,7 +224,7 @@ def thrown_away(study: Study, run: EffectiveRun, identity: dict[str, Any], twin:
 def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
     """Another number of processes may go on from a state."""
     learner = {key: value for key, value in identity["learner"].items() if key != "processes"}
-    return paths.RUN_STATE / run.name / digest([identity | {"learner": learner}, code_of_runs()])
+    return paths.RUN_STATE / run.name / digest([identity | {"learner": learner}, code_of_rooms()])
 
 
 def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> MlflowRun:
@@ -236,7 +237,7 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin:
         {
             **study_tags(study, run.task),
             "experiment": run.experiment,
-            "stage": f"{run.experiment}@{run.arm}-{run.seed}",
+            "stage": stage_of_run(run.name),
             "method": run.method,
             "arm": run.arm,
             "taken_over": str(twin is not None).lower(),
@@ -251,7 +252,7 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin:
 
 def _mlflow_id(run: str) -> str:
     """The id in MLflow of a finished run."""
-    timing = read_json(paths.TIMING / f"{run}.json", made_by=run.replace("/", "@"), keys=("mlflow_run_id",))
+    timing = read_json(paths.run_timing(run), made_by=stage_of_run(run), keys=("mlflow_run_id",))
     return timing["mlflow_run_id"] or "not tracked"
 
 
@@ -283,7 +284,7 @@ def _finished_twin(study: Study, experiment: str, identity: dict[str, Any]) -> s
     """
     for before in study.needed_selections(experiment):
         for arm in study.experiments[before].arms:
-            name = f"{before}/{arm}-{identity['seed']}"
+            name = paths.run_name(before, arm, identity["seed"])
             config = paths.RUNS / name / "config.yaml"
             if config.exists() and (paths.CHECKPOINTS / name).exists():
                 values = read_config(before, arm, identity["seed"])

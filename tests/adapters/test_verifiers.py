@@ -226,7 +226,7 @@ def test_a_study_trains_on_a_taskset(
         code, _, error = grpo(*command.split())
         assert code == 0, error
     assert len(read_problems(paths.validation("main"))) == 20
-    lines = (paths.RUNS / "grpo_learning_rate/3e-3-0/rollouts.jsonl").read_text().splitlines()
+    lines = (paths.RUNS / "grpo_learning_rate/3e-3/0/rollouts.jsonl").read_text().splitlines()
     rollouts = [json.loads(line) for line in lines]
     assert {r["reward"] for r in rollouts} == {0.0, 0.25}  # a random model is right nowhere
     assert all(r["reward"] == (len(r["response"].strip()) % 2 == 0) / 4 for r in rollouts)

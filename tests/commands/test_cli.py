@@ -105,7 +105,7 @@ def test_missing_params_file(project: Path, grpo: Grpo) -> None:
         (("train", "grpo_learning_rate", "5e-4"), "no arm '5e-4' (known: 3e-4, 1e-3)"),
         (("train", "grpo_learning_rate", "3e-4", "--seed", "7"), "seeds: 7 is not among [0]"),
         (("train", "grpo_baselines", "no_baseline"), "dvc repro select@grpo_learning_rate"),
-        (("select", "grpo_learning_rate"), "dvc repro grpo_learning_rate@3e-4-0"),
+        (("select", "grpo_learning_rate"), "dvc repro train@grpo_learning_rate-3e-4"),
         (("writeup",), "Run `dvc repro"),
         (("dataset", "words"), "tasks: no task 'words' (known: main, keyword)"),
         (("model", "words"), "tasks: no task 'words' (known: main, keyword)"),
@@ -210,7 +210,7 @@ def finished(name: str, identity: dict[str, object], same_as: str | None = None)
 def test_only_runs_that_the_study_names_are_taken_over(project: Path) -> None:
     study = load_study()
     identity = {"seed": 0, "config": "the same"}
-    leftover, named = "grpo_learning_rate/5e-5-0", "grpo_learning_rate/1e-3-0"
+    leftover, named = "grpo_learning_rate/5e-5/0", "grpo_learning_rate/1e-3/0"
     finished(leftover, identity)
     finished(named, {"another": 1})
     assert _finished_twin(study, "grpo_baselines", identity) is None
@@ -225,23 +225,23 @@ def test_only_runs_that_the_study_names_are_taken_over(project: Path) -> None:
 def test_only_runs_of_experiments_that_a_run_waits_for_are_taken_over(project: Path) -> None:
     study = load_study()
     identity = {"seed": 0}
-    finished("grpo_length_normalization/masked_mean-0", identity)
+    finished("grpo_length_normalization/masked_mean/0", identity)
     for experiment in ("grpo_learning_rate", "grpo_baselines", "grpo_length_normalization"):
         assert _finished_twin(study, experiment, identity) is None
     for experiment in ("grpo_group_standard_deviation", "grpo_kl_divergence"):
-        assert _finished_twin(study, experiment, identity) == "grpo_length_normalization/masked_mean-0"
+        assert _finished_twin(study, experiment, identity) == "grpo_length_normalization/masked_mean/0"
 
 
 def test_of_runs_that_were_taken_over_the_trained_one_is_named(project: Path) -> None:
     study = load_study()
     identity = {"seed": 0}
-    trained = "grpo_off_policy_sweep_broad/epochs_4-batch_16-0"
-    finished("grpo_off_policy_sweep_focused/best_1-0", identity, same_as=trained)
+    trained = "grpo_off_policy_sweep_broad/epochs_4-batch_16/0"
+    finished("grpo_off_policy_sweep_focused/best_1/0", identity, same_as=trained)
     assert _finished_twin(study, "grpo_off_policy_clip_ablation", identity) == trained
 
 
 def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Grpo) -> None:
-    folder = paths.RUNS / "leaderboard" / "best-0"
+    folder = paths.RUNS / "leaderboard" / "best" / "0"
     folder.mkdir(parents=True)
     lines = [json.dumps({"step": step, "answer_reward": answers}) for step, answers in ((0, [0, 0, 0, 0]), (2, [1, 1, 1, 0]))]
     (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
@@ -269,9 +269,9 @@ def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(project: Path, 
     for command in (["model", "keyword"], ["dataset", "keyword"], ["train", "grpo_keyword_inclusion", "grpo"]):
         code, _, told = grpo(*command)
         assert code == 0, told
-    config = yaml.load(project / "data/runs/grpo_keyword_inclusion/grpo-0/config.yaml")
+    config = yaml.load(project / "data/runs/grpo_keyword_inclusion/grpo/0/config.yaml")
     assert config["engine"]["name"] == "transformers" and config["learner"]["device"] == "cpu"
-    assert (project / "data/checkpoints/grpo_keyword_inclusion/grpo-0/last/model.safetensors").exists()
+    assert (project / "data/checkpoints/grpo_keyword_inclusion/grpo/0/last/model.safetensors").exists()
 
 
 def test_training_what_is_left_out_is_refused(project: Path, grpo: Grpo) -> None:

@@ -39,7 +39,7 @@ def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
 
 
 def note_time(run: str, seconds: float, steps: int, same_as: str | None = None) -> None:
-    write_json(paths.TIMING / f"{run}.json", {"total_s": seconds, "steps": [{}] * steps, "same_as": same_as})
+    write_json(paths.run_timing(run), {"total_s": seconds, "steps": [{}] * steps, "same_as": same_as})
 
 
 def test_what_is_taken_over_is_what_training_took_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_what_is_taken_over_is_what_training_took_over(monkeypatch: pytest.Monke
     monkeypatch.chdir(ROOT)
     found = taken_over(plan(load_study(), True, None, 2.5))
     with (paths.REPORTS / "results.csv").open() as file:
-        rows = {f"{row['experiment']}/{row['arm']}-{row['seed']}": row["same_as"] for row in csv.DictReader(file)}
+        rows = {f"{row['experiment']}/{row['arm']}/{row['seed']}": row["same_as"] for row in csv.DictReader(file)}
     trained = {run: twin for run, twin in rows.items() if twin}
     assert len(trained) > 5
     assert {run: twin for run, twin in found.items() if run in rows} == trained
@@ -88,15 +88,15 @@ def test_updates_on_the_same_rollouts_cost_training_only(tmp_path: Path, monkeyp
 def test_a_winner_decides_what_is_taken_over(smoke: Study) -> None:
     pinned = smoke.selection.model_copy(update={"pinned": {"grpo_baselines": "no_baseline"}})
     found = taken_over(plan(smoke.model_copy(update={"selection": pinned}), True, None, 2.5))
-    assert found["grpo_baselines/reinforce_with_baseline-0"] == "grpo_learning_rate/3e-4-0"
-    assert found["grpo_length_normalization/masked_mean-0"] == "grpo_baselines/no_baseline-0"
-    assert "grpo_baselines/no_baseline-0" not in found
+    assert found["grpo_baselines/reinforce_with_baseline/0"] == "grpo_learning_rate/3e-4/0"
+    assert found["grpo_length_normalization/masked_mean/0"] == "grpo_baselines/no_baseline/0"
+    assert "grpo_baselines/no_baseline/0" not in found
 
 
 def test_measured_times_come_first_from_the_arm_then_from_like_runs(smoke: Study) -> None:
-    note_time("grpo_learning_rate/3e-4-0", 30.0, 3)
-    note_time("grpo_baselines/no_baseline-0", 60.0, 3)
-    note_time("grpo_baselines/reinforce_with_baseline-0", 0.0, 0, "grpo_learning_rate/3e-4-0")  # tells nothing of times
+    note_time("grpo_learning_rate/3e-4/0", 30.0, 3)
+    note_time("grpo_baselines/no_baseline/0", 60.0, 3)
+    note_time("grpo_baselines/reinforce_with_baseline/0", 0.0, 0, "grpo_learning_rate/3e-4/0")  # tells nothing of times
     found = plan(smoke, True, None, 2.5)["experiments"]
     seconds = {name: sums["hours"] * 3600 for name, sums in found.items()}
     assert seconds["grpo_learning_rate"] == pytest.approx(30 + 30)

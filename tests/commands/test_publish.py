@@ -29,7 +29,7 @@ from grpo.study.schema import load_study
 from grpo.tasks.build import build_dataset
 from grpo.training.run import train_run
 
-RUN, TWIN = "grpo_learning_rate/3e-4-0", "grpo_baselines/reinforce_with_baseline-0"
+RUN, TWIN = "grpo_learning_rate/3e-4/0", "grpo_baselines/reinforce_with_baseline/0"
 RIGHT = {0: 3, 2: 40, 3: 32}  # of 64 problems at each evaluation
 Grpo = Callable[..., tuple[int, str, str]]
 
@@ -109,10 +109,10 @@ def test_the_card_says_what_the_result_files_say(project: Path, grpo: Grpo) -> N
     of_data = (("model", paths.model("main")), ("train", paths.train("main")), ("validation", paths.validation("main")))
     for name, path in of_data:
         assert f"{name} `{files_digest(path)}`" in digests
-    timing = read_json(paths.TIMING / f"{RUN}.json", "")
+    timing = read_json(paths.run_timing(RUN), "")
     assert rows["MLflow run"] == f"`{timing['mlflow_run_id']}`" and rows["started from"] == "pretrained by the study (seed 1)"
     assert rows["commit"] == "not known" and "git checkout" not in text  # the project of this test is in no repository
-    assert "dvc repro grpo_learning_rate@3e-4-0\ngrpo publish grpo_learning_rate/3e-4-0 --kind best" in text
+    assert "dvc repro train@grpo_learning_rate-3e-4\ngrpo publish grpo_learning_rate/3e-4/0 --kind best" in text
     assert load_study().task("main").formats["r1_zero"].template in text
     assert Path("shared/curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -121,7 +121,7 @@ def test_the_folder_loads_and_is_the_checkpoint(project: Path, grpo: Grpo) -> No
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert grpo("publish", RUN, "--kind", "last")[0] == 0
-    folder = Path("published/grpo_learning_rate--3e-4-0-last")
+    folder = Path("published/grpo_learning_rate--3e-4--0-last")
     weights = paths.CHECKPOINTS / RUN / "last/model.safetensors"
     assert (folder / "model.safetensors").read_bytes() == weights.read_bytes()
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
@@ -163,11 +163,11 @@ def test_a_base_model_of_the_hub_is_named_and_its_licence_not_invented(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["grpo_learning_rate"], "Name it as EXPERIMENT/ARM-SEED"),
-        (["grpo_learning_rates/3e-4-0"], "grpo_learning_rates: no such experiment"),
-        (["grpo_learning_rate/5e-4-0"], "no arm '5e-4' (known: 3e-4, 1e-3)"),
-        (["grpo_learning_rate/3e-4-7"], "seeds: 7 is not among [0]"),
-        (["grpo_baselines/no_baseline-0"], "Run `dvc repro grpo_baselines@no_baseline-0` to make it"),
+        (["grpo_learning_rate"], "Name it as EXPERIMENT/ARM/SEED"),
+        (["grpo_learning_rates/3e-4/0"], "grpo_learning_rates: no such experiment"),
+        (["grpo_learning_rate/5e-4/0"], "no arm '5e-4' (known: 3e-4, 1e-3)"),
+        (["grpo_learning_rate/3e-4/7"], "seeds: 7 is not among [0]"),
+        (["grpo_baselines/no_baseline/0"], "Run `dvc repro train@grpo_baselines-no_baseline` to make it"),
         ([RUN, "--out", "data"], "data: is there and not empty"),
         ([RUN, "--out", "params.yaml"], "params.yaml: is there and not empty"),
         ([RUN, "--repo", "someone/model"], "there is no token for the Hub. Set HF_TOKEN"),

@@ -64,7 +64,7 @@ def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
     made = folder / FOLDER
     text = (made / "reports/writeup.md").read_text()
     metrics = {
-        arm: json.loads((made / f"data/runs/{EXPERIMENT}/{arm}-0/metrics.json").read_text())
+        arm: json.loads((made / f"data/runs/{EXPERIMENT}/{arm}/0/metrics.json").read_text())
         for arm in load_study(folder / STUDY).experiments[EXPERIMENT].arms
     }
 
@@ -83,7 +83,7 @@ def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
     assert "mlflow ui --backend-store-uri sqlite:///quickstart/mlflow.db" in done.stdout
     _every_section_has_something(text, made)
     page = (made / "reports/index.html").read_text()
-    assert f'<section id="{EXPERIMENT}"' in page and all(f"{EXPERIMENT}/{arm}-0" in page for arm in metrics)
+    assert f'<section id="{EXPERIMENT}"' in page and all(f"{EXPERIMENT}/{arm}/0" in page for arm in metrics)
 
     (made / "notes.txt").write_text("removed")
     before = digests(made)

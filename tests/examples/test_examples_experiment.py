@@ -51,7 +51,7 @@ def test_an_experiment_is_its_entry_and_its_stage(finished: Path, tmp_path: Path
 
     winner = json.loads((folder / "reports/select/grpo_learning_rate.json").read_text())["overrides"]
     for size in (8, 4):
-        config = YAML(typ="safe").load((folder / f"data/runs/grpo_group_size/group_{size}-0/config.yaml").read_text())["config"]
+        config = YAML(typ="safe").load((folder / f"data/runs/grpo_group_size/group_{size}/0/config.yaml").read_text())["config"]
         assert config["group_size"] == {"value": size, "from": f"arm group_{size}"}
         assert {key: config[key]["value"] for key in winner} == winner
     text = (folder / "reports/sections/grpo_group_size.md").read_text()

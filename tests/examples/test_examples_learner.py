@@ -68,12 +68,12 @@ def train(grpo: Any, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: py
 
 
 def rows(arm: str, table: str = "history") -> list[dict[str, float]]:
-    with (paths.RUNS / f"grpo_learning_rate/{arm}-0/{table}.csv").open(newline="") as file:
+    with (paths.RUNS / f"grpo_learning_rate/{arm}/0/{table}.csv").open(newline="") as file:
         return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
 def weights(arm: str) -> bytes:
-    return (paths.CHECKPOINTS / f"grpo_learning_rate/{arm}-0/last/model.safetensors").read_bytes()
+    return (paths.CHECKPOINTS / f"grpo_learning_rate/{arm}/0/last/model.safetensors").read_bytes()
 
 
 # ---------------------------------------------------------------------------------------------------------------- the loss
@@ -122,7 +122,7 @@ def test_a_study_trains_with_a_loss_of_its_own(train: Train) -> None:
         assert all(0.0 <= row["clipped_above"] <= row["clip_fraction"] <= 1.0 for row in rows(arm))
     equal, higher = ([row["clipped_above"] for row in rows(arm)[:6]] for arm in ("equal", "higher"))  # of the first step
     assert sum(higher) < sum(equal)
-    config = read_yaml(paths.RUNS / "grpo_learning_rate/higher-0/config.yaml")["config"]
+    config = read_yaml(paths.RUNS / "grpo_learning_rate/higher/0/config.yaml")["config"]
     assert config["loss_options"] == {"value": {"clip_high": 2.0}, "from": "arm higher"}
 
 
@@ -145,7 +145,7 @@ def test_a_study_trains_with_a_reward_of_its_own(train: Train) -> None:
     assert [(row["val/reward"], row["val/answer_reward"]) for row in validation] == [(0.0, 0.0)] * 3  # one answer each
     assert train("plain", reward=None)[0] == 0
     assert {row["gradient_norm"] for row in rows("plain")} == {0.0}  # nothing to learn from
-    samples = (paths.RUNS / "grpo_learning_rate/short-0/rollouts.jsonl").read_text().splitlines()
+    samples = (paths.RUNS / "grpo_learning_rate/short/0/rollouts.jsonl").read_text().splitlines()
     assert {"reward", "format_reward", "answer_reward"} <= set(json.loads(samples[0]))
 
 
@@ -153,7 +153,7 @@ def test_a_study_trains_with_a_sum_of_rewards(train: Train) -> None:
     """The reward and nothing of another is the reward itself, to the last bit; and its code is what the runs depend on."""
     assert train("whole")[0] == train("sum", reward={"short_answers:short_answers": 1.0, "answer_reward": 0.0})[0] == 0
     assert weights("sum") == weights("whole")
-    config = read_yaml(paths.RUNS / "grpo_learning_rate/sum-0/config.yaml")["config"]["reward"]
+    config = read_yaml(paths.RUNS / "grpo_learning_rate/sum/0/config.yaml")["config"]["reward"]
     assert config == {"value": {"short_answers:short_answers": 1.0, "answer_reward": 0.0}, "from": "arm sum"}
     write_training_inputs(load_study())
     inputs = json.loads((paths.TRAINING_INPUTS / "grpo_learning_rate.json").read_text())

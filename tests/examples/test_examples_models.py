@@ -51,7 +51,7 @@ def test_a_llama_that_is_asked_in_chats_learns(digits: Path, grpo: Callable[...,
     for command in ("dataset main", "model main", "math_baseline", "train grpo_learning_rate 1e-2"):
         code, _, error = grpo(*command.split())
         assert code == 0, error
-    run = digits / "data/runs/grpo_learning_rate/1e-2-0"
+    run = digits / "data/runs/grpo_learning_rate/1e-2/0"
     metrics = json.loads((run / "metrics.json").read_text())
     print(f"share of digits: {metrics['first/answer_reward']:.2f} before, {metrics['val/answer_reward']:.2f} after")
     assert metrics["first/answer_reward"] < 0.2 and metrics["val/answer_reward"] > 0.3
@@ -61,7 +61,7 @@ def test_a_llama_that_is_asked_in_chats_learns(digits: Path, grpo: Callable[...,
     header = "<|start_header_id|>{}<|end_header_id|>\n\n"
     assert sample["prompt"].startswith(f"<|begin_of_text|>{header.format('system')}You are a calculator.<|eot_id|>")
     assert sample["prompt"].endswith(f" in digits.<|eot_id|>{header.format('assistant')}")
-    kept = digits / "data/checkpoints/grpo_learning_rate/1e-2-0/last"
+    kept = digits / "data/checkpoints/grpo_learning_rate/1e-2/0/last"
     for name in ("generation_config.json", "chat_template.jinja"):
         assert (kept / name).read_bytes() == (digits / "my-model" / name).read_bytes()
     assert len(load_tokenizer(kept).stop_token_ids) == 3
@@ -73,7 +73,7 @@ def test_a_model_without_a_chat_template_is_refused(digits: Path, grpo: Callable
         assert grpo(*command.split())[0] == 0
     code, _, error = grpo("train", "grpo_learning_rate", "1e-2")
     assert code == 2 and "has no chat template" in error
-    assert not (digits / "data/runs/grpo_learning_rate/1e-2-0").exists()
+    assert not (digits / "data/runs/grpo_learning_rate/1e-2/0").exists()
 
 
 def test_the_pages_other_settings_are_accepted(tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
         code, _, error = grpo(*command.split())
         assert code == 0, error
     assert len(read_problems(tmp_path / "data/dataset/main/train.jsonl")) == 64
-    metrics = json.loads((tmp_path / "data/runs/grpo_learning_rate/3e-3-0/metrics.json").read_text())
+    metrics = json.loads((tmp_path / "data/runs/grpo_learning_rate/3e-3/0/metrics.json").read_text())
     assert metrics["steps"] == values["grpo"]["n_grpo_steps"] and 0 <= metrics["val/answer_reward"] <= 1
-    inputs = (tmp_path / "data/runs/grpo_learning_rate/3e-3-0/config.yaml").read_text()
+    inputs = (tmp_path / "data/runs/grpo_learning_rate/3e-3/0/config.yaml").read_text()
     assert "countdown.py" in inputs  # its code is part of what the run depends on
 
     code, _, error = grpo("sft_dataset", "main")

@@ -96,6 +96,7 @@ def refused(folder: Path, edit: Edit) -> str:
 def shard_learner(values: dict[str, Any]) -> None:
     """An edit: runs are sharded over two processes, and those experiments are left out that cannot be."""
     values["learner"].update(processes=2, fully_shard=True)
+    values["seeds_in_one_stage"] = False
     for name in ("grpo_lora", ASYNCHRONOUS):
         values["experiments"][name]["arms"] = {}
         values["select_in"].remove(name)

@@ -134,7 +134,7 @@ def nothing_is_left(folder: Path) -> bool:
 
 def learnt_something(folder: Path, run: tuple[str, str]) -> bool:
     """Whether the weights have moved, and the best checkpoint was not the first or the last one; else little is tested."""
-    history = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}-0/history.csv").open()))
+    history = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}/0/history.csv").open()))
     return sum(float(row["gradient_norm"]) > 0 for row in history) > len(history) / 2
 
 
@@ -223,12 +223,12 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
     assert not (folder / "data/runs" / run[0] / f"{run[1]}-0").exists()
     assert worker.attempt(folder, run)["code"] == 0
     assert results(folder) == expected
-    timing = json.loads((folder / f"data/timing/{run[0]}/{run[1]}-0.json").read_text())
+    timing = json.loads((folder / f"data/timing/{run[0]}/{run[1]}/0/timing.json").read_text())
     assert timing["resumed_after"] == [last]
     # In MLflow the last attempt has the whole history, the one before is marked.
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     tracked = client.get_run(timing["mlflow_run_id"])
-    rows = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}-0/history.csv").open()))
+    rows = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}/0/history.csv").open()))
     assert [m.value for m in sorted(client.get_metric_history(tracked.info.run_id, "loss"), key=lambda m: m.step)] == [
         float(row["loss"]) for row in rows
     ]
@@ -392,7 +392,7 @@ def test_when_one_of_several_processes_is_killed_another_number_goes_on(victim, 
     alone = clone(project, tmp_path / "alone")
     subprocess.run([*TRAIN, *SFT], cwd=alone, env=_environment(), check=True, capture_output=True)
     found, expected = (
-        load_file(each / f"data/checkpoints/{SFT[0]}/{SFT[1]}-0/last/model.safetensors") for each in (folder, alone)
+        load_file(each / f"data/checkpoints/{SFT[0]}/{SFT[1]}/0/last/model.safetensors") for each in (folder, alone)
     )
     for name, weights in expected.items():
         assert torch.allclose(found[name], weights, rtol=1e-4, atol=1e-6), name
@@ -415,7 +415,7 @@ def test_a_sharded_run_of_which_a_process_is_killed_ends_with_the_same_bytes(sha
     again = subprocess.run([*TRAIN, *GRPO], cwd=folder, env=_environment(), check=True, capture_output=True, text=True)
     assert again.stdout.count("resumed after step") == 1
     assert results(folder) == expected
-    found = load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}-0/last/model.safetensors")
+    found = load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}/0/last/model.safetensors")
     start = load_file(folder / "data/model/main/model.safetensors")
     off, moved = (sum((a[n] - b[n]).square().sum() for n in start) for a, b in ((found, alone), (alone, start)))
     assert found.keys() == alone.keys() and moved > 0 and off < 1e-6 * moved
@@ -438,7 +438,7 @@ def sharded(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     ready = clone(whole, tmp_path_factory.mktemp("ready") / "project")
     for each in (folder, whole):
         subprocess.run([*TRAIN, *GRPO], cwd=each, env=_environment(), check=True, capture_output=True)
-    return ready, results(whole), load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}-0/last/model.safetensors")
+    return ready, results(whole), load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}/0/last/model.safetensors")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

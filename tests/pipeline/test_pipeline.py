@@ -55,20 +55,20 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "reports/figures/staleness.svg",
         "reports/select/grpo_baselines.json",
         "data/math_baseline/r1_zero_examples.md",
-        "data/runs/grpo_learning_rate/3e-4-0/config.yaml",
-        "data/runs/grpo_learning_rate/3e-4-0/metrics.json",
-        "data/runs/grpo_learning_rate/3e-4-0/history.csv",
-        "data/runs/grpo_learning_rate/3e-4-0/rollouts.jsonl",
-        "data/runs/grpo_learning_rate/3e-4-0/outcomes.jsonl",
-        "data/checkpoints/grpo_learning_rate/3e-4-0/best/metadata.json",
-        "data/checkpoints/sft_experiment/all-0/step-2/metadata.json",
-        "data/checkpoints/expert_iteration_experiment/questions_16-rollouts_4-epochs_1-0/last/metadata.json",
-        "data/checkpoints/grpo_keyword_inclusion/grpo-0/last/metadata.json",
+        "data/runs/grpo_learning_rate/3e-4/0/config.yaml",
+        "data/runs/grpo_learning_rate/3e-4/0/metrics.json",
+        "data/runs/grpo_learning_rate/3e-4/0/history.csv",
+        "data/runs/grpo_learning_rate/3e-4/0/rollouts.jsonl",
+        "data/runs/grpo_learning_rate/3e-4/0/outcomes.jsonl",
+        "data/checkpoints/grpo_learning_rate/3e-4/0/best/metadata.json",
+        "data/checkpoints/sft_experiment/all/0/step-2/metadata.json",
+        "data/checkpoints/expert_iteration_experiment/questions_16-rollouts_4-epochs_1/0/last/metadata.json",
+        "data/checkpoints/grpo_keyword_inclusion/grpo/0/last/metadata.json",
         "data/dataset/keyword/validation.jsonl",
         "data/sft_dataset/main/train.jsonl",
         "data/kissing_number/program.py",
         "data/timing/kissing_number/conversation_log.json",
-        "data/timing/grpo_learning_rate/3e-4-0.json",
+        "data/timing/grpo_learning_rate/3e-4/0/timing.json",
     ]
     assert [name for name in expected if not (finished / name).stat().st_size] == []
     assert len(lock(finished)) == STAGES
@@ -99,30 +99,30 @@ def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way
     params["evaluation"]["problems"] = 8
     yaml.dump(params, tmp_path / "params.yaml")
     sh(tmp_path, "grpo", "train", "grpo_learning_rate", "3e-4")
-    histories = [folder / "data/runs/grpo_learning_rate/3e-4-0/history.csv" for folder in (tmp_path, finished)]
+    histories = [folder / "data/runs/grpo_learning_rate/3e-4/0/history.csv" for folder in (tmp_path, finished)]
     rows = [next(csv.DictReader(history.open())) for history in histories]
     assert float(rows[0]["kl/per_token"]) == pytest.approx(0, abs=1e-6)
     if tolerance is not None:  # in bfloat16 the samples differ
         assert rows[0]["train/reward"] == rows[1]["train/reward"]
         for name in ("gradient_norm", "token_entropy"):
             assert float(rows[0][name]) == pytest.approx(float(rows[1][name]), rel=tolerance)
-    assert (tmp_path / "data/checkpoints/grpo_learning_rate/3e-4-0/last/model.safetensors").exists()
+    assert (tmp_path / "data/checkpoints/grpo_learning_rate/3e-4/0/last/model.safetensors").exists()
 
 
 def test_checkpoints_load_with_transformers(finished):
     from transformers import AutoModelForCausalLM
 
     for kind in ("last", "best"):
-        model = AutoModelForCausalLM.from_pretrained(finished / "data/checkpoints/grpo_learning_rate/3e-4-0" / kind)
+        model = AutoModelForCausalLM.from_pretrained(finished / "data/checkpoints/grpo_learning_rate/3e-4/0" / kind)
         assert type(model).__name__ == "Qwen2ForCausalLM"
 
 
 def test_without_lag_a_run_on_ray_ends_with_the_weights_of_the_synchronous_one(finished):
-    runs = ("grpo_colocate/one_update-0", "grpo_async_offpolicy/lag_0-0")
+    runs = ("grpo_colocate/one_update/0", "grpo_async_offpolicy/lag_0/0")
     one, other = ((finished / "data/checkpoints" / run / "last/model.safetensors").read_bytes() for run in runs)
     assert one == other
     assert digests(finished)[f"data/runs/{runs[0]}/outcomes.jsonl"] == digests(finished)[f"data/runs/{runs[1]}/outcomes.jsonl"]
-    history = csv.DictReader((finished / "data/runs/grpo_async_offpolicy/lag_1-0/history.csv").open())
+    history = csv.DictReader((finished / "data/runs/grpo_async_offpolicy/lag_1/0/history.csv").open())
     assert [row["lag_max"] for row in history] == ["0", "1", "1"]  # the first batch is never stale
 
 
@@ -136,14 +136,14 @@ def test_both_tools_draw_the_whole_chain(finished):
 
 
 def test_an_equal_arm_is_not_trained_twice(finished):
-    twin = YAML(typ="safe").load((finished / "data/runs/grpo_baselines/reinforce_with_baseline-0/config.yaml").read_text())
+    twin = YAML(typ="safe").load((finished / "data/runs/grpo_baselines/reinforce_with_baseline/0/config.yaml").read_text())
     assert twin["same_as"].startswith("grpo_learning_rate/")
-    assert [p.name for p in (finished / "data/checkpoints/grpo_baselines/reinforce_with_baseline-0").iterdir()] == [
+    assert [p.name for p in (finished / "data/checkpoints/grpo_baselines/reinforce_with_baseline/0").iterdir()] == [
         "metadata.json"
     ]
     for name in ("metrics.json", "history.csv", "validation.csv", "rollouts.jsonl", "outcomes.jsonl"):
         folder = finished / "data/runs"
-        assert (folder / "grpo_baselines/reinforce_with_baseline-0" / name).read_bytes() == (
+        assert (folder / "grpo_baselines/reinforce_with_baseline/0" / name).read_bytes() == (
             folder / twin["same_as"] / name
         ).read_bytes()
 
@@ -169,7 +169,7 @@ def test_changed_arms_and_their_selections_are_stale(finished):
         params.write_text(before)
     assert all(f"experiments.{experiment}.arms.{arm}." in difference for experiment, arm, _, _ in CHANGES)
     stale = {line.rstrip(":") for line in lines if line and not line.startswith((" ", "\t"))}
-    of_arms = {stage for experiment, arm, _, _ in CHANGES for stage in (f"{experiment}@{arm}-0", f"select@{experiment}")}
+    of_arms = {stage for experiment, arm, _, _ in CHANGES for stage in (f"train@{experiment}-{arm}", f"select@{experiment}")}
     assert stale == of_arms | {"training_inputs"}  # which gives each experiment what it gave it before
 
 
@@ -205,8 +205,8 @@ def fewer(finished, tmp_path_factory):
 
 
 def test_a_study_that_leaves_experiments_out_gets_its_report(fewer):
-    runs = {"grpo_learning_rate@3e-4-0", "grpo_learning_rate@1e-3-0", "grpo_keyword_inclusion@grpo-0"}
-    runs |= {f"grpo_baselines@{arm}-0" for arm in ("reinforce_with_baseline", "no_baseline")}
+    runs = {"train@grpo_learning_rate-3e-4", "train@grpo_learning_rate-1e-3", "train@grpo_keyword_inclusion-grpo"}
+    runs |= {f"train@grpo_baselines-{arm}" for arm in ("reinforce_with_baseline", "no_baseline")}
     stages = {name for name in lock(fewer) if "@" in name and not name.startswith(("dataset@", "model@", "sft_dataset@"))}
     assert stages == runs | {f"select@{name}" for name in MADE}
     text = (fewer / "reports/writeup.md").read_text()

@@ -49,7 +49,7 @@ with tqdm(total=30, desc="grpo_x/low", unit="step", mininterval=0.1) as bar:
         time.sleep(1)
 for kind, file, content in (
     ("runs", f"low-{seed}/metrics.json", {"val/answer_reward": [0.25, 0.75][seed]}),
-    ("timing", f"low-{seed}.json", {"same_as": ["", "grpo_w/high-1"][seed]}),
+    ("timing", f"low-{seed}.json", {"same_as": ["", "grpo_w/high/1"][seed]}),
 ):
     path = pathlib.Path("data", kind, "grpo_x", file)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,9 +107,9 @@ def test_a_terminal_shows_running_finished_and_failed_stages(tmp_path: Path) -> 
     shown = Terminal(new_study(tmp_path / "repo"), "snakemake", "--profile", "local", "--cores", "3")
     assert shown.end() == 1
     text = shown.text
-    assert re.search(r"running +step +reward +time +left\n(.*\n)*?grpo_x@low-0 +\d+/30 +0\.\d00 +\d+:\d\d +\d\d:\d\d", text), (
-        text
-    )
+    assert re.search(
+        r"running +step +reward +time +left\n(.*\n)*?train@grpo_x-low +\d+/30 +0\.\d00 +\d+:\d\d +\d\d:\d\d", text
+    ), text
     assert re.search(r"\d of 4 stages, \d+:\d\d, about \d+:\d\d left", text)
     assert re.search(r"grpo_x/low +0\.500 +\d+:\d\d  2 seeds; taken over from grpo_w/high\n", text)
     assert re.search(r"broken failed after \d+:\d\d\..*\nThe end of its log:\n(  \| .*\n)*  \| it is the cheese\n", text)
@@ -158,8 +158,8 @@ def test_elsewhere_there_is_a_line_for_each_stage_that_ends_and_errors(tmp_path:
     lines = [line for line in text.splitlines() if not line.startswith("  | ")]
     expected = [
         r"Using profiles local and .*",
-        r"\d of 4: grpo_x@low-0, \d+:\d\d, reward 0\.250",
-        r"\d of 4: grpo_x@low-1, \d+:\d\d, reward 0\.750, taken over from grpo_w/high-1",
+        r"\d of 4: train@grpo_x-low, \d+:\d\d, reward 0\.250",
+        r"\d of 4: train@grpo_x-low, \d+:\d\d, reward 0\.750, taken over from grpo_w/high/1",
         r"broken failed after \d+:\d\d\.",
         r"The end of its log:",
         r"All of it: logs/broken\.log",
@@ -172,11 +172,11 @@ def test_ctrl_c_lets_the_step_be_finished_and_leaves_the_terminal_in_order(tmp_p
     repo = new_study(tmp_path / "repo")
     (repo / "run.py").write_text(TRAINING % (0.5, with_gpus.RESUME_ME))
     shown = Terminal(repo, "snakemake", "--profile", "local", "grpo_x_low_0")
-    wait_for(lambda: (repo / "started").exists() and "grpo_x@low-0" in shown.text)
+    wait_for(lambda: (repo / "started").exists() and "train@grpo_x-low" in shown.text)
     shown.key("\x03")
     assert shown.end() == 1 and (repo / "saved").exists()
     assert "Told to stop: the running stages finish their step" in shown.text
-    assert "grpo_x@low-0: Told to stop, and did. Run again, it goes on" in shown.text
+    assert "train@grpo_x-low: Told to stop, and did. Run again, it goes on" in shown.text
     assert "0 of 1 stages in " in shown.text and ", 0 failed. The same command goes on" in shown.text
     assert not processes_in(repo)
 
@@ -245,10 +245,10 @@ def test_where_no_stage_runs_snakemake_speaks_as_ever(tmp_path: Path, arguments:
 
 def test_progress_is_the_last_bar_that_tqdm_drew(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    stage = Stage("grpo_x@low-0", log, tmp_path / "none", {})
+    stage = Stage("train@grpo_x-low", log, tmp_path / "none", {})
     assert stage.progress() == {"step": "waits"}
-    with log.open("w") as file, tqdm(total=30, desc="grpo_x/low-0", unit="step", file=file, mininterval=0) as bar:
-        print("Running stage 'grpo_x@low-0':\n> grpo train", file=file, flush=True)
+    with log.open("w") as file, tqdm(total=30, desc="grpo_x/low/0", unit="step", file=file, mininterval=0) as bar:
+        print("Running stage 'train@grpo_x-low':\n> grpo train", file=file, flush=True)
         assert stage.progress().get("step") in ("0/30", None)
         bar.update(12)
         bar.set_postfix_str("validation answer reward 0.431")

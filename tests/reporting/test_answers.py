@@ -155,7 +155,7 @@ def test_kl_that_jumps_with_the_gradient_norm_goes_with_it() -> None:
     jumps = np.random.default_rng(0).uniform(size=40)
     runs = [with_kl(seed, np.r_[0.0, jumps], np.linspace(0, 1, 41), np.r_[1.0, 10 * jumps]) for seed in (0, 1)]
     text = goes_with(runs)
-    assert "| e/best-0 | 40 |" in text and "from one step to the next KL moves with gradient norm (+1.00)." in text
+    assert "| e/best/0 | 40 |" in text and "from one step to the next KL moves with gradient norm (+1.00)." in text
     assert "Over runs: 2 measured it" in text and "too few for a correlation" in text
     assert "rank correlation of the last KL with the last reward" in goes_with(
         [with_kl(s, [0, s], [0, s], [1, 1]) for s in range(4)]
@@ -223,7 +223,7 @@ def small(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def write_results(study: Study) -> None:
     """Runs, times and zero-shot answers, and what the report's earlier stages make of them."""
     for place, arm in enumerate(study.experiments["grpo_learning_rate"].arms):
-        folder = paths.RUNS / f"grpo_learning_rate/{arm}-0"
+        folder = paths.RUNS / f"grpo_learning_rate/{arm}/0"
         folder.mkdir(parents=True)
         outcomes = [np.zeros(20), (np.arange(20) < 10 + place).astype(float)]
         config = {"identity": "i", "same_as": None, "overrides": {}, "before": [], "config": {}, "software": {}}
@@ -252,7 +252,7 @@ def write_results(study: Study) -> None:
             "git_commit": "",
             "git_changed": "",
         }
-        write_json(paths.TIMING / f"grpo_learning_rate/{arm}-0.json", timing | {"hardware": {}})
+        write_json(paths.run_timing(f"grpo_learning_rate/{arm}/0"), timing | {"hardware": {}})
     interval = {"value": 0.25, "low": 0.125, "high": 0.5, "problems": 4}
     parts = {f"accuracy_by_{by}": {"1": interval} for by in ("level", "subject")}
     shares = {"categories": {RIGHT: 1, WRONG_FORM: 1}, "answer_reward": 0.5, "accuracy": interval, "response_length": 8.0}

@@ -37,7 +37,7 @@ from grpo.reporting.time_breakdown import (
     variants,
 )
 from grpo.results.runs import Run
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import Study
 
 REPOSITORY = Path(__file__).parents[2]
 PROBLEMS = 100
@@ -332,7 +332,7 @@ def test_lags_within_their_bounds() -> None:
 def test_a_bound_that_was_broken_is_told_with_its_run() -> None:
     late = made_up("lag_1", each(0.1), each(0.4), each(0.5), seed=1, apart={}, lag_max=[1, 2])
     text = discuss_asynchronous([*lagging(1, 0.5), late], 1, [])
-    assert "2 of 1 (lag_1) versions; the bound was BROKEN in grpo_async_offpolicy/lag_1-1 (2)." in text
+    assert "2 of 1 (lag_1) versions; the bound was BROKEN in grpo_async_offpolicy/lag_1/1 (2)." in text
     assert "respected" not in text
 
 
@@ -446,11 +446,11 @@ def test_variants_pool_the_steps_of_all_seeds() -> None:
         made_up("lag_2", each(0.1), each(0.0), apart={"max_policy_lag": 2}, every=2, diverged=2),
     ]
     files = {
-        "grpo_colocate/one_update-0": timing_of(9.0, 1.0, 1.0, 1.0, rollout_s=0.5),
-        "grpo_colocate/one_update-1": timing_of(9.0, 3.0, 3.0, 3.0, rollout_s=0.5),
-        "grpo_async_offpolicy/lag_1-0": timing_of(*[9.0] * 3, *[2.0] * 5, training_s=1.0, restarts={"scorer": 1, "learner": 2}),
-        "grpo_async_offpolicy/lag_1-1": timing_of(9.0, 9.0, training_s=1.0, restarts={"generator": 1}),
-        "grpo_async_offpolicy/lag_2-0": timing_of(9.0, 9.0, restarts={"generator": 0}),
+        "grpo_colocate/one_update/0": timing_of(9.0, 1.0, 1.0, 1.0, rollout_s=0.5),
+        "grpo_colocate/one_update/1": timing_of(9.0, 3.0, 3.0, 3.0, rollout_s=0.5),
+        "grpo_async_offpolicy/lag_1/0": timing_of(*[9.0] * 3, *[2.0] * 5, training_s=1.0, restarts={"scorer": 1, "learner": 2}),
+        "grpo_async_offpolicy/lag_1/1": timing_of(9.0, 9.0, training_s=1.0, restarts={"generator": 1}),
+        "grpo_async_offpolicy/lag_2/0": timing_of(9.0, 9.0, restarts={"generator": 0}),
     }
     one, lag_1, lag_2 = variants(runs, lambda run: files[run.name])
     assert (one.name, one.lag, one.restarts) == ("one_update", None, 0)
@@ -648,9 +648,3 @@ def test_the_page_where_arms_are_missing(timed: dict[str, list[Run]]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- dvc.yaml
-
-
-def test_dvc_draws_again_when_this_code_changes() -> None:
-    stages = read_yaml(REPOSITORY / "dvc.yaml")["stages"]
-    assert {f"grpo/reporting/{name}.py" for name in ("asynchronous", "charts", "forest")} <= set(stages["figures"]["deps"])
-    assert {f"grpo/reporting/{name}.py" for name in ("time_breakdown", "charts")} <= set(stages["timing"]["deps"])

@@ -58,7 +58,7 @@ def test_the_curves_and_final_numbers_are_those_of_the_runs(finished: Path) -> N
             key: (each["value"], each["from"]) for key, each in config["config"].items()
         }
         assert (run["tables"] is None) == bool(config["same_as"]) and run["same_as"] == (config["same_as"] or "")
-        timing = json.loads((finished / "data/timing" / f"{name}.json").read_text())
+        timing = json.loads((finished / "data/timing" / f"{name}/timing.json").read_text())
         spent = dict(
             zip((step["step"] for step in timing["steps"]), accumulate(step["step_s"] for step in timing["steps"]), strict=True)
         )
@@ -112,7 +112,7 @@ def test_the_first_screen_says_how_sure_it_is_and_what_it_cost(finished: Path) -
     verdicts = [claim["verdict"] for claim in data_of(finished)["claims"]]
     hold, do_not, open_ = (verdicts.count(verdict) for verdict in ("agrees", "disagrees", "cannot tell"))
     assert f"Published claims: {hold} hold, {do_not} do not, {open_} cannot be told." in text
-    runs = [json.loads((finished / "data/timing" / f"{name}.json").read_text()) for name in data_of(finished)["runs"]]
+    runs = [json.loads((finished / "data/timing" / f"{name}/timing.json").read_text()) for name in data_of(finished)["runs"]]
     trained = [run["total_s"] for run in runs if not run["same_as"]]
     assert f"{sum(trained) / 60:.1f} minutes" in text and f": {len(trained)} runs trained" in text
 
@@ -291,8 +291,8 @@ def test_links_lead_to_their_sections_and_runs_open(page: Any) -> None:
     assert page.execute_script("return document.querySelector('#run').open")
     assert page.find_element("css selector", "#run-title").text == button.get_attribute("data-run")
     assert page.find_elements("css selector", "#run-body table td")
-    page.execute_script("location.hash = 'run=grpo_learning_rate/3e-4-0'")
-    wait(page, "document.querySelector('#run-title').textContent === 'grpo_learning_rate/3e-4-0'")
+    page.execute_script("location.hash = 'run=grpo_learning_rate/3e-4/0'")
+    wait(page, "document.querySelector('#run-title').textContent === 'grpo_learning_rate/3e-4/0'")
     page.find_element("css selector", "#run form button").click()
     assert not page.execute_script("return document.querySelector('#run').open")
     page.execute_script("location.hash = 'method'")

@@ -667,7 +667,7 @@ def study(mini_study: Study) -> Study:
 
 
 def write(run: Run, experiment: str) -> None:
-    folder = Path(f"data/runs/{experiment}/{run.arm}-{run.seed}")
+    folder = Path(f"data/runs/{experiment}/{run.arm}/{run.seed}")
     folder.mkdir(parents=True)
     config = {"identity": run.name, "same_as": None, "overrides": {}, "before": [], "config": {}, "software": {}}
     (folder / "config.yaml").write_text(json.dumps(config | run.config))  # JSON is YAML
@@ -847,8 +847,8 @@ def test_a_claim_about_a_prompt_that_the_study_does_not_ask_in_is_not_measured(s
 
 def test_a_run_that_is_missing_is_named_with_its_stage(study: Study) -> None:
     write_study(study)
-    Path("data/runs/grpo_baselines/no_baseline-0/outcomes.jsonl").unlink()
-    with pytest.raises(UserError, match="dvc repro grpo_baselines@no_baseline-0"):
+    Path("data/runs/grpo_baselines/no_baseline/0/outcomes.jsonl").unlink()
+    with pytest.raises(UserError, match="dvc repro train@grpo_baselines-no_baseline"):
         judge_claims(study)
 
 

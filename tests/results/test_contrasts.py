@@ -34,7 +34,7 @@ def scores(mean: float, seed: int) -> NDArray[np.float64]:
 
 
 def write_run(experiment: str, arm: str, seed: int, final: NDArray[np.float64], norms: list[float]) -> None:
-    folder = Path(f"data/runs/{experiment}/{arm}-{seed}")
+    folder = Path(f"data/runs/{experiment}/{arm}/{seed}")
     folder.mkdir(parents=True)
     config = {"identity": "i", "same_as": None, "overrides": {}, "before": [], "config": {}, "software": {}}
     (folder / "config.yaml").write_text(json.dumps(config | {"updates_per_rollout_batch": 1}))

@@ -20,7 +20,7 @@ from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_sele
 from grpo.results.selection import read_selections
 from grpo.study.schema import Study, load_study
 
-RUN = Path("data/runs/sft_experiment/all-0")
+RUN = Path("data/runs/sft_experiment/all/0")
 CHECKOUT, GIT = "dvc checkout --force", "git checkout"
 CONFIG = "identity: a\noverrides: {}\nbefore: []\nsoftware: {torch: a}\nsame_as: null\nconfig: {lr: {value: 1, from: study}}\n"
 TIMING = {
@@ -34,8 +34,8 @@ SAMPLES = json.dumps(
 )
 
 
-RUN_NAME = "sft_experiment/all-0"
-STAGE = "sft_experiment@all-0"
+RUN_NAME = "sft_experiment/all/0"
+STAGE = "train@sft_experiment-all-0"
 # The file; what it holds, of which the last line is damaged; how it is read; which command brings it back, and its stage.
 READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
     "history": (RUN / "history.csv", "step,gradient_norm\n1,0.5\n2,0.25\n", lambda _: read_run(*ARGS), CHECKOUT, STAGE),
@@ -56,7 +56,7 @@ READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
     "metrics": (RUN / "metrics.json", METRICS + "\n", lambda _: read_run(*ARGS), CHECKOUT, STAGE),
     "config": (RUN / "config.yaml", CONFIG, lambda _: read_run(*ARGS), CHECKOUT, STAGE),
     "timing": (
-        Path(f"data/timing/{RUN_NAME}.json"),
+        Path(f"data/timing/{RUN_NAME}/timing.json"),
         json.dumps(TIMING) + "\n",
         lambda _: read_timing(read_run(*ARGS)),
         CHECKOUT,

@@ -58,12 +58,12 @@ def write_run(
     diverged: int | None = None,
 ) -> None:
     """A finished run's folder. The first evaluation is the untrained policy's."""
-    folder = Path(f"data/runs/{experiment}/{arm}-{seed}")
+    folder = Path(f"data/runs/{experiment}/{arm}/{seed}")
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"step": 5 * i, "answer_reward": answers}) for i, answers in enumerate(evaluations)]
     (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
     overrides = overrides or {"learning_rate": RATES[arm]}
-    config = {"run": f"{experiment}/{arm}-{seed}", "identity": f"id-{arm}-{seed}", "overrides": overrides, "before": BEFORE}
+    config = {"run": f"{experiment}/{arm}/{seed}", "identity": f"id-{arm}-{seed}", "overrides": overrides, "before": BEFORE}
     (folder / "config.yaml").write_text(json.dumps(config | {"updates_per_rollout_batch": updates}))
     metrics = {"diverged_step": diverged, "diverged_reason": "" if diverged is None else "made up"}
     (folder / "metrics.json").write_text(json.dumps(metrics))
@@ -99,7 +99,7 @@ def test_the_best_mean_of_the_last_evaluations_wins(study: Study) -> None:
     assert low["behind"]["low"] > 0 and high["behind"]["low"] > 0
     assert low["runs"] == [
         {
-            "run": f"{EXPERIMENT}/low-0",
+            "run": f"{EXPERIMENT}/low/0",
             "seed": 0,
             "identity": "id-low-0",
             "value": pytest.approx(0.25),
@@ -133,7 +133,7 @@ def test_a_run_without_any_evaluation_after_the_untrained_one_is_damaged(study: 
     """The mean of nothing would be a NaN, and every comparison with it false."""
     for arm in RATES:
         write_run(arm, always(0.3) if arm != "middle" else [right(0.2)])
-    with pytest.raises(UserError, match=r"middle-0/outcomes.jsonl.*no evaluation after the untrained one"):
+    with pytest.raises(UserError, match=r"middle/0/outcomes.jsonl.*no evaluation after the untrained one"):
         select(study, EXPERIMENT)
 
 
@@ -155,8 +155,8 @@ def test_an_arm_counts_by_the_mean_over_its_seeds(study: Study) -> None:
     assert result["leader"] == "middle"
     assert [c["value"] for c in (low, middle, high)] == pytest.approx([0.5, 0.69, 0.5])
     assert [(run["run"], run["value"]) for run in low["runs"]] == [
-        (f"{EXPERIMENT}/low-3", pytest.approx(0.8)),
-        (f"{EXPERIMENT}/low-8", pytest.approx(0.2)),
+        (f"{EXPERIMENT}/low/3", pytest.approx(0.8)),
+        (f"{EXPERIMENT}/low/8", pytest.approx(0.2)),
     ]
     # `low` and `high` are as far behind, but of the former's two runs one was better than both of the leader's.
     assert result["tied"] == ["low"]
@@ -166,10 +166,10 @@ def test_an_arm_counts_by_the_mean_over_its_seeds(study: Study) -> None:
 def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
     write_run("low", always(0.1))
     write_run("high", always(0.1))
-    with pytest.raises(UserError, match=r"middle-0: holds no finished run.*dvc repro grpo_learning_rate@middle-0"):
+    with pytest.raises(UserError, match=r"middle/0: holds no finished run.*dvc repro train@grpo_learning_rate-middle-0"):
         select(study, EXPERIMENT)
     write_run("middle", always(0.1))
-    with pytest.raises(UserError, match=r"low-7: holds no finished run.*dvc repro grpo_learning_rate@low-7"):
+    with pytest.raises(UserError, match=r"low/7: holds no finished run.*dvc repro train@grpo_learning_rate-low-7"):
         select(study.model_copy(update={"seeds": [0, 7]}), EXPERIMENT)
 
 
@@ -246,7 +246,7 @@ def test_an_arm_of_which_a_run_diverged_cannot_win(study: Study) -> None:
     result = select(study.model_copy(update={"seeds": [0, 1]}), EXPERIMENT)
     assert (result["winner"], result["leader"], result["tied"]) == ("middle", "middle", [])
     high = result["candidates"][2]
-    assert high["diverged"] == [f"{EXPERIMENT}/high-1"]
+    assert high["diverged"] == [f"{EXPERIMENT}/high/1"]
     assert [(run["diverged_step"], run["diverged_reason"]) for run in high["runs"]] == [(None, ""), (15, "made up")]
     assert high["behind"]["value"] == pytest.approx(-0.4)
 
@@ -300,7 +300,7 @@ def test_an_arm_that_diverged_can_be_pinned(study: Study) -> None:
     result = select(pinned_to(study, "high"), EXPERIMENT)
     assert (result["winner"], result["leader"], result["value"]) == ("high", "middle", pytest.approx(0.9))
     assert re.search(r"pinned by hand.*although middle leads \(0\.500\)", result["reason"])
-    assert result["candidates"][2]["diverged"] == [f"{EXPERIMENT}/high-0"]
+    assert result["candidates"][2]["diverged"] == [f"{EXPERIMENT}/high/0"]
 
 
 # --------------------------------------------------------------------------------------------------- off-policy sweeps

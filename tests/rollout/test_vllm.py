@@ -294,7 +294,7 @@ def test_the_mini_study_learns_on_vllm(mini: Path) -> None:
     p, n = (vllm["value"] + transformers["value"]) / 2, vllm["problems"]
     assert abs(vllm["value"] - transformers["value"]) < 3 * math.sqrt(2 * p * (1 - p) / n)
 
-    run = folder / "data/runs/grpo_learning_rate/3e-4-0"
+    run = folder / "data/runs/grpo_learning_rate/3e-4/0"
     sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4", "--check-weights")
     on_vllm = json.loads((run / "metrics.json").read_text())
     header, *rows = (run / "history.csv").read_text().splitlines()
@@ -317,7 +317,7 @@ def test_two_processes_each_sample_with_a_vllm_of_their_own(sharded: bool, mini:
     folder = shutil.copytree(mini, tmp_path / "study")
     use_engine(folder, "vllm", processes=2, edit=shard_learner if sharded else None)
     sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4", "--check-weights")
-    run = folder / "data/runs/grpo_learning_rate/3e-4-0"
+    run = folder / "data/runs/grpo_learning_rate/3e-4/0"
     metrics = json.loads((run / "metrics.json").read_text())
     how = "with a share of the weights each" if sharded else "with all weights each"
     print(f"answer reward after {STEPS} steps in two processes {how}: {metrics['val/answer_reward']:.3f} on vLLM")

@@ -114,7 +114,7 @@ def wait_until_trained(folder: Path, arm: str, steps: int) -> None:
     """Until the run has saved its state after so many steps, or some more."""
     end = time.monotonic() + 240
     while True:
-        saved = folder.glob(f"data/state/runs/grpo_learning_rate/{arm}-0/*/step-*")
+        saved = folder.glob(f"data/state/runs/grpo_learning_rate/{arm}/0/*/step-*")
         if any(int(state.name.removeprefix("step-")) >= steps for state in saved):
             return
         assert time.monotonic() < end, f"{arm} has not come to step {steps}"
@@ -167,7 +167,7 @@ def test_a_run_goes_on_after_scancel_and_after_requeueing(
     assert (jobs["scancel"], "CANCELLED") in states and (jobs["scancel"], "COMPLETED") not in states
     assert (jobs["scontrol requeue"], "COMPLETED") in states
     for arm in RUNS.values():
-        said = re.search(r"resumed after step (\d+)", (folder / "logs" / f"grpo_learning_rate@{arm}-0.log").read_text())
+        said = re.search(r"resumed after step (\d+)", (folder / "logs" / f"train@grpo_learning_rate-{arm}.log").read_text())
         assert said and 3 <= int(said[1]) < STEPS, arm
         print(f"{arm}: resumed after step {said[1]} of {STEPS}")
     expected = undisturbed(folder, tmp_path / "undisturbed")

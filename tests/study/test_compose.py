@@ -20,10 +20,12 @@ from pipeline_parts import sh
 from ruamel.yaml import YAML
 from study_parts import EXPERIMENTS, ROOT, STUDIES, activate, values_of
 
+from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.annotated import read_annotated, to_text
 from grpo.study.compose import annotated, changes, compose, difference, files_of, lay_over, overlay_of
+from grpo.study.runs import runs_table
 from grpo.study.schema import load_study
 
 Run = Callable[..., tuple[int, str, str]]
@@ -390,15 +392,17 @@ def test_each_study_is_written_as_it_is_composed(path: Path, tmp_path: Path) -> 
     written = activate(path.stem, tmp_path)
     composed = values_of(path.stem)
     values = parse_yaml(written)
+    runs = values.pop("runs")
     assert exact({**values, "folder": ""}) == exact({**composed, "folder": ""}) and list(values) == list(composed)
     if path.stem == "math-h100":  # the slower parser, once: the property above has all kinds of values
-        assert YAML(typ="safe", pure=True).load(written.read_text()) == values
+        assert YAML(typ="safe", pure=True).load(written.read_text()) == {**values, "runs": runs}
     for name, experiment in composed["experiments"].items():
         assert list(values["experiments"][name]["arms"]) == list(experiment["arms"])
     comments = [line.partition("# ")[2] for line in path.read_text().splitlines() if "# " in line and "without: [" not in line]
     assert [comment for comment in comments if comment not in written.read_text()] == []
     assert "# The hyperparameters of every GRPO run" in written.read_text()
-    assert load_study(written).model_copy(update={"folder": "studies"}) == load_study(path)
+    study = load_study(path)
+    assert load_study(written).model_copy(update={"folder": "studies", "runs": None}) == study and runs == runs_table(study)
     lines = written.read_text().splitlines()[1:]  # the first names the files that it is made of, however many
     assert max(len(line) for line in lines if "{" not in line) < 150
 
@@ -433,15 +437,16 @@ def edit(old: str, new: str) -> None:
 def test_use_makes_a_study_the_active_one(project: Path, grpo: Run) -> None:
     code, out, error = grpo("study", "use", "math-24gb")
     assert code == 0, error
-    assert load_study() == load_study(Path("studies/math-24gb.yaml")) and load_study().study == "math-24gb"
+    study = load_study(Path("studies/math-24gb.yaml"))
+    assert load_study() == study.model_copy(update={"runs": runs_table(study)}) and study.study == "math-24gb"
     assert out.startswith("params.yaml is now the study math-24gb: ") and len(out.splitlines()) < 8
     assert grpo("study", "show", "math-24gb")[1] == Path("params.yaml").read_text()
     assert grpo("study", "use", "smoke")[0] == 0, "what was composed is no edit by hand"
 
 
 def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Run) -> None:
-    for arm in ("3e-4-0", "9e-9-0"):
-        write_result(paths.RUNS / "grpo_learning_rate" / arm / "metrics.json")
+    for arm in ("3e-4", "9e-9"):
+        write_result(paths.RUNS / "grpo_learning_rate" / arm / "0" / "metrics.json")
     before = Path("params.yaml").read_bytes()
     _, out, _ = grpo("study", "use", "gsm8k", "--dry-run")
     assert re.search(r"values: seeds 1, threads 1, tasks \d+, models \d+, ", out)
@@ -451,10 +456,10 @@ def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Run) 
     assert "grpo.n_grpo_steps" not in out
     _, out, _ = grpo("study", "use", "gsm8k", "--dry-run", "--verbose")
     assert "  grpo.n_grpo_steps: 3 -> 200\n" in out
-    assert Path("params.yaml").read_bytes() == before and len(list(paths.RUNS.glob("*/*"))) == 2, "a dry run changes nothing"
+    assert Path("params.yaml").read_bytes() == before and len(list(paths.RUNS.glob("*/*/*"))) == 2, "a dry run changes nothing"
     _, out, _ = grpo("study", "use", "mini", "--verbose")
-    assert "  data/runs/grpo_learning_rate/9e-9-0\n" in out
-    assert "  data/runs/grpo_learning_rate/3e-4-0\n" not in out, "which both studies have"
+    assert "  data/runs/grpo_learning_rate/9e-9/0\n" in out
+    assert "  data/runs/grpo_learning_rate/3e-4/0\n" not in out, "which both studies have"
 
 
 def test_use_removes_only_what_dvc_can_bring_back(project: Path) -> None:
@@ -463,7 +468,7 @@ def test_use_removes_only_what_dvc_can_bring_back(project: Path) -> None:
     def use(name: str) -> str:
         return sh(project, "grpo", "study", "use", name).stdout
 
-    cached, uncached = (paths.RUNS / f"grpo_learning_rate/{arm}-0" for arm in ("9e-9", "8e-8"))
+    cached, uncached = (paths.RUNS / f"grpo_learning_rate/{arm}/0" for arm in ("9e-9", "8e-8"))
     write_result(paths.SELECT / "grpo_async_offpolicy.json")
     make = f"mkdir -p {cached} && echo 1 > {cached}/a && echo 2 > {cached}/b"
     Path("dvc.yaml").write_text(f"stages: {{made: {{cmd: '{make}', outs: [{cached}]}}}}\n")
@@ -563,6 +568,9 @@ def test_check_says_what_differs_from_what_a_study_extends(project: Path, grpo: 
 def test_save_keeps_edits_as_a_study_that_says_only_them(project: Path, grpo: Run) -> None:
     edit("  n_grpo_steps: 3\n", "  n_grpo_steps: 5\n")
     edit("{examples_32: {examples: 32}, ", "{")
+    with pytest.raises(UserError, match=r"runs: .* \(sft_experiment-examples_32\): run `grpo study runs`"):
+        load_study()
+    assert grpo("study", "runs")[1].endswith("  gone: sft_experiment-examples_32\n")
     edited = load_study()
     code, out, error = grpo("study", "save", "longer")
     assert code == 0 and "studies/longer.yaml: extends smoke" in out, error

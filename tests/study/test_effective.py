@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,14 @@ from study_parts import (
     refused,
 )
 
-from grpo.commands.study import describe
+from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
+from grpo.study.runs import runs_table
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.study.sections import Experiment
-from grpo.study.stages import stage_of, unlike_dvc
 from grpo.training.run import _packages, run_identity
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +80,7 @@ NO_CLIP_WON = winner(CLIP_ABLATION, "grpo_no_clip", **TWO_UPDATES | {"n_grpo_ste
 def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study) -> None:
     run = effective_run(mini_study, "grpo_learning_rate", "3e-5", 0, [])
     assert run.config == mini_study.grpo.model_copy(update={"learning_rate": 3e-5})
-    assert (run.name, run.overrides) == ("grpo_learning_rate/3e-5-0", {"learning_rate": 3e-5})
+    assert (run.name, run.overrides) == ("grpo_learning_rate/3e-5/0", {"learning_rate": 3e-5})
     assert set(run.sources) == set(GrpoConfig.model_fields)
     assert run.sources.pop("learning_rate") == "arm 3e-5"
     # What params.yaml does not name has the handout's value.
@@ -346,161 +347,54 @@ def with_entry(name: str, **entry: Any) -> Any:
     return edit
 
 
-def test_an_experiment_that_is_added_tells_what_its_stage_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And DVC takes that stage as it is."""
+def test_an_experiment_that_is_added_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC has its stages as soon as the table of runs is written anew; until then the study is refused."""
     from dvc.repo import Repo
 
-    study = edited(tmp_path, with_entry("grpo_extra", title="More of it", builds_on="grpo_baselines", resources="colocate"))
-    assert study.needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]
+    entry = {"title": "More of it", "builds_on": "grpo_baselines", "resources": "colocate", "arms": {"plain": {}}}
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    (told,) = unlike_dvc(study)
-    assert told.startswith("dvc.yaml: experiments.grpo_extra has no stage. Add this")
-    text = (tmp_path / "dvc.yaml").read_text()
-    (tmp_path / "dvc.yaml").write_text(
-        text.replace("  kissing_number:\n", f"{stage_of(study, 'grpo_extra')}\n  kissing_number:\n", 1)
-    )
-    assert unlike_dvc(study) == []
+    path = activate("mini", tmp_path)
+    text = path.read_text()
+    path.write_text(text.replace("  leaderboard: #", f"  grpo_extra: {json.dumps(entry)}\n  leaderboard: #", 1))
+    with pytest.raises(UserError, match="run `grpo study runs`"):
+        load_study(path)
+    assert renew_runs()[1:] == ["  new: grpo_extra-plain"]
+    assert load_study(path).needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     with Repo.init(no_scm=True) as repo:
-        (run,) = [
-            stage for stage in repo.index.stages if stage.addressing.startswith("grpo_extra@") and "-1" in stage.addressing
-        ]
-    assert run.cmd == "grpo train grpo_extra plain --seed 1"
+        (run,) = [stage for stage in repo.index.stages if stage.addressing.startswith("train@grpo_extra-")]
+        assert "select@grpo_extra" in {stage.addressing for stage in repo.index.stages}
+    assert run.cmd == "grpo train grpo_extra plain --seed all" and run.meta == {"resources": "colocate"}
     assert "reports/select/grpo_baselines.json" in [str(dep) for dep in run.deps]
 
 
-def test_what_dvc_says_otherwise_is_told(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert unlike_dvc(mini_study) == []
-    entries = mini_study.experiments
-    other = entries["grpo_colocate"].model_copy(update={"builds_on": "grpo_baselines", "resources": "train"})
-    fewer = {name: entry for name, entry in entries.items() if name != "leaderboard"}
-    told = unlike_dvc(mini_study.model_copy(update={"experiments": fewer | {"grpo_colocate": other}}))
-    assert [line.split(".")[0:2] for line in told] == [["dvc", "yaml: grpo_colocate"]] * 2 + [
-        ["dvc", "yaml: the stage leaderboard has no entry under experiments in params"]
-    ]
-    assert "lacks reports/select/grpo_baselines.json" in told[0] and "colocate, but" in told[1]
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"builds_on": "grpo_x"}, "builds_on: grpo_x is no experiment (known: "),
-        ({"builds_on": "grpo_extra"}, "builds_on: grpo_extra stands after it: move it up"),
-        ({"builds_on": SFT}, f"builds_on: {SFT} is trained by sft, whose values grpo has not"),
-        ({"resources": "huge"}, "resources: no 'huge' under resources (known: small, "),
-        ({"report": ["poem"]}, "report.0"),
-        ({"method": "dpo"}, "method"),
-    ],
-)
-def test_an_entry_that_fits_nothing_is_refused(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
-    assert f"experiments.grpo_extra.{message}" in refused(tmp_path, with_entry("grpo_extra", **entry))
-
-
-def leaving_out(*names: str, listed: bool = False) -> Any:
-    """An edit that takes the arms of these experiments away, and their names from the list."""
-
-    def edit(values: dict[str, Any]) -> None:
-        for name in names:
-            values["experiments"][name]["arms"] = {}
-        values["select_in"] = [name for name in values["select_in"] if listed or name not in names]
-
-    return edit
-
-
-def test_a_study_may_leave_experiments_out(tmp_path: Path) -> None:
-    names = [name for name in EXPERIMENTS if name not in (SFT, "grpo_learning_rate")]
-    study = edited(tmp_path, leaving_out(*names))
-    assert study.made == [SFT, "grpo_learning_rate"] and study.left_out == names
-    assert describe(study).endswith(f"left out: {', '.join(names)}")
-    for name in names:
-        with pytest.raises(UserError, match=f"experiments.{name}.arms: left out of this study. Give it arms"):
-            effective_run(study, name, "best", 0, [])
-
-
-@pytest.mark.parametrize("left_out", list(EXPERIMENTS))
-def test_what_others_build_on_cannot_be_left_out_alone(left_out: str, tmp_path: Path) -> None:
-    users = [name for name in EXPERIMENTS if left_out in needed_selections(name)]
-    users += [SFT_INITIALIZATION] if left_out == SFT else []
-    if not users:
-        assert edited(tmp_path, leaving_out(left_out)).left_out == [left_out]
-        return
-    message = refused(tmp_path, leaving_out(left_out))
-    first = min(users, key=list(EXPERIMENTS).index)
-    assert (
-        message.count("\n") == 0 and f"experiments.{left_out}.arms: left out, but {first} builds on it: give it arms" in message
-    )
-    users += [name for name in EXPERIMENTS if set(users) & set(needed_selections(name))]
-    assert left_out in edited(tmp_path, leaving_out(left_out, *users)).left_out
-
-
-def test_the_list_of_selections_must_be_that_of_experiments_with_arms(tmp_path: Path) -> None:
-    assert "select_in: must name each experiment with arms once; grpo_colocate has no arms: take it out" in refused(
-        tmp_path, leaving_out("grpo_colocate", listed=True)
-    )
-    message = refused(tmp_path, lambda values: values["select_in"].remove("leaderboard"))
-    assert "leaderboard has arms: add it, or give it `arms: {}`" in message
-    assert "grpo_x is no experiment" in refused(tmp_path, lambda values: values["select_in"].append("grpo_x"))
-    assert "one stands twice" in refused(tmp_path, lambda values: values["select_in"].append("leaderboard"))
-    assert "select_in" in refused(tmp_path, leaving_out(*EXPERIMENTS))
-    pinned = leaving_out("leaderboard")
-
-    def both(values: dict[str, Any]) -> None:
-        pinned(values)
-        values["selection"]["pinned"] = {"leaderboard": "best"}
-
-    assert "selection.pinned.leaderboard: no arm 'best' (known: none, it is left out)" in refused(tmp_path, both)
-
-
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_every_studys_arms_can_be_run_whatever_wins(path: Path) -> None:
-    """In each experiment every arm in turn wins, the others following the first winners; nothing is refused."""
-    study = load_study(path)
-    assert list(study.experiments) == list(EXPERIMENTS)
-    few = study.selection.best_few
-
-    def selection(experiment: str, arm: str, before: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        needed = [before[name] for name in needed_selections(experiment)]
-        runs = {a: effective_run(study, experiment, a, study.seeds[0], needed) for a in study.experiments[experiment].arms}
-        grpo = {a: run for a, run in runs.items() if isinstance(run.config, GrpoConfig)}
-        ranking = [(a, run.overrides) for a, run in grpo.items() if run.config.updates_per_rollout_batch > 1]
-        ranking.sort(key=lambda item: item[0] != arm)
-        return ranked(experiment, arm, runs[arm].overrides, *ranking[:few])
-
-    for odd in EXPERIMENTS:
-        for arm in study.experiments[odd].arms:
-            before: dict[str, dict[str, Any]] = {}
-            for experiment in EXPERIMENTS:
-                if experiment in study.left_out:
-                    continue
-                chosen = arm if experiment == odd else next(iter(study.experiments[experiment].arms))
-                before[experiment] = selection(experiment, chosen, before)
-
-
-# -------------------------------------------------------------------------------------------------------------- dvc.yaml
-
-
-@pytest.fixture(scope="module")
-def stages() -> dict[str, Any]:
-    return read_yaml(ROOT / "dvc.yaml")["stages"]
-
-
-def test_an_experiment_builds_on_earlier_ones_only() -> None:
-    order = list(EXPERIMENTS)
-    assert list(BUILDS_ON) == order
-    for experiment in order:
-        needed = needed_selections(experiment)
-        assert all(order.index(name) < order.index(experiment) for name in needed)
-        assert BUILDS_ON[experiment] == sorted(BUILDS_ON[experiment], key=order.index)
-        assert len(set(needed)) == len(needed)
-    assert set(RANKED_BY) <= set(order)
-
-
-@pytest.mark.parametrize("experiment", list(EXPERIMENTS))
-def test_dvc_names_the_selections_that_a_run_needs(stages: dict[str, Any], experiment: str) -> None:
-    named = [path for path in stages[experiment]["deps"] if path.startswith("reports/select/")]
-    assert named == [f"reports/select/{name}.json" for name in needed_selections(experiment)[-1:]]
+def test_a_row_of_runs_for_each_stage_that_trains(mini_study: Study) -> None:
+    """Worked out by hand for an arm that starts from another's weights, and for one that is fine-tuned."""
+    apart = runs_table(mini_study.model_copy(update={"seeds_in_one_stage": False}))
+    assert len(apart) == 2 * len(runs_table(mini_study))
+    assert apart["grpo_sft_initialization-sft_early-1"] == {
+        "experiment": "grpo_sft_initialization",
+        "arm": "sft_early",
+        "seed": 1,
+        "folder": "grpo_sft_initialization/sft_early/1",
+        "task": "main",
+        "model": "checkpoints/sft_experiment/all/1",
+        "train": "dataset/main",
+        "after": "reports/select/grpo_off_policy_clip_ablation.json",
+        "resources": "train",
+    }
+    assert runs_table(mini_study)["sft_experiment-all"] == {
+        "experiment": "sft_experiment",
+        "arm": "all",
+        "seed": "all",
+        "folder": "sft_experiment/all",
+        "task": "main",
+        "model": "model/main",
+        "train": "sft_dataset/main",
+        "after": "data/training_inputs/software.json",
+        "resources": "train",
+    }
 
 
 @pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if needed_selections(name)])
@@ -511,21 +405,6 @@ def test_the_selection_that_a_run_depends_on_knows_all_that_it_needs(experiment:
         at = before[-1]
         known.append(at)
     assert set(needed_selections(experiment)) <= set(known)
-
-
-@pytest.mark.parametrize("experiment", list(EXPERIMENTS))
-def test_dvc_has_a_stage_for_every_run(stages: dict[str, Any], experiment: str) -> None:
-    stage = stages[experiment]
-    assert stage["matrix"] == {"arm": f"${{experiments.{experiment}.arms}}", "seed": "${seeds}"}
-    assert stage["cmd"] == f"grpo train {experiment} ${{item.arm}} --seed ${{item.seed}}"
-    assert f"experiments.{experiment}.arms.${{item.arm}}" in stage["params"]
-    run = f"{experiment}/${{item.arm}}-${{item.seed}}"
-    assert stage["outs"] == [f"data/runs/{run}", f"data/checkpoints/{run}", f"data/timing/{run}.json"]
-
-
-def test_dvc_selects_in_every_experiment(stages: dict[str, Any]) -> None:
-    assert stages["select"]["foreach"] == "${select_in}"  # by which load_study holds the study's experiments
-    assert {name for name, stage in stages.items() if "grpo train " in str(stage.get("cmd"))} == set(EXPERIMENTS)
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -540,12 +419,9 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
     study = load_study(activate(path.stem, tmp_path))
     with Repo.init(no_scm=True) as repo:
         names = {stage.addressing for stage in repo.index.stages}
-    found = {name.partition("@")[0]: 0 for name in names} | dict.fromkeys(EXPERIMENTS, 0)
-    for name in names:
-        found[name.partition("@")[0]] += 1
-    assert {name: found[name] for name in EXPERIMENTS} == {
-        name: len(study.experiments[name].arms) * len(study.seeds) for name in EXPERIMENTS
-    }
+    seeds = [""] if study.seeds_in_one_stage else [f"-{seed}" for seed in study.seeds]
+    expected = {f"train@{name}-{arm}{seed}" for name in study.made for arm in study.experiments[name].arms for seed in seeds}
+    assert {name for name in names if name.startswith("train@")} == expected
     assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.made)
     only_rates = [name for name in EXPERIMENTS if name != "grpo_learning_rate"]
     left_out = {name: [ASYNCHRONOUS] for name in ("gsm8k", "math-24gb", "math-h100")} | {"quickstart": only_rates}
@@ -556,9 +432,8 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
     assert study.left_out == left_out.get(path.stem, [])
 
 
-def test_dvc_names_everything_that_a_run_depends_on(
-    stages: dict[str, Any], mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
     monkeypatch.chdir(tmp_path)
     expected: set[str] = set()
     for experiment in EXPERIMENTS:
@@ -572,12 +447,11 @@ def test_dvc_names_everything_that_a_run_depends_on(
         sections = {method if key == "config" else key for key in set(identity) - elsewhere}
         expected |= (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]} | {"grpo"}
         # What a run reads lies in what its stage names; a run that starts from another's weights is tested below.
-        deps = stages[experiment]["deps"]
+        row = runs_table(study)[f"{experiment}-{run.arm}"]
+        deps = [f"data/{row['model']}", f"data/{row['train']}/train.jsonl", f"data/dataset/{row['task']}/validation.jsonl"]
         for read in (run.model, run.train, run.validation):
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)
-        assert f"data/training_inputs/{experiment}.json" in deps
-        assert sum(dep.startswith("data/training_inputs") for dep in deps) == 1
-    assert set(stages["training_inputs"]["params"]) == expected | {"experiments", "tasks"}
+    assert set(stages["training_inputs"]["params"]) == expected | {"experiments", "tasks", "seeds"}
     assert stages["training_inputs"]["outs"] == ["data/training_inputs"]
     assert "${folder}" in stages["training_inputs"]["deps"]
 
@@ -598,12 +472,11 @@ def test_a_runs_identity_changes_with_each_file_that_it_reads(
         write_text(file, "before")
 
 
-def test_dvc_trains_grpo_from_sft_checkpoints_after_them(stages: dict[str, Any], mini_study: Study) -> None:
-    deps = stages[SFT_INITIALIZATION]["deps"]
-    started = [effective_run(mini_study, SFT_INITIALIZATION, arm, 0, []).model for arm in ("base", "sft_early", "sft_final")]
-    for model in started:
-        assert any(model == Path(dep) or Path(dep) in model.parents for dep in deps), model
-    assert len(set(started)) == 3
+def test_dvc_trains_grpo_from_sft_checkpoints_after_them(mini_study: Study) -> None:
+    for arm in ("base", "sft_early", "sft_final"):
+        model = effective_run(mini_study, SFT_INITIALIZATION, arm, 0, []).model
+        dep = Path("data", runs_table(mini_study)[f"{SFT_INITIALIZATION}-{arm}"]["model"])
+        assert model == dep or dep in model.parents, model
 
 
 def test_an_arm_and_no_experiments_name_says_that_a_run_is_asynchronous(mini_study: Study) -> None:

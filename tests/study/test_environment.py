@@ -134,16 +134,7 @@ def test_every_stage_that_computes_depends_on_the_pins() -> None:
         if any(dep.startswith("data/training_inputs/") for dep in stage.get("do", stage).get("deps", []) or [])
     }
     # The others only read results; the kissing number's search uses Python alone.
-    assert set(stages) - depending == {
-        "training_inputs",
-        "kissing_number",
-        "select",
-        "claims",
-        "tables",
-        "figures",
-        "timing",
-        "answers",
-    }
+    assert set(stages) - depending == {"training_inputs", "kissing_number", "select"}
 
 
 def test_what_is_not_as_pinned_is_named() -> None:

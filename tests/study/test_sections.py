@@ -29,7 +29,7 @@ from grpo.common.errors import UserError
 from grpo.common.imports import call_with
 from grpo.study.effective import effective_run
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig, evaluation_steps
-from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.schema import Study, load_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,7 +109,7 @@ def test_any_grpo_arm_may_start_from_a_checkpoint_of_fine_tuning(tmp_path: Path,
     arm = new_arm(experiment, start_from=f"{SFT}/all/last")
     if method_of(experiment) == "grpo":
         study = edited(tmp_path, arm)
-        assert effective_run(study, experiment, "extra", 0, []).model == Path(f"data/checkpoints/{SFT}/all-0/last")
+        assert effective_run(study, experiment, "extra", 0, []).model == Path(f"data/checkpoints/{SFT}/all/0/last")
         assert SFT in study.needed_experiments(experiment)
     else:
         assert f"experiments.{experiment}.arms.extra: start_from: unknown key" in refused(tmp_path, arm)
@@ -271,7 +271,7 @@ def test_each_kind_of_run_has_its_model_and_its_data(mini_study: Study) -> None:
         (SFT, "all"): (base, "data/sft_dataset/main/train.jsonl", problems[1]),
         (EXPERT_ITERATION, next(iter(mini_study.experiments[EXPERT_ITERATION].arms))): (base, *problems),
         (SFT_INITIALIZATION, "base"): (base, *problems),
-        (SFT_INITIALIZATION, "sft_final"): (f"data/checkpoints/{SFT}/all-SEED/last", *problems),
+        (SFT_INITIALIZATION, "sft_final"): (f"data/checkpoints/{SFT}/all/SEED/last", *problems),
         (KEYWORD, next(iter(mini_study.experiments[KEYWORD].arms))): ("data/model/keyword", *words),
     }
     study = mini_study.model_copy(update={"seeds": [0, 7]})
@@ -358,7 +358,7 @@ def test_runs_that_are_on_the_cpu_in_a_study_for_gpus_reserve_none(tmp_path: Pat
         "resources: no 'train_on_cpu' under resources (known: small, model, traces, evaluate, train, asynchronous, colocate)"
         in refused(tmp_path, lambda values: values["resources"].pop("train_on_cpu"))
     )
-    assert read_yaml(ROOT / "dvc.yaml")["stages"][KEYWORD]["meta"]["resources"] == "train_on_cpu"
+    assert load_study(ROOT / "studies" / "mini.yaml").experiments[KEYWORD].resources == "train_on_cpu"
 
 
 def test_a_small_model_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study) -> None:

@@ -1,9 +1,8 @@
-"""What makes runs stale: the settings and code they share, and nothing that cannot change a result."""
+"""What makes runs stale: the settings and code they share."""
 
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import shutil
 import subprocess
@@ -13,118 +12,31 @@ from typing import Any
 
 import pytest
 from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT, method_of
-from workflow_parts import leave_beside_code
 
+from grpo.study import paths, training_inputs
 from grpo.study.environment import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.study.schema import Study, read_yaml
-from grpo.study.training_inputs import (
-    ASYNCHRONOUS_CODE,
-    EVALUATION_CODE,
-    METHOD_CODE,
-    SHARED_CODE,
-    code_digests,
-    code_of_runs,
-    meaning,
-    shared_settings,
-    write_training_inputs,
-)
+from grpo.study.training_inputs import ROOMS, code_of_rooms, shared_settings, write_training_inputs
 from grpo.tasks.keyword import Keyword
 from grpo.tasks.task import Format
 
 ROOT = Path(__file__).parents[2]
-
-OWN_CODE = (*METHOD_CODE.values(), ASYNCHRONOUS_CODE)
-ALL_CODE = (*SHARED_CODE, *(name for own in OWN_CODE for name in own))
-
-# Loaded by a run, but without a say in its results: texts, files, tracking, and what only reads or checks params.yaml, whose
-# values are in the settings.
-WITHOUT_A_SAY = {
-    "grpo",
-    "grpo.study.environment",
-    "grpo.common",
-    "grpo.common.imports",
-    "grpo.results",
-    "grpo.study",
-    "grpo.tracking",
-    "grpo.tracking.run_log",
-    "grpo.common.errors",
-    "grpo.evaluation",
-    "grpo.results.statistics",
-    "grpo.common.files",
-    "grpo.common.yaml_file",
-    "grpo.study.training_inputs",
-    "grpo.study.kept",
-    "grpo.common.memory",
-    "grpo.tracking.mlflow_study",
-    "grpo.models",
-    "grpo.study.paths",
-    "grpo.study.annotated",
-    "grpo.study.compose",
-    "grpo.common.records",
-    "grpo.study.sections",
-    "grpo.results.selection",
-    "grpo.study.schema",
-    "grpo.tasks",
-    "grpo.tracking.mlflow_client",
-    "grpo.training",
-    "grpo.common.interruption",
-    "grpo.common.lock",
-    "grpo.training.state",
-    # Of tasks what data/training_inputs/tasks/TASK.json stands for, and the stages before runs.
-    "grpo.tasks.downloaded",
-    "grpo.tasks.graded",
-    "grpo.tasks.overlap",
-    "grpo.tasks.sft_dataset",
-}
+WITHOUT_A_SAY = {"tracking", "results", "commands"}  # rooms that record, read or start, and decide nothing of a run
 
 
-def test_dvc_yaml_names_the_same_code() -> None:
+def test_dvc_yaml_names_the_rooms_that_decide_runs() -> None:
     deps = read_yaml(ROOT / "dvc.yaml")["stages"]["training_inputs"]["deps"]
-    pinned = {CONSTRAINTS, VLLM_ON_CPU, PROJECT}
-    code = {name for name in ALL_CODE if not name.startswith("grpo/tasks/")}
-    own = {"grpo/study/training_inputs.py", "grpo/study/environment.py"}
-    assert sorted(deps) == sorted({"${folder}", *code, "grpo/tasks", *own, *pinned})
+    assert sorted(deps) == sorted(["${folder}", CONSTRAINTS, VLLM_ON_CPU, PROJECT, *(f"grpo/{room}" for room in ROOMS)])
 
 
-def test_every_module_that_a_run_loads_is_accounted_for() -> None:
+def test_every_module_that_a_run_loads_lies_in_a_room_that_counts() -> None:
     loaded = "grpo.training.start, grpo.training.run, grpo.training.asynchronous.start, grpo.training.asynchronous.loop"
-    program = f"import sys, {loaded}; print(*[m for m in sys.modules if m.startswith('grpo')])"
+    program = f"import sys, {loaded}; print(*[m for m in sys.modules if m.startswith('grpo.')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    files = {name: f"{name.replace('.', '/')}.py" for name in done.stdout.split()}
-    code = code_digests(ROOT, ALL_CODE)
-    counted = {name for name, file in files.items() if file in code}
-    packages = {name for name in files if f"{name.replace('.', '/')}/__init__.py" in code}
-    assert set(files) - counted - packages <= WITHOUT_A_SAY
+    assert {name.split(".")[1] for name in done.stdout.split()} <= {*ROOMS, *WITHOUT_A_SAY}
 
 
 # ------------------------------------------------------------------------------------------------------- other stages
-
-# What a stage's command imports without a say in what that stage makes, besides WITHOUT_A_SAY.
-# How runs sample and train with the model, and how answers are read and scored.
-PRETRAINS = {
-    *("grpo.models.hugging_face", "grpo.models.packed_attention", "grpo.models.prefix_attention"),
-    *("grpo.models.transfer", "grpo.models.varlen_attention", "grpo.common.world"),
-    *("grpo.tasks.formats", "grpo.tasks.task"),
-}
-FOR_STAGES = {
-    "model": PRETRAINS,
-    "writeup": {"grpo.study.dvc_lock"},  # the last stage clears dvc.lock
-}
-NEVER = {
-    "grpo.study.methods",
-    "grpo.tracking.mlflow_sync",
-    "grpo.study.effective",
-}
-
-
-# Of WITHOUT_A_SAY what decides the results of stages whose commands import it.
-USED = {
-    "grpo.results.statistics",
-    "grpo.results.selection",
-    "grpo.tasks.overlap",
-    "grpo.tasks.sft_dataset",
-    "grpo.tasks.downloaded",
-}
 
 
 def file_of(module: str) -> str | None:
@@ -142,18 +54,7 @@ def imported(node: ast.AST) -> set[str]:
         elif isinstance(statement, ast.ImportFrom) and statement.module:
             names = {alias.name: f"{statement.module}.{alias.name}" for alias in statement.names}
             found |= {name if file_of(name) else statement.module for name in names.values()}
-    return {name for name in found if name.split(".")[0] == "grpo"}
-
-
-def reached(start: set[str], without: set[str]) -> set[str]:
-    """All modules that can be imported from some on, but for those ``without`` and what only they import."""
-    seen: set[str] = set()
-    waiting = start - without
-    while waiting:
-        seen |= waiting
-        files = (file_of(name) for name in waiting)
-        waiting = {n for file in files if file for n in imported(ast.parse((ROOT / file).read_text()))} - seen - without
-    return seen
+    return {name for name in found if name.startswith("grpo.")}
 
 
 def commands() -> dict[str, ast.FunctionDef]:
@@ -164,27 +65,25 @@ def commands() -> dict[str, ast.FunctionDef]:
 
 def stages() -> dict[str, tuple[str, list[str]]]:
     """The command and the deps of each stage that is no run."""
-    found = {}
-    for name, stage in read_yaml(ROOT / "dvc.yaml")["stages"].items():
-        stage = stage.get("do", stage)
-        command = stage["cmd"].split()[1]
-        if command not in {"train", "training_inputs"}:  # of which the tests above speak
-            found[name] = command, stage["deps"]
-    return found
+    found = {name: stage.get("do", stage) for name, stage in read_yaml(ROOT / "dvc.yaml")["stages"].items()}
+    commands = {name: stage["cmd"].split()[1] for name, stage in found.items()}
+    return {name: (commands[name], found[name]["deps"]) for name in found if commands[name] not in {"train", "training_inputs"}}
 
 
 @pytest.mark.parametrize("stage", stages())
-def test_a_stage_depends_on_the_code_that_decides_what_it_makes(stage: str) -> None:
+def test_a_stage_depends_on_the_code_that_its_command_calls(stage: str) -> None:
+    """The modules that the command itself imports; what those import in turn lies below them."""
     command, deps = stages()[stage]
-    without = (WITHOUT_A_SAY | NEVER | FOR_STAGES.get(stage, set())) - USED
-    code = {file_of(name) for name in reached(imported(commands()[command]), without)}
-    undeclared = {file for file in code if file and not any(file == dep or file.startswith(f"{dep}/") for dep in deps)}
-    assert not undeclared
+    called = {file for name in imported(commands()[command]) if (file := file_of(name)) and name.split(".")[1] != "study"}
+    of_others = {"grpo/common/errors.py", "grpo/common/files.py", "grpo/common/records.py"}  # texts, files, plain records
+    of_others |= {"grpo/results/statistics.py"} if stage != "select" else set()  # what the command prints
+    assert {file for file in called - of_others if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)} == set()
 
 
-def test_stages_that_evaluate_name_the_code_that_their_unfinished_work_counts_with() -> None:
+def test_stages_that_evaluate_name_the_rooms_that_sample_and_score() -> None:
+    rooms = {f"grpo/{room}" for room in ("evaluation", "rollout", "models", "tasks", "grader", "common")}
     for stage in ("math_baseline", "best_of_n"):
-        assert {*EVALUATION_CODE, "data/training_inputs/tasks/main.json"} <= set(stages()[stage][1])
+        assert {*rooms, "data/training_inputs/tasks/main.json"} <= set(stages()[stage][1])
 
 
 def test_stages_that_evaluate_name_the_settings_that_decide_samples() -> None:
@@ -224,7 +123,7 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     }
     (tmp_path / "own.py").write_text(OWN_TASK.replace("1.0", "0.5"))
     assert changed(written()) == {"own"}
-    (tmp_path / "own.py").write_text(OWN_TASK.replace("# Easy.", ""))
+    (tmp_path / "own.py").write_text(OWN_TASK)
     assert changed(written()) == set()
     assert changed(written(study.model_copy(update={"tasks": study.tasks | {"own": {"use": "own:Own", "size": 4}}}))) == {"own"}
     ways: list[dict[str, Any]] = [
@@ -246,9 +145,13 @@ def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
     of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     shutil.copytree(ROOT / "grpo/learner", tmp_path / "grpo/learner")
+    for name in (CONSTRAINTS, VLLM_ON_CPU, PROJECT):
+        shutil.copy(ROOT / name, tmp_path)
 
     def written(study: Study = of_each_kind) -> dict[str, str]:
+        code_of_rooms.cache_clear()
         write_training_inputs(study)
         return {path.stem: path.read_text() for path in Path("data/training_inputs").glob("*.json")}
 
@@ -289,76 +192,6 @@ class Own(Arithmetic):
 """
 
 
-# ------------------------------------------------------------------------------------------------- what counts of a file
-
-SOURCE = '''"""Doubles."""
-
-LIMIT = 3
-
-
-def double(x: int) -> int:
-    """Twice x."""
-    return 2 * x  # of course
-'''
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "same"),
-    [
-        ("  # of course", "", True),
-        ('"""Twice x."""', '"""x and x."""', True),
-        ('    """Twice x."""\n', "", True),
-        ('"""Doubles."""\n', "", True),
-        ("\n\n\ndef", "\n\n\n\n# A function.\ndef", True),
-        ("2 * x", "2 * (x)", True),
-        ("2 * x", "3 * x", False),
-        ("LIMIT = 3", "LIMIT = 4", False),
-        ("x: int", "y: int", False),
-    ],
-)
-def test_only_a_change_of_meaning_counts(old: str, new: str, same: bool, tmp_path: Path) -> None:
-    before, after = tmp_path / "a.py", tmp_path / "b.py"
-    before.write_text(SOURCE)
-    assert old in SOURCE
-    after.write_text(SOURCE.replace(old, new))
-    assert (meaning(before) == meaning(after)) == same
-
-
-def test_other_files_count_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "a.prompt").write_text("# {question}\n")
-    assert meaning(tmp_path / "a.prompt") == b"# {question}\n"
-
-
-def test_a_run_takes_the_digests_of_code_that_are_known(
-    of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "grpo").symlink_to(ROOT / "grpo")
-    parsed = code_of_runs()
-    write_training_inputs(of_each_kind)
-    with monkeypatch.context() as patch:
-        patch.delattr("grpo.study.training_inputs.meaning")
-        assert code_of_runs() == parsed
-    Path("data/training_inputs/code/known.json").write_text("{")
-    assert code_of_runs() == parsed
-
-
-def test_what_editors_and_file_managers_leave_is_no_code(tmp_path: Path) -> None:
-    (tmp_path / "room").mkdir()
-    (tmp_path / "room/grader.py").write_text("x = 1\n")
-    leave_beside_code(tmp_path / "room")
-    assert list(code_digests(tmp_path, ["room"])) == ["room/grader.py"]
-
-
-def test_what_is_known_of_code_is_known_of_its_bytes(tmp_path: Path) -> None:
-    file = tmp_path / "a.py"
-    file.write_text(SOURCE)
-    known = {hashlib.sha256(SOURCE.encode()).hexdigest(): "noted"}
-    assert code_digests(tmp_path, ["a.py"], known) == {"a.py": "noted"}
-    file.write_text(SOURCE.replace("2 * x", "3 * x"))
-    assert code_digests(tmp_path, ["a.py"], known) == code_digests(tmp_path, ["a.py"]) != {"a.py": "noted"}
-
-
 def test_settings_and_code_are_written(of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def written(study: Study | None, experiment: str = "grpo_learning_rate") -> dict[str, dict[str, object]]:
         """What an experiment's runs share; of the study before, if there is none."""
@@ -368,27 +201,36 @@ def test_settings_and_code_are_written(of_each_kind: Study, tmp_path: Path, monk
         return content
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "grpo").symlink_to(ROOT / "grpo")
-    first = written(of_each_kind)
+    apart = of_each_kind.model_copy(update={"seeds_in_one_stage": False})
+    first = written(apart)
     shared = {"engine", "learner", "divergence", "evaluation", "threads", "checkpoints", "gpu_memory_utilization"}
-    code = {"grpo/learner/learner.py", "grpo/tasks/formats.py", "grpo/grader/grader.py"}
-    own = {"grpo_learning_rate": "grpo/training/grpo.py", KEYWORD: "grpo/training/grpo.py", SFT: "grpo/training/sft.py"}
-    own[EXPERT_ITERATION] = "grpo/training/expert_iteration.py"
-    own[ASYNCHRONOUS] = "grpo/training/asynchronous/loop.py"
-    for kind, loop in own.items():
+    for kind in ("grpo_learning_rate", KEYWORD, SFT, EXPERT_ITERATION, ASYNCHRONOUS):
         content = written(None, kind)
         assert set(content["settings"]) == {method_of(kind), *shared}
-        assert {loop, *code} <= set(content["code"])
-    assert not {own[SFT], own[EXPERT_ITERATION], own[ASYNCHRONOUS]} & set(first["code"])
+        assert set(content["code"]) == set(ROOMS)
     sft = written(None, SFT)
-    assert own["grpo_learning_rate"] not in sft["code"]
-    assert set(shared_settings(of_each_kind.model_copy(update={"seeds": [7]}))) == shared  # a run's own seed is in its command
+    assert set(shared_settings(apart.model_copy(update={"seeds": [7]}))) == shared
     for key, value in (("threads", 3), ("divergence", None), ("checkpoints", ["last"])):
-        assert shared_settings(of_each_kind.model_copy(update={key: value})) != shared_settings(of_each_kind), key
+        assert shared_settings(apart.model_copy(update={key: value})) != shared_settings(apart), key
     # A method's hyperparameters are its own, but for the engine's memory, which whoever samples has from GRPO's.
-    slower = of_each_kind.model_copy(update={"sft": of_each_kind.sft.model_copy(update={"learning_rate": 1e-9})})
+    slower = apart.model_copy(update={"sft": apart.sft.model_copy(update={"learning_rate": 1e-9})})
     assert written(slower) == first
     assert written(None, SFT) != sft
-    shorter = of_each_kind.model_copy(update={"grpo": of_each_kind.grpo.model_copy(update={"n_grpo_steps": 1})})
+    shorter = apart.model_copy(update={"grpo": apart.grpo.model_copy(update={"n_grpo_steps": 1})})
     assert written(shorter) != first
     assert written(None, SFT) == sft
+
+
+def test_seeds_count_only_where_one_stage_trains_them_all(
+    of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the seed is in the command of the run's own stage, and a further one makes nothing stale."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_inputs, "code_of_rooms", dict)
+
+    def written(together: bool, seeds: list[int]) -> str:
+        write_training_inputs(of_each_kind.model_copy(update={"seeds_in_one_stage": together, "seeds": seeds}))
+        return Path("data/training_inputs/grpo_learning_rate.json").read_text()
+
+    assert written(False, [0]) == written(False, [0, 1])
+    assert written(True, [0]) != written(True, [0, 1])

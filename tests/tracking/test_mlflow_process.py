@@ -371,7 +371,7 @@ def test_more_settings_than_mlflow_takes_at_once_arrive(delivered: Path) -> None
     assert {str(i): "2" for i in range(120)}.items() <= data.tags.items()
 
 
-TWIN = "grpo_learning_rate/3e-4-0"
+TWIN = "grpo_learning_rate/3e-4/0"
 DATA = {"train": 3, "validation": 2}
 RESULTS = {
     "history.csv": "step,update,loss,gradient_norm\n1,1,0.5,1.0\n",
@@ -397,7 +397,7 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(data: Path, mi
     identity = IDENTITY | {"software": software(["numpy"]), "config": run.config.model_dump(), "seed": 0}
     for name, content in RESULTS.items():
         write_text(paths.RUNS / TWIN / name, content)
-    write_json(paths.TIMING / f"{TWIN}.json", {"mlflow_run_id": "0123456789abcdef"})
+    write_json(paths.run_timing(TWIN), {"mlflow_run_id": "0123456789abcdef"})
     with run_module.recorded(mini_study, run, identity, TWIN) as outputs:
         run_module._take_over(run.name, TWIN, outputs)
 
@@ -412,13 +412,13 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(data: Path, mi
     assert {name: (paths.RUNS / run.name / name).read_text() for name in RESULTS} == RESULTS
     config = read_yaml(paths.RUNS / run.name / "config.yaml")
     assert config["software"] == software(["numpy"]) and "hardware" not in config
-    timing = read_json(paths.TIMING / f"{run.name}.json", made_by="")
+    timing = read_json(paths.run_timing(run.name), made_by="")
     assert (timing["mlflow_run_id"], timing["same_as"], timing["total_s"]) == (found.info.run_id, TWIN, 0.0)
     assert timing["hardware"] == hardware()
 
 
 def test_an_equal_run_that_was_not_tracked_is_named_without_an_id(mini_study: Study, folder: Path) -> None:
-    write_json(paths.TIMING / f"{TWIN}.json", {"mlflow_run_id": None})
+    write_json(paths.run_timing(TWIN), {"mlflow_run_id": None})
     assert run_module._mlflow_id(TWIN) == "not tracked"
 
 
@@ -448,7 +448,7 @@ def test_a_run_ends_in_mlflow_as_it_ended(error: Exception | None, status: str, 
     kept = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
     assert kept == (set() if error else {"config.yaml", "metrics.json", "outcomes.jsonl", "rollouts.json"})
     finished = error is None
-    assert (paths.RUNS / run.name).exists() == (paths.TIMING / f"{run.name}.json").exists() == finished
+    assert (paths.RUNS / run.name).exists() == (paths.run_timing(run.name)).exists() == finished
     assert (states[0] / "step-1").exists() == (not finished)
 
 

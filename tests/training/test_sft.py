@@ -374,14 +374,14 @@ def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, mode
         train_run(project, run)
         return run
 
-    with pytest.raises(UserError, match=r"sft_experiment/all-0/step-1"):
+    with pytest.raises(UserError, match=r"sft_experiment/all/0/step-1"):
         train("grpo_sft_initialization", "early")
     run = train("sft_experiment", "all")
     folder = paths.CHECKPOINTS / run.name
     assert sorted(path.name for path in folder.iterdir()) == ["best", "last", "step-1"]
     about = json.loads((folder / "step-1/metadata.json").read_text())
     assert {key: about[key] for key in ("run", "kind", "step", "update")} == {
-        "run": "sft_experiment/all-0",
+        "run": "sft_experiment/all/0",
         "kind": "step-1",
         "step": 1,
         "update": 1,

@@ -567,7 +567,7 @@ def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
 
     monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: SCORE)
     run = tiny_run(tiny_study)
-    outputs = [paths.RUNS / run.name, paths.CHECKPOINTS / run.name, paths.TIMING / f"{run.name}.json"]
+    outputs = [paths.RUNS / run.name, paths.CHECKPOINTS / run.name, paths.run_timing(run.name)]
     listed = ", ".join(f'"{path}"' for path in outputs)
     paths.PIPELINE.write_text(f"stages: {{run: {{cmd: 'true', outs: [{listed}]}}}}\n")
 
@@ -673,7 +673,7 @@ def metadata(checkpoint: Path) -> dict[str, Any]:
 
 def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
     run, folder = session()
-    about = {"run": "grpo_learning_rate/slow-0", "prompt": "question_only", "started_from": "unused"}
+    about = {"run": "grpo_learning_rate/slow/0", "prompt": "question_only", "started_from": "unused"}
     # The best evaluation of the trained policy was the third of four; it took the place of the second.
     best = about | {"kind": "best", "step": 4, "update": 8, "answer_reward": pytest.approx(4 / 6)}
     last = about | {"kind": "last", "step": 5, "update": 10, "answer_reward": pytest.approx(1 / 6)}
@@ -730,20 +730,20 @@ def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, m
         with pytest.raises(AssertionError, match="trained twice"):
             session("grpo_baselines", "other", SLOW_WON)
     assert [path.name for path in twin_folder.iterdir()] == ["metadata.json"]
-    assert metadata(twin_folder) == {"run": "grpo_baselines/same-0", "same_as": "grpo_learning_rate/slow-0"}
+    assert metadata(twin_folder) == {"run": "grpo_baselines/same/0", "same_as": "grpo_learning_rate/slow/0"}
     files = {path.name: path.read_bytes() for path in (paths.RUNS / trained.name).iterdir()}
     copies = {path.name: path.read_bytes() for path in (paths.RUNS / twin.name).iterdir()}
     assert set(files) == {"config.yaml", "history.csv", "metrics.json", "outcomes.jsonl", "rollouts.jsonl", "validation.csv"}
     assert files.pop("config.yaml") != copies.pop("config.yaml")
     assert copies == files
     config = read_yaml(paths.RUNS / twin.name / "config.yaml")
-    assert (config["run"], config["same_as"]) == ("grpo_baselines/same-0", "grpo_learning_rate/slow-0")
+    assert (config["run"], config["same_as"]) == ("grpo_baselines/same/0", "grpo_learning_rate/slow/0")
     assert read_yaml(paths.RUNS / trained.name / "config.yaml")["identity"] == config["identity"]
 
     with pytest.raises(UserError, match=rf"a run's folder holds no model itself\. Use {folder}/last or {folder}/best"):
         require_checkpoint(folder)
     for wanted in (twin_folder, twin_folder / "last", twin_folder / "best"):
-        with pytest.raises(UserError, match=rf"same as grpo_learning_rate/slow-0; its weights are in {folder}\.$"):
+        with pytest.raises(UserError, match=rf"same as grpo_learning_rate/slow/0; its weights are in {folder}\.$"):
             require_checkpoint(wanted)
     require_checkpoint(folder / "last")
     require_checkpoint(folder / "best")
@@ -760,7 +760,7 @@ def test_the_config_says_what_the_run_changed_and_where_values_came_from(session
     session()
     run, _ = session("grpo_baselines", "other", SLOW_WON)
     config = read_yaml(paths.RUNS / run.name / "config.yaml")
-    assert (config["run"], config["same_as"], config["seed"]) == ("grpo_baselines/other-0", None, 0)
+    assert (config["run"], config["same_as"], config["seed"]) == ("grpo_baselines/other/0", None, 0)
     assert config["overrides"] == {"cliprange": 0.1}
     assert config["updates_per_rollout_batch"] == 2
     assert config["config"]["cliprange"] == {"value": 0.1, "from": "arm other"}

@@ -330,7 +330,7 @@ function openRun(name) {
 
 // ------------------------------------------------------------------------------------------------ start
 
-// A link may lead into something that is folded, or name a run: #run=EXPERIMENT/ARM-SEED.
+// A link may lead into something that is folded, or name a run: #run=EXPERIMENT/ARM/SEED.
 function follow() {
   const name = decodeURIComponent(location.hash.slice(1));
   if (name.startsWith("run=")) return openRun(name.slice(4));

@@ -45,7 +45,9 @@ def start_actors(
     learner_resources: dict[str, float],
     sends: bool = False,
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
-    """Ray, and the three actors; however the block ends, no process is left behind.
+    """Start Ray and the three actors; however the block ends, the actors end with it.
+
+    Ray itself stays for the process's next run, and ends with the process.
 
     Args:
         ctx: configuration, seed, problems and score, which each actor gets, and completes with what it makes itself.
@@ -80,7 +82,6 @@ def start_actors(
         threads.shutdown()  # what still waits for an actor ends with it; after Ray's end it would end this process
         if pipeline is not None:
             pipeline.close()
-        ray.shutdown()
 
 
 @contextmanager
@@ -114,7 +115,7 @@ def start_asynchronous(study: Study, run: EffectiveRun, ctx: RunContext[GrpoConf
 
 
 def _start_ray(needed: dict[str, float]) -> None:
-    """Connect to the cluster of RAY_ADDRESS, or start one on this machine that ends with this process."""
+    """Connect to the cluster of RAY_ADDRESS, or start one on this machine that ends with this process, unless that was done."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)  # or it tells of its defaults at each start
     address = os.environ.get("RAY_ADDRESS")
@@ -123,7 +124,8 @@ def _start_ray(needed: dict[str, float]) -> None:
     cores = max(needed["num_cpus"], os.cpu_count() or 1)
     own: dict[str, Any] = {} if address else {"num_cpus": cores, "include_dashboard": False}
     try:
-        ray.init(address=address or "local", logging_level=logging.ERROR, **own)
+        if not ray.is_initialized():
+            ray.init(address=address or "local", logging_level=logging.ERROR, **own)
     except ConnectionError as error:
         raise UserError(_NO_CLUSTER.format(address, error)) from error
     there = ray.cluster_resources()  # type: ignore[no-untyped-call]

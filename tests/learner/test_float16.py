@@ -85,7 +85,7 @@ def test_a_gradient_too_large_for_float16_skips_the_step_and_halves_the_scale(mo
     batch = scored(rollouts(), REWARDS, ADVANTAGES)
     found = [learner.update(batch)]
     assert all(torch.equal(a, b) for a, b in zip((*optimizer.weights, *model.parameters()), before, strict=True))
-    assert not any(t.any() for tensors in optimizer.adamw.state_dict().values() for t in tensors)
+    assert not optimizer.adamw.state_dict()["state"]
     while found[-1]["skipped_update"]:
         found.append(learner.update(batch))
     assert len(found) > 2 and [row["loss_scale"] for row in found] == [2.0 ** (20 - k) for k in range(len(found))]

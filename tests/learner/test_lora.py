@@ -122,7 +122,7 @@ def test_only_adapters_get_gradients_and_steps(adapted: Any) -> None:
     assert all(not torch.equal(p, own[n]) for n, p in adapted.named_parameters() if n in own)
     assert all(torch.equal(t, base[name]) for name, t in of_base(adapted).items())
     assert learner.state()["model"].keys() == own.keys()
-    assert len(learner.state()["optimizer"]["adamw"]["means"]) == len(own)
+    assert len(learner.state()["optimizer"]["adamw"]["state"]) == len(own)
 
 
 def test_packed_rows_give_the_padded_gradients(adapted: Any) -> None:

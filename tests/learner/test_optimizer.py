@@ -114,7 +114,7 @@ def test_a_step_whose_loss_or_gradient_is_not_finite_is_skipped(model: Any, wher
     _, taken = optimizer.step(1.0, bad if where == "loss" else 0.5)
     assert not taken
     assert all(torch.equal(weight, old) for weight, old in zip(optimizer.weights, before, strict=True))
-    assert not any(t.any() for tensors in optimizer.adamw.state_dict().values() for t in tensors)  # nor did the moments
+    assert not optimizer.adamw.state_dict()["state"], "nor did the moments"
 
 
 @pytest.mark.parametrize("loss", [0.5, float("nan")], ids=["taken", "skipped"])

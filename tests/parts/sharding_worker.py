@@ -17,6 +17,7 @@ from training_parts import scored
 
 from grpo.common.world import ALONE, World, init_world
 from grpo.learner.learner import Learner
+from grpo.learner.optimizer import MOMENTS
 from grpo.models.sharding import gather, weights_of, whole_model
 from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.engine import SamplingParams
@@ -89,7 +90,8 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     found["sampled"] = [one.token_ids for group in world.join(groups) for one in group]
     found["checkpoint"] = saved(whole_model(learner.model, keep=world.rank == 0))
     optimizer = learner.optimizer
-    found["bytes"] = sum(map(held, [*optimizer.weights, *optimizer.adamw.means, *optimizer.adamw.squares]))
+    moments = [of_weight[name] for of_weight in optimizer.adamw.state.values() for name in MOMENTS]
+    found["bytes"] = sum(map(held, [*optimizer.weights, *moments]))
     found["bytes of the model"] = sum(map(held, learner.model.parameters()))
     found["state"] = copy_to_cpu(learner.state())
     # Another learner goes on from the state as this one does.

@@ -1,7 +1,7 @@
 """Running an untrusted program, with nothing of this machine in its reach but the time and memory that it is given.
 
-What confines it is in ``sandboxed.py`` and ``confinement.py``, which run in another process. Here is what starts that, listens
-to it and never waits longer, or keeps more, than the limits say.
+What confines it is in ``sandboxed.py`` and ``confinement.py``, which run in another process. Here is what starts that, and
+never waits longer, or reads more, than the limits say.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import functools
 import importlib.util
 import json
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from grpo.common.errors import UserError
 
 MB = 1_000_000
 SCRIPT = Path(__file__).with_name("sandboxed.py")
-PIECE = 65536  # bytes read at a time
+PIECE = 65536  # bytes of what the keeper says
 TAIL = 2000  # bytes kept of what a program prints
 PATIENCE_SECONDS = 10.0  # for processes that were told to end
-MOST_DIGITS = 4300  # of an integer in a result; a program's own are refused earlier, with a better message
+MOST_DIGITS = 4000  # of an integer in a result
 LEAST_MEMORY_MB = 100  # Python itself needs some
 # Beside Python's own folders, what shared libraries and numpy read when they are loaded.
 READABLE = ("/usr", "/lib", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime")
@@ -47,7 +47,7 @@ class Limits:
         memory_mb: address space, with that of Python and its libraries.
         processes: threads, and processes where the system does not let these be refused.
         file_mb: each file; all files in the working folder together may have twice that.
-        output_mb: what it prints, and its result.
+        output_mb: what it prints, and its result; each goes into a file, and is no larger than one may be.
     """
 
     seconds: float = 30.0
@@ -91,21 +91,24 @@ def run_program(source: bytes, limits: Limits, name: str = "program.py", without
         name: what the program is called in messages.
         without: for tests, protections to leave out as where a kernel lacks them: "filter", "landlock", "mounts".
     """
-    with _empty_folder() as folder, tempfile.TemporaryFile() as text:
+    settings = {"limits": asdict(limits), "folder_mb": limits.folder_mb, "name": name, "without": [*without]}
+    most = int(limits.output_mb * MB)
+    with _empty_folder() as folder, TemporaryFile() as text, TemporaryFile() as result, TemporaryFile() as printed:
         text.write(source)
         text.seek(0)
-        settings = {"limits": asdict(limits), "folder": str(folder), "folder_mb": limits.folder_mb, "name": name}
-        settings["without"] = [*without]
-        heard = _Heard(int(limits.output_mb * MB))
-        _run(settings, text.fileno(), limits.seconds, heard)
-    printed = heard.tail.decode("utf-8", "replace").strip()
-    if not heard.stopped and not heard.keeper.get("ready") and heard.exit_code >= 0:
-        raise RuntimeError(f"the sandbox could not be set up: {printed or heard.keeper}")
-    failure = _failure(heard, limits)
+        ended = _run(settings | {"folder": str(folder), "result": result.fileno()}, text, printed, limits.seconds)
+        # By position: the program shares the files' offsets, and may have set them anywhere.
+        sizes = {"result": os.fstat(result.fileno()).st_size, "printed": os.fstat(printed.fileno()).st_size}
+        sent = os.pread(result.fileno(), most, 0)
+        tail = os.pread(printed.fileno(), TAIL, max(0, sizes["printed"] - TAIL)).decode("utf-8", "replace").strip()
+    stopped = str(ended.get("stopped", "")) or next((what for what, size in sizes.items() if size > most), "")
+    if not stopped and not ended.get("ready") and ended["code"] >= 0:
+        raise RuntimeError(f"the sandbox could not be set up: {tail or ended}")
+    failure = _failure(ended, stopped, limits)
     if failure:
-        return Outcome(failure=failure, printed=printed)
-    reply = _parsed(heard.result, int(heard.keeper["code"]))
-    return Outcome(reply.get("points"), _clean(str(reply.get("error", ""))), printed)
+        return Outcome(failure=failure, printed=tail)
+    reply = _parsed(sent, int(ended["code"]))
+    return Outcome(reply.get("points"), _clean(str(reply.get("error", ""))), tail)
 
 
 @functools.cache
@@ -160,130 +163,64 @@ points = [[name] for name, tried in attempts.items() if all([refused(one) for on
 """
 
 
-# --------------------------------------------------------------------------------------------------------------- listening
+# ----------------------------------------------------------------------------------------------------------- the other process
 
 
-@dataclass
-class _Heard:
-    """What came from the keeper and the program: over each pipe no more than about ``most`` bytes are waited for."""
+def _run(settings: dict[str, Any], source: IO[bytes], printed: IO[bytes], seconds: float) -> dict[str, Any]:
+    """Start the sandbox, wait until it ends or its time is up, and see to it that nothing of it is left.
 
-    most: int
-    result: bytearray = field(default_factory=bytearray)
-    printed: int = 0
-    tail: bytes = b""
-    status: bytes = b""
-    stopped: str = ""
-    exit_code: int = 0
-
-    def take(self, pipe: str, data: bytes) -> None:
-        """Note what came over a pipe, and whether it is too much."""
-        if pipe == "status":
-            self.status = (self.status + data)[:PIECE]
-        elif pipe == "result":
-            self.result += data
-            if len(self.result) > self.most:
-                self.stopped = self.stopped or "result"
-        else:
-            self.printed += len(data)
-            self.tail = (self.tail + data)[-TAIL:]
-            if self.printed > self.most:
-                self.stopped = self.stopped or "printed"
-
-    @property
-    def keeper(self) -> dict[str, Any]:
-        """What the keeper told at its end; empty if it was killed."""
-        try:
-            return dict(json.loads(self.status))
-        except ValueError:
-            return {}
-
-
-def _run(settings: dict[str, Any], source: int, seconds: float, heard: _Heard) -> None:
-    """Start the sandbox, listen until it ends or has to, and see to it that nothing of it is left."""
-    pipes = {name: os.pipe() for name in ("result", "printed", "status", "lifeline")}
-    open_ends = {end for pair in pipes.values() for end in pair}
-    theirs = {name: pipes[name][0 if name == "lifeline" else 1] for name in pipes}
-    ours = {name: pipes[name][0] for name in ("result", "printed", "status")}
-
-    def close(*ends: int) -> None:
-        for end in open_ends.intersection(ends):
-            os.close(end)
-            open_ends.remove(end)
-
+    Returns:
+        what the keeper says at its end (``keep`` in sandboxed.py), where it was killed its exit status alone, as "code"; and
+        "stopped": "time" where the time was up.
+    """
+    status, told = os.pipe()
+    lifeline, held = os.pipe()
     packages = _packages()
-    told = {name: theirs[name] for name in ("result", "status", "lifeline")}
-    settings = {**settings, **told, "packages": packages, "readable": _readable(packages)}
-    deadline = time.monotonic() + seconds
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(SCRIPT), json.dumps(settings)],
-            stdin=source,
-            stdout=theirs["printed"],
-            stderr=theirs["printed"],
-            cwd=settings["folder"],
-            env=_environment(settings["folder"]),
-            pass_fds=tuple(told.values()),
-            start_new_session=True,
-        )
-        close(*theirs.values())
+    settings = {**settings, "status": told, "lifeline": lifeline, "packages": packages, "readable": _readable(packages)}
+    with open(status, "rb", buffering=0) as said, open(held, "wb") as life:
         try:
-            _listen(ours, deadline, heard)
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-B", str(SCRIPT), json.dumps(settings)],
+                stdin=source,
+                stdout=printed,
+                stderr=printed,
+                cwd=settings["folder"],
+                env=_environment(settings["folder"]),
+                pass_fds=(settings["result"], told, lifeline),
+                start_new_session=True,
+            )
         finally:
-            close(pipes["lifeline"][1])  # which has the keeper end everything
+            os.close(told)
+            os.close(lifeline)
+        try:
+            in_time, _, _ = select.select([said], [], [], seconds)
+        finally:
+            life.close()  # which has the keeper end everything
             try:
                 process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-            heard.exit_code = process.wait()
-        _drain(ours, heard)
-    finally:
-        close(*open_ends.copy())
+            code = process.wait()
+        try:
+            keeper = json.loads(said.read(PIECE) or "{}") if in_time else {}
+        except ValueError:
+            keeper = {}
+    return {"code": code, **keeper, **({} if in_time else {"stopped": "time"})}
 
 
-def _listen(ours: dict[str, int], deadline: float, heard: _Heard) -> None:
-    """Take in what comes, until the keeper is done, time is up or it is too much.
-
-    The result's end is not waited for: a process that keeps that pipe open would have one wait for ever.
-    """
-    with selectors.DefaultSelector() as selector:
-        for name, end in ours.items():
-            os.set_blocking(end, False)
-            selector.register(end, selectors.EVENT_READ, name)
-        while not heard.stopped:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                heard.stopped = "time"
-            for key, _ in selector.select(max(left, 0.0)):
-                data = os.read(key.fd, PIECE)
-                heard.take(key.data, data)
-                if not data:
-                    selector.unregister(key.fd)
-                    if key.data == "status":
-                        return
-
-
-def _drain(ours: dict[str, int], heard: _Heard) -> None:
-    """Take in what is left in the pipes when all writers have ended."""
-    for name, end in ours.items():
-        with suppress(BlockingIOError):
-            while heard.stopped in ("", "time") and (data := os.read(end, PIECE)):
-                heard.take(name, data)
-
-
-def _failure(heard: _Heard, limits: Limits) -> str:
+def _failure(ended: dict[str, Any], stopped: str, limits: Limits) -> str:
     """Why a run gave no result, where that is known without reading one; "" otherwise."""
-    keeper, stopped = heard.keeper, heard.stopped or heard.keeper.get("stopped")
-    code, cpu = keeper.get("code", heard.exit_code), keeper.get("cpu", 0.0)
-    for what, message in (
-        ("time", f"The program took longer than the time limit of {limits.seconds:g} s"),
-        ("result", f"The result is larger than {limits.output_mb:g} MB"),
-        ("printed", f"The program printed more than {limits.output_mb:g} MB"),
-        ("processes", f"The program started more than {limits.processes} threads or processes"),
-        ("files", f"The program keeps more than {limits.folder_mb:g} MB or too many files, named or removed, in its folder"),
-    ):
-        if stopped == what:
-            return message
-    if code < 0 and (code == -signal.SIGXCPU or cpu >= limits.cpu_seconds):
+    reasons = {
+        "time": f"The program took longer than the time limit of {limits.seconds:g} s",
+        "result": f"The result is larger than {limits.output_mb:g} MB",
+        "printed": f"The program printed more than {limits.output_mb:g} MB",
+        "processes": f"The program started more than {limits.processes} threads or processes",
+        "files": f"The program keeps more than {limits.folder_mb:g} MB or too many files, named or removed, in its folder",
+    }
+    code = ended["code"]
+    if stopped in reasons:
+        return reasons[stopped]
+    if code < 0 and (code == -signal.SIGXCPU or ended.get("cpu", 0.0) >= limits.cpu_seconds):
         return f"The program used up its {limits.cpu_seconds:g} s of CPU time"
     if code < 0:
         known = {int(one): one.name for one in signal.Signals}
@@ -292,23 +229,23 @@ def _failure(heard: _Heard, limits: Limits) -> str:
     return ""
 
 
-def _parsed(result: bytearray, code: int) -> dict[str, Any]:
-    """The JSON object that came over the result's pipe, or one with an "error"; the program may have sent anything."""
+def _parsed(result: bytes, code: int) -> dict[str, Any]:
+    """The JSON object that came as the result, or one with an "error"; the program may have sent anything."""
     if not result:
         return {"error": f"The program ended without a result (exit code {code}): it must not end itself"}
     try:
         reply = json.loads(result.decode("utf-8"), parse_int=_integer)
     except (ValueError, RecursionError) as error:
-        return {"error": f"What the program sent is no JSON ({error})"}
+        return {"error": f"What the program gave cannot be read: {error}"}
     if not isinstance(reply, dict) or ("points" in reply) == ("error" in reply):
         return {"error": "What the program sent is no result"}
     return reply
 
 
 def _integer(digits: str) -> int:
-    """An integer, unless it is so long that to read it takes long; Python's own limit may be off."""
+    """An integer, unless it is so long that to read it takes long."""
     if len(digits) > MOST_DIGITS:
-        raise ValueError(f"an integer of {len(digits)} digits")
+        raise ValueError(f"it holds an integer of {len(digits.removeprefix('-'))} digits, at most {MOST_DIGITS} are allowed")
     return int(digits)
 
 

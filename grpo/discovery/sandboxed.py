@@ -13,9 +13,7 @@ import contextlib
 import errno
 import importlib.util
 import json
-import math
 import mmap
-import operator
 import os
 import resource
 import select
@@ -25,6 +23,7 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,16 +37,17 @@ else:  # by its path: with the package's folder on sys.path the program would fi
 MB = 1_000_000
 LOOK_SECONDS = 0.02  # how often the keeper looks at the threads and the files of the program
 MAX_FILES = 1000
-MAX_DIGITS = 4000  # of an integer; Python reads no more than 4300 unless told to
-MOST = 10**MAX_DIGITS
 POINTS_FROM = ("run_code", "get_centers", "points")
 
 
 # ------------------------------------------------------------------------------------------------------------- the program
 
 
-def answer(source: bytes, name: str) -> dict[str, Any]:
-    """Run a program: {"points": what it gave, as plain lists} or {"error": what went wrong, for its author}."""
+def answer(source: bytes, name: str, encode: Callable[..., str], set_digits: Callable[[int], None]) -> str:
+    """Run a program: as JSON {"points": what it gave} or {"error": what went wrong, for its author}.
+
+    No number is changed: the verifier refuses what is no integer.
+    """
     module = types.ModuleType("program")  # not __main__: what a program does only as a script is not wanted
     module.__file__ = name
     sys.modules["program"] = module
@@ -55,67 +55,32 @@ def answer(source: bytes, name: str) -> dict[str, Any]:
         exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)
         found = next((one for one in POINTS_FROM if one in module.__dict__), None)
         if found is None:
-            return {"error": "The program defines neither run_code() nor get_centers() nor points"}
+            return encode({"error": "The program defines neither run_code() nor get_centers() nor points"})
         value = module.__dict__[found]
-        return {"points": plain(value() if callable(value) else value, found + "()" * callable(value))}
+        points = value() if callable(value) else value
+        set_digits(0)
+        return encode({"points": points}, default=listed)
     except BaseException as error:  # whatever the program raises, to end itself too
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
-        return {"error": told(error, source, name)}
+        return encode({"error": told(error, source, name)})
 
 
 class NotPoints(Exception):
     """What a program gave is no list of points; the message says what it is instead."""
 
 
-def plain(value: Any, origin: str) -> list[Any]:
-    """Points as lists of what JSON knows. No number is changed: what is no integer is left to be refused.
-
-    Raises:
-        NotPoints: that cannot be.
-    """
-    points = listed(value)
-    if not isinstance(points, list):
-        raise NotPoints(f"{origin} is {a(value)}, expected a list of points, each a list of integers")
-    return [plain_point(point, index) for index, point in enumerate(points)]
-
-
-def plain_point(value: Any, index: int) -> list[Any]:
-    """One point; as ``plain``."""
-    point = listed(value)
-    if not isinstance(point, list):
-        raise NotPoints(f"Point {index} is {a(value)}, expected a list of integers")
-    return [
-        entry if type(entry) is int and -MOST < entry < MOST else plain_entry(entry, index, i) for i, entry in enumerate(point)
-    ]
-
-
-def plain_entry(value: Any, index: int, position: int) -> Any:
-    """One coordinate; as ``plain``."""
-    scalar = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(scalar, int) and not isinstance(scalar, bool):
-        scalar = operator.index(scalar)
-        if not -MOST < scalar < MOST:
-            digits = int(scalar.bit_length() * math.log10(2)) + 1
-            raise NotPoints(f"Point {index}, entry {position} has about {digits} digits, at most {MAX_DIGITS} are allowed")
-    elif isinstance(scalar, str):
-        scalar = scalar[:100]
-    elif not (scalar is None or isinstance(scalar, bool | float)):
-        raise NotPoints(f"Point {index}, entry {position} is {a(value)}, expected an integer")
-    return scalar
-
-
 def listed(value: Any) -> Any:
-    """A tuple or an array as a list; anything else as it is."""
-    if isinstance(value, tuple):
-        return list(value)
-    return value.tolist() if hasattr(value, "tolist") else value
+    """An array or a scalar of numpy as what JSON knows."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise NotPoints(f"The points are or hold {a(value)}, expected a list of lists of integers")
 
 
 def a(value: object) -> str:
     """What kind of thing a value is: "a generator"."""
-    name = "None" if value is None else type(value).__name__
-    return name if value is None else f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def told(error: BaseException, source: bytes, name: str) -> str:
@@ -164,14 +129,9 @@ def run_program(settings: dict[str, Any], ready: int, keeper: int) -> NoReturn:
     encode, set_digits = json.dumps, sys.set_int_max_str_digits  # as they are now, whatever the program makes of them
     os.write(ready, b"1" if confinement.protect(settings) else b"0")
     os.close(ready)
-    reply = answer(source, settings["name"])
+    left = memoryview(answer(source, settings["name"], encode, set_digits).encode())
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
-    set_digits(0)
-    try:
-        left = memoryview(encode(reply).encode())
-    except MemoryError:
-        left = memoryview(encode({"error": "MemoryError: no memory was left to send the points"}).encode())
     while left:
         left = left[os.write(result, left) :]
     os._exit(0)  # at once: what the program registered for its end does not run

@@ -2,34 +2,28 @@
 
 A set C of integer vectors other than 0 with min |x - y| >= max |x| over distinct x, y in C proves that the kissing number is
 at least |C|: scaled to one length, the vectors are the centers of unit balls that touch one and do not overlap. No number is
-rounded here; what is computed in 64 bits has been shown to fit into them.
+rounded here: floats hold only integers below 2^53.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from grpo.common.errors import UserError, reason
 from grpo.discovery.sandbox import Limits, run_program
 
 MOST_POINTS = {11: 868}  # de Laat and Leijenhorst 2024: no more balls than that can touch one, by dimension
 MAX_PROGRAM_MB = 1.0
-BLOCK = 1 << 21  # how many pairs are looked at together
-BLOCK_OF_DIFFERENCES = 1 << 12  # of integers of any size, which take more room
-MOST_COMPARED = 1 << 15  # pairs of such points, of which the nearest is looked for
+LEADING_BITS = 22  # of coordinates: a sum of 32 squares of their differences stays below 2^53, and so is exact as a float
+MOST_COMPARED = 1 << 15  # pairs of points of larger integers, of which the nearest is looked for
 DIGITS_SHOWN, SQUARE_DIGITS_SHOWN = 40, 200  # of a longer number only the ends are shown
 ENDS_SHOWN = 12
 PRINTED_SHOWN = 500  # characters
-
-Integers = NDArray[np.int64]
-Objects = NDArray[np.object_]  # of Python's integers
 
 
 @dataclass(frozen=True)
@@ -195,52 +189,30 @@ def _problem_of_distances(points: list[list[int]]) -> str:
 def _nearest(points: list[list[int]], wanted: int) -> tuple[int, int, int, bool]:
     """The first of the pairs of points with the smallest distance, that distance squared, and True.
 
-    Of large integers only the leading bits are compared first (:func:`_near`), which leaves few pairs to compare in full. Where
-    it leaves many, of which the first is nearer than ``wanted`` (squared) already, that one is returned, and False: to compare
-    all would take seconds.
+    Of large integers only the leading bits are compared first, which leaves few pairs to compare in full. Where it leaves many,
+    of which the first is nearer than ``wanted`` (squared) already, that one is returned, and False: to compare all would take
+    seconds.
     """
+    from scipy.spatial.distance import pdist
+
     exact = np.array(points, dtype=object)
-    leading, shift = _leading_bits(exact - exact[0])
-    rows, columns = _near_pairs(leading, exact=shift == 0)
+    moved = exact - exact[0]  # where all are far away and near one another, their leading bits would say nothing
+    shift = max(0, int(np.abs(moved).max()).bit_length() - LEADING_BITS)
+    squares = pdist((moved >> shift).astype(np.float64), "sqeuclidean")
+    near = np.flatnonzero(squares <= _near(int(squares.min()), exact.shape[1], exact=shift == 0))
+    rows, columns = (indices[near] for indices in np.triu_indices(len(points), 1))
     if shift == 0:
-        i, j = int(rows[0]), int(columns[0])
-        return i, j, _squared_distance(points[i], points[j]), True
-    first = int(rows[0]), int(columns[0])
-    if len(rows) > MOST_COMPARED and (square := _squared_distance(points[first[0]], points[first[1]])) < wanted:
-        return *first, square, False
-    # Where all points but a few are near one another, the leading bits of their coordinates say nothing, so now of differences:
-    # a length is at least the largest coordinate, and at most that times the root of the dimension.
-    sizes = np.concatenate([_bit_lengths(part) for part in _differences(exact, rows, columns)])
-    near = sizes <= sizes.min() + math.isqrt(exact.shape[1]).bit_length()
-    rows, columns, size = rows[near], columns[near], int(sizes[near].max())
-    shift = max(0, size - _room(exact.shape[1]))
-    squares = np.concatenate([_squares(part >> shift) for part in _differences(exact, rows, columns)])
-    near = squares <= _near(int(squares.min()), exact.shape[1], exact=shift == 0)
-    rows, columns = rows[near], columns[near]
-    lengths = [int(length) for part in _differences(exact, rows, columns) for length in (part * part).sum(axis=1)]
+        near, rows, columns = near[:1], rows[:1], columns[:1]
+    first = _squared_distance(points[rows[0]], points[columns[0]])
+    if len(near) > MOST_COMPARED and first < wanted:
+        return int(rows[0]), int(columns[0]), first, False
+    lengths = [_squared_distance(points[i], points[j]) for i, j in zip(rows, columns, strict=True)]
     best = min(range(len(lengths)), key=lengths.__getitem__)
     return int(rows[best]), int(columns[best]), lengths[best], True
 
 
 def _squared_distance(point: list[int], other: list[int]) -> int:
     return sum((x - y) ** 2 for x, y in zip(point, other, strict=True))
-
-
-def _room(dimension: int) -> int:
-    """How many bits coordinates may have so that all sums of their differences' squares stay below 2^61 in 64 bits."""
-    return (61 - dimension.bit_length()) // 2 - 2
-
-
-def _leading_bits(vectors: Objects) -> tuple[Integers, int]:
-    """Vectors divided by 2^shift and rounded down, so that they have no more than ``_room`` bits; and the shift."""
-    shift = max(0, int(_bit_lengths(vectors).max()) - _room(vectors.shape[1]))
-    return (vectors >> shift).astype(np.int64), shift
-
-
-def _bit_lengths(vectors: Objects) -> Integers:
-    """Of the largest coordinate of each vector."""
-    largest = np.abs(vectors).max(axis=1)
-    return np.array([int(size).bit_length() for size in largest], dtype=np.int64)
 
 
 def _near(smallest: int, dimension: int, exact: bool) -> int:
@@ -251,35 +223,3 @@ def _near(smallest: int, dimension: int, exact: bool) -> int:
     its leading bits are shorter than sqrt(m) + 2 r. Squared: m + 4 sqrt(m dimension) + 4 dimension.
     """
     return smallest if exact else smallest + 4 * (math.isqrt(smallest * dimension) + 1) + 4 * dimension
-
-
-def _near_pairs(vectors: Integers, exact: bool) -> tuple[Integers, Integers]:
-    """The pairs that may be the nearest to each other, in order; ``exact``: nothing was cut off."""
-    smallest = min(int(squares.min()) for _, _, squares in _blocks(vectors))
-    most = _near(smallest, vectors.shape[1], exact)
-    found = [(rows[squares <= most], columns[squares <= most]) for rows, columns, squares in _blocks(vectors)]
-    return np.concatenate([rows for rows, _ in found]), np.concatenate([columns for _, columns in found])
-
-
-def _blocks(vectors: Integers) -> Iterator[tuple[Integers, Integers, Integers]]:
-    """All pairs, a part at a time: first and second index (the larger one), and squared distance."""
-    count = len(vectors)
-    norms, height = _squares(vectors), max(1, BLOCK // count)
-    for start in range(0, count - 1, height):
-        part = slice(start, start + height)
-        squares = norms[part, None] + norms[None, :] - 2 * (vectors[part] @ vectors.T)
-        rows, columns = np.nonzero(np.arange(count)[None, :] > np.arange(count)[part, None])
-        yield rows + start, columns, squares[rows, columns]
-
-
-def _squares(vectors: Any) -> Integers:
-    """The squared length of each vector of leading bits."""
-    small = vectors.astype(np.int64)
-    return np.asarray((small * small).sum(axis=1), dtype=np.int64)
-
-
-def _differences(points: Objects, rows: Integers, columns: Integers) -> Iterator[Objects]:
-    """The differences of pairs of points, a part at a time."""
-    for start in range(0, len(rows), BLOCK_OF_DIFFERENCES):
-        part = slice(start, start + BLOCK_OF_DIFFERENCES)
-        yield points[rows[part]] - points[columns[part]]

@@ -228,7 +228,10 @@ def test_programs_with_22_points(program: str) -> None:
     ("program", "message"),
     [
         ("import numpy as np\npoints = np.eye(11)", "Point 0, entry 0 is 1.0, a float"),
-        ("points = [[10**5000] * 11]", "Point 0, entry 0 has about 5001 digits, at most 4000 are allowed"),
+        ("points = None", "The points are null, expected a list"),
+        ("points = [{1: 2}]", "Point 0 is an object"),
+        ("points = [[[[1]]] + [0] * 10]", "Point 0, entry 0 is a list"),
+        ("points = [[10**5000] * 11]", "holds an integer of 5001 digits, at most 4000 are allowed"),
         ("x = 1\n\nraise ValueError('no such code')", "ValueError: no such code (line 3: raise ValueError('no such code'))"),
         ("print('almost')\n1 / 0", "ZeroDivisionError: division by zero (line 2: 1 / 0). The end of what it printed: almost"),
     ],

@@ -124,7 +124,7 @@ def summarise(log: Log, ended_by: str, committed: Verification) -> dict[str, Any
         "attempts": len(attempts),
         "valid": sum(attempt.score > 0 for attempt in attempts),
         "calls": sum(attempt.proposal.calls for attempt in attempts),
-        "failed_calls": sum(len(attempt.proposal.errors) for attempt in attempts),
+        "failed_calls": sum(attempt.proposal.failed_calls for attempt in attempts),
         "tokens": sum(attempt.proposal.tokens for attempt in attempts),
         "by_kind": _by_kind(attempts),
         "failures": dict(Counter(_reason(a) for a in attempts if a.score == 0).most_common()),

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from grpo.common.errors import UserError
 from grpo.common.files import damaged, read_json, write_json
 from grpo.discovery.verifier import Verification
@@ -28,7 +30,6 @@ class Proposal:
         answer: of a language model, its whole answer.
         tokens: used by the endpoint's own account, or estimated where it gives none.
         calls: requests made for it, failed ones included.
-        errors: of the failed requests, one line each.
     """
 
     program: str | None
@@ -39,7 +40,11 @@ class Proposal:
     answer: str | None = None
     tokens: int = 0
     calls: int = 1
-    errors: tuple[str, ...] = ()
+
+    @property
+    def failed_calls(self) -> int:
+        """Of the requests to a language model, those without an answer."""
+        return 0 if self.messages is None else self.calls - (self.answer is not None)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,9 @@ class Settings:
     seed: int
     model: str | None = None
     base_url: str | None = None
+
+
+_SETTINGS, _ATTEMPTS = TypeAdapter(Settings), TypeAdapter(list[Attempt])
 
 
 @dataclass
@@ -135,16 +143,10 @@ def read_log(path: Path, made_by: str = "") -> tuple[Settings, list[Attempt]]:
     """
     values = read_json(path, made_by, keys=("settings", "attempts"))
     try:
-        settings, attempts = Settings(**values["settings"]), [_attempt(entry) for entry in values["attempts"]]
-    except (TypeError, KeyError) as error:
+        settings, attempts = _SETTINGS.validate_python(values["settings"]), _ATTEMPTS.validate_python(values["attempts"])
+    except ValidationError as error:
         raise damaged(path, error, made_by) from error
     for index, attempt in enumerate(attempts):
-        if attempt.index != index or not isinstance(attempt.score, float):
+        if attempt.index != index:
             raise damaged(path, f"attempt {index} is not what it should be", made_by)
     return settings, attempts
-
-
-def _attempt(entry: dict[str, Any]) -> Attempt:
-    proposal = entry["proposal"]
-    tuples = {name: tuple(proposal[name]) for name in ("parents", "errors")}
-    return Attempt(**{**entry, "proposal": Proposal(**{**proposal, **tuples}), "verdict": Verification(**entry["verdict"])})

@@ -103,8 +103,7 @@ def _stop_if_silent(attempts: Sequence[Attempt]) -> None:
     """Raise UserError if the endpoint has not answered for several attempts; a mutation always answers."""
     last = [attempt.proposal for attempt in attempts[-SILENCE:]]
     if len(last) == SILENCE and all(proposal.messages is not None and proposal.answer is None for proposal in last):
-        error = last[-1].errors[-1] if last[-1].errors else last[-1].problem
         raise UserError(
-            f"the endpoint has not answered {SILENCE} times in a row ({error}). Everything so far is kept; check the endpoint "
+            f"{SILENCE} attempts in a row were in vain ({last[-1].problem}). Everything so far is kept; check the endpoint "
             "and start the same command again."
         )

@@ -6,14 +6,13 @@ asked anyway.
 
 from __future__ import annotations
 
-import ast
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
 from random import Random
+from symtable import Symbol, symtable
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -163,13 +162,10 @@ PYTHON = {"python", "py", "python3"}
 FUNCTIONS = {"run_code", "get_centers"}
 INTERFACE = FUNCTIONS | {"points"}
 
-ENDS_TRIED = 10  # fences that may lie within a program's strings
-
 # A tag that begins reasoning stands at the beginning of a line; elsewhere it may be part of a program.
-_TAG = re.compile(
-    r"^[ \t]*<(?:think|thinking|thought|reasoning)>|(?P<end></(?:think|thinking|thought|reasoning)>)", re.M | re.I
-)
-_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^`]*)")
+_TAGS = r"(?:think|thinking|thought|reasoning)>"
+_REASONING = re.compile(rf"^[ \t]*<{_TAGS}(?:(?!</?{_TAGS}).)*</{_TAGS}", re.M | re.S | re.I)
+_FENCED = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\n]*)$\n?(.*?)(?:^[ \t]*(\2)[`~]*[ \t]*$|\Z)", re.M | re.S)
 
 
 @dataclass(frozen=True)
@@ -217,58 +213,26 @@ def extract_program(answer: str) -> tuple[str | None, str]:
 
 def _without_reasoning(answer: str) -> tuple[str, bool]:
     """The answer outside its reasoning, and whether it ends within it."""
-    kept: list[str] = []
-    inside, at = False, 0
-    for tag in _TAG.finditer(answer):
-        if not tag["end"]:
-            kept += [] if inside else [answer[at : tag.start()]]
-            inside = True
-        else:
-            # An end without a beginning: the chat template has swallowed it, or the reasoning speaks of such tags.
-            kept = kept if inside else []
-            inside = False
-        at = tag.end()
-    return "\n".join(kept if inside else [*kept, answer[at:]]), inside
+    # An end without a beginning: the chat template has swallowed it, or the reasoning speaks of such tags.
+    text = re.split(f"</{_TAGS}", _REASONING.sub("", answer), flags=re.I)[-1]
+    before, *inside = re.split(rf"^[ \t]*<{_TAGS}", text, maxsplit=1, flags=re.M | re.I)
+    return before, bool(inside)
 
 
 def _blocks(text: str) -> list[_Block]:
-    """All fenced blocks. A fence within a program's string, such as a docstring's, does not end the program."""
-    lines = text.split("\n")
-    blocks: list[_Block] = []
-    at = 0
-    while at < len(lines):
-        opening = _FENCE.fullmatch(lines[at])
-        at += 1
-        if not opening:
-            continue
-        indent, fence, info = opening.groups()
+    """All fenced blocks, without the indentation of their fences."""
+    found = []
+    for indent, _, info, block, closing in _FENCED.findall(text):
+        lines = [line.removeprefix(indent) for line in block.split("\n")]
         language = (info.split() or [""])[0].strip("{}.").lower()
-        closing = (number for number in range(at, len(lines)) if _closes(lines[number], fence))
-        # Each with the text before it, without the indentation of the fences.
-        ends = [(end, "\n".join(_outdented(lines[at:end], indent))) for end in islice(closing, ENDS_TRIED)]
-        if not ends:
-            blocks.append(_Block(language, "\n".join(_outdented(lines[at:], indent)), finished=False))
-            break
-        whole = (one for one in ends if not _syntax_error(one[1]))
-        end, block = next(whole, ends[0]) if language in PYTHON | {""} else ends[0]
-        blocks.append(_Block(language, block, finished=True))
-        at = end + 1
-    return blocks
-
-
-def _outdented(lines: list[str], indent: str) -> list[str]:
-    return [line[len(indent) :] if line.startswith(indent) else line.lstrip() for line in lines]
-
-
-def _closes(line: str, fence: str) -> bool:
-    stripped = line.strip()
-    return len(stripped) >= len(fence) and set(stripped) == {fence[0]}
+        found.append(_Block(language, "\n".join(lines), bool(closing)))
+    return found
 
 
 def _syntax_error(text: str) -> str:
     """What keeps a text from being Python, with its line; empty if nothing does."""
     try:
-        _parse(text)
+        _symbols(text)
     except SyntaxError as error:
         where = f"line {error.lineno}: " if error.lineno else ""
         line = f" (`{error.text.strip()[:100]}`)" if error.text and error.text.strip() else ""
@@ -278,32 +242,18 @@ def _syntax_error(text: str) -> str:
     return ""
 
 
-def _parse(text: str) -> ast.Module:
+def _symbols(text: str) -> list[Symbol]:
+    """The global names of a program."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escape sequences such as "\d", which are no concern of the user's
-        return ast.parse(text)
+        return symtable(text, "program", "exec").get_symbols()
 
 
 def _is_program(text: str) -> bool:
     """Whether a text is Python that defines what the verifier looks for, and does not use what another block defines."""
     if _syntax_error(text):
         return False
-    tree = _parse(text)
-    defined = _defined(tree)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    symbols = _symbols(text)
+    defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
+    used = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
     return bool(defined & INTERFACE) and not (used & FUNCTIONS) - defined
-
-
-def _defined(tree: ast.Module) -> set[str]:
-    """The global names of a program."""
-    names = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    queue: list[ast.AST] = list(tree.body)
-    while queue:
-        node = queue.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif not isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            queue.extend(ast.iter_child_nodes(node))
-    return names

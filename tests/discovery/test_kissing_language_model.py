@@ -43,7 +43,7 @@ from fake_endpoint import (
 
 from grpo.common.errors import UserError
 from grpo.discovery import language_model
-from grpo.discovery.language_model import NO_KEY, Endpoint, endpoint_from_environment, propose_with
+from grpo.discovery.language_model import NO_KEY, TRIES, Endpoint, endpoint_from_environment, propose_with
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, Log, Settings, open_log
 from grpo.discovery.search import SILENCE, Budget, search, seed_of
 from grpo.discovery.strategies import REFUSED, STRATEGIES
@@ -53,7 +53,7 @@ from grpo.discovery.verifier import verify_text
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits, and no proxy on the way to this machine."""
-    monkeypatch.setattr(language_model, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for name in ("OPENAI_BASE_URL", "OPENAI_MODEL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -63,9 +63,9 @@ def open_search(server: FakeEndpoint, folder: Path, strategy: str = "refine", se
     return open_log(folder / LOG, Settings("language model", strategy, seed, MODEL, server.url))
 
 
-def run(server: FakeEndpoint, folder: Path, budget: Budget, strategy: str = "refine", **endpoint: Any) -> list[Attempt]:
+def run(server: FakeEndpoint, folder: Path, budget: Budget, strategy: str = "refine") -> list[Attempt]:
     """The attempts of a search, as its log has them."""
-    propose = propose_with(Endpoint(server.url, MODEL, **{"key": KEY, **endpoint}), strategy)
+    propose = propose_with(Endpoint(server.url, MODEL, KEY), strategy)
     search(propose, verify_text, budget, open_search(server, folder, strategy))
     assert KEY not in (folder / LOG).read_text()
     return open_search(server, folder, strategy).attempts
@@ -84,7 +84,7 @@ SCORES = [0, 0, 22, 0, 38, 22, 0, 0]
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
     with FakeEndpoint(SCRIPT) as server:
-        attempts = run(server, tmp_path, Budget(calls=8), strategy, temperature=0.7, max_tokens=1234)
+        attempts = run(server, tmp_path, Budget(calls=8), strategy)
     assert scores(attempts) == SCORES
     assert (tmp_path / BEST_PROGRAM).read_text() == CROSS_AND_CUBE
     assert server.paths == ["/v1/chat/completions"] * 8
@@ -92,15 +92,15 @@ def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
     for index, (attempt, request) in enumerate(zip(attempts, server.requests, strict=True)):
         assert request["messages"] == attempt.proposal.messages
         assert request["seed"] == attempt.seed == seed_of(0, index)
-        assert (request["model"], request["temperature"], request["max_tokens"]) == (MODEL, 0.7, 1234)
-        assert attempt.proposal.calls == 1 and attempt.proposal.tokens == 100 and attempt.proposal.errors == ()
+        assert (request["model"], request["temperature"]) == (MODEL, 1.0) and "max_tokens" not in request
+        assert attempt.proposal.calls == 1 and attempt.proposal.tokens == 100 and attempt.proposal.failed_calls == 0
         assert attempt.propose_s > 0 and (attempt.verify_s > 0) == (attempt.proposal.program is not None)
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", attempt.started_at)
         assert all(parent < index for parent in attempt.proposal.parents)
     assert attempts[0].verdict.message.startswith("Minimum squared distance 1 < maximum squared norm 4")
     assert attempts[1].proposal.answer == "I would rather talk about the weather."
     assert attempts[1].verdict.message == "the answer holds no code block"
-    assert attempts[3].verdict.message.startswith("the answer was cut by the length limit (1234 tokens")
+    assert attempts[3].verdict.message.startswith("the answer was cut by the length limit of the model")
     assert "no closing fence" in attempts[3].verdict.message
 
 
@@ -186,68 +186,68 @@ def test_tokens_are_estimated_where_the_endpoint_does_not_count(tmp_path: Path) 
         (refusing(409, "locked"), "HTTP 409: locked"),
         (Behaviour("<h1>Bad\nGateway</h1>", 502), "HTTP 502: <h1>Bad Gateway</h1>"),
         (HANG_UP, "no connection: "),
-        (SLOW, "no answer within 1 seconds"),
-        (NOT_JSON, "a malformed answer (not JSON: <html>welcome to the proxy</html>)"),
-        (replace(NOT_JSON, headers={"Content-Type": "application/json"}), "a malformed answer (not JSON: <html>"),
-        (NO_CHOICES, 'a malformed answer (without a choice: {"choices": []})'),
-        (Behaviour("[]"), "a malformed answer (without a choice: [])"),
-        (Behaviour('{"choices": [{"message": {"content": 5}}]}'), "a malformed answer (its content is no text"),
-        (Behaviour('{"choices": [{"message": null}]}'), "a malformed answer (without a choice"),
-        (Behaviour(""), "a malformed answer (not JSON: )"),
+        (SLOW, "nothing within 1 seconds"),
     ],
 )
-def test_what_may_pass_is_tried_again(tmp_path: Path, failure: Behaviour, line: str) -> None:
+def test_what_may_pass_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Behaviour, line: str
+) -> None:
+    monkeypatch.setattr(language_model, "TIMEOUT", 1 if failure is SLOW else 60)
     with FakeEndpoint([failure, GOOD]) as server:
-        attempts = run(server, tmp_path, Budget(calls=2), timeout=1 if failure is SLOW else 60)
-    assert scores(attempts) == [22]
-    (error,) = attempts[0].proposal.errors
-    assert error.startswith(line) and "\n" not in error
-    assert attempts[0].proposal.calls == 2 and server.requests[0] == server.requests[1]
+        (attempt,) = run(server, tmp_path, Budget(calls=2))
+    assert attempt.score == 22 and server.requests[0] == server.requests[1]
+    assert (attempt.proposal.calls, attempt.proposal.failed_calls) == (2, 1)
+    monkeypatch.setattr(language_model, "TRIES", 2)
+    with FakeEndpoint([failure]) as server:
+        proposal = run(server, tmp_path / "in vain", Budget(calls=2))[0].proposal
+    assert (proposal.program, proposal.answer, proposal.tokens, proposal.calls, proposal.failed_calls) == (None, None, 0, 2, 2)
+    assert proposal.problem.startswith(f"the endpoint did not answer: {line}") and "\n" not in proposal.problem
 
 
-def test_retry_after_is_honoured_within_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        NOT_JSON,
+        replace(NOT_JSON, headers={"Content-Type": "application/json"}),
+        NO_CHOICES,
+        *map(Behaviour, ("[]", "", '{"choices": [{"message": {"content": 5}}]}', '{"choices": [{"message": null}]}')),
+    ],
+)
+def test_what_is_malformed_scores_nothing_and_the_search_goes_on(tmp_path: Path, answer: Behaviour) -> None:
+    with FakeEndpoint([answer, GOOD]) as server:
+        attempts = run(server, tmp_path, Budget(calls=2))
+    assert scores(attempts) == [0, 22] and attempts[0].proposal.calls == attempts[0].proposal.failed_calls == 1
+    assert attempts[0].proposal.problem.startswith("the endpoint did not answer: what it sent is malformed (")
+
+
+def test_retry_after_is_honoured(tmp_path: Path) -> None:
     with FakeEndpoint([BUSY, GOOD]) as server:
-        assert 0.5 <= run(server, tmp_path / "short", Budget(calls=2))[0].propose_s < 30
-    assert language_model.LONGEST_WAIT == 60
-    monkeypatch.setattr(language_model, "LONGEST_WAIT", 0.2)
-    for name, value in enumerate(("3600", "soon", "-1", "Wed, 21 Oct 2099 07:28:00 GMT")):
-        with FakeEndpoint([replace(BUSY, headers={"Retry-After": value}), GOOD]) as server:
-            assert run(server, tmp_path / str(name), Budget(calls=2))[0].propose_s < 30
-
-
-def test_waits_get_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language_model, "FIRST_WAIT", 0.05)
-    with FakeEndpoint([BROKEN, BROKEN, BROKEN, GOOD]) as server:
-        (attempt,) = run(server, tmp_path, Budget(calls=4))
-    assert 0.05 + 0.1 + 0.2 <= attempt.propose_s < 30 and len(attempt.proposal.errors) == 3
+        assert 0.5 <= run(server, tmp_path, Budget(calls=2))[0].propose_s < 30
 
 
 def test_an_attempt_in_vain_scores_nothing_and_the_search_goes_on(tmp_path: Path) -> None:
-    with FakeEndpoint([GOOD, BROKEN, HANG_UP, BROKEN, BETTER]) as server:
-        attempts = run(server, tmp_path, Budget(calls=5), tries=3)
-    assert scores(attempts) == [22, 0, 38]
-    proposal = attempts[1].proposal
-    assert (proposal.program, proposal.answer, proposal.tokens, proposal.calls) == (None, None, 0, 3)
-    assert len(proposal.errors) == 3
-    assert attempts[1].verdict.message == proposal.problem == "the endpoint did not answer: HTTP 500: out of memory"
+    with FakeEndpoint([GOOD, *[BROKEN] * TRIES, BETTER]) as server:
+        attempts = run(server, tmp_path, Budget(calls=TRIES + 2))
+    assert scores(attempts) == [22, 0, 38] and attempts[1].proposal.calls == attempts[1].proposal.failed_calls == TRIES
+    assert attempts[1].verdict.message == "the endpoint did not answer: HTTP 500: out of memory"
     prompts = server.prompts()
-    assert prompts[4] == prompts[1] and CROSS in prompts[4], "what never came is not fed back"
+    assert prompts[-1] == prompts[1] and CROSS in prompts[-1], "what never came is not fed back"
 
 
-def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path) -> None:
+def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_model, "TRIES", 1)
     with FakeEndpoint(lambda request: BROKEN if len(server.requests) <= SILENCE else GOOD) as server:
-        with pytest.raises(UserError, match=rf"has not answered {SILENCE} times in a row \(HTTP 500: out of memory\)"):
-            run(server, tmp_path, Budget(calls=100), tries=1)
-        assert scores(run(server, tmp_path, Budget(calls=SILENCE + 2), tries=1)) == [0] * SILENCE + [22] * 2
+        with pytest.raises(UserError, match=rf"{SILENCE} attempts in a row were in vain \(.*HTTP 500: out of memory\)"):
+            run(server, tmp_path, Budget(calls=100))
+        assert scores(run(server, tmp_path, Budget(calls=SILENCE + 2))) == [0] * SILENCE + [22] * 2
 
 
 def test_no_server_at_all(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        propose = propose_with(Endpoint(url, MODEL, KEY, tries=2), "simple")
-        proposal = propose([], 1)
-    assert proposal.problem.startswith("the endpoint did not answer: no connection: ") and proposal.calls == 2
+        proposal = propose_with(Endpoint(url, MODEL, KEY), "simple")([], 1)
+    assert proposal.problem.startswith("the endpoint did not answer: no connection: ") and proposal.calls == TRIES
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_mistakes_of_the_user_are_told_at_once(tmp_path: Path, failure: Behaviou
     with FakeEndpoint([GOOD, failure]) as server:
         with pytest.raises(UserError, match=told) as caught:
             run(server, tmp_path, Budget(calls=9))
-        assert len(server.requests) == 2
+        assert len(server.requests) == (1 + TRIES if failure.status == 429 else 2)
         assert str(caught.value).startswith(server.url) and KEY not in str(caught.value)
         assert scores(open_search(server, tmp_path).attempts) == [22], "what was done before is kept"
 
@@ -281,47 +281,24 @@ def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp
     too_long = refusing(400, "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens.")
     with FakeEndpoint([GOOD, too_long, too_long, BETTER]) as server:
         attempts = run(server, tmp_path, Budget(calls=4))
-    assert scores(attempts) == [22, 0, 38] and len(server.requests) == 4  # once more without a limit to the answer
+    assert scores(attempts) == [22, 0, 0, 38] and len(server.requests) == 4
     assert attempts[1].proposal.problem.startswith(f"{REFUSED}: HTTP 400: This model's maximum context length is 4096 tokens.")
     prompts = server.prompts()
-    assert CROSS in prompts[1] and prompts[2] == prompts[1] and prompts[3] == prompts[0]
+    assert CROSS in prompts[1] and prompts[2] == prompts[3] == prompts[0]
 
 
 @pytest.mark.parametrize(
-    ("complaint", "left_out", "instead"),
+    "complaint",
     [
-        (refusing(400, "Unsupported parameter: 'seed'", param="seed"), "seed", None),
-        (Behaviour('{"detail":[{"type":"extra_forbidden","loc":["body","seed"]}]}', 422), "seed", None),
-        (
-            refusing(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."),
-            "max_tokens",
-            "max_completion_tokens",
-        ),
-        (  # as vLLM 0.32 says it
-            refusing(400, "max_tokens=16384 cannot be greater than max_model_len=4096. Please request fewer output tokens."),
-            "max_tokens",
-            None,
-        ),
-        (
-            refusing(
-                400,
-                "However, you requested 17000 tokens (616 in the messages, 16384 in the completion).",
-            ),
-            "max_tokens",
-            None,
-        ),
+        refusing(400, "Unsupported parameter: 'seed'", param="seed"),
+        Behaviour('{"detail":[{"type":"extra_forbidden","loc":["body","seed"]}]}', 422),
     ],
 )
-def test_parameters_that_an_endpoint_does_not_know(
-    tmp_path: Path, complaint: Behaviour, left_out: str, instead: str | None
-) -> None:
-    with FakeEndpoint(lambda request: complaint if left_out in request else GOOD) as server:
-        attempts = run(server, tmp_path, Budget(calls=4), tries=1)
+def test_an_endpoint_that_takes_no_seed_gets_none(tmp_path: Path, complaint: Behaviour) -> None:
+    with FakeEndpoint(lambda request: complaint if "seed" in request else GOOD) as server:
+        attempts = run(server, tmp_path, Budget(calls=4))
     assert scores(attempts) == [22] * 3
     assert [attempt.proposal.calls for attempt in attempts] == [2, 1, 1], "the endpoint need not be asked each time"
-    assert "asked again" in attempts[0].proposal.errors[0]
-    assert all(left_out not in request for request in server.requests[1:])
-    assert instead is None or server.requests[1][instead] == server.requests[0][left_out]
 
 
 # ------------------------------------------------------------------------------------------------------------ odd answers
@@ -332,8 +309,8 @@ def test_parameters_that_an_endpoint_does_not_know(
     [
         (saying(""), "the answer is empty"),
         (saying(None), "the answer is empty"),
-        (saying(None, "length", reasoning_content="hm"), "the answer was cut by the length limit (16384 tokens"),
-        (saying("```python\npoints = [", "length"), "the answer was cut by the length limit (16384 tokens"),
+        (saying(None, "length", reasoning_content="hm"), "the answer was cut by the length limit of the model"),
+        (saying("```python\npoints = [", "length"), "the answer was cut by the length limit of the model"),
         (saying(None, refusal="I must not."), "the model refused to answer: the answer holds no code block"),
         (saying("", "content_filter"), "the endpoint's content filter stopped the answer: the answer is empty"),
         (saying("```python\ndef f(:\n```"), "the program does not parse: line 1: invalid syntax (`def f(:`)"),
@@ -367,9 +344,9 @@ def test_the_key_is_nowhere(tmp_path: Path) -> None:
     endpoint = Endpoint("http://127.0.0.1:1/v1", MODEL, KEY)
     assert KEY not in repr(endpoint) and KEY not in str(endpoint)
     echo = saying(f"Your key is {KEY}.\n```python\n# {KEY}\n{CROSS}```")
-    with FakeEndpoint([refusing(500, f"key {KEY} crashed"), Behaviour(f"key {KEY}"), echo]) as server:
-        (attempt,) = run(server, tmp_path, Budget(calls=3))
-    assert attempt.proposal.errors == ("HTTP 500: key *** crashed", "a malformed answer (not JSON: key ***)")
+    with FakeEndpoint([refusing(400, f"key {KEY} crashed"), Behaviour(f"key {KEY}"), echo]) as server:
+        refused, malformed, attempt = run(server, tmp_path, Budget(calls=3))
+    assert "key *** crashed" in refused.proposal.problem and "(key ***)" in malformed.proposal.problem
     assert "Your key is ***." in (attempt.proposal.answer or "")
     assert all(KEY not in file.read_text() for file in tmp_path.iterdir())
 
@@ -407,12 +384,6 @@ def test_settings_that_cannot_work(changes: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
         endpoint_from_environment({**ENVIRONMENT, **changes})
     assert KEY not in str(caught.value) and "cret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["timeout", "max_tokens", "tries", "temperature"])
-def test_numbers_that_cannot_work(name: str) -> None:
-    with pytest.raises(UserError, match=f"the endpoint's {name} is -1"):
-        Endpoint("http://127.0.0.1:1/v1", "m", **{name: -1})
 
 
 # ------------------------------------------------------------------------------------------------------ kills and damage

@@ -230,7 +230,6 @@ DOCSTRING = 'def run_code():\n    """Such as\n\n```\nrun_code()\n```\n"""\n    r
         (f"```python\n{PROGRAM}```\n```\nThis gives 582 points.", PROGRAM),
         (f"```\n{PROGRAM}```\n```\nThis gives 582 points.", PROGRAM),
         (f"```python\n{PROGRAM}```\n```python\n", PROGRAM),
-        (f"```python\n{DOCSTRING}```\nDone.", DOCSTRING),
         (f"<think>\n```python\n{OTHER}```\n</think>\n```python\n{PROGRAM}```", PROGRAM),
         (f"<think>\n```python\n{OTHER}\n</think>\n```python\n{PROGRAM}```", PROGRAM),
         (f"Let me see.\n```python\nx = [\n</think>\n\n```python\n{PROGRAM}```", PROGRAM),
@@ -267,6 +266,7 @@ def test_program_in_an_answer(answer: str, program: str) -> None:
         ("```python\n  points = 1\n x = 2\n```", "the program does not parse: line 1: unexpected indent"),
         ("```python\npoints = '\\d'\0\n```", "source code string cannot contain null bytes"),  # 3.11.2 puts ValueError before
         (f"```python\npoints = {'-' * 100_000}1\n```", "the program does not parse: it is nested too deeply"),
+        (f"```python\n{DOCSTRING}```\nDone.", "the program does not parse: line 2: unterminated triple-quoted"),
         (f"<think>\n```python\n{PROGRAM}```\nBut", "the answer ends within its reasoning"),
         (f"<think>\n```python\n{PROGRAM}```\n</think>\n", "the answer holds no code block"),
     ],

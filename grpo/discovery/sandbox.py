@@ -177,7 +177,7 @@ def _run(settings: dict[str, Any], source: IO[bytes], printed: IO[bytes], second
     lifeline, held = os.pipe()
     packages = _packages()
     settings = {**settings, "status": told, "lifeline": lifeline, "packages": packages, "readable": _readable(packages)}
-    with open(status, "rb", buffering=0) as said, open(held, "wb") as life:
+    with os.fdopen(status, "rb", buffering=0) as said, os.fdopen(held, "wb") as life:
         try:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", str(SCRIPT), json.dumps(settings)],

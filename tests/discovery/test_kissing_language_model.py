@@ -189,9 +189,7 @@ def test_tokens_are_estimated_where_the_endpoint_does_not_count(tmp_path: Path) 
         (SLOW, "nothing within 1 seconds"),
     ],
 )
-def test_what_may_pass_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Behaviour, line: str
-) -> None:
+def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Behaviour, line: str) -> None:
     monkeypatch.setattr(language_model, "TIMEOUT", 1 if failure is SLOW else 60)
     with FakeEndpoint([failure, GOOD]) as server:
         (attempt,) = run(server, tmp_path, Budget(calls=2))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from grpo.common.errors import UserError
+from grpo.common.metrics import METRICS
 from grpo.common.records import Rollout
 from grpo.common.world import ALONE, World
 from grpo.learner.batch import TrainBatch, old_log_probs
@@ -48,12 +49,7 @@ _MEANS = (  # over a train batch's response tokens
     "importance_mean",
     "importance_capped",
 )
-# What is in history.csv anyway, whatever the loss.
-_COLUMNS = {
-    *("step", "update", "loss", "gradient_norm", "ratio_min", "ratio_max", "mismatch_max", "skipped_update", "learning_rate"),
-    "loss_scale",
-    *_MEANS,
-}
+_COLUMNS = {"step", "update", *(metric.name for metric in METRICS)}  # of history.csv, whatever the loss
 
 
 class Learner:

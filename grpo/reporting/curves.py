@@ -8,42 +8,14 @@ from typing import Any
 
 import pandas as pd
 
+from grpo.common.metrics import METRICS as TABLE
+from grpo.common.metrics import UNITS
 from grpo.results.runs import REWARD, Run, by_arm, mean_curve
 
 # What the page offers, in this order, where an experiment's runs have it: column -> what it is, with its unit.
 METRICS = {
-    "validation": {
-        REWARD: "validation answer reward",
-        "val/reward": "validation reward that training follows",
-        "val/format_reward": "validation format reward",
-        "val/response_length": "validation response length (tokens)",
-        "val/response_length_correct": "length of correct responses (tokens)",
-        "val/response_length_incorrect": "length of incorrect responses (tokens)",
-        "val/token_entropy": "token entropy, validation (nats)",
-        "val/is_sentence": "share of responses: sentences",
-        "val/lists_only": "share of responses: lists of words",
-        "val/repeats_prompt": "share of responses: prompt repeated",
-        "val/cut_off": "share of responses cut off",
-    },
-    "history": {
-        "train/answer_reward": "answer reward of training rollouts",
-        "train/format_reward": "format reward of training rollouts",
-        "token_entropy": "token entropy (nats)",
-        "gradient_norm": "gradient norm, before clipping",
-        "loss": "loss",
-        "mean_nll": "negative log-likelihood per token (nats)",
-        "clip_fraction": "share of clipped tokens",
-        "ratio_max": "largest ratio to the sampling policy",
-        "train/zero_signal_fraction": "share of groups without signal",
-        "train/response_length": "response length of training rollouts (tokens)",
-        "train/correct": "correct rollouts, trained on",
-        "train/solved": "share of questions solved",
-        "kl/per_token": "KL per token, sampled estimate (nats)",
-        "kl/per_token_low_variance": "KL per token, low-variance estimate (nats)",
-        "kl/per_sequence": "KL per response, sampled estimate (nats)",
-        "lag_mean": "measured lag, mean over tokens (versions)",
-        "mismatch_kl": "KL between engine and learner (nats)",
-    },
+    "validation": {metric.name: metric.label for metric in TABLE if metric.charted and metric.name.startswith("val/")},
+    "history": {metric.name: metric.label for metric in TABLE if metric.charted and not metric.name.startswith("val/")},
 }
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
 AXES = {
@@ -53,22 +25,6 @@ AXES = {
     "seconds": "seconds without evaluation",
 }
 ENOUGH_POINTS = 8  # for a curve: a figure shows the training rollouts' reward where there are fewer evaluations
-SHARES = (
-    "answer_reward",
-    "format_reward",
-    "fraction",
-    "share",
-    "is_sentence",
-    "lists_only",
-    "repeats_prompt",
-    "solved",
-    "cut_off",
-)
-
-
-def is_share(column: str) -> bool:
-    """Whether a metric lies between 0 and 1."""
-    return column.endswith(SHARES)
 
 
 def number(value: Any) -> float | int | None:
@@ -107,7 +63,7 @@ def metrics_of(tables: Iterable[dict[str, dict[str, list[Any]]]]) -> list[dict[s
     """The metrics that all runs of an experiment have and that are not zero throughout, with their tables and titles."""
     runs = list(tables)
     return [
-        {"table": name, "column": column, "title": title, "share": is_share(column)}
+        {"table": name, "column": column, "title": title, "share": UNITS[column] == "share"}
         for name, metrics in METRICS.items()
         for column, title in metrics.items()
         if all(column in run[name] for run in runs) and any(any(run[name][column]) for run in runs)

@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from grpo.common.errors import UserError
+from grpo.common.metrics import TRL_NAMES
 from grpo.study import paths
 from grpo.tracking.mlflow_client import METRICS, STATE, SYSTEM, local_database, without_password
-from grpo.tracking.trl_names import TRL_NAMES
 
 ARTIFACTS = "mlruns"  # folder for the artifacts of a local database, beside it
 PLACES = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_models": "artifact_location"}

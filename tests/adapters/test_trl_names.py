@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from grpo.tracking.trl_names import TRL_NAMES
+from grpo.common.metrics import TRL_NAMES
 
 pytestmark = pytest.mark.adapters
 

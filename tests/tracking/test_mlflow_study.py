@@ -24,6 +24,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from grpo.common.files import dvc_hashes, write_json, write_text
+from grpo.common.metrics import TRL_NAMES
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tracking import mlflow_study, system_metrics
@@ -32,7 +33,6 @@ from grpo.tracking.mlflow_store import end_parents
 from grpo.tracking.mlflow_study import study_state
 from grpo.tracking.mlflow_sync import Sender, Sent, import_folders, sync
 from grpo.tracking.system_metrics import SystemMetrics, parse_gpus
-from grpo.tracking.trl_names import TRL_NAMES
 
 REPOSITORY = Path(__file__).parents[2]
 STATE = {"key": "k", "name": "study toy", "tags": {"study": "toy", "params_digest": "d"}, "settings": {"seeds": [0]}}

@@ -26,6 +26,7 @@ from study_parts import entry
 from training_parts import NoMlflow, by, contains_a_t, context, problems, read_csv, same_weights, without_a_t
 
 from grpo.common.errors import UserError
+from grpo.common.metrics import UNITS
 from grpo.common.records import Completion, Problem, Rollout, write_records
 from grpo.handouts import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
@@ -138,6 +139,7 @@ def test_training_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) 
     trained, _ = train(model, tokenizer, tmp_path / "run")
     rows = read_csv(tmp_path / "run/history.csv")
     assert list(rows[0])[: len(HISTORY)] == HISTORY
+    assert {*rows[0], *read_csv(tmp_path / "run/validation.csv")[0]} - {"step", "update"} <= UNITS.keys()
     assert all(math.isfinite(value) for row in rows for value in row.values())
     assert [row["step"] for row in rows] == [row["update"] for row in rows] == list(range(1, 21))
     first = sum(row["train/reward"] for row in rows[:2]) / 2

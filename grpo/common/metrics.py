@@ -1,0 +1,87 @@
+"""The table of metrics: what a run logs, how a reader calls it, its unit, and TRL's name for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """One metric.
+
+    Attributes:
+        name: its column in history.csv, or with ``val/`` in validation.csv, and its key in MLflow.
+        title: for readers.
+        unit: ``share`` (between 0 and 1), ``tokens``, ``nats``, ...; empty where there is none.
+        trl: what TRL 1.16's trainers log the same under; None where they log nothing that means the same.
+        charted: whether the report's page offers its curve.
+    """
+
+    name: str
+    title: str
+    unit: str = ""
+    trl: str | None = None
+    charted: bool = True
+
+    @property
+    def label(self) -> str:
+        """The title with the unit."""
+        return self.title if self.unit in {"", "share"} else f"{self.title} ({self.unit})"
+
+
+_DIFFERENCE = "sampling/sampling_logp_difference/"
+# In the order in which the page offers them.
+METRICS = (
+    Metric("val/answer_reward", "validation answer reward", "share"),
+    Metric("val/reward", "validation reward that training follows", trl="eval_reward"),
+    Metric("val/format_reward", "validation format reward", "share"),
+    Metric("val/response_length", "validation response length", "tokens", "eval_completions/mean_length"),
+    Metric("val/response_length_correct", "length of correct responses", "tokens"),
+    Metric("val/response_length_incorrect", "length of incorrect responses", "tokens"),
+    Metric("val/token_entropy", "token entropy, validation", "nats"),
+    Metric("val/is_sentence", "share of responses: sentences", "share"),
+    Metric("val/lists_only", "share of responses: lists of words", "share"),
+    Metric("val/repeats_prompt", "share of responses: prompt repeated", "share"),
+    Metric("val/cut_off", "share of responses cut off", "share", "eval_completions/clipped_ratio"),
+    Metric("val/grader_timeouts", "answers that took the grader too long, validation", charted=False),
+    Metric("train/answer_reward", "answer reward of training rollouts", "share"),
+    Metric("train/format_reward", "format reward of training rollouts", "share"),
+    Metric("train/reward", "reward of training rollouts", trl="reward", charted=False),
+    Metric("token_entropy", "token entropy", "nats", "entropy"),
+    Metric("gradient_norm", "gradient norm, before clipping", trl="grad_norm"),
+    Metric("loss", "loss"),
+    Metric("mean_nll", "negative log-likelihood per token", "nats"),
+    Metric("clip_fraction", "share of clipped tokens", "share", "clip_ratio/region_mean"),
+    Metric("ratio_max", "largest ratio to the sampling policy"),
+    Metric("ratio_mean", "mean ratio to the sampling policy", charted=False),
+    Metric("ratio_min", "smallest ratio to the sampling policy", charted=False),
+    Metric("train/zero_signal_fraction", "share of groups without signal", "share", "frac_reward_zero_std"),
+    Metric("train/response_length", "response length of training rollouts", "tokens", "completions/mean_length"),
+    Metric("train/response_length_max", "longest training rollout", "tokens", "completions/max_length", charted=False),
+    Metric("train/cut_off", "share of training rollouts cut off", "share", "completions/clipped_ratio", charted=False),
+    Metric("train/grader_timeouts", "answers that took the grader too long, training", charted=False),
+    Metric("train/correct", "correct rollouts, trained on"),
+    Metric("train/solved", "share of questions solved", "share"),
+    Metric("kl/per_token", "KL per token, sampled estimate", "nats"),
+    Metric("kl/per_token_low_variance", "KL per token, low-variance estimate", "nats", "kl"),
+    Metric("kl/per_sequence", "KL per response, sampled estimate", "nats"),
+    Metric("kl/per_sequence_low_variance", "KL per response, low-variance estimate", "nats", charted=False),
+    Metric("lag_mean", "measured lag, mean over tokens", "versions"),
+    Metric("lag_min", "measured lag, smallest", "versions", charted=False),
+    Metric("lag_max", "measured lag, largest", "versions", charted=False),
+    Metric("replay/groups", "groups in the replay buffer", charted=False),
+    Metric("replay/left", "groups that left the replay buffer", charted=False),
+    Metric("replay/never_drawn", "share of groups that left the replay buffer undrawn", "share", charted=False),
+    Metric("replay/uses_mean", "draws of a group, mean", charted=False),
+    Metric("replay/uses_max", "draws of a group, largest", charted=False),
+    Metric("mismatch_kl", "KL between engine and learner", "nats"),
+    Metric("mismatch_mean", "log-probs of engine and learner, mean difference", "nats", _DIFFERENCE + "mean", charted=False),
+    Metric("mismatch_max", "log-probs of engine and learner, largest difference", "nats", _DIFFERENCE + "max", charted=False),
+    Metric("mismatch_above", "share of tokens whose log-probs differ noticeably", "share", charted=False),
+    Metric("importance_mean", "mean importance weight", charted=False),
+    Metric("importance_capped", "share of tokens with a capped importance weight", "share", charted=False),
+    Metric("skipped_update", "whether the update was skipped", charted=False),
+    Metric("learning_rate", "learning rate", charted=False),
+    Metric("loss_scale", "loss scale, in float16", charted=False),
+)
+UNITS = {metric.name: metric.unit for metric in METRICS}
+TRL_NAMES = {metric.name: metric.trl for metric in METRICS if metric.trl is not None}

@@ -26,9 +26,9 @@ from grpo.models import require_checkpoint
 from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study.schema import Study
 from grpo.tasks.formats import tagged_answer
+from grpo.tasks.rows import FORMATS
 
 GRADER = "our grader"
-READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # of `datasets`, by a file's ending
 _SAMPLE = "Question: Mia has 45 apples and 1/2 of a pear.\n\nAnswer: Let's see:"
 SHOWN = 300  # characters of a response's end in the table
 
@@ -133,13 +133,13 @@ def _task_settings(task: str, file: Path | None, shots_file: Path | None, shots:
 def _from_files(file: Path, shots_file: Path | None) -> dict[str, Any]:
     files = {"test": file} | ({"train": shots_file} if shots_file else {})
     for path in files.values():
-        if not path.is_file() or path.suffix not in READERS:
-            raise UserError(f"{path}: no such file, or none that ends in {', '.join(READERS)}. Correct its path.")
+        if not path.is_file() or path.suffix not in FORMATS:
+            raise UserError(f"{path}: no such file, or none that ends in {', '.join(FORMATS)}. Correct its path.")
     if len({path.suffix for path in files.values()}) > 1:
         raise UserError(f"--file and --shots-file: {file.name} and {shots_file} are of two kinds. Give two of one kind.")
     train = "train" if shots_file else None
     return {
-        "dataset_path": READERS[file.suffix],
+        "dataset_path": FORMATS[file.suffix],
         "dataset_name": None,
         "dataset_kwargs": {"data_files": {split: str(path.absolute()) for split, path in files.items()}},
         "training_split": train,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object, is_import_path, named_file
 from grpo.common.records import Problem
-from grpo.tasks.downloaded import HUB_SPLIT, LocalFiles, Row, checked_problem, read_rows, rows_of
+from grpo.tasks.downloaded import checked_problem
 from grpo.tasks.graded import GradedTask
+from grpo.tasks.rows import FORMATS, HUB_SPLIT, HubSource, LocalFiles, Row, read_rows
 from grpo.tasks.task import Split
 
-ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 Verify = Callable[[list[str], list[Problem]], list[float]]
 
 
@@ -68,8 +68,8 @@ class Dataset(GradedTask):
         if hub is not None and revision is None:
             raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
         for name in (files.train, files.validation) if files else ():
-            if Path(name).suffix not in ENDINGS:
-                raise UserError(f"files: {name}: cannot be read. It is told by its ending, one of {', '.join(ENDINGS)}.")
+            if Path(name).suffix not in FORMATS:
+                raise UserError(f"files: {name}: cannot be read. It is told by its ending, one of {', '.join(FORMATS)}.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
         self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
         self.math = verify == "math"
@@ -104,35 +104,9 @@ class Dataset(GradedTask):
         return getattr(self.files, split) if self.files else f"{self.hub} {getattr(self.splits, split)}"
 
     def _rows(self, split: Split) -> list[Row]:
-        """The split's rows; a column whose numbers are no longer what the file says is refused."""
-        where = self._where(split)
         if self.files is not None:
-            return read_rows(named_file(where), f"{self.params_key}.files.{split}")
-        found, kind = self._hub_rows(split)
-        for column in (self.question, self.answer):
-            type = str(getattr(found.features.get(column), "dtype", "mixed"))
-            if kind == "json" and column in found.column_names and "string" not in type and not type.startswith("int"):
-                raise UserError(
-                    f"{where}: column {column!r}: `datasets` reads {type} values of JSON, which may not be the text that "
-                    f"stands there (1 beside 0.5 becomes 1.0). Download the files and name them as `{self.params_key}.files`."
-                )
-        return rows_of(found.with_format("arrow")[:], where, self.params_key)
-
-    def _hub_rows(self, split: Split) -> tuple[Any, str]:
-        """A split on the Hub, and what kind of files it is in."""
-        import datasets
-
-        datasets.disable_progress_bars()
-        where: dict[str, Any] = {"path": self.hub, "name": self.config, "revision": self.revision}
-        try:
-            builder = datasets.load_dataset_builder(**where)
-            as_text = {"converters": dict.fromkeys((self.question, self.answer), str)}
-            as_text = as_text if builder.info.builder_name == "csv" else {}
-            found = datasets.load_dataset(**where, split=getattr(self.splits, split), **as_text)
-        except Exception as error:  # which of many it is depends on what was wrong, and on the release
-            reason = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), type(error).__name__)
-            raise UserError(
-                f"{self._where(split)}: could not be read ({reason}). Check what `{self.params_key}` names, the network, and "
-                "for a gated dataset your token (HF_TOKEN)."
-            ) from error
-        return found, builder.info.builder_name
+            return read_rows(named_file(getattr(self.files, split)), f"{self.params_key}.files.{split}")
+        assert self.hub is not None
+        part = getattr(self.splits, split)
+        source = HubSource(self.hub, self.revision, self.params_key, part, self.config)
+        return source.rows((self.question, self.answer))

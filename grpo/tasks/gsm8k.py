@@ -6,7 +6,8 @@ import re
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
-from grpo.tasks.downloaded import Downloaded, Row, checked_problem
+from grpo.tasks.downloaded import Downloaded, checked_problem
+from grpo.tasks.rows import Row
 from grpo.tasks.task import Split
 
 _MARK = "####"
@@ -16,7 +17,8 @@ class Gsm8k(Downloaded):
     """Rows have ``question`` and ``answer``; the short answer follows ``####`` in the latter and loses its thousands commas."""
 
     name = "gsm8k"
-    hub_files = ["main/{split}-00000-of-00001.parquet"]
+    hub_configs = ("main",)
+    columns = ("question", "answer")
 
     def problem(self, row: Row, split: Split, number: int) -> Problem:
         """See :meth:`Downloaded.problem`."""

@@ -8,7 +8,8 @@ import re
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.extract import last_boxed
-from grpo.tasks.downloaded import Downloaded, Row, checked_problem
+from grpo.tasks.downloaded import Downloaded, checked_problem
+from grpo.tasks.rows import Row
 from grpo.tasks.task import Split
 
 SUBJECTS = (
@@ -37,7 +38,8 @@ class Math(Downloaded):
     """
 
     name = "math"
-    hub_files = [f"{subject}/{{split}}-00000-of-00001.parquet" for subject in SUBJECTS]
+    hub_configs = SUBJECTS
+    columns = ("problem", "level", "subject", "type", "answer", "solution", "unique_id")
 
     def problem(self, row: Row, split: Split, number: int) -> Problem:
         """See :meth:`Downloaded.problem`."""

@@ -12,8 +12,8 @@ from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder
 from grpo.common.imports import call_with, named_file
 from grpo.common.records import Example, Problem, write_records
-from grpo.tasks.downloaded import Row, download, read_rows
 from grpo.tasks.overlap import layout_free
+from grpo.tasks.rows import HubSource, Row, read_rows
 from grpo.tasks.task import PLACEHOLDER, Format, Task, find_format
 
 
@@ -109,7 +109,7 @@ def build_sft_dataset(
 def _rows(settings: JsonlTraces | HubTraces, where: str) -> list[Row]:
     if isinstance(settings, JsonlTraces):
         return read_rows(named_file(settings.path), f"{where}.path")
-    return read_rows(download(settings.repo, settings.file, settings.revision, where), f"{where}.file")
+    return HubSource(settings.repo, settings.revision, where, file=settings.file).rows(("prompt", "response", "ground_truth"))
 
 
 def _trace(row: Row, format: Format) -> Trace:

@@ -244,7 +244,7 @@ def test_traces_come_from_the_hub_at_their_revision(monkeypatch: pytest.MonkeyPa
         raise OSError("no route")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    with pytest.raises(UserError, match=r"someone/traces: could not download sft/train\.jsonl .*under `sft_datasets\.main`"):
+    with pytest.raises(UserError, match=r"someone/traces sft/train\.jsonl: could not be read .*no route.*`sft_datasets\.main`"):
         build(hub)
 
 

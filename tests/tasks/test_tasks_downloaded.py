@@ -7,18 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
+import datasets
 import pandas
 import pytest
-from huggingface_hub.errors import EntryNotFoundError
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.grader import is_equivalent
-from grpo.tasks.downloaded import Counts, Downloaded, HubDataset, LocalFiles
+from grpo.tasks.downloaded import Counts, Downloaded, HubDataset
 from grpo.tasks.gsm8k import Gsm8k
 from grpo.tasks.math import SUBJECTS, Math
 from grpo.tasks.overlap import separate
+from grpo.tasks.rows import LocalFiles
 from grpo.tasks.task import make_task
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -156,23 +156,38 @@ def test_duplicate_ids_are_refused(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------- Hub
 
 
-def fake_hub(folder: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, list[dict[str, Any]]]) -> list[tuple[str, ...]]:
-    """Put parquet files where a download would; returns the list of calls that will be made."""
-    calls: list[tuple[str, ...]] = []
-
-    def download(repo_id: str, filename: str, *, repo_type: str, revision: str) -> str:
-        calls.append((repo_id, filename, repo_type, revision))
-        path = folder / filename
+def repository(folder: Path, files: dict[str, list[dict[str, Any]]]) -> str:
+    """A folder laid out like a dataset on the Hub: parquet files CONFIG/SPLIT-00000-of-00001.parquet."""
+    lines = []
+    for name, rows in files.items():
+        path = folder / f"{name}-00000-of-00001.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
-        pandas.DataFrame(files[filename]).to_parquet(path)
-        return str(path)
+        pandas.DataFrame(rows).to_parquet(path)
+    for config in dict.fromkeys(name.partition("/")[0] for name in files):
+        parts = [f"{{split: {split}, path: {config}/{split}-*}}" for split in ("train", "test")]
+        lines.append(f"- {{config_name: {config}, data_files: [{', '.join(parts)}]}}\n")
+    (folder / "README.md").write_text(f"---\nconfigs:\n{''.join(lines)}---\n")
+    return str(folder)
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What `datasets` is asked for; nothing is kept."""
+    calls: list[tuple[Any, ...]] = []
+    load = datasets.load_dataset
+
+    def noted(**where: Any) -> Any:
+        calls.append(tuple(where[key] for key in ("path", "name", "split", "revision")))
+        return load(**where)
+
+    monkeypatch.setattr(datasets, "load_dataset", noted)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return calls
 
 
-def hub_task(name: str) -> Downloaded:
-    task = make_task({"use": name, "source": {"hub": f"someone/{name}", "revision": REVISION}})
+def hub_task(name: str, folder: str) -> Downloaded:
+    task = make_task({"use": name, "source": {"hub": folder, "revision": REVISION}})
     assert isinstance(task, Downloaded) and isinstance(task.source, HubDataset)
     return task
 
@@ -193,49 +208,37 @@ def test_options_are_checked_when_the_task_is_made(settings: dict[str, Any], tol
         make_task({"use": "math", **settings}, "tasks.main")
 
 
-def test_math_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_math_from_the_hub(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
     files = {}
     for split in ("train", "test"):
         for number, subject in enumerate(SUBJECTS):
             row = {"problem": f"{split} {subject}?", "level": "Level 5", "type": subject}
-            files[f"{subject}/{split}-00000-of-00001.parquet"] = [{**row, "solution": rf"So $\boxed{{{number}}}$."}]
-    calls = fake_hub(tmp_path, monkeypatch, files)
-    train, validation = load(hub_task("math"))
+            files[f"{subject}/{split}"] = [{**row, "solution": rf"So $\boxed{{{number}}}$."}]
+    folder = repository(tmp_path / "math", files)
+    train, validation = load(hub_task("math", folder))
     assert [p.ground_truth for p in train] == [str(n) for n in range(7)] == [p.ground_truth for p in validation]
     assert train[1] == Problem("math/train/1", "train counting_and_probability?", "1", 5, "counting_and_probability")
-    assert calls == [("someone/math", name, "dataset", REVISION) for name in files]
+    assert asked == [(folder, *name.split("/"), REVISION) for name in files]
 
 
-def test_gsm8k_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {f"main/{split}-00000-of-00001.parquet": [gsm8k_row(number)] for number, split in enumerate(("train", "test"))}
-    fake_hub(tmp_path, monkeypatch, files)
-    train, validation = load(hub_task("gsm8k"))
-    assert [train[0].ground_truth, validation[0].id] == ["1234", "gsm8k/validation/0"]
+def test_gsm8k_from_the_hub(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
+    folder = repository(
+        tmp_path / "gsm8k", {"main/train": [gsm8k_row(0), gsm8k_row(2, "nothing")], "main/test": [gsm8k_row(1)]}
+    )
+    task = hub_task("gsm8k", folder)
+    (validation,) = task.problems("validation")
+    assert (validation.ground_truth, validation.id) == ("1234", "gsm8k/validation/0")
+    with pytest.raises(UserError, match=r"gsm8k main train row 2: no short answer"):
+        task.problems("train")
 
 
-def test_rows_of_parquet_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"main/train-00000-of-00001.parquet": [gsm8k_row(1), gsm8k_row(2, "nothing")]}
-    fake_hub(tmp_path, monkeypatch, files)
-    with pytest.raises(UserError, match=r"someone/gsm8k/main/train-00000-of-00001.parquet row 2: no short answer"):
-        load(hub_task("gsm8k"))
-
-
-@pytest.mark.parametrize("error", [OSError("no route"), ValueError("bad name"), EntryNotFoundError("gone")])
-def test_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def download(*args: Any, **options: Any) -> str:
-        raise error
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    message = r"someone/gsm8k: could not download .*network, the names under `tasks\.NAME\.source`.*HF_TOKEN.*local files \(see"
+@pytest.mark.usefixtures("asked")
+def test_what_cannot_be_had_is_told_with_what_to_do() -> None:
+    message = (
+        r"nobody/gsm8k main train: could not be read at revision 0{40} .*`tasks\.NAME\.source`.*HF_TOKEN.*local files \(see"
+    )
     with pytest.raises(UserError, match=message):
-        load(hub_task("gsm8k"))
-
-
-def test_damaged_parquet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken").write_bytes(b"not parquet")
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **options: str(tmp_path / "broken"))
-    with pytest.raises(UserError, match="not a readable parquet file"):
-        load(hub_task("gsm8k"))
+        load(hub_task("gsm8k", "nobody/gsm8k"))
 
 
 # ---------------------------------------------------------------------------------------------------------- real files

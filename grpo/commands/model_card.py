@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from grpo.common.files import damaged, files_digest, read_json
 from grpo.reporting.charts import GREY, Spec, filled_curve
@@ -53,9 +54,29 @@ def model_card(study: Study, run: Run, source: Path, kind: str, license: str | N
             )
         ],
     )
-    parts = [_summary(study, run, kind), _results(study, run, about, kind), _use(run, about)]
-    parts += [_configuration(study, run), _origin(run, source, about, base, license), _reproduce(study, run, kind)]
-    return ModelCard("\n\n".join([f"---\n{data.to_yaml()}\n---", f"# {title}", *parts]) + "\n")
+    timing = read_timing(run)
+    text = _template().render(
+        front_matter=data.to_yaml(),
+        title=title,
+        kind=kind,
+        study=study,
+        run=run,
+        metrics=run.metrics,
+        about=about,
+        rewards=_rewards(study, run, about["step"]),
+        settings=_settings(study, run),
+        origin=_origin(run, source, about, base) | {"licence of these weights": license or "not stated"},
+        timing=timing,
+        stage=stage_of_run(run.name),
+    )
+    return ModelCard(text)
+
+
+def _template() -> Template:
+    environment = Environment(loader=PackageLoader("grpo.commands"), undefined=StrictUndefined, trim_blocks=True)
+    environment.globals |= {"format_interval": format_interval, "json": json.dumps}
+    environment.filters["cell"] = lambda text: str(text).replace("|", "\\|")
+    return environment.get_template("model_card.md.j2")
 
 
 def _estimate(run: Run, step: int) -> dict[str, float]:
@@ -74,94 +95,52 @@ def _base_model(study: Study, run: Run, about: dict[str, Any]) -> HubModel | Non
     return model if isinstance(model, HubModel) and known else None
 
 
-def _summary(study: Study, run: Run, kind: str) -> str:
-    twin = run.config["same_as"]
-    text = f"The `{kind}` checkpoint of the run `{run.name}` of the study `{study.study}` ({study.description.rstrip('.')})."
-    text += f" Method: {run.config['method']}; experiment: {study.title(run.experiment)}; seed {run.seed}."
-    equal = f" The run equals `{twin}`, whose results and weights were taken over: these are the weights of `{twin}`."
-    return text + (equal if twin else "")
-
-
-def _results(study: Study, run: Run, about: dict[str, Any], kind: str) -> str:
-    metrics, k, sampling = run.metrics, study.last_k(run.experiment), run.config["evaluation"]
-    counted = two_level_mean(mean_of_last(run.outcomes, k))
+def _rewards(study: Study, run: Run, step: int) -> dict[str, dict[str, float]]:
+    """The answer reward of this checkpoint and beside it, each with its interval."""
+    metrics, k = run.metrics, study.last_k(run.experiment)
     last, first = int(run.validation["step"].iloc[-1]), int(run.validation["step"].iloc[0])
     n = evaluations_counted(run.outcomes, k)
     rows = {
-        f"**this checkpoint** (step {about['step']})": _estimate(run, about["step"]),
+        f"**this checkpoint** (step {step})": _estimate(run, step),
         f"the run's last evaluation (step {last})": _estimate(run, last),
-        f"the mean of its last {n} evaluation(s), by which the study compares runs (bootstrap)": counted,
+        f"the mean of its last {n} evaluation(s), by which the study compares runs (bootstrap)": two_level_mean(
+            mean_of_last(run.outcomes, k)
+        ),
         "before training": _estimate(run, first),
     }
     if (full := metrics.get("full/answer_reward")) is not None:
         low, high = wilson_interval(full * metrics["full/problems"], metrics["full/problems"])
         rows[f"the last weights on all {metrics['full/problems']} problems"] = {"value": full, "low": low, "high": high}
-    choice = "`last` is the run's last evaluation, which was not chosen by its reward."
-    if kind == "best":
-        choice = (
-            f"`best` was chosen by this very number, as the highest of {len(run.outcomes) - 1} evaluations on the same "
-            "problems, and is biased upwards by that: compare by the mean of the last evaluations, or on other problems."
-        )
-    ended = ""
-    if metrics["diverged_step"] is not None:
-        ended = f" The run diverged and was stopped at step {metrics['diverged_step']} ({metrics['diverged_reason']})."
-    elif metrics["time_limit_step"] is not None:
-        ended = f" Its time was up at step {metrics['time_limit_step']}."
-    how = (
-        f"Mean answer reward on {metrics['validation_problems']} fixed validation problems, one sampled answer each "
-        f"(temperature {sampling['temperature']:g}, top-p {sampling['top_p']:g}, at most {sampling['max_tokens']} tokens, "
-        f"prompt `{about['prompt']}`), with a 95% interval over the problems. It is one run: nothing is said of other seeds."
-    )
-    table = _table(["answer reward of", "value (95% interval)"], [[name, format_interval(row)] for name, row in rows.items()])
-    curve = "![Validation answer reward over steps](curve.png)"
-    return "\n".join(["## Results", "", how, "", *table, "", choice + ended, "", curve])
+    return rows
 
 
-def _use(run: Run, about: dict[str, Any]) -> str:
-    template, stop, *chat = run.config["task"]["formats"][about["prompt"]]
-    stops = f", and answers end at {', '.join(f'`{text}`' for text in stop)}" if stop else ""
-    asked = f", as a user's message through the chat template ({json.dumps(chat[0])})" if chat else ""
-    return f"## Use\n\nThe prompt it was trained with{asked}{stops}:\n\n~~~~text\n{template}\n~~~~"
-
-
-def _configuration(study: Study, run: Run) -> str:
+def _settings(study: Study, run: Run) -> list[tuple[str, Any, Any, str]]:
+    """Each setting that is not the method's default: its name, its value, that default, and what set it."""
     fields = type(study.defaults(run.config["method"])).model_fields
-    rows = []
-    for key, entry in run.config["config"].items():
-        default = fields[key].get_default(call_default_factory=True) if key in fields else None
-        if entry["value"] != default:
-            rows.append([f"`{key}`", *(f"`{json.dumps(value)}`" for value in (entry["value"], default)), entry["from"]])
-    heads = ["setting", "value", "default of the method", "set by"]
-    rest = "All other settings are the method's defaults."
-    return "\n".join(["## Configuration", "", *_table(heads, rows), "", rest])
+    defaults = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}
+    entries = run.config["config"].items()
+    return [(k, e["value"], defaults.get(k), e["from"]) for k, e in entries if e["value"] != defaults.get(k)]
 
 
-def _origin(run: Run, source: Path, about: dict[str, Any], base: HubModel | None, license: str | None) -> str:
+def _origin(run: Run, source: Path, about: dict[str, Any], base: HubModel | None) -> dict[str, str | None]:
     timing, config = read_timing(run), run.config
     machine = timing["hardware"]
     start = (
         f"[{base.repo}](https://huggingface.co/{base.repo}) at revision `{base.revision}`" if base else about["started_from"]
     )
-    if Path(str(start)).is_absolute():
-        start = "a local folder"
-    rows = {
-        "started from": start,
+    changed = ", with changes that are not in it" if timing["git_changed"] == "true" else ""
+    return {
+        "started from": "a local folder" if Path(str(start)).is_absolute() else start,
         "licence of the base model": (_license_on_hub(base) or "not known here; see its page") if base else None,
-        "licence of these weights": license or "not stated",
         "task": f"`{config['task']['settings']['use']}`",
         "digests (SHA-256, first 16 digits)": ", ".join(f"{k} `{config[k]}`" for k in ("model", "train", "validation"))
         + f", this checkpoint with its {METADATA} `{files_digest(source)}`",
         "identity of the run": f"`{config['identity']}`",
         "software": ", ".join(f"{name} {version}" for name, version in config["software"].items()),
         "trained on": ", ".join([machine["processor"], *machine["gpus"]]) + f", {timing['total_s']:.0f} s",
-        "commit": f"`{timing['git_commit']}`" + _changed(timing) if timing["git_commit"] != "none" else "not known",
+        "commit": f"`{timing['git_commit']}`{changed}" if timing["git_commit"] != "none" else "not known",
         "MLflow run": f"`{timing['mlflow_run_id']}`" if timing["mlflow_run_id"] else "not tracked",
     }
-    return "\n".join(["## Origin", "", *_table(["what", "value"], [[name, value] for name, value in rows.items() if value])])
-
-
-def _changed(timing: dict[str, Any]) -> str:
-    return ", with changes that are not in it" if timing["git_changed"] == "true" else ""
 
 
 def _license_on_hub(base: HubModel) -> str | None:
@@ -171,22 +150,6 @@ def _license_on_hub(base: HubModel) -> str | None:
     except Exception:  # whatever the network, the proxy or the Hub raises
         return None
     return card.get("license") if card else None
-
-
-def _reproduce(study: Study, run: Run, kind: str) -> str:
-    timing = read_timing(run)
-    commit = [f"git checkout {timing['git_commit']}"] if timing["git_commit"] != "none" else []
-    whole = commit and timing["git_changed"] == "false"  # params.yaml is then the study's already
-    commands = [*commit, "make install", "source .venv/bin/activate", *([] if whole else [f"grpo study use {study.study}"])]
-    commands += [f"dvc repro {stage_of_run(run.name)}", f"grpo publish {run.name} --kind {kind}"]
-    note = "The commit alone does not give these weights: params.yaml, dvc.yaml or code had changes beside it.\n\n"
-    intro = note if timing["git_changed"] == "true" else ""
-    return f"## Reproduce\n\n{intro}In a clone of the project:\n\n```sh\n" + "\n".join(commands) + "\n```"
-
-
-def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [heads, *rows]]
-    return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
 
 
 def draw_curve(run: Run, step: int) -> Spec:

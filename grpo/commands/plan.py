@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo.commands.gpu_memory import BYTES, GIB, STATES_ON_DISK, Shape, saved_state_bytes, shape_of
 from grpo.common.files import read_json
+from grpo.common.text_table import text_table
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
@@ -193,17 +194,10 @@ def _shape(study: Study, task: str) -> Shape | None:
     model = study.models[task]
     if not isinstance(model, PretrainedHere):
         return shape_of(study, task)
-    heads = model.num_attention_heads
     return Shape(
-        model.num_hidden_layers,
-        model.hidden_size,
-        model.intermediate_size,
-        heads,
-        heads,
-        model.hidden_size // heads,
-        model.vocab_size,
-        model.max_position_embeddings,
-        model.tie_word_embeddings,
+        **model.model_dump(include={*Shape.__dataclass_fields__}),
+        num_key_value_heads=model.num_attention_heads,
+        head_dim=model.hidden_size // model.num_attention_heads,
         attention_bias=True,
     )
 
@@ -227,13 +221,9 @@ def table(found: dict[str, Any]) -> str:
     """A plan as text: a row for each experiment, and below it what the numbers are made from and what could be saved."""
     heads = ["experiment", "runs", "taken over", "steps", "rollouts", "hours", "GPU-hours", "disk GiB", "cost", "time from"]
     rows = [heads, *([name, *_cells(sums)] for name, sums in found["experiments"].items())]
-    rows.append(["in all", *_cells(found["total"])[:-1]])
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(heads))]
-    lines = []
-    for name, *cells in rows:
-        right = [f"{cell:>{width}}" for cell, width in zip(cells[:8], widths[1:9], strict=True)]
-        lines.append("  ".join([f"{name:<{widths[0]}}", *right, *cells[8:]]).rstrip())
-    return "\n".join([f"study {found['study']}, seeds {found['seeds']}", *lines, "", *_notes(found)])
+    rows.append(["in all", *_cells(found["total"])[:-1], ""])
+    text = text_table(rows, left=(0, len(heads) - 1))
+    return "\n".join([f"study {found['study']}, seeds {found['seeds']}", text, "", *_notes(found)])
 
 
 def _cells(sums: dict[str, Any]) -> list[str]:

@@ -33,11 +33,8 @@ class PlanError(Exception):
     """dvc.yaml, dvc.lock or params.yaml cannot be turned into a plan; the message says what to mend."""
 
 
-def make_plan(to_run: bool = False) -> set[str]:
+def make_plan() -> set[str]:
     """Ask DVC for the stages and what is stale; write the plan and bring the stamps in line with it.
-
-    Args:
-        to_run: the stages are about to run. Then former ones leave dvc.lock now, which DVC reads and writes at every stage.
 
     Returns:
         the names of the stages that DVC would run, and of all that follow them.
@@ -49,8 +46,6 @@ def make_plan(to_run: bool = False) -> set[str]:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
     from dvc.scm import SCMError
-
-    from grpo.study.dvc_lock import drop_from
 
     check_params()
     if DATA.is_symlink():
@@ -67,8 +62,6 @@ def make_plan(to_run: bool = False) -> set[str]:
                 remove_torn_rwlock(Path(repo.tmp_dir) / "rwlock")
                 plan = describe(repo)
                 stale = stale_stages(repo)
-                if to_run and stale:
-                    drop_from(repo)
     except SCMError as error:
         raise PlanError(
             f"{error}, as DVC needs it to be. Clone the project with git; or, if it came without (as a ZIP file):"

@@ -20,7 +20,7 @@ def main() -> int:
     start = time.perf_counter()
     try:
         with only_one_here():
-            stale = make_plan(to_run=True)
+            stale = make_plan()
             if any(SNAKEMAKES_LOCKS.glob("*")):  # left by a Snakemake that was killed, as none is at work here
                 subprocess.run(["snakemake", "--profile", "local", "--unlock"], check=False, capture_output=True)
     except PlanError as error:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo.common.errors import UserError
 from grpo.study import paths
-
-if TYPE_CHECKING:
-    from dvc.repo import Repo
 
 
 def drop_former_stages() -> list[str]:
@@ -27,44 +24,40 @@ def drop_former_stages() -> list[str]:
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
+    from dvc.utils.serialize import modify_yaml
 
     try:
         with Repo(_wait_for_lock=True) as repo, repo.lock:
-            return drop_from(repo)
+            known = {getattr(stage, "name", None) for stage in repo.index.stages}
+            former = [name for name in _stages() if name not in known]
+            if former:
+                with modify_yaml(str(paths.LOCK)) as lock:
+                    for name in former:
+                        del lock["stages"][name]
+            return former
     except DvcException as error:
         raise UserError(f"dvc.yaml: DVC cannot read the pipeline: {error}. See `dvc dag`.") from error
 
 
-def drop_from(repo: Repo) -> list[str]:
-    """The same where the caller has opened the repository, and holds its lock."""
-    from dvc.stage import PipelineStage
-    from dvc.utils.serialize import load_yaml, modify_yaml
+def _stages() -> dict[str, Any]:
+    """The stages in dvc.lock by their names."""
+    from dvc.utils.serialize import load_yaml
 
-    if not paths.LOCK.exists():
-        return []
-    found: dict[str, Any] = load_yaml(str(paths.LOCK))
-    known = {stage.name for stage in repo.index.stages if isinstance(stage, PipelineStage)}
-    former = [name for name in found.get("stages", {}) if name not in known]
-    if former:
-        with modify_yaml(str(paths.LOCK)) as lock:
-            for name in former:
-                del lock["stages"][name]
-    return former
+    return dict(load_yaml(str(paths.LOCK)).get("stages", {})) if paths.LOCK.exists() else {}
 
 
 def in_cache(outputs: Iterable[Path]) -> list[Path]:
     """Those of these outputs of stages that DVC's cache on this machine holds whole, as dvc.lock names them."""
     wanted = list(outputs)
-    if not wanted or not paths.LOCK.exists():
+    if not wanted:
         return []
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
-    from dvc.utils.serialize import load_yaml
 
     try:
         with Repo() as repo:
             cache = Path(repo.cache.local.path)
-        stages = load_yaml(str(paths.LOCK)).get("stages", {}).values()
+        stages = _stages().values()
     except DvcException:  # no repository of DVC, or a damaged lock
         return []
     hashes = {out["path"]: out.get("md5", "") for stage in stages for out in stage.get("outs", [])}

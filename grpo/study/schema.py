@@ -316,33 +316,19 @@ class Study(Section):
         return self
 
     def _possible_configs(self, experiment: str, arm: str) -> list[RunConfig]:
-        """An arm's configuration for each number of steps that it may have; all else is its own or the study's."""
+        """An arm's configuration for each number of steps that it may have, its own or that of an arm which may win before."""
         defaults = self.defaults(self.experiments[experiment].method)
-        config = apply_overrides(defaults, resolved(defaults, self.experiments[experiment].arms[arm], experiment), experiment)
-        if not isinstance(config, GrpoConfig):  # such a run builds on no winner
-            return [config]
-        possible: set[int | None] = {self.grpo.n_grpo_steps}
-        for before in self.needed_selections(experiment):
-            possible = _replaced(possible, self._steps_of_winner(before))
-        possible = _replaced(possible, self._steps_of_arm(experiment, arm))
-        return [config.model_copy(update={"n_grpo_steps": steps}) for steps in possible]
-
-    def _steps_of_winner(self, experiment: str) -> set[int | None]:
-        """What an experiment's winner may make of ``n_grpo_steps``; None: nothing."""
-        if self.experiments[experiment].passes_on != "winner":
-            return {None}
-        pinned = self.selection.pinned.get(experiment)
-        arms = [pinned] if pinned else self.experiments[experiment].arms
-        return {steps for arm in arms for steps in self._steps_of_arm(experiment, arm)}
-
-    def _steps_of_arm(self, experiment: str, arm: str) -> set[int | None]:
-        """What an arm may make of ``n_grpo_steps``, by its own values or by those of the sweep's arm that it asks for."""
         own = self.experiments[experiment].arms[arm]
-        if "n_grpo_steps" in own or OFF_POLICY_RANK not in own:
-            return {own.get("n_grpo_steps")}
-        sweep = self.experiments[experiment].builds_on
-        assert sweep is not None  # as _check_rank has seen to
-        return {steps for ranked in self.experiments[sweep].arms for steps in self._steps_of_arm(sweep, ranked)}
+        config = apply_overrides(defaults, resolved(defaults, own, experiment), experiment)
+        if not isinstance(config, GrpoConfig) or "n_grpo_steps" in own:
+            return [config]
+        steps = {config.n_grpo_steps}
+        for name in self.needed_selections(experiment):
+            entry, pinned = self.experiments[name], self.selection.pinned.get(name)
+            if entry.passes_on == "winner" or OFF_POLICY_RANK in own:
+                arms = [values for candidate, values in entry.arms.items() if pinned in (None, candidate)]
+                steps = {values.get("n_grpo_steps", n) for values in arms for n in steps}
+        return [config.model_copy(update={"n_grpo_steps": n}) for n in steps]
 
     def _check_task(self, name: str, experiment: Experiment) -> None:
         """It is one of the study's, and where it is fine-tuned for there is something to fine-tune on."""
@@ -398,11 +384,6 @@ class Study(Section):
         few = self.selection.best_few
         if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= few:
             raise ValueError(f"{path}.{OFF_POLICY_RANK}: {rank!r} is no whole number from 1 to selection.best_few ({few})")
-
-
-def _replaced(steps: set[int | None], by: set[int | None]) -> set[int | None]:
-    """The values that stay where nothing takes their place, and those that do."""
-    return (by - {None}) | (steps if None in by else set())
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -156,13 +156,9 @@ class Asynchronous(Section):
     less the version that sampled it.
     """
 
-    max_policy_lag: NonNegativeInt = 1  # of new rollouts; 0: generator and learner take turns
-    # scheduled: always exactly max_policy_lag behind, so that results do not depend on the clock.
-    # newest: a batch is sampled with the newest weights there are when it is begun; less lag, but no two runs are equal.
-    weights: Literal["scheduled", "newest"] = "scheduled"
+    max_policy_lag: NonNegativeInt = 1  # of new rollouts, always exactly so many; 0: generator and learner take turns
     replay_capacity: PositiveInt = 1  # rollout batches kept to draw from; 1: each batch is trained on once, in order
     replay_max_age: NonNegativeInt | None = None  # groups with more lag than this are dropped; null: only capacity counts
-    stuck_after_s: PositiveFloat = 600.0  # an actor that takes longer for one call is ended and started again
 
     @model_validator(mode="after")
     def _rollouts_are_young_enough(self) -> Self:
@@ -173,7 +169,7 @@ class Asynchronous(Section):
                 f"replay_max_age ({self.replay_max_age}) would drop new rollouts, which may lag by max_policy_lag "
                 f"({self.max_policy_lag}): raise the former"
             )
-        if self.replay_max_age == self.max_policy_lag and self.replay_capacity > 1 and self.weights == "scheduled":
+        if self.replay_max_age == self.max_policy_lag and self.replay_capacity > 1:
             raise ValueError(
                 f"replay_max_age ({self.replay_max_age}) would drop all but the newest rollouts, which lag by max_policy_lag "
                 f"({self.max_policy_lag}), so that nothing is drawn again: raise it, or set replay_capacity to 1"

@@ -184,7 +184,7 @@ def test_a_replay_buffer_that_keeps_nothing_is_refused() -> None:
         ValidationError, match=r"replay_max_age \(2\) would drop all but the newest .* set replay_capacity to 1"
     ):
         Asynchronous(max_policy_lag=2, replay_capacity=2, replay_max_age=2)
-    for fine in ({"replay_max_age": 3}, {"replay_capacity": 1}, {"weights": "newest"}):
+    for fine in ({"replay_max_age": 3}, {"replay_capacity": 1}):
         Asynchronous(**{"max_policy_lag": 2, "replay_capacity": 2, "replay_max_age": 2, **fine})
 
 

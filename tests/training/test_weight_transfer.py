@@ -196,10 +196,16 @@ def without_faults(folder: Path, cluster: str, tmp_path_factory: pytest.TempPath
     ],
 )
 def test_a_run_is_the_same_when_sending_fails(
-    folder: Path, without_faults: Any, tmp_path: Path, fault: str, restarts: dict[str, int]
+    folder: Path,
+    without_faults: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    restarts: dict[str, int],
 ) -> None:
     # Where nothing waits for an actor that hangs, a busy machine must not be taken for one.
-    config = asynchronous(max_policy_lag=1, stuck_after_s=20.0 if "waits" in fault else 300.0)
+    monkeypatch.setattr("grpo.training.asynchronous.start.STUCK_AFTER_S", 20.0 if "waits" in fault else 300.0)
+    config = asynchronous(max_policy_lag=1)
     _, found, counted = sent(config, folder, tmp_path / "sent", fault=fault)
     assert (tmp_path / "sent/fault-at-4").exists() and counted == restarts
     assert equal(found, without_faults)

@@ -19,9 +19,8 @@ def train_grpo_asynchronously(ctx: RunContext[GrpoConfig]) -> None:
     """Train for ``n_grpo_steps`` steps, or until ``ctx.validation`` says that the run is over.
 
     The steps are those of :func:`grpo.training.grpo.train_grpo`. With a lag of L, the batch of step k is ordered when step
-    k - 1 - L has been trained, and sampled by that version or (``weights: newest``) a later one; so its tokens are at most L
-    versions old when step k trains on them. With L = 0 generator and learner take turns, and the result is that of the
-    synchronous loop.
+    k - 1 - L has been trained, and sampled by that version; so its tokens are at most L versions old when step k trains on
+    them. With L = 0 generator and learner take turns, and the result is that of the synchronous loop.
 
     The batches that older versions sampled are part of the saved state, as these versions' weights are not.
     """

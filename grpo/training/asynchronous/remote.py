@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 
@@ -37,14 +37,11 @@ class RolloutPipeline:
     It is an engine (:class:`grpo.rollout.engine.Engine`) too, for evaluation.
 
     Args:
-        weights: which version samples a batch, see :class:`grpo.study.methods.Asynchronous`.
         learner: whose starting weights it takes; it sends the weights itself where its ``model`` is None.
     """
 
-    def __init__(
-        self, generator: ActorWorker, scorer: ActorWorker, weights: Literal["scheduled", "newest"], learner: RemoteLearner
-    ):
-        self.generator, self.scorer, self._newest = generator, scorer, weights == "newest"
+    def __init__(self, generator: ActorWorker, scorer: ActorWorker, learner: RemoteLearner):
+        self.generator, self.scorer = generator, scorer
         self._learner = learner
         self.synchronize(learner.model, 0)
         self._generating = ThreadPoolExecutor(1, thread_name_prefix="generator")
@@ -96,7 +93,7 @@ class RolloutPipeline:
             threads.shutdown(wait=True, cancel_futures=True)
 
     def _sample(self, step: int, policy: tuple[int, Any]) -> tuple[Any, dict[str, float]]:
-        version, weights = self._current if self._newest else policy
+        version, weights = policy
         waited = time.perf_counter() - self._idle_since
         (sampled, cost), sending_s = self._ask_generator("sample", step, version=version, weights=weights, keep=True)
         self._idle_since = time.perf_counter()

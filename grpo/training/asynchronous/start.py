@@ -34,6 +34,7 @@ from grpo.training.context import RunContext
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]
 MakeLearner = Callable[[], tuple[Learner, Callable[[Path], None]]]
+STUCK_AFTER_S = 1800.0  # an actor that takes longer for one call is ended and started again
 
 
 @contextmanager
@@ -58,14 +59,13 @@ def start_actors(
     scorer_resources = {"num_cpus": 1.0}
     needs = [generator_resources, scorer_resources, learner_resources]
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
-    limit = settings.stuck_after_s
     given = replace(ctx)  # an actor may start late or again, when ``ctx`` has got what belongs to this process alone
     # A thread that sends while another trains. Without it the actor computes on its process's main thread.
     threads_of_learner: dict[str, Any] = {"concurrency_groups": {BESIDE: 1}} if sends else {}
     workers = [
-        ActorWorker("generator", Generator, (make_generator, given), generator_resources, limit),
-        ActorWorker("scorer", Scorer, (given,), scorer_resources, limit),
-        ActorWorker("learner", LearnerActor, (make_learner, given), learner_resources | threads_of_learner, limit),
+        ActorWorker("generator", Generator, (make_generator, given), generator_resources, STUCK_AFTER_S),
+        ActorWorker("scorer", Scorer, (given,), scorer_resources, STUCK_AFTER_S),
+        ActorWorker("learner", LearnerActor, (make_learner, given), learner_resources | threads_of_learner, STUCK_AFTER_S),
     ]
     threads = ThreadPoolExecutor(len(workers))
     pipeline = None
@@ -74,7 +74,7 @@ def start_actors(
         list(threads.map(ActorWorker.start, (generator, trainer)))  # they load their models at the same time
         threads.submit(scorer.start)  # not needed before there are rollouts; until then it would only take cores from the two
         learner = RemoteLearner(trainer, sends)
-        pipeline = RolloutPipeline(generator, scorer, settings.weights, learner)
+        pipeline = RolloutPipeline(generator, scorer, learner)
         yield pipeline, learner
     finally:
         for worker in workers:

@@ -14,9 +14,9 @@ from grpo.reporting.charts import GREY, Spec, filled_curve
 from grpo.reporting.curves import METRICS, STEP, points_of
 from grpo.reporting.style import styles
 from grpo.reporting.timing import read_timing
-from grpo.results.runs import REWARD, Run
-from grpo.results.selection import evaluations_counted, mean_of_last
-from grpo.results.statistics import format_interval, two_level_mean, wilson_interval
+from grpo.results.intervals import two_level_mean
+from grpo.results.runs import REWARD, Run, evaluations_counted, mean_of_last
+from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study.runs import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.sections import HubModel

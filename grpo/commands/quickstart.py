@@ -117,8 +117,9 @@ def _course(experiment: str, arm: str, seed: int) -> str:
 
 def _rewards(study: Study, experiment: str) -> str:
     """Each arm's answer reward before and after, with 95% intervals."""
+    from grpo.results.intervals import two_level_mean
     from grpo.results.runs import by_arm, first_scores, read_runs, read_selection
-    from grpo.results.statistics import format_interval, two_level_mean
+    from grpo.results.statistics import format_interval
 
     after, last_k = read_selection(experiment)["candidates"], study.last_k(experiment)
     before = {arm: two_level_mean(first_scores(runs)) for arm, runs in by_arm(read_runs(study, experiment)).items()}

@@ -6,9 +6,11 @@ from collections import Counter
 from typing import Any
 
 from grpo.reporting.timing import read_timing_file, time_row
-from grpo.results.runs import Run, collapsed, first_scores
-from grpo.results.statistics import format_interval, two_level_mean
-from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES
+from grpo.results.collapses import collapse_of
+from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES
+from grpo.results.intervals import two_level_mean
+from grpo.results.runs import Run, first_scores
+from grpo.results.statistics import format_interval
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN
@@ -134,7 +136,7 @@ def _claims(claims: list[dict[str, Any]], study: Study) -> str:
 
 def _failures(found: Found) -> str:
     runs = [(run, selection["last_k"]) for own, selection in found.values() for run in own if not run.config["same_as"]]
-    fallen = [run.name for run, last_k in runs if collapsed(run, last_k)]
+    fallen = [run.name for run, last_k in runs if collapse_of(run, last_k)]
     if not fallen:
         return f"None of {len(runs)} runs diverged, and none fell below half of its best."
     diverged = sum(run.metrics["diverged_step"] is not None for run, _ in runs)

@@ -9,8 +9,9 @@ import pandas as pd
 from grpo.reporting.charts import Spec, below_one_another, dots
 from grpo.reporting.curves import number
 from grpo.reporting.style import styles
+from grpo.results.intervals import two_level_difference, two_level_mean
 from grpo.results.runs import Run, by_arm, final_scores, value
-from grpo.results.statistics import format_interval, two_level_difference, two_level_mean
+from grpo.results.statistics import format_interval
 
 Values = dict[str, list[float | int | None]]  # of each arm: in the middle, lowest, highest
 RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 5, 10, 100, 1000)  # where an axis of ratios is marked, as far as it goes

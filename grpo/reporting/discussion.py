@@ -7,8 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from grpo.results.runs import REWARD, Run, by_arm, collapsed, final_scores, first_scores, identical
-from grpo.results.statistics import format_interval, two_level_difference
+from grpo.results.collapses import collapse_of
+from grpo.results.intervals import two_level_difference
+from grpo.results.runs import REWARD, Run, by_arm, final_scores, first_scores, identical
+from grpo.results.statistics import format_interval
 
 SPIKE = 5.0  # times the median: a step whose KL estimate stands out
 
@@ -30,7 +32,7 @@ def course(runs: list[Run], selection: dict[str, Any]) -> str:
     """Which arms failed, stayed at the start or lie apart from the leader, and what the curves did."""
     arms, last_k = by_arm(runs), selection["last_k"]
     leader, others = _leader_and_others(selection)
-    failed = [c for c in others if any(collapsed(run, last_k) for run in arms[c["arm"]])]
+    failed = [c for c in others if any(collapse_of(run, last_k) for run in arms[c["arm"]])]
     apart = [c for c in others[1:] if c not in failed and c["behind"]["low"] > 0]
     sentences = []
     if failed:
@@ -83,7 +85,7 @@ def _failure(runs: list[Run], candidate: dict[str, Any], last_k: int) -> str:
         stopped = [run for run in runs if run.metrics["diverged_step"] is not None]
         ends = "; ".join(f"step {run.metrics['diverged_step']}: {run.metrics['diverged_reason']}" for run in stopped)
         return f"{candidate['arm']} diverged{in_runs(stopped)} and was stopped ({ends})"
-    fallen = [run for run in runs if collapsed(run, last_k)]
+    fallen = [run for run in runs if collapse_of(run, last_k)]
     best = max(fallen, key=lambda run: run.metrics["best/answer_reward"])
     return (
         f"{candidate['arm']} collapsed{in_runs(fallen)}: it reached {best.metrics['best/answer_reward']:.3f} at step "

@@ -9,8 +9,9 @@ import numpy as np
 
 from grpo.reporting.charts import Spec, dots, powers_of_two
 from grpo.reporting.style import styles
+from grpo.results.intervals import two_level_difference
 from grpo.results.runs import REWARD, Run, by_arm, final_scores, first_scores, mean_curve, value
-from grpo.results.statistics import format_interval, two_level_difference
+from grpo.results.statistics import format_interval
 
 # What an arm of expert iteration varies, in words.
 VARIED = {"ei_batch_size": "questions a step", "group_size": "rollouts of a question", "epochs_per_ei_step": "epochs a step"}

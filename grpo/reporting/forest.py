@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo.reporting.charts import Row, Spec, on_paper
 
-VERDICTS = {"agrees": "#009E73", "disagrees": "#D55E00", "cannot tell": "#7a7a7a", "not measured": "#bbbbbb"}
+VERDICTS = {"agrees": "#009E73", "disagrees": "#D55E00", "cannot tell": "#7a7a7a", "not tested here": "#bbbbbb"}
 
 
 def forest_rows(claims: list[dict[str, Any]]) -> list[Row]:
@@ -16,13 +16,13 @@ def forest_rows(claims: list[dict[str, Any]]) -> list[Row]:
     return [
         {
             **{key: claim[key] for key in ("statement", "experiment", "verdict")},
-            "between": between,
-            **{key: difference[key] for key in ("value", "low", "high")},
+            "between": f"{contrast['arm']} above {contrast['against']}",
+            **{key: contrast["difference"][key] for key in ("value", "low", "high")},
             "published": list(claim["published"].values()),
             "reported": claim["reported"] if place == 0 else {},
         }
         for claim in claims
-        for place, (between, difference) in enumerate(claim["differences"].items())
+        for place, contrast in enumerate(claim["contrasts"])
     ]
 
 

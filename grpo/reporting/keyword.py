@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from grpo.results.intervals import two_level_difference
 from grpo.results.runs import Run, final_scores, first_scores
-from grpo.results.statistics import format_interval, two_level_difference
+from grpo.results.statistics import format_interval
 
 FLAGS = {
     "val/lists_only": "only list the keywords",

@@ -13,6 +13,7 @@ from grpo.results.claims import claims_table
 from grpo.results.contrasts import not_a_matter_of_seeds, undecided
 from grpo.results.runs import (
     Run,
+    evaluations_counted,
     experiments,
     final_scores,
     read_baseline,
@@ -20,7 +21,6 @@ from grpo.results.runs import (
     read_runs,
     read_selection,
 )
-from grpo.results.selection import evaluations_counted
 from grpo.results.statistics import format_interval
 from grpo.study import paths
 from grpo.study.schema import Study

@@ -14,8 +14,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo.reporting.charts import GREY, Spec, bars
+from grpo.results.intervals import two_level_difference
 from grpo.results.runs import Run, by_arm, value
-from grpo.results.statistics import format_interval, two_level_difference
+from grpo.results.statistics import format_interval
 
 Steps = Sequence[Mapping[str, float]]  # as in a timing file; times in seconds
 GOAL = 1.15  # a step should take at most so many times the longer of generation and training

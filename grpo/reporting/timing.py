@@ -19,6 +19,7 @@ from grpo.reporting.time_breakdown import (
     draw_time_breakdown,
     variants,
 )
+from grpo.results.intervals import two_level_difference
 from grpo.results.runs import (
     REWARD,
     Run,
@@ -30,7 +31,7 @@ from grpo.results.runs import (
     read_selection,
     value,
 )
-from grpo.results.statistics import format_interval, two_level_difference
+from grpo.results.statistics import format_interval
 from grpo.study import paths
 from grpo.study.runs import stage_of_run
 from grpo.study.schema import Study

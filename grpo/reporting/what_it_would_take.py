@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.common.files import read_json
+from grpo.results.findings import Verdict
 from grpo.results.power import CHANCE
 from grpo.results.statistics import format_interval
 from grpo.study import paths
@@ -15,13 +16,13 @@ NAME = "what_it_would_take"
 KEYS = ("chance", "undecided", "not_a_matter_of_seeds")
 
 
-def contents(rows: list[Row], others: list[dict[str, Any]]) -> dict[str, Any]:
+def contents(rows: list[Row], others: list[Verdict]) -> dict[str, Any]:
     """The result file: the chance that is asked for, the contrasts, and the claims that seeds alone do not decide."""
-    kept = ("id", "experiment", "statement", "measured")
+    kept = ("claim", "experiment", "statement", "measured", "reason")
     return {
         "chance": CHANCE,
         "undecided": [row | {"command": command(row)} for row in rows],
-        "not_a_matter_of_seeds": [{key: claim[key] for key in kept} for claim in others],
+        "not_a_matter_of_seeds": [{key: getattr(claim, key) for key in kept} for claim in others],
     }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from grpo.results.runs import Run, by_arm, final_scores, read_runs, read_selection
+from grpo.results.collapses import collapses_of, held
+from grpo.results.findings import Collapse, Contrast
+from grpo.results.intervals import Scores, difference_of
+from grpo.results.runs import Run, by_arm, final_scores, read_runs, steps_taken
 from grpo.study.schema import Study
 
 
@@ -24,14 +24,13 @@ class Evidence:
         arms: the experiment's runs by arm, in the order of params.yaml.
         last_k: how many evaluations a run counts by.
         baseline: reports/math_baseline.json, for claims about the untrained model.
-        winner: the arm that was selected.
         other: the experiment that a claim compares this one with.
     """
 
+    experiment: str
     arms: dict[str, list[Run]]
     last_k: int
     baseline: dict[str, Any] = field(default_factory=dict)
-    winner: str = ""
     other: Evidence | None = None
 
     def runs(self, arm: str) -> list[Run]:
@@ -44,9 +43,36 @@ class Evidence:
             raise NotMeasured(f"the study has no arm {arm}")
         return self.arms[arm]
 
-    def final(self, arm: str) -> NDArray[np.float64]:
-        """The scores that count: (runs, problems)."""
-        return final_scores(self.runs(arm), self.last_k)
+    def held(self, arm: str) -> list[Run]:
+        """The runs of an arm that did not collapse; all where all did."""
+        return held(self.runs(arm), self.last_k)
+
+    def final(self, arm: str) -> Scores:
+        """The scores that count: (runs that held, problems)."""
+        return final_scores(self.held(arm), self.last_k)
+
+    def mean(self, arm: str) -> float:
+        """The mean of the scores that count."""
+        return float(self.final(arm).mean())
+
+    def collapses(self, *arms: str) -> tuple[Collapse, ...]:
+        """The collapses in these arms."""
+        return tuple(collapse for arm in arms for collapse in collapses_of(self.runs(arm), self.last_k))
+
+    @property
+    def leader(self) -> str:
+        """The arm with the highest final reward; one with a collapsed run only where all have one."""
+        whole = [arm for arm in self.arms if not self.collapses(arm)]
+        return max(whole or self.arms, key=self.mean)
+
+    def contrast(self, arm: str, against: str, contrasts: int = 1) -> Contrast:
+        """How far ``arm`` ends above ``against``, alone and as one of so many contrasts."""
+        first, second = self.final(against), self.final(arm)
+        return Contrast(arm, against, difference_of(first, second), difference_of(first, second, contrasts), contrasts)
+
+    def steps(self) -> int:
+        """The fewest steps that an arm's runs took; arms whose runs all diverged are left out."""
+        return min((steps for runs in self.arms.values() if (steps := steps_taken(runs))), default=0)
 
 
 def evidence_of(study: Study, experiment: str, other: str | None = None) -> Evidence:
@@ -58,11 +84,13 @@ def evidence_of(study: Study, experiment: str, other: str | None = None) -> Evid
     Raises:
         NotMeasured: the study leaves it out.
     """
+    if experiment not in study.experiments:
+        raise NotMeasured(f"this version has no experiment {experiment}")
     if experiment in study.left_out:
-        raise NotMeasured(f"left out: the study has no arms of {experiment}")
+        raise NotMeasured(f"the study leaves {experiment} out")
     return Evidence(
+        experiment,
         by_arm(read_runs(study, experiment)),
         study.last_k(experiment),
-        winner=read_selection(experiment)["winner"],
         other=None if other is None else evidence_of(study, other),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 VerdictName = Literal["agrees", "disagrees", "no difference", "cannot tell", "not tested here"]
@@ -17,6 +17,8 @@ DECIDED = (AGREES, DISAGREES, NO_DIFFERENCE)
 RUNS_AND_PROBLEMS = "runs and problems"  # new seeds and new problems
 PROBLEMS = "problems"  # new problems, the same runs: the untrained model
 ASSUMED_RUNS = "problems, and runs by an assumed spread"  # one run an arm
+RUNS_AND_STEPS = "runs and blocks of steps"  # levels of a training metric
+STEPS = "blocks of steps, of one run an arm"
 RUNS = "runs"  # new seeds: quantities without problems, such as seconds or gradient norms
 
 
@@ -29,6 +31,7 @@ class Interval:
         covers: what would vary in a repetition: ``runs and problems``, ``problems``, ``runs`` or
             ``problems, and runs by an assumed spread``.
         runs: how many runs count (of the arm with fewer, in a difference), without collapsed ones.
+        se, df: standard error and degrees of freedom of Student's t.
     """
 
     value: float
@@ -38,11 +41,17 @@ class Interval:
     covers: str
     runs: int
     problems: int
+    se: float
+    df: float
 
     @property
     def half(self) -> float:
         """Half of the interval's width."""
         return (self.high - self.low) / 2
+
+    def turned(self) -> Interval:
+        """The interval of the difference the other way round."""
+        return replace(self, value=-self.value, low=-self.high, high=-self.low)
 
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
@@ -64,6 +73,10 @@ class Contrast:
     difference: Interval
     adjusted: Interval
     contrasts: int
+
+    def turned(self) -> Contrast:
+        """How far ``against`` is above ``arm``."""
+        return Contrast(self.against, self.arm, self.difference.turned(), self.adjusted.turned(), self.contrasts)
 
     @property
     def told_apart(self) -> bool:
@@ -101,6 +114,7 @@ class ArmResult:
         start: the same of the untrained model.
         collapses: one record for each collapsed run.
         contrast: the arm against the leader; None for the leader.
+        run_sd: standard deviation between the runs that ``final`` is about; None with one run.
     """
 
     arm: str
@@ -111,6 +125,7 @@ class ArmResult:
     start: Interval
     collapses: tuple[Collapse, ...]
     contrast: Contrast | None
+    run_sd: float | None
 
 
 @dataclass(frozen=True)
@@ -123,7 +138,6 @@ class ExperimentResult:
         tied: arms that cannot be told from the leader, itself left out.
         winner: of the leader and those tied with it the earliest in params.yaml, unless pinned.
         reason: why it won, in words.
-        run_sd: the standard deviation between runs that the intervals go by, pooled over arms; None with one run an arm.
     """
 
     experiment: str
@@ -134,7 +148,6 @@ class ExperimentResult:
     winner: str
     pinned: bool
     reason: str
-    run_sd: float | None
 
     def arm(self, name: str) -> ArmResult:
         """The result of one arm."""
@@ -180,8 +193,3 @@ class Verdict:
     def decided(self) -> bool:
         """Whether the study says something about the claim."""
         return self.verdict in DECIDED
-
-
-def as_json(record: Any) -> dict[str, Any]:
-    """A record as plain values, for a result file."""
-    return asdict(record)

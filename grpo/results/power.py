@@ -1,19 +1,16 @@
-"""How many seeds would tell a difference that these runs could not: power of the two-level interval."""
+"""How many seeds would tell a difference that these runs could not: power of the interval over runs and problems."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-
-from grpo.results.statistics import Z80, Z95
+from scipy import stats
 
 CHANCE = 0.8  # with which a difference is to be told
 MOST_SEEDS = 1_000_000  # where a search for a number ends
-_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
@@ -37,14 +34,6 @@ class Spread:
     def of_difference(self, seeds: int) -> float:
         """Variance of the difference of two arms with so many runs each, problems and runs drawn anew."""
         return self.problems / self.n_problems + (self.runs + self.rest / self.n_problems) / seeds
-
-    def of_interval(self, seeds: int) -> float:
-        """The variance that :func:`grpo.results.statistics.two_level_difference` shows, in expectation.
-
-        Drawing runs and problems anew counts the rest three times: once between the runs, once more because each resample
-        adds to it, and once between the problems (Owen 2007, The pigeonhole bootstrap, Annals of Applied Statistics 1:386).
-        """
-        return self.problems / self.n_problems + (self.runs + 3 * self.rest / self.n_problems) / seeds
 
 
 def spread_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Spread:
@@ -79,15 +68,18 @@ def spread_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Spread
 def power(spread: Spread, difference: float, seeds: int) -> float:
     """The chance that the interval of a study with so many seeds leaves zero out on the difference's side.
 
-    The normal approximation (Cohen, Statistical Power Analysis, 1988, chapter 2), with the interval's own width:
-    Phi((|difference| - 1.96 sqrt(variance of the interval)) / sqrt(variance of the difference)).
+    That of Student's t-test (Cohen, Statistical Power Analysis, 1988, chapter 2), with Satterthwaite's degrees of freedom for
+    two arms that spread alike.
 
     Args:
         difference: the true one, or its distance from the bar where the question is another than zero.
     """
-    sd = math.sqrt(spread.of_difference(seeds))
-    ahead = abs(difference) - Z95 * math.sqrt(spread.of_interval(seeds))
-    return float(ahead > 0) if sd == 0 else _NORMAL.cdf(ahead / sd)
+    variance = spread.of_difference(seeds)
+    if variance == 0 or seeds < 2:
+        return float(variance == 0 and difference != 0)
+    by_problems = spread.problems / spread.n_problems
+    df = variance**2 / ((variance - by_problems) ** 2 / (2 * seeds - 2) + by_problems**2 / (spread.n_problems - 1))
+    return float(stats.nct.sf(stats.t.ppf(0.975, df), df, abs(difference) / math.sqrt(variance)))
 
 
 def seeds_needed(spread: Spread, difference: float, chance: float = CHANCE) -> int | None:
@@ -104,11 +96,12 @@ def seeds_needed(spread: Spread, difference: float, chance: float = CHANCE) -> i
 def problems_needed(spread: Spread, difference: float) -> int:
     """The number of problems below which no number of seeds tells the difference with a chance of 0.8.
 
-    With ever more seeds only the problems are left: |difference| = (1.96 + 0.84) sqrt(between problems / their number).
+    With ever more seeds only the problems are left: |difference| = (z(0.975) + z(0.8)) sqrt(between problems / their number).
 
     Raises:
         ValueError: the difference is zero, which nothing can tell from zero.
     """
     if difference == 0:
         raise ValueError("no number of problems tells a difference of zero from zero")
-    return math.ceil(spread.problems * ((Z95 + Z80) / difference) ** 2)
+    quantiles = float(stats.norm.ppf(0.975) + stats.norm.ppf(CHANCE))
+    return math.ceil(spread.problems * (quantiles / difference) ** 2)

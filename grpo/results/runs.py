@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from grpo.common.files import read_csv, read_json, require_keys
-from grpo.results.selection import mean_of_last, read_config, read_metrics, read_outcomes
-from grpo.results.statistics import two_level_difference
+from grpo.common.errors import UserError, reason
+from grpo.common.files import damaged, read_csv, read_json, read_jsonl, require_keys
+from grpo.results.findings import Interval
+from grpo.results.intervals import change_of
 from grpo.study import paths
 from grpo.study.runs import stage_of_run
-from grpo.study.schema import Study
+from grpo.study.schema import Study, read_yaml
 
 REWARD = "val/answer_reward"
-COLLAPSED = 0.5  # share of its own best reward, below which a run has collapsed
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,72 @@ def experiments(study: Study) -> list[str]:
     return study.made
 
 
+def read_outcomes(experiment: str, arm: str, seed: int) -> NDArray[np.float64]:
+    """Answer reward of each problem in each evaluation of a run, the untrained one first: (evaluations, problems).
+
+    Raises:
+        UserError: the run is missing; the message names the stage that makes it.
+    """
+    folder = paths.RUNS / paths.run_name(experiment, arm, seed)
+    path, made_by = folder / "outcomes.jsonl", stage_of_run(paths.run_name(experiment, arm, seed))
+    if not path.exists():
+        raise UserError(f"{folder}: holds no finished run. Run `dvc repro {made_by}` to make it.")
+    evaluations = read_jsonl(path, made_by, lambda record: np.array(record["answer_reward"], dtype=float))
+    if any(evaluation.shape != evaluations[0].shape or evaluation.ndim != 1 for evaluation in evaluations):
+        raise damaged(path, "not as many problems in each evaluation", made_by)
+    if len(evaluations) < 2:
+        raise damaged(path, "no evaluation after the untrained one", made_by)
+    return np.stack(evaluations)
+
+
+def read_config(experiment: str, arm: str, seed: int) -> dict[str, Any]:
+    """A run's config.yaml.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    name = paths.run_name(experiment, arm, seed)
+    path, made_by = paths.RUNS / name / "config.yaml", stage_of_run(name)
+    if not path.exists():
+        raise UserError(f"{path}: no such file. Run `dvc repro {made_by}` to make it.")
+    try:
+        config: dict[str, Any] = read_yaml(path)
+    except UserError as error:
+        raise damaged(path, reason(error), made_by) from error
+    require_keys(path, config, ("identity", "overrides", "before"), made_by)
+    return config
+
+
+def read_metrics(experiment: str, arm: str, seed: int) -> dict[str, Any]:
+    """A run's metrics.json.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    name = paths.run_name(experiment, arm, seed)
+    metrics: dict[str, Any] = read_json(
+        paths.RUNS / name / "metrics.json", stage_of_run(name), keys=("diverged_step", "diverged_reason")
+    )
+    return metrics
+
+
+def mean_of_last(outcomes: NDArray[np.float64], last_k: int) -> NDArray[np.float64]:
+    """The number that counts, by problem: mean answer reward over a run's last ``last_k`` evaluations, (problems,).
+
+    The first, untrained evaluation never counts. A run that ended early, because it diverged or its time was up, may have
+    fewer than ``last_k``, and then counts by those it has; the report's tables say so.
+
+    Args:
+        outcomes: (evaluations, problems), as :func:`read_outcomes` gives them.
+    """
+    return np.asarray(outcomes[1:][-last_k:].mean(axis=0))
+
+
+def evaluations_counted(outcomes: NDArray[np.float64], last_k: int) -> int:
+    """Of how many evaluations :func:`mean_of_last` is the mean."""
+    return min(last_k, len(outcomes) - 1)
+
+
 def read_run(experiment: str, arm: str, seed: int) -> Run:
     """One run's results. They are read once in a process, unless they change: tables and claims ask for the same runs.
 
@@ -66,6 +132,7 @@ def read_run(experiment: str, arm: str, seed: int) -> Run:
 @cache
 def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tuple[int, ...]) -> Run:
     name = paths.run_name(experiment, arm, seed)
+    outcomes = read_outcomes(experiment, arm, seed)  # the first to say that there is no finished run
     folder, made_by, config = paths.RUNS / name, stage_of_run(name), read_config(experiment, arm, seed)
     require_keys(folder / "config.yaml", config, ("config", "same_as", "software"), made_by)
     return Run(
@@ -76,7 +143,7 @@ def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tup
         config=config,
         history=read_csv(folder / "history.csv", made_by, columns=("step", "gradient_norm")),
         validation=read_csv(folder / "validation.csv", made_by, columns=("step", REWARD)),
-        outcomes=read_outcomes(experiment, arm, seed),
+        outcomes=outcomes,
     )
 
 
@@ -124,7 +191,7 @@ def value(run: Run, key: str) -> Any:
 def final_scores(runs: list[Run], last_k: int) -> NDArray[np.float64]:
     """The number that counts, by run and problem, of the runs of one arm: (runs, problems).
 
-    See :func:`grpo.results.selection.mean_of_last`.
+    See :func:`mean_of_last`.
     """
     return np.stack([mean_of_last(run.outcomes, last_k) for run in runs])
 
@@ -134,16 +201,14 @@ def first_scores(runs: list[Run]) -> NDArray[np.float64]:
     return np.stack([run.outcomes[0] for run in runs])
 
 
-def collapsed(run: Run, last_k: int, below: float = COLLAPSED) -> bool:
-    """Whether a run fell from what it had reached: it diverged, or counts with under ``below`` times its own best evaluation.
+def gain(runs: list[Run], last_k: int) -> Interval:
+    """How far the runs of one arm end above their start."""
+    return change_of(first_scores(runs), final_scores(runs, last_k))
 
-    The untrained evaluation may be the best one. The fall must be more than chance explains (95% interval over problems), as
-    the best of several evaluations is chosen by its luck too. A run that stays where it started has not collapsed.
-    """
-    if run.metrics["diverged_step"] is not None:
-        return True
-    final, best = mean_of_last(run.outcomes, last_k), run.outcomes[run.outcomes.mean(axis=1).argmax()]
-    return bool(final.mean() < below * best.mean() and two_level_difference(final, best)["low"] > 0)
+
+def steps_taken(runs: list[Run]) -> int:
+    """The fewest steps that a run took, of those that were not stopped because they diverged; 0 where all were."""
+    return min((int(run.validation["step"].iloc[-1]) for run in runs if run.metrics["diverged_step"] is None), default=0)
 
 
 def identical(first: list[Run], second: list[Run]) -> bool:

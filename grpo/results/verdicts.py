@@ -1,89 +1,119 @@
-"""The tests that decide claims: what each kind measures, and when it agrees, disagrees or cannot tell."""
+"""The tests that decide claims: what each kind measures, and when it agrees, disagrees, finds no difference or cannot tell."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
+from scipy import stats
 
 from grpo.results.evidence import Evidence, NotMeasured
-from grpo.results.runs import COLLAPSED, Run, collapsed, first_scores, identical
-from grpo.results.statistics import format_interval, two_level_difference
-
-AGREES, DISAGREES, CANNOT_TELL = "agrees", "disagrees", "cannot tell"
+from grpo.results.findings import (
+    AGREES,
+    CANNOT_TELL,
+    DISAGREES,
+    NO_DIFFERENCE,
+    Collapse,
+    Contrast,
+    Interval,
+    VerdictName,
+)
+from grpo.results.intervals import difference_of, p_beyond, p_within
+from grpo.results.levels import blocks, changes, log_ratio, peaks, per_step
+from grpo.results.runs import Run, first_scores, gain, identical
 
 KL = "kl/per_token_low_variance"
-BLOCK = 5  # steps; gradient norms of neighbouring steps are dependent, those of blocks much less
-# With n blocks the interval leaves zero out whenever all point the same way. Of equal arms fewer than six do so by chance in
-# more than 1 of 20 studies (2 / 2**5 = 0.06).
-FEWEST_BLOCKS = 6
+ALPHA = 0.05
 
 Parameters = dict[str, Any]
-Difference = dict[str, float]  # ``value``, ``low``, ``high``, ...: as two_level_difference gives it
 
 
-class Judgement(NamedTuple):
-    """What a test found.
+@dataclass(frozen=True)
+class Judgement:
+    """What a test found; the fields as in :class:`grpo.results.findings.Verdict`."""
 
-    Attributes:
-        measured: in words.
-        verdict: ``agrees``, ``disagrees`` or ``cannot tell``.
-        differences: of answer rewards, in the claim's direction, by what they are between; empty where the test is of
-            another kind.
-    """
-
+    verdict: VerdictName
     measured: str
-    verdict: str
-    differences: dict[str, Difference] = {}
+    reason: str
+    numbers: dict[str, float] = field(default_factory=dict)
+    contrasts: tuple[Contrast, ...] = ()
+    collapses: tuple[Collapse, ...] = ()
+    p: float | None = None
 
 
-def _above(low: float, high: float, bar: float = 0.0) -> str:
-    """Whether a number with this interval is above ``bar``; an end that lies on the bar tells nothing."""
-    if low > bar:
-        return AGREES
-    return DISAGREES if high < bar else CANNOT_TELL
+# ------------------------------------------------------------------------------------------------- decisions
 
 
-def _of_all(hits: list[bool]) -> str:
-    """``agrees`` if it is so in all runs, ``disagrees`` if in none."""
-    if all(hits):
-        return AGREES
-    return CANNOT_TELL if any(hits) else DISAGREES
+def decide(intervals: Sequence[Interval], bar: float = 0.0, margin: float | None = None) -> tuple[VerdictName, str, float]:
+    """The verdict about "each of these differences is above ``bar``", its reason, and its p.
 
-
-def _only(hits: list[bool], others: list[bool]) -> str:
-    """``agrees`` if it is so in all runs of an arm and in none of another, ``disagrees`` if in none of its own.
-
-    The other arm lacks the claimed cause: where it is so in both, the cause is another one.
+    It agrees if all intervals lie above the bar, which needs no correction, as all must (Berger 1982, Technometrics 24:295).
+    It disagrees if one lies below, Bonferroni. It finds no difference if all lie within ``margin`` of zero, even where they
+    leave zero out: a margin says what is too small to count.
     """
-    return CANNOT_TELL if any(others) and any(hits) else _of_all(hits)
+    above = max(p_beyond(one, bar) if one.value > bar else 1.0 for one in intervals)
+    below = min(1.0, min(p_beyond(one, bar) if one.value < bar else 1.0 for one in intervals) * len(intervals))
+    within = max(p_within(one, margin) for one in intervals) if margin is not None else 1.0
+    where, all_ = f"{bar:g}", "the interval lies" if len(intervals) == 1 else "all intervals lie"
+    if within < ALPHA:
+        return NO_DIFFERENCE, f"{all_} within the margin of {margin:g}", within
+    if above < ALPHA:
+        return AGREES, f"{all_} above {where}", above
+    if below < ALPHA:
+        return DISAGREES, f"{'the interval' if len(intervals) == 1 else 'one interval'} lies below {where}", below
+    holds = f"{'the interval' if len(intervals) == 1 else 'an interval'} holds {where}"
+    return (
+        CANNOT_TELL,
+        holds if margin is None else f"{holds} and is wider than the margin of {margin:g}",
+        min(above, below, within),
+    )
 
 
-def _ends_at(evidence: Evidence, arm: str) -> str:
-    """``ARM MEAN``, and how many of its runs diverged: those count by the last evaluations before they were stopped."""
-    runs = evidence.runs(arm)
-    diverged = sum(_diverged(run) for run in runs)
-    return f"{arm} {evidence.final(arm).mean():.3f}" + (f" ({diverged} of {_count(runs)} diverged)" if diverged else "")
+def _by_reward(
+    evidence: Evidence, pairs: Sequence[tuple[str, str]], bar: float = 0.0, margin: float | None = None
+) -> Judgement:
+    """The verdict about "of each pair the first arm ends above the second"."""
+    for pair in pairs:
+        _require_a_difference(evidence, *pair)
+    contrasts = tuple(evidence.contrast(*pair, contrasts=len(pairs)) for pair in pairs)
+    verdict, reason, p = decide([contrast.difference for contrast in contrasts], bar, margin)
+    arms = list(dict.fromkeys(arm for pair in pairs for arm in pair))
+    verdict, reason = _with_collapses(evidence, pairs, verdict, reason)
+    measured = "; ".join(
+        [
+            ", ".join(_ends_at(evidence, arm) for arm in arms),
+            *(f"{c.arm} above {c.against} by {c.difference}" for c in contrasts),
+        ]
+    )
+    numbers = {arm: evidence.mean(arm) for arm in arms}
+    return Judgement(verdict, measured, reason, numbers, contrasts, evidence.collapses(*arms), p)
 
 
-def _diverged(run: Run) -> bool:
-    return run.metrics["diverged_step"] is not None
+def _with_collapses(
+    evidence: Evidence, pairs: Sequence[tuple[str, str]], verdict: VerdictName, reason: str
+) -> tuple[VerdictName, str]:
+    """Take back a verdict in favour of an arm of which more runs collapsed."""
+    share = {arm: len(evidence.collapses(arm)) / len(evidence.runs(arm)) for pair in pairs for arm in pair}
+    for first, second in pairs:
+        against_first, against_second = share[first] > share[second], share[first] < share[second]
+        if (verdict == AGREES and against_first) or (verdict == DISAGREES and against_second and len(pairs) == 1):
+            return CANNOT_TELL, f"{reason}, but more runs of the arm that ends higher collapsed"
+        if verdict == NO_DIFFERENCE and share[first] != share[second]:
+            return CANNOT_TELL, f"{reason}, but not as many runs of each arm collapsed"
+    return verdict, reason
 
 
-def _count(runs: list[Run]) -> str:
-    return f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
-
-
-def ends_above(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Final answer reward of ``better`` minus that of ``worse``: agrees if low > 0, disagrees if high < 0."""
-    _require_a_difference(evidence, parameters["better"], parameters["worse"])
-    better, worse = parameters["better"], parameters["worse"]
-    measured, difference = _final_difference(evidence, better, worse)
-    return Judgement(measured, _above(difference["low"], difference["high"]), {f"{better} above {worse}": difference})
+def _of_runs(hits: Sequence[bool], others: Sequence[bool] = ()) -> tuple[VerdictName, str]:
+    """``agrees`` if it is so in all runs of an arm and in none of the arm that lacks the cause; ``disagrees`` if in none."""
+    said = f"it is so in {sum(hits)} of {len(hits)} runs"
+    said += f", and in {sum(others)} of {len(others)} of the other arm" if others else ""
+    if not any(hits):
+        return DISAGREES, said
+    return (AGREES if all(hits) and not any(others) else CANNOT_TELL), said
 
 
 def _require_a_difference(evidence: Evidence, first: str, second: str) -> None:
@@ -92,274 +122,303 @@ def _require_a_difference(evidence: Evidence, first: str, second: str) -> None:
         raise NotMeasured(f"{first} and {second} trained alike to the last number: what they differ in played no part")
 
 
-def _final_difference(evidence: Evidence, better: str, worse: str) -> tuple[str, dict[str, float]]:
-    difference = two_level_difference(evidence.final(worse), evidence.final(better))
-    measured = f"{_ends_at(evidence, better)}, {_ends_at(evidence, worse)}; difference {format_interval(difference)}"
-    return measured, difference
+def _ends_at(evidence: Evidence, arm: str) -> str:
+    """``ARM MEAN``, and how many of its runs collapsed."""
+    fallen, runs = len(evidence.collapses(arm)), len(evidence.runs(arm))
+    return f"{arm} {evidence.mean(arm):.3f}" + (f" ({fallen} of {runs} collapsed)" if fallen else "")
+
+
+# ------------------------------------------------------------------------------------------- kinds: rewards
+
+
+def ends_above(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Arm ``better`` ends above arm ``worse``."""
+    return _by_reward(evidence, [(parameters["better"], parameters["worse"])], margin=parameters["margin"])
 
 
 def not_below(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Non-inferiority: agrees if ``better`` minus ``worse`` has low > -margin, disagrees if high < -margin.
-
-    Of several arms ``worse`` the one with the highest mean counts, so that the claim is held against the hardest of them. All
-    runs that did not diverge must have taken as many steps.
-    """
-    worse, margin = parameters["worse"], parameters["margin"]
+    """Arm ``better`` ends at most ``margin`` below each of ``worse``, after as many steps."""
+    better, worse = parameters["better"], parameters["worse"]
     rivals = [worse] if isinstance(worse, str) else worse
     steps = {
-        arm: {int(run.validation["step"].iloc[-1]) for run in evidence.runs(arm) if not _diverged(run)}
-        for arm in (parameters["better"], *rivals)
+        arm: {int(run.validation["step"].iloc[-1]) for run in evidence.runs(arm) if run.metrics["diverged_step"] is None}
+        for arm in (better, *rivals)
     }
     if len(set().union(*steps.values())) > 1:
         taken = ", ".join(f"{arm} {sorted(of_arm)}" for arm, of_arm in steps.items())
         raise NotMeasured(f"the runs took different numbers of steps: {taken}")
-    rival = hardest(worse, evidence)
-    measured, difference = _final_difference(evidence, parameters["better"], rival)
-    verdict = _above(difference["low"], difference["high"], -margin)
-    return Judgement(f"{measured}; margin {margin:g}", verdict, {f"{parameters['better']} above {rival}": difference})
+    return _by_reward(evidence, [(better, rival) for rival in rivals], bar=-parameters["margin"])
 
 
-def hardest(worse: str | list[str], evidence: Evidence) -> str:
-    """Of one arm, or of several, the one with the highest mean."""
-    return max([worse] if isinstance(worse, str) else worse, key=lambda arm: float(evidence.final(arm).mean()))
+def method_above(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """The best arm of this method ends above the best of the ``other`` experiment's.
 
-
-def winner_above(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Final answer reward of the winner minus that of experiment ``other``: agrees if low > 0, disagrees if high < 0."""
+    The leaders stand for their methods, not the arms that win ties by being simpler. Each is the best of several, so that the
+    interval covers as many contrasts as the method with more arms has arms.
+    """
     other = evidence.other
     assert other is not None
-    difference = two_level_difference(other.final(other.winner), evidence.final(evidence.winner))
-    measured = (
-        f"{_ends_at(evidence, evidence.winner)}; {parameters['other']}: {_ends_at(other, other.winner)}; "
-        f"difference {format_interval(difference)}"
-    )
-    between = f"{evidence.winner} above {other.winner} of {parameters['other']}"
-    return Judgement(measured, _above(difference["low"], difference["high"]), {between: difference})
+    names = f"{evidence.experiment}/{evidence.leader}", f"{other.experiment}/{other.leader}"
+    first, second = other.final(other.leader), evidence.final(evidence.leader)
+    contrasts = max(len(evidence.arms), len(other.arms))
+    contrast = Contrast(*names, difference_of(first, second), difference_of(first, second, contrasts), contrasts)
+    verdict, reason, p = decide([contrast.difference], margin=parameters["margin"])
+    p = min(1.0, p * contrasts)
+    if verdict != CANNOT_TELL and p >= ALPHA:
+        verdict, reason = CANNOT_TELL, f"{reason}, but not once the number of arms is taken into account"
+    means = {names[0]: evidence.mean(evidence.leader), names[1]: other.mean(other.leader)}
+    measured = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items()) + f"; difference {contrast.difference}"
+    return Judgement(verdict, measured, reason, means, (contrast,), p=p)
 
 
 def starts_above(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Untrained answer reward of ``better`` minus that of ``worse``: agrees if low > margin, disagrees if high < margin."""
-    better, worse, margin = parameters["better"], parameters["worse"], parameters["margin"]
+    """Before training, arm ``better`` has at least ``by`` more reward than arm ``worse``."""
+    better, worse, by = parameters["better"], parameters["worse"], parameters["by"]
     scores = {arm: first_scores(evidence.runs(arm)) for arm in (better, worse)}
-    difference = two_level_difference(scores[worse], scores[better])
-    means = ", ".join(f"{arm} {values.mean():.3f}" for arm, values in scores.items())
-    measured = f"{means} before training; difference {format_interval(difference)}; margin {margin:g}"
-    return Judgement(measured, _above(difference["low"], difference["high"], margin), {f"{better} above {worse}": difference})
+    difference = difference_of(scores[worse], scores[better], fixed=True)
+    verdict, reason, p = decide([difference], bar=by)
+    means = {arm: float(values.mean()) for arm, values in scores.items()}
+    measured = ", ".join(f"{arm} {mean:.3f}" for arm, mean in means.items()) + f" before training; difference {difference}"
+    return Judgement(verdict, measured, reason, means, (Contrast(better, worse, difference, difference, 1),), p=p)
 
 
 def zero_shot_below(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Accuracy of the untrained model under ``prompt``: agrees if high < below, disagrees if low > below."""
+    """The untrained model's accuracy under ``prompt`` is below ``below``."""
     prompt, below = parameters["prompt"], parameters["below"]
     if prompt not in evidence.baseline:
         raise NotMeasured(f"the study has no zero-shot evaluation under {prompt}")
-    accuracy = evidence.baseline[prompt]["accuracy"]
-    measured = f"accuracy under {prompt} {format_interval(accuracy)}; near zero means below {below:g}"
-    return Judgement(measured, _above(-accuracy["high"], -accuracy["low"], -below))
+    found = evidence.baseline[prompt]["accuracy"]
+    verdict: VerdictName = AGREES if found["high"] < below else DISAGREES if found["low"] > below else CANNOT_TELL
+    said = f"accuracy under {prompt} {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+    where = {AGREES: "lies below", DISAGREES: "lies above"}.get(verdict, "holds")
+    return Judgement(verdict, said, f"the interval {where} {below:g}", {key: found[key] for key in ("value", "low", "high")})
 
 
 def best_inside_range(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """The best arm of a sweep, whose arms stand in the sweep's order.
+    """The best arm of a sweep lies between its first and its last, which both end below it.
 
-    Agrees if it lies between the ends and the differences to both ends have low > 0; disagrees if it is an end and its
-    differences to all arms between the ends have low > 0.
+    Disagrees if the best is an end, and ends above all arms between the ends.
     """
-    arms = list(evidence.arms)
-    means = {arm: float(evidence.final(arm).mean()) for arm in arms}
-    best = max(arms, key=lambda arm: means[arm])  # max keeps the first of equals
-    ends, inner = [arms[0], arms[-1]], arms[1:-1]
-    shown = ends if best in inner else [arm for arm in arms if arm != best]
-    ahead = {arm: two_level_difference(evidence.final(arm), evidence.final(best)) for arm in shown}
-    decisive = [ahead[arm]["low"] > 0 for arm in (ends if best in inner else inner)]
-    where = "inside the range" if best in inner else "an end of the range"
-    measured = "; ".join(
-        [f"best {best} ({means[best]:.3f}), {where}", *(f"above {a} by {format_interval(d)}" for a, d in ahead.items())]
-    )
-    differences = {f"{best} above {arm}": difference for arm, difference in ahead.items()}
-    if not decisive or not all(decisive):
-        return Judgement(measured, CANNOT_TELL, differences)
-    return Judgement(measured, AGREES if best in inner else DISAGREES, differences)
+    arms = _sweep(evidence, 3)
+    best = max(arms, key=evidence.mean)
+    inside = best not in (arms[0], arms[-1])
+    found = _by_reward(evidence, [(best, arm) for arm in ([arms[0], arms[-1]] if inside else arms[1:-1])])
+    verdict = found.verdict if inside or found.verdict != AGREES else DISAGREES
+    where = "inside the range" if inside else "an end of the range"
+    return _replaced(found, verdict, f"best is {best}, {where}; {found.measured}", f"{best} is {where}; {found.reason}")
 
 
 def lags(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """The first arm of a sweep, whose arms stand in the sweep's order, against the best: it is behind, and has not fallen back.
+    """The first arm of a sweep ends below the leader without having collapsed."""
+    arms = _sweep(evidence, 2)
+    first, leader = arms[0], evidence.leader
+    fallen = evidence.collapses(first)
+    if first == leader:
+        return Judgement(DISAGREES, _ends_at(evidence, first), f"{first} leads", {first: evidence.mean(first)}, (), fallen)
+    found = _by_reward(evidence, [(leader, first)], margin=parameters["margin"])
+    if len(fallen) == len(evidence.runs(first)):
+        return _replaced(found, DISAGREES, found.measured, f"{first} collapses")
+    return _replaced(found, CANNOT_TELL, found.measured, f"some runs of {first} collapsed") if fallen else found
 
-    Agrees if the difference to the best arm has low > 0 and no run of the first has collapsed; disagrees if it is the best
-    itself, or all its runs have collapsed.
-    """
-    first, best = next(iter(evidence.arms)), max(evidence.arms, key=lambda arm: float(evidence.final(arm).mean()))
-    course, fallen = _course(evidence, first)
-    if first == best:
-        return Judgement(f"{course}; it is the best", DISAGREES)
-    behind = two_level_difference(evidence.final(first), evidence.final(best))
-    measured = f"{course}; below {best} ({evidence.final(best).mean():.3f}) by {format_interval(behind)}"
-    differences = {f"{best} above {first}": behind}
-    if all(fallen):
-        return Judgement(measured, DISAGREES, differences)
-    return Judgement(measured, AGREES if behind["low"] > 0 and not any(fallen) else CANNOT_TELL, differences)
+
+def descends(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """Each arm, of ``arms`` those that the study has, ends below each before it."""
+    arms = [arm for arm in parameters["arms"] if arm in evidence.arms]
+    if len(arms) < 2:
+        raise NotMeasured(f"the study has {len(arms)} of the arms {', '.join(parameters['arms'])}, and two are needed")
+    return _by_reward(evidence, list(combinations(arms, 2)), margin=parameters["margin"])
 
 
 def collapses(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """The last arm of a sweep: whether its runs fall from what they had reached (:func:`grpo.results.runs.collapsed`).
+    """All runs of a sweep's last arm collapse, or of the arm with the most updates per rollout batch, at least ``updates``.
 
-    A run that never rises has not collapsed, however far it stays behind others. Agrees if all runs have, disagrees if none
-    has. With ``updates``, the arm with the most updates per rollout batch takes the last one's place, and must have so many.
+    A run that never rises has not collapsed, however far it stays behind others (:mod:`grpo.results.collapses`).
     """
-    arm, updates = list(evidence.arms)[-1], parameters.get("updates")
+    arm, updates = _sweep(evidence, 2)[-1], parameters.get("updates")
     if updates is not None:
         by_updates = {name: int(runs[0].config["updates_per_rollout_batch"]) for name, runs in evidence.arms.items()}
         arm = max(by_updates, key=lambda name: by_updates[name])
         if by_updates[arm] < updates:
             raise NotMeasured(f"the study has no arm with {updates} updates per rollout batch (most: {by_updates[arm]})")
-    course, fallen = _course(evidence, arm)
-    return Judgement(course, _of_all(fallen))
+    runs, fallen = evidence.runs(arm), evidence.collapses(arm)
+    verdict, reason = _of_runs([run.name in {one.run for one in fallen} for run in runs])
+    start, best = float(first_scores(runs).mean()), float(np.mean([run.outcomes.mean(axis=1).max() for run in runs]))
+    seen = "".join(f"; {one.run.split('/')[-1]}: from {one.reached:.3f} at step {one.step} ({one.seen_in})" for one in fallen)
+    measured = f"{_ends_at(evidence, arm)}, started at {start:.3f}, best evaluation {best:.3f}{seen}"
+    return Judgement(verdict, measured, reason, {"start": start, "best": best, "end": evidence.mean(arm)}, (), fallen)
 
 
-def _course(evidence: Evidence, arm: str) -> tuple[str, list[bool]]:
-    """Where an arm started, how high it came and where it ended, in words; and which of its runs collapsed."""
-    runs = evidence.runs(arm)
-    best = float(np.mean([run.outcomes.mean(axis=1).max() for run in runs]))
-    fallen = [collapsed(run, evidence.last_k) for run in runs]
-    course = (
-        f"started at {first_scores(runs).mean():.3f}, reached {best:.3f}; {sum(fallen)} of {_count(runs)} collapsed "
-        f"(diverged, or fell below {COLLAPSED:g} of its own best)"
+def _sweep(evidence: Evidence, fewest: int) -> list[str]:
+    """The arms of a sweep, in its order."""
+    if len(evidence.arms) < fewest:
+        raise NotMeasured(
+            f"the study has {len(evidence.arms)} arm{'s' * (len(evidence.arms) > 1)} of a sweep that needs {fewest}"
+        )
+    return list(evidence.arms)
+
+
+def _replaced(found: Judgement, verdict: VerdictName, measured: str, reason: str) -> Judgement:
+    return Judgement(verdict, measured, reason, found.numbers, found.contrasts, found.collapses, found.p)
+
+
+# ----------------------------------------------------------------- kinds: norms, entropy, length, KL over the steps
+
+
+def metric_larger(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """The level of ``metric`` is larger in arm ``larger`` than in arm ``smaller``, in the last quarter where it is ``late``.
+
+    The levels are medians over blocks of steps, the interval that of the logarithm of their ratio; ``margin`` is a ratio.
+    """
+    larger, smaller, metric = parameters["larger"], parameters["smaller"], parameters["metric"]
+    _require_a_difference(evidence, larger, smaller)
+    late, margin = bool(parameters.get("late")), parameters["margin"]
+    found = log_ratio(evidence.held(larger), evidence.held(smaller), metric, late)
+    if found is None:
+        raise NotMeasured("the runs took too few steps")
+    verdict, reason, p = decide([found], margin=None if margin is None else math.log(margin))
+    ratio = {key: math.exp(getattr(found, key)) for key in ("value", "low", "high")}
+    reason = {
+        AGREES: "the interval of the ratio lies above 1",
+        DISAGREES: "the interval of the ratio lies below 1",
+        NO_DIFFERENCE: f"the interval of the ratio lies within a factor of {margin}",
+    }.get(verdict, "the interval of the ratio holds 1")
+    when = " in the last quarter of the steps" if late else ""
+    measured = (
+        f"{metric}{when}: {larger} {ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) times {smaller}; "
+        f"the interval covers {found.covers}"
     )
-    return f"{_ends_at(evidence, arm)}, {course}", fallen
+    return Judgement(verdict, measured, reason, ratio, (), evidence.collapses(larger, smaller), p)
+
+
+def metric_changes(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """The level of ``metric`` at the end, as a multiple of the ``first`` or the ``highest`` level of the same run (``since``).
+
+    It is ``below`` or ``above`` a bar, or ``within`` a factor either way, in all runs of ``arm``, and in none of ``unlike``.
+    """
+    metric, arms = parameters["metric"], [parameters["arm"], *([parameters["unlike"]] if "unlike" in parameters else [])]
+    found = {arm: changes(evidence.held(arm), metric, parameters["since"]) for arm in arms}
+    hits = {arm: [_so(parameters, times) for times in of_arm] for arm, of_arm in found.items()}
+    verdict, reason = _of_runs(*hits.values())
+    (bar,) = [f"{name} {parameters[name]:g}" for name in ("below", "above", "within") if name in parameters]
+    texts = (f"{arm} {', '.join(f'{times:.2f}' for times in of_arm)}" for arm, of_arm in found.items())
+    measured = f"{metric} at the end as a multiple of its {parameters['since']} level ({bar} counts): {'; '.join(texts)}"
+    numbers = {arm: float(np.median(of_arm)) for arm, of_arm in found.items()}
+    return Judgement(verdict, measured, reason, numbers, (), evidence.collapses(*arms))
+
+
+def _so(parameters: Parameters, times: float) -> bool:
+    if "within" in parameters:
+        return bool(1 / parameters["within"] <= times <= parameters["within"])
+    return bool(times < parameters["below"] if "below" in parameters else times > parameters["above"])
 
 
 def falls(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Metric at a run's last evaluation, as a share of the untrained one, in ``arm`` and in the arm ``unlike`` it.
-
-    Agrees if all runs of ``arm`` are below and none of ``unlike``, disagrees if none of ``arm`` is.
-    """
+    """The last evaluation's ``metric`` is under ``below`` times the untrained model's, in ``arm`` and not in ``unlike``."""
     metric, below = parameters["metric"], parameters["below"]
-    texts, hits = {}, {}
+    texts, hits, numbers = [], [], {}
     for arm in (parameters["arm"], parameters["unlike"]):
-        runs = evidence.runs(arm)
-        first = np.array([run.validation[metric].iloc[0] for run in runs])
-        last = np.array([run.validation[metric].iloc[-1] for run in runs])
-        hits[arm] = [bool(share < below) for share in last / first]
-        texts[arm] = f"{arm} from {first.mean():.1f} to {last.mean():.1f} in {sum(hits[arm])} of {_count(runs)}"
-    return Judgement(f"{metric} below {below:g} of its start: {'; '.join(texts.values())}", _only(*hits.values()))
+        ends = np.array([run.validation[metric].iloc[[0, -1]].to_numpy(dtype=float) for run in evidence.runs(arm)])
+        hits.append([bool(last < below * first) for first, last in ends])
+        first, last = ends.mean(axis=0)
+        numbers[arm] = float(last / first) if first else math.nan
+        texts.append(f"{arm} from {first:.1f} to {last:.1f}")
+    verdict, reason = _of_runs(*hits)
+    return Judgement(verdict, f"{metric} (below {below:g} of its start counts): {'; '.join(texts)}", reason, numbers)
 
 
-def descends(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Each arm of the experiment, or of those in ``arms`` that the study has, against all that stand before it.
-
-    Agrees if each ends below each before it (low > 0), disagrees if one ends above one before it (high < 0).
-    """
-    arms = arms_in_order(parameters, evidence)
-    pairs = list(itertools.combinations(arms, 2))
-    if not pairs:
-        raise NotMeasured("the study has only one arm")
-    drops = {pair: two_level_difference(evidence.final(pair[1]), evidence.final(pair[0])) for pair in pairs}
-    means = ", ".join(_ends_at(evidence, arm) for arm in arms)
-    measured = "; ".join([means, *(f"{a} above {b} by {format_interval(drop)}" for (a, b), drop in drops.items())])
-    differences = {f"{first} above {second}": drop for (first, second), drop in drops.items()}
-    if any(drop["high"] < 0 for drop in drops.values()):
-        return Judgement(measured, DISAGREES, differences)
-    return Judgement(measured, AGREES if all(drop["low"] > 0 for drop in drops.values()) else CANNOT_TELL, differences)
+def blows_up(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """The peaks of ``metric`` in ``arm`` are above ``times`` those in the arm ``unlike`` it, seed by seed."""
+    arm, unlike, times = parameters["arm"], parameters["unlike"], parameters["times"]
+    _require_a_difference(evidence, arm, unlike)
+    high, low = (peaks(evidence.runs(name), parameters["metric"]) for name in (arm, unlike))
+    verdict, reason = _of_runs([bool(ratio > times) for ratio in high / low])
+    measured = (
+        f"peaks of {parameters['metric']} (90% quantile over blocks of steps of the largest in a block): "
+        f"{arm} {_listed(high)}; {unlike} {_listed(low)}; more than {times:g} times as high counts"
+    )
+    numbers = {"ratio": float(np.median(high / low)), arm: float(np.median(high)), unlike: float(np.median(low))}
+    return Judgement(verdict, measured, reason, numbers, (), evidence.collapses(arm, unlike))
 
 
-def arms_in_order(parameters: Parameters, evidence: Evidence) -> list[str]:
-    """The arms that :func:`descends` compares."""
-    return [arm for arm in parameters.get("arms", evidence.arms) if arm in evidence.arms]
+def warns(parameters: Parameters, evidence: Evidence) -> Judgement:
+    """In each collapsed run ``metric`` comes above ``times`` its level in the runs that held, by when the reward has fallen."""
+    metric, times = parameters["metric"], parameters["times"]
+    fallen = evidence.collapses(*evidence.arms)
+    names = {collapse.run for collapse in fallen}
+    steady = [run for runs in evidence.arms.values() for run in runs if run.name not in names]
+    if not fallen or not steady:
+        raise NotMeasured(f"{len(fallen)} runs collapsed and {len(steady)} held, and both are needed")
+    level = float(np.median(np.concatenate([blocks(per_step(run, metric)) for run in steady])))
+    by_name = {run.name: run for runs in evidence.arms.values() for run in runs}
+    ratios = [_until_fallen(by_name[collapse.run], metric) / level for collapse in fallen]
+    verdict, reason = _of_runs([ratio > times for ratio in ratios])
+    measured = (
+        f"highest {metric} before the reward had fallen, as a multiple of the median {level:.3f} of the {len(steady)} runs "
+        f"that held: {_listed(np.array(ratios))}; more than {times:g} counts"
+    )
+    return Judgement(verdict, measured, reason, {"ratio": float(np.median(ratios)), "level": level}, (), fallen)
 
 
-def smaller_gradient_norms(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Gradient norms of ``larger`` minus those of ``smaller``: agrees if low > 0, disagrees if high < 0.
-
-    A step's norm is the mean over its optimizer steps. Only steps that all runs of both arms have count, without those where
-    a norm is not finite. Blocks of consecutive steps take the place of problems.
-    """
-    smaller, larger = parameters["smaller"], parameters["larger"]
-    _require_a_difference(evidence, smaller, larger)
-    tables = {arm: pd.concat([_norms(run) for run in evidence.runs(arm)], axis=1, join="inner") for arm in (smaller, larger)}
-    steps = tables[smaller].index.intersection(tables[larger].index).sort_values()
-    norms = {arm: table.loc[steps].to_numpy(dtype=float) for arm, table in tables.items()}
-    infinite = {arm: ~np.isfinite(values).all(axis=1) for arm, values in norms.items()}
-    kept = ~(infinite[smaller] | infinite[larger])
-    norms = {arm: values[kept] for arm, values in norms.items()}
-    n = int(kept.sum())
-    left_out = ", ".join(f"{arm} {count.sum()}" for arm, count in infinite.items() if count.any())
-    tail = f"; steps left out because a norm is not finite: {left_out}" if left_out else ""
-    if n < FEWEST_BLOCKS * BLOCK:
-        return Judgement(f"only {n} steps in common, too few for an interval{tail}", CANNOT_TELL)
-    difference = two_level_difference(_blocks(norms[smaller]), _blocks(norms[larger]))
-    means = ", ".join(f"{arm} {norms[arm].mean():.3f}" for arm in (smaller, larger))
-    measured = f"mean gradient norm over {n} steps: {means}; difference {format_interval(difference)}{tail}"
-    return Judgement(measured, _above(difference["low"], difference["high"]))
+def _until_fallen(run: Run, metric: str) -> float:
+    """The highest value up to the first evaluation, after the best one, with less than half of the best reward."""
+    means = run.outcomes.mean(axis=1)
+    best = int(means.argmax())
+    low = [place for place in range(best + 1, len(means)) if means[place] < 0.5 * means[best]]
+    until = int(run.validation["step"].iloc[low[0]]) if low else int(run.validation["step"].iloc[-1])
+    steps = run.history["step"].unique()
+    return float(per_step(run, metric, "max")[steps <= until].max())
 
 
-def norms_blow_up(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Gradient norms over a run, in ``arm`` and in the arm ``unlike`` it.
-
-    They blow up if their mean over the last quarter of the steps is above ``times`` that over the first, or not finite. Agrees
-    if they do in all runs of ``arm`` and in none of ``unlike``, disagrees if in none of ``arm``.
-    """
-    times = parameters["times"]
-    texts, hits = {}, {}
-    for arm in (parameters["arm"], parameters["unlike"]):
-        runs = evidence.runs(arm)
-        ends = [(quarters[0], quarters[-1]) for quarters in (_quarters(_norms(run).to_numpy(dtype=float)) for run in runs)]
-        hits[arm] = [not np.isfinite(last) or bool(last > times * first) for first, last in ends]
-        first, last = np.mean(ends, axis=0)
-        texts[arm] = f"{arm} from {first:.3f} to {last:.3f}, in {sum(hits[arm])} of {_count(runs)}"
-    measured = f"mean gradient norm of the last quarter of the steps above {times:g} times that of the first: "
-    return Judgement(measured + "; ".join(texts.values()), _only(*hits.values()))
-
-
-def _norms(run: Run) -> pd.Series[float]:
-    """Mean gradient norm of each step, infinite where that of one of its optimizer steps is not finite."""
-    norms = run.history["gradient_norm"]
-    return norms.where(np.isfinite(norms), np.inf).groupby(run.history["step"]).mean()  # mean() would pass over a NaN
-
-
-def _blocks(norms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(steps, runs) to (runs, blocks): means of BLOCK consecutive steps, of a few more where the steps do not divide."""
-    return np.stack([block.mean(axis=0) for block in np.array_split(norms, len(norms) // BLOCK)], axis=1)
+def _listed(values: Sequence[float] | np.ndarray[Any, Any]) -> str:
+    return ", ".join(f"{one:.2f}" for one in values)
 
 
 def rises_with_kl(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Answer reward at the end against the start, while the KL to the starting policy grows.
+    """The reward ends above its start while the KL to the starting policy grows with the steps.
 
-    The KL of a run grows steadily if its mean over each quarter of the steps is above that over the quarter before. Agrees if
-    the reward's difference has low > 0 and the KL grows so in every run; disagrees if high < 0 or it does in none.
+    The KL grows if its blocks of steps rank with their order (Kendall's tau above 0.5) in all runs.
     """
-    runs = evidence.runs(parameters["arm"])
-    if any(KL not in run.history for run in runs):
-        raise NotMeasured(f"the runs of {parameters['arm']} have no {KL}")
-    gain = two_level_difference(first_scores(runs), evidence.final(parameters["arm"]))
-    quarters = [_quarters(run.history.groupby("step")[KL].mean().to_numpy(dtype=float)) for run in runs]
-    grows = [len(means) > 1 and bool((np.diff(means) > 0).all()) for means in quarters]
-    first, last = (float(np.mean([means[end] for means in quarters])) for end in (0, -1))
-    measured = (
-        f"answer reward above its start by {format_interval(gain)}; KL per token from {first:.4f} to {last:.4f} nats, "
-        f"growing from each quarter of the steps to the next in {sum(grows)} of {_count(runs)}"
-    )
-    reward, kl = _above(gain["low"], gain["high"]), _of_all(grows)
-    differences = {f"{parameters['arm']} above its start": gain}
-    if DISAGREES in (reward, kl):
-        return Judgement(measured, DISAGREES, differences)
-    return Judgement(measured, AGREES if reward == kl == AGREES else CANNOT_TELL, differences)
-
-
-def _quarters(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """Mean of each quarter, in their order; of each value where there are fewer than four."""
-    return np.array([part.mean() for part in np.array_split(values, min(4, len(values)))])
+    arm = parameters["arm"]
+    runs = evidence.runs(arm)
+    rise = gain(evidence.held(arm), evidence.last_k)
+    verdict, reason, p = decide([rise])
+    levels = [blocks(per_step(run, KL)) for run in runs]
+    if min(len(of_run) for of_run in levels) < 3:
+        raise NotMeasured("the runs took too few steps")
+    grows = [bool(stats.kendalltau(range(len(of_run)), of_run).statistic > 0.5) for of_run in levels]
+    kl, said = _of_runs(grows)
+    first, last = (float(np.mean([of_run[end] for of_run in levels])) for end in (0, -1))
+    measured = f"answer reward above its start by {rise}; KL per token from {first:.4f} to {last:.4f} nats"
+    reason = f"of the reward {reason}; of growing KL {said}"
+    if DISAGREES in (verdict, kl):
+        verdict = DISAGREES
+    elif kl == CANNOT_TELL:
+        verdict = CANNOT_TELL
+    contrast = Contrast(arm, "start", rise, rise, 1)
+    return Judgement(verdict, measured, reason, {"first": first, "last": last}, (contrast,), evidence.collapses(arm), p)
 
 
 KINDS: dict[str, Callable[[Parameters, Evidence], Judgement]] = {
     "ends_above": ends_above,
     "not_below": not_below,
-    "winner_above": winner_above,
+    "method_above": method_above,
     "starts_above": starts_above,
     "zero_shot_below": zero_shot_below,
     "best_inside_range": best_inside_range,
     "lags": lags,
-    "collapses": collapses,
-    "falls": falls,
     "descends": descends,
-    "smaller_gradient_norms": smaller_gradient_norms,
-    "norms_blow_up": norms_blow_up,
+    "collapses": collapses,
+    "metric_larger": metric_larger,
+    "metric_changes": metric_changes,
+    "falls": falls,
+    "blows_up": blows_up,
+    "warns": warns,
     "rises_with_kl": rises_with_kl,
 }
+# What these state may happen at any step: a horizon that is not reached refutes none of them, and confirms where it did.
+EVENTS = {"collapses", "falls", "blows_up"}
+
+
+def response_length(runs: list[Run]) -> float:
+    """Mean length of the untrained model's responses, in tokens."""
+    return float(np.mean([run.validation["val/response_length"].iloc[0] for run in runs]))

@@ -97,6 +97,8 @@ INCOMPLETE = (
 class Arithmetic(GradedTask):
     """Word problems of up to ``levels`` levels; which ones is decided by the seed."""
 
+    stands_for = "math"  # the small study asks in miniature what was asked of MATH
+
     def __init__(
         self, train_size: PositiveInt, validation_size: PositiveInt, levels: Annotated[int, Field(ge=1, le=5)], seed: int
     ):

@@ -38,6 +38,7 @@ class Math(Downloaded):
     """
 
     name = "math"
+    stands_for = "math"
     hub_configs = SUBJECTS
     columns = ("problem", "level", "subject", "type", "answer", "solution", "unique_id")
 

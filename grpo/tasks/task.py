@@ -118,6 +118,7 @@ class Task:
     """
 
     formats: ClassVar[Mapping[str, Format]] = {}
+    stands_for: ClassVar[str] = ""  # the task whose published claims a study of this one is judged by, such as math
     drop_overlap: bool = False  # training questions that are also validation questions are left out, not refused
     params_key: str = "tasks.NAME"  # its entry in params.yaml, for messages; make_task says which it is
     own_code: tuple[str, ...] = ()  # import paths of what it calls, such as a verifier: results depend on it

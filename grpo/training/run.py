@@ -23,7 +23,7 @@ from grpo.common.records import Problem, Rollout, read_examples, read_problems
 from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
 from grpo.evaluation.evaluate import Score, score_by_task
 from grpo.models import require_checkpoint
-from grpo.results.selection import read_config
+from grpo.results.runs import read_config
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest
 from grpo.study.environment import hardware, packages, software, warn_of_other_versions

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from grpo.results.intervals import difference_of
 from grpo.results.power import Spread, power, problems_needed, seeds_needed, spread_of
-from grpo.results.statistics import two_level_difference
 
 # Standard deviations of a contrast such as the mini study's: between runs, between problems (each arm's own part), of the rest.
 RUNS, PROBLEMS, REST, N = 0.03, 0.25, 0.3, 256
@@ -32,17 +32,8 @@ def test_with_the_computed_number_of_seeds_the_interval_leaves_zero_out_in_four_
     seeds = seeds_needed(SPREAD, difference)
     assert seeds is not None and abs(seeds - about) <= 3
     rng = np.random.default_rng(0)
-    told = [two_level_difference(*study(rng, seeds, difference), resamples=1000)["low"] > 0 for _ in range(400)]
+    told = [difference_of(*study(rng, seeds, difference)).low > 0 for _ in range(400)]
     assert isclose(np.mean(told), 0.8, abs_tol=0.06)  # three standard errors of 400 studies
-
-
-def test_the_intervals_width_is_the_one_the_formula_says() -> None:
-    rng = np.random.default_rng(1)
-    widths = []
-    for _ in range(100):
-        found = two_level_difference(*study(rng, 6, 0.0), resamples=1000)
-        widths.append((found["high"] - found["low"]) / (2 * 1.96))
-    assert isclose(np.mean(np.square(widths)), SPREAD.of_interval(6), rel_tol=0.08)
 
 
 def test_the_variances_are_found_again() -> None:
@@ -59,7 +50,6 @@ def test_by_hand() -> None:
     # Problems' means 2 and 6: the difference has variance 8, less 4 / 2 for the rest of two runs.
     assert (spread.runs, spread.problems, spread.rest, spread.n_problems) == (16.0, 6.0, 4.0, 2)
     assert spread.of_difference(2) == 6 / 2 + (16 + 4 / 2) / 2
-    assert spread.of_interval(2) == 6 / 2 + (16 + 3 * 4 / 2) / 2
 
 
 def test_the_fewest_seeds_are_the_fewest_and_a_bar_of_problems_is_said() -> None:

@@ -7,8 +7,10 @@ import pandas as pd
 
 from grpo.reporting.time_breakdown import discuss_at_equal_time, outcome_at
 from grpo.reporting.timing import elapsed
-from grpo.results.runs import REWARD, Run, by_arm, collapsed, final_scores, mean_curve, read_runs, read_selection, value
-from grpo.results.statistics import format_interval, two_level_difference
+from grpo.results.collapses import collapse_of
+from grpo.results.intervals import two_level_difference
+from grpo.results.runs import REWARD, Run, by_arm, final_scores, mean_curve, read_runs, read_selection, value
+from grpo.results.statistics import format_interval
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import Study
 
@@ -55,7 +57,7 @@ def log_of_broad(study: Study, experiment: str) -> str:
 
 
 def _fate(runs: list[Run], last_k: int) -> str:
-    fallen = sum(collapsed(run, last_k) for run in runs)
+    fallen = sum((collapse_of(run, last_k) is not None) for run in runs)
     return f"; {fallen} of {len(runs)} collapsed" if fallen else ""
 
 

@@ -1,0 +1,156 @@
+"""Confidence intervals over runs and problems.
+
+The scores of an arm are a table (runs, problems): the same problems in each run and in each arm. Two things vary in a
+repetition: the runs (a new seed) and the problems (another validation set). Both variances are estimated and added (Miller
+2024, arXiv:2411.00640, for problems; Agarwal et al. 2021, arXiv:2108.13264, and Hochlehnert et al. 2025, arXiv:2504.07086,
+on why the spread between few runs must be in the interval):
+
+- Each arm has a run variance of its own, and the interval takes Student's t with the degrees of freedom of Welch (1947,
+  Biometrika 34:28) and Satterthwaite (1946), rounded down. Arms differ in spread up to tenfold, a collapsing arm more: a
+  variance that is shared by the arms covers too little for the widest one and is hardly narrower for the others. See
+  benchmarks/coverage.py, which compares them.
+- The variance between problems is that of the difference of the two arms, problem by problem, so that what both arms find
+  hard cancels out.
+- What one run does to one problem is in both estimates, and is counted once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from grpo.results.findings import ASSUMED_RUNS, PROBLEMS, RUNS, RUNS_AND_PROBLEMS, Interval
+from grpo.results.statistics import LEVEL, wilson_interval
+
+Scores = NDArray[np.float64]
+
+# With one run an arm its run variance is unknown. The standard deviation of five runs of one configuration on MATH, as
+# garg-2026 published them (see claims.yaml), takes its place.
+ASSUMED_RUN_SD, ASSUMED_DF = 0.045, 4
+TINY = 1e-9  # what rounding leaves of zero
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A variance with its degrees of freedom."""
+
+    variance: float
+    df: float
+
+
+def mean_of(scores: Scores, fixed: bool = False, level: float = LEVEL) -> Interval:
+    """Mean reward of an arm, kept within 0..1.
+
+    Args:
+        scores: (runs, problems).
+        fixed: the runs are one and the same policy, so that nothing varies between them: the untrained model.
+    """
+    scores = np.atleast_2d(np.asarray(scores, dtype=float))
+    found = _interval([scores], scores.mean(axis=0), fixed, level)
+    low, high = found.low, found.high
+    if found.se < TINY:  # all rewards are alike, mostly zero
+        low, high = wilson_interval(float(scores.mean()) * scores.shape[1], scores.shape[1], level)
+    return replace(found, low=max(0.0, low), high=min(1.0, high))
+
+
+def difference_of(first: Scores, second: Scores, contrasts: int = 1, fixed: bool = False, scale: float = 1.0) -> Interval:
+    """Difference of two arms' means, ``second`` minus ``first``.
+
+    Args:
+        first, second: (runs, problems), problems in the same order; the numbers of runs may differ.
+        contrasts: how many contrasts are looked at together; all are covered at once with 95% (Sidak 1967, JASA 62:626).
+        fixed: as :func:`mean_of`.
+        scale: the largest difference that there can be; the interval ends there.
+
+    Raises:
+        ValueError: the numbers of problems differ.
+    """
+    first, second = (np.atleast_2d(np.asarray(scores, dtype=float)) for scores in (first, second))
+    if first.shape[1] != second.shape[1]:
+        raise ValueError(f"paired scores are needed for the same problems: {first.shape[1]} and {second.shape[1]}")
+    found = _interval([first, second], second.mean(axis=0) - first.mean(axis=0), fixed, LEVEL ** (1 / contrasts))
+    return replace(found, low=max(-scale, found.low), high=min(scale, found.high))
+
+
+def change_of(before: Scores, after: Scores) -> Interval:
+    """Mean change of an arm, run by run on the same problems: ``after`` minus ``before``, both (runs, problems)."""
+    change = np.atleast_2d(np.asarray(after, dtype=float) - np.asarray(before, dtype=float))
+    return _interval([change], change.mean(axis=0), False, LEVEL)
+
+
+def detectable(interval: Interval) -> float:
+    """The difference that an interval of this width would have found with a chance of 0.8."""
+    return interval.se * float(stats.t.ppf((1 + interval.level) / 2, interval.df) + stats.t.ppf(0.8, interval.df))
+
+
+def p_beyond(interval: Interval, bar: float = 0.0) -> float:
+    """Two-sided p of the hypothesis that the estimate's true value is ``bar``."""
+    return 2 * _tail(abs(interval.value - bar), interval)
+
+
+def p_within(interval: Interval, margin: float) -> float:
+    """The smallest level at which both ends lie within ``margin`` of zero (two one-sided tests, Schuirmann 1987)."""
+    return min(1.0, 2 * _tail(margin - abs(interval.value), interval))
+
+
+def _tail(distance: float, interval: Interval) -> float:
+    if interval.se == 0:
+        return 0.0 if distance > 0 else 0.5 if distance == 0 else 1.0
+    return float(stats.t.sf(distance / interval.se, interval.df))
+
+
+def run_sd(scores: Scores) -> float | None:
+    """Standard deviation between an arm's runs; None with one run."""
+    return float(scores.mean(axis=1).std(ddof=1)) if len(scores) > 1 else None
+
+
+def _interval(tables: Sequence[Scores], by_problem: Scores, fixed: bool, level: float) -> Interval:
+    """The interval of the mean of ``by_problem``, a sum or difference of the tables' means over runs."""
+    runs, problems = min(len(table) for table in tables), tables[0].shape[1]
+    rest = 0.0 if fixed else sum(_rest(table) / len(table) for table in tables)
+    parts = [] if fixed else [_runs_part(table) for table in tables]
+    if problems > 1:
+        squares = float(((by_problem - by_problem.mean()) ** 2).sum())
+        if squares < TINY and len(tables) > 1:
+            squares = 1.0  # as if the arms differed in one problem (Agresti and Min 2005): no interval has no width
+        parts.append(_Part(max(0.0, squares / (problems - 1) / problems - rest), problems - 1))
+    variance = sum(part.variance for part in parts)
+    weights = sum(part.variance**2 / part.df for part in parts)
+    df = max(1.0, math.floor(variance**2 / weights)) if weights > 0 else float(max(1, problems - 1))
+    value, half = float(by_problem.mean()), float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(variance)
+    covers = PROBLEMS if fixed else ASSUMED_RUNS if runs == 1 else RUNS_AND_PROBLEMS if problems > 1 else RUNS
+    return Interval(value, value - half, value + half, level, covers, runs, problems, math.sqrt(variance), df)
+
+
+def _runs_part(table: Scores) -> _Part:
+    """The variance of an arm's mean that its runs make; at least what chance within single problems makes."""
+    runs, problems = table.shape
+    if runs == 1:
+        return _Part(ASSUMED_RUN_SD**2, ASSUMED_DF)
+    between, rest = float(table.mean(axis=1).var(ddof=1)), _rest(table)
+    return _Part(between / runs, runs - 1) if between > rest else _Part(rest / runs, (runs - 1) * (problems - 1) or 1)
+
+
+def _rest(table: Scores) -> float:
+    """The part of the variance between the runs' means that single problems make: mean square within, over problems."""
+    runs, problems = table.shape
+    if runs == 1 or problems == 1:
+        return 0.0
+    left = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0, keepdims=True) + table.mean()
+    return float((left**2).sum() / ((runs - 1) * (problems - 1) * problems))
+
+
+def two_level_mean(scores: Scores) -> dict[str, float]:
+    """:func:`mean_of` as a mapping, for reports that are not moved yet."""
+    return asdict(mean_of(scores))
+
+
+def two_level_difference(first: Scores, second: Scores) -> dict[str, float]:
+    """:func:`difference_of` as a mapping, for reports that are not moved yet."""
+    found = difference_of(first, second)
+    return asdict(found) | {"detectable": detectable(found)}

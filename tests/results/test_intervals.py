@@ -1,0 +1,144 @@
+"""Intervals over runs and problems: against hand-computed numbers, scipy's tests, and simulated truth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from grpo.results.intervals import change_of, detectable, difference_of, mean_of, p_beyond, p_within, run_sd
+
+
+def answers(generator: np.random.Generator, rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Right (1) or wrong (0), each with its own chance."""
+    return (generator.random(rates.shape) < rates).astype(float)
+
+
+def flat(*means: float) -> NDArray[np.float64]:
+    """Runs whose problems all have the run's mean, so that nothing varies but the runs."""
+    return np.tile(np.array(means)[:, None], 50)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((0.30, 0.36, 0.44), (0.40, 0.52, 0.58)), ((0.31, 0.34, 0.37, 0.40, 0.43), (0.35, 0.43, 0.51, 0.59, 0.47))],
+)
+def test_where_only_runs_vary_it_is_welchs_interval_with_whole_degrees_of_freedom(
+    first: tuple[float, ...], second: tuple[float, ...]
+) -> None:
+    """One problem in 50 counts as differing, as no two arms can be known to be alike on all problems: 1 / 50^2 more or less."""
+    found = difference_of(flat(*first), flat(*second), scale=math.inf)
+    welch = stats.ttest_ind(second, first, equal_var=False)
+    error = math.sqrt(sum(np.var(means, ddof=1) / len(means) for means in (first, second)) + 1 / 49 / 50)
+    assert found.se == pytest.approx(error) and found.value == pytest.approx(np.mean(second) - np.mean(first))
+    assert abs(found.df - welch.df) < 2
+    assert found.high - found.value == pytest.approx(stats.t.ppf(0.975, found.df) * error)
+    assert found.df == math.floor(found.df)
+
+
+def test_by_hand() -> None:
+    """Two runs of two problems: means 0.25 and 0.75; rest after run and problem is +-0.25 in each, twice in each run."""
+    found = mean_of(np.array([[0.0, 0.5], [1.0, 0.5]]))
+    # Between runs .125. Rest: 4 x .0625 over (1 x 1 x 2) = .125, so that nothing is left for the problems: their means are
+    # both .5. The mean's variance is .125 / 2 with one degree of freedom, its t is 12.706.
+    assert (found.value, found.se, found.df) == (0.5, pytest.approx(0.25), 1)
+    assert (found.low, found.high) == (0.0, 1.0)  # .5 +- 3.18, kept within 0 and 1
+    wide = difference_of(np.zeros((2, 2)), np.array([[0.0, 0.5], [1.0, 0.5]]), scale=math.inf)
+    # The difference has no variance over problems, so it counts as that of one problem, 1 / 1 / 2, less the rest / 2.
+    assert wide.se == pytest.approx(math.sqrt(0.0625 + 0.5 - 0.0625))
+
+
+def test_where_only_problems_vary_it_is_the_paired_t_interval() -> None:
+    generator = np.random.default_rng(3)
+    rates = generator.random(300)
+    first, second = answers(generator, rates), answers(generator, np.minimum(1, rates + 0.08))
+    found, expected = difference_of(first, second, fixed=True), stats.ttest_rel(second, first).confidence_interval()
+    assert (found.low, found.high) == pytest.approx(expected) and found.covers == "problems"
+    three = difference_of(np.tile(first, (3, 1)), np.tile(second, (3, 1)))
+    assert (three.low, three.high) == pytest.approx(expected) and three.covers == "runs and problems"
+
+
+def test_one_run_an_arm_has_an_assumed_spread() -> None:
+    first, second = (answers(np.random.default_rng(seed), np.full(400, 0.6)) for seed in (1, 2))
+    found, fixed = difference_of(first, second), difference_of(first, second, fixed=True)
+    assert found.se == pytest.approx(math.sqrt(fixed.se**2 + 2 * 0.045**2))
+    assert found.covers == "problems, and runs by an assumed spread"
+    assert run_sd(first[None]) is None and run_sd(flat(0.1, 0.3)) == pytest.approx(math.sqrt(0.02))
+
+
+def test_runs_cannot_spread_less_than_chance_within_problems_makes_them() -> None:
+    """Three runs with equal means by luck: what one run does to one problem still counts."""
+    generator = np.random.default_rng(0)
+    table = np.stack([generator.permutation(np.repeat([0.0, 1.0], 100)) for _ in range(3)])
+    found = mean_of(table)
+    # Within problems the variance is about .25; a run's mean has .25 / 200, the mean of three a third of that.
+    assert run_sd(table) == 0 and found.se == pytest.approx(math.sqrt(0.25 / 200 / 3), rel=0.1)
+
+
+def test_how_hard_the_problems_are_cancels_out() -> None:
+    hard = np.random.default_rng(7).random(200)
+    runs = np.array([0.0, 0.001, 0.002])[:, None]
+    paired = difference_of(hard + runs, 0.9 * hard + runs + 0.06)
+    unpaired = difference_of(hard + runs, np.random.default_rng(8).permutation(0.9 * hard) + runs + 0.06)
+    assert unpaired.half > 8 * paired.half
+
+
+def test_rewards_that_are_all_alike_have_an_interval_too() -> None:
+    """No reward in 256 problems: Wilson's upper end is 3.84 / 259.84."""
+    nothing = mean_of(np.zeros((3, 256)))
+    assert (nothing.value, nothing.low, nothing.high) == (0.0, 0.0, pytest.approx(0.01478, abs=1e-5))
+    assert mean_of(np.ones((3, 256))).low == pytest.approx(1 - 0.01478, abs=1e-5)
+    alike = difference_of(np.zeros((3, 256)), np.zeros((3, 256)))
+    assert (alike.value, alike.high) == (0.0, pytest.approx(1.969 / math.sqrt(255 * 256), rel=1e-3))
+
+
+def test_several_contrasts_are_covered_at_once() -> None:
+    one, five = (difference_of(flat(0.3, 0.4, 0.5), flat(0.5, 0.6, 0.7), contrasts=n) for n in (1, 5))
+    assert five.level == pytest.approx(0.95**0.2)  # Sidak
+    assert five.half / one.half == pytest.approx(stats.t.ppf((1 + 0.95**0.2) / 2, one.df) / stats.t.ppf(0.975, one.df))
+
+
+def test_a_change_is_taken_run_by_run() -> None:
+    """Runs that differ by .4 and all rise by about .1."""
+    before = flat(0.1, 0.3, 0.5)
+    found = change_of(before, before + flat(0.09, 0.1, 0.11))
+    assert found.value == pytest.approx(0.1) and found.se == pytest.approx(0.01 / math.sqrt(3)) and found.df == 2
+
+
+def test_the_p_fits_the_interval() -> None:
+    found = difference_of(flat(0.3, 0.35, 0.4), flat(0.5, 0.6, 0.7))
+    assert p_beyond(found, found.low) == pytest.approx(0.05) and p_beyond(found, found.value) == pytest.approx(1)
+    margin = max(abs(found.low), abs(found.high))
+    assert p_within(found, margin) == pytest.approx(0.05) and p_within(found, 0.01) == 1.0
+    assert p_within(found, 10) < 0.001
+
+
+def test_what_could_have_been_found_was_found_in_four_of_five_studies() -> None:
+    generator = np.random.default_rng(1)
+    seen = [difference_of(flat(*generator.normal(0, 0.1, 8)), flat(*generator.normal(0, 0.1, 8))) for _ in range(200)]
+    size = float(np.mean([detectable(found) for found in seen]))
+    told = [
+        difference_of(flat(*generator.normal(0, 0.1, 8)), flat(*generator.normal(size, 0.1, 8))).low > 0 for _ in range(400)
+    ]
+    assert 0.72 < np.mean(told) < 0.88
+
+
+@pytest.mark.parametrize(("runs", "sds"), [(2, (0.05, 0.05)), (3, (0.02, 0.02)), (3, (0.02, 0.1)), (5, (0.1, 0.1))])
+def test_the_interval_covers_the_true_difference_as_often_as_it_says(runs: int, sds: tuple[float, float]) -> None:
+    """Runs and problems drawn anew each time; benchmarks/coverage.py has the whole table."""
+    generator, hits = np.random.default_rng(9), 0
+    for _ in range(300):
+        problems = generator.uniform(0.35, 0.65, size=256)
+        arms = [answers(generator, np.clip(problems + generator.normal(0, sd, (runs, 1)), 0, 1)) for sd in sds]
+        found = difference_of(*arms)
+        hits += found.low <= 0 <= found.high
+    assert hits / 300 >= 0.92
+
+
+def test_different_problem_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="30 and 29"):
+        difference_of(np.zeros((2, 30)), np.zeros((2, 29)))
+    difference_of(np.zeros((2, 30)), np.zeros((5, 30)))  # the numbers of runs may differ

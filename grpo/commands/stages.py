@@ -20,7 +20,7 @@ def model(task: TaskName) -> None:
     from grpo.study.schema import load_study
 
     study = load_study()
-    study.task(task)  # a wrong name is told before torch is imported
+    study.task(task)  # a wrong name fails before torch is imported
     from grpo.pretraining.base_model import make_base_model
 
     make_base_model(study, task)

@@ -69,9 +69,9 @@ def check(name: str | None, verbose: bool) -> str:
     if name is None:
         study, active = load_study(), read_yaml(PARAMS_FILE)
         own = _own_file(active)
-        told = _edits_told(active) if own.exists() else [f"what was changed by hand cannot be told, as {own} is not there"]
-        told = told or [f"{PARAMS_FILE} is as composed from {own}"]
-        return "\n".join([describe(study), "", *told])
+        edits = _described_edits(active) if own.exists() else [f"what was changed by hand is unknown, as {own} is not there"]
+        edits = edits or [f"{PARAMS_FILE} is as composed from {own}"]
+        return "\n".join([describe(study), "", *edits])
     path = study_path(name)
     lines = [describe(load_study(path))]
     if extended := files_of(path)[1:2]:
@@ -176,8 +176,11 @@ def renew_runs() -> list[str]:
     runs = runs_table(validated(written, PARAMS_FILE))
     before = set(_active_values().get("runs") or {})
     write_text(PARAMS_FILE, _with_runs(written, notes, opening, runs))
-    told = {"new": runs.keys() - before, "gone": before - runs.keys()}
-    return [f"{PARAMS_FILE}: {len(runs)} stages train", *(f"  {kind}: {', '.join(sorted(k))}" for kind, k in told.items() if k)]
+    differing = {"new": runs.keys() - before, "gone": before - runs.keys()}
+    return [
+        f"{PARAMS_FILE}: {len(runs)} stages train",
+        *(f"  {kind}: {', '.join(sorted(k))}" for kind, k in differing.items() if k),
+    ]
 
 
 def save(name: str) -> list[str]:
@@ -231,7 +234,7 @@ def _require_no_edits(values: Mapping[str, Any], name: str) -> None:
             raise UserError(f"{PARAMS_FILE}: expected a mapping of sections at the top.")
         if _as_it_was_composed(active) or not _apart_from_names(changes(values, active)):
             return
-        edits = _edits_told(active)
+        edits = _described_edits(active)
     except UserError as error:
         raise UserError(f"{error} {drop}, whatever it holds.") from None
     if edits:
@@ -239,7 +242,7 @@ def _require_no_edits(values: Mapping[str, Any], name: str) -> None:
         raise UserError("\n".join([f"{PARAMS_FILE}: {edits[0]}", *edits[1:], keep]))
 
 
-def _edits_told(active: Mapping[str, Any]) -> list[str]:
+def _described_edits(active: Mapping[str, Any]) -> list[str]:
     """How params.yaml differs from the study file that it was composed from; nothing, if it does not.
 
     Raises:
@@ -247,12 +250,12 @@ def _edits_told(active: Mapping[str, Any]) -> list[str]:
     """
     own = _own_file(active)
     if not own.exists():
-        raise UserError(f"{PARAMS_FILE}: what was changed in it cannot be told, as its study's file {own} is not there.")
+        raise UserError(f"{PARAMS_FILE}: what was changed in it is unknown, as its study's file {own} is not there.")
     computed = {*COMPUTED} - {"study"}  # its name can be another by hand only
     edits = [change for change in changes(compose(own), active) if change[0].partition(".")[0] not in computed]
     composed = f"since it was composed from {own}"
     by = f"that file was changed {composed}" if _as_it_was_composed(active) else f"changed by hand {composed}"
-    return [f"{by}:", *(_told(change) for change in edits)] if edits else []
+    return [f"{by}:", *(_described(change) for change in edits)] if edits else []
 
 
 def _as_it_was_composed(active: Mapping[str, Any]) -> bool:
@@ -294,7 +297,7 @@ def _summary(old: Mapping[str, Any], new: Mapping[str, Any], verbose: bool) -> l
     """Each change of a value; or in which sections there are how many, and what becomes of which experiments."""
     found = changes(old, new)
     if verbose:
-        return [_told(change) for change in found]
+        return [_described(change) for change in found]
     keys = [key.split(".") for key, _, _ in _apart_from_names(found)]
     sections = Counter(key[0] for key in keys if key[0] != "experiments")
     lines = ["  values: " + ", ".join(f"{section} {n}" for section, n in sections.items())] if sections else []
@@ -307,7 +310,7 @@ def _summary(old: Mapping[str, Any], new: Mapping[str, Any], verbose: bool) -> l
     return lines + [f"  experiments {kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
 
 
-def _told(change: Change) -> str:
+def _described(change: Change) -> str:
     key, old, new = change
     return f"  {key}: {old} -> {new}"
 

@@ -30,7 +30,7 @@ CLONE_NEWNS, CLONE_NEWUSER, CLONE_THREAD, CLONE_FILES = 0x20000, 0x10000000, 0x1
 # ------------------------------------------------------------------------------------------------------------ the filter
 
 # What a program needs to compute and to use its folder. Every other system call, also one that is yet to be invented, is
-# answered as by a kernel that has never heard of it; the C library then falls back to older ones. Without fallocate, filling a
+# answered as by a kernel that does not have it; the C library then falls back to older ones. Without fallocate, filling a
 # disk takes time; without close_range and clones with open files of their own, all threads share the files that are watched.
 ALLOWED = """
 open openat creat close read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek

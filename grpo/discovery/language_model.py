@@ -81,7 +81,7 @@ def _check_url(url: str) -> None:
     except ValueError:
         usable = False
         parts = urlsplit("")
-    # What it holds is not told, in case it is a password.
+    # The message leaves out what it holds, which may be a password.
     if parts.username is not None or parts.query or parts.fragment:
         raise UserError(
             f"the endpoint's address holds a user, a query or a fragment, and the log would show it. Give {example}; a key "

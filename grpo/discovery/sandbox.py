@@ -27,9 +27,9 @@ from grpo.common.errors import UserError
 
 MB = 1_000_000
 SCRIPT = Path(__file__).with_name("sandboxed.py")
-PIECE = 65536  # bytes of what the keeper says
+PIECE = 65536  # bytes of what the supervisor says
 TAIL = 2000  # bytes kept of what a program prints
-PATIENCE_SECONDS = 10.0  # for processes that were told to end
+PATIENCE_SECONDS = 10.0  # for processes that must end
 MOST_DIGITS = 4000  # of an integer in a result
 LEAST_MEMORY_MB = 100  # Python itself needs some
 # Beside Python's own folders, what shared libraries and numpy read when they are loaded.
@@ -59,7 +59,7 @@ class Limits:
 
     @property
     def folder_mb(self) -> float:
-        """All files together: more than one file alone, of which the program is told better."""
+        """All files together: more than one file alone, for which there is a better message."""
         return 2 * self.file_mb
 
     def __post_init__(self) -> None:
@@ -170,13 +170,13 @@ def _run(settings: dict[str, Any], source: IO[bytes], printed: IO[bytes], second
     """Start the sandbox, wait until it ends or its time is up, and see to it that nothing of it is left.
 
     Returns:
-        what the keeper says at its end (``keep`` in sandboxed.py), where it was killed its exit status alone, as "code"; and
-        "stopped": "time" where the time was up.
+        what the supervisor reports at its end (``supervise`` in sandboxed.py), or where it was killed its exit status alone, as
+        "code"; and "stopped": "time" where the time was up.
     """
-    status, told = os.pipe()
+    status, writable = os.pipe()
     lifeline, held = os.pipe()
     packages = _packages()
-    settings = {**settings, "status": told, "lifeline": lifeline, "packages": packages, "readable": _readable(packages)}
+    settings = {**settings, "status": writable, "lifeline": lifeline, "packages": packages, "readable": _readable(packages)}
     with os.fdopen(status, "rb", buffering=0) as said, os.fdopen(held, "wb") as life:
         try:
             process = subprocess.Popen(
@@ -186,26 +186,26 @@ def _run(settings: dict[str, Any], source: IO[bytes], printed: IO[bytes], second
                 stderr=printed,
                 cwd=settings["folder"],
                 env=_environment(settings["folder"]),
-                pass_fds=(settings["result"], told, lifeline),
+                pass_fds=(settings["result"], writable, lifeline),
                 start_new_session=True,
             )
         finally:
-            os.close(told)
+            os.close(writable)
             os.close(lifeline)
         try:
             in_time, _, _ = select.select([said], [], [], seconds)
         finally:
-            life.close()  # which has the keeper end everything
+            life.close()  # which has the supervisor end everything
             try:
                 process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
             code = process.wait()
         try:
-            keeper = json.loads(said.read(PIECE) or "{}") if in_time else {}
+            report = json.loads(said.read(PIECE) or "{}") if in_time else {}
         except ValueError:
-            keeper = {}
-    return {"code": code, **keeper, **({} if in_time else {"stopped": "time"})}
+            report = {}
+    return {"code": code, **report, **({} if in_time else {"stopped": "time"})}
 
 
 def _failure(ended: dict[str, Any], stopped: str, limits: Limits) -> str:

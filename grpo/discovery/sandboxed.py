@@ -1,8 +1,8 @@
 """The inside of the sandbox: run as a file by ``grpo/discovery/sandbox.py``, it confines itself and runs one program.
 
-Two processes. The *keeper* is what was started; it watches the other one, kills everything that is left at the end, and tells
-how it went. The *program* gives up what it may not do, runs the untrusted code, and sends the points as JSON over a pipe that
-serves nothing else. The program may send there what it likes: whoever reads it takes nothing in it on trust.
+Two processes. The *supervisor* is what was started; it watches the other one, kills everything that is left at the end, and
+reports how it went. The *program* gives up what it may not do, runs the untrusted code, and writes the points as JSON into a
+file that serves nothing else. The program may write there what it likes: whoever reads it takes nothing in it on trust.
 
 Nothing of the package is imported, so that the untrusted code finds as little as possible beside it.
 """
@@ -35,7 +35,7 @@ else:  # by its path: with the package's folder on sys.path the program would fi
     _spec.loader.exec_module(confinement)
 
 MB = 1_000_000
-LOOK_SECONDS = 0.02  # how often the keeper looks at the threads and the files of the program
+LOOK_SECONDS = 0.02  # how often the supervisor looks at the threads and the files of the program
 MAX_FILES = 1000
 POINTS_FROM = ("run_code", "get_centers", "points")
 
@@ -63,7 +63,7 @@ def answer(source: bytes, name: str, encode: Callable[..., str], set_digits: Cal
     except BaseException as error:  # whatever the program raises, to end itself too
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
-        return encode({"error": told(error, source, name)})
+        return encode({"error": explained(error, source, name)})
 
 
 class NotPoints(Exception):
@@ -83,7 +83,7 @@ def a(value: object) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def told(error: BaseException, source: bytes, name: str) -> str:
+def explained(error: BaseException, source: bytes, name: str) -> str:
     """An exception in one line, and the line of the program that it comes from."""
     if isinstance(error, NotPoints):
         return str(error)
@@ -103,17 +103,17 @@ def told(error: BaseException, source: bytes, name: str) -> str:
     return message + (f" (line {number}: {text})" if number else "")
 
 
-def run_program(settings: dict[str, Any], ready: int, keeper: int) -> NoReturn:
+def run_program(settings: dict[str, Any], ready: int, supervisor: int) -> NoReturn:
     """The program's process, from its start to its end.
 
     Args:
-        ready: a pipe to the keeper, told one byte once the protections stand: 1 if starting processes is refused.
-        keeper: the other process.
+        ready: a pipe to the supervisor, which gets one byte once the protections stand: 1 if starting processes is refused.
+        supervisor: the other process.
     """
     os.setsid()
     with contextlib.suppress(OSError, AttributeError):
         confinement.prctl(confinement.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:  # it ended before that took effect
+    if os.getppid() != supervisor:  # it ended before that took effect
         os._exit(1)
     source = sys.stdin.buffer.read()
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -125,7 +125,7 @@ def run_program(settings: dict[str, Any], ready: int, keeper: int) -> NoReturn:
     sys.argv = [settings["name"]]
     if settings["packages"] not in sys.path:
         sys.path.append(settings["packages"])
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # what it printed is told even if it is killed
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # what it printed is reported even if it is killed
     encode, set_digits = json.dumps, sys.set_int_max_str_digits  # as they are now, whatever the program makes of them
     os.write(ready, b"1" if confinement.protect(settings) else b"0")
     os.close(ready)
@@ -137,7 +137,7 @@ def run_program(settings: dict[str, Any], ready: int, keeper: int) -> NoReturn:
     os._exit(0)  # at once: what the program registered for its end does not run
 
 
-# --------------------------------------------------------------------------------------------------------------- the keeper
+# --------------------------------------------------------------------------------------------------------------- the supervisor
 
 
 def descendants() -> list[int]:
@@ -262,7 +262,7 @@ def end_all(pid: int) -> tuple[int, float] | None:
         time.sleep(0.002)
 
 
-def keep(settings: dict[str, Any]) -> dict[str, Any]:
+def supervise(settings: dict[str, Any]) -> dict[str, Any]:
     """Run the program in a process of its own and watch it until it ends or has to.
 
     Returns:
@@ -271,14 +271,14 @@ def keep(settings: dict[str, Any]) -> dict[str, Any]:
     """
     with contextlib.suppress(OSError, AttributeError):
         confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
-    limits, keeper, elsewhere = settings["limits"], os.getpid(), device_of_shared_memory()
+    limits, supervisor, elsewhere = settings["limits"], os.getpid(), device_of_shared_memory()
     receive, send = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(receive)
-            run_program(settings, send, keeper)
-        finally:  # whatever went wrong here, this process does not go on as a second keeper
+            run_program(settings, send, supervisor)
+        finally:  # whatever went wrong here, this process does not go on as a second supervisor
             traceback.print_exc()
             os._exit(1)
     os.close(send)
@@ -307,4 +307,4 @@ def keep(settings: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    os.write(given["status"], json.dumps(keep(given)).encode())
+    os.write(given["status"], json.dumps(supervise(given)).encode())

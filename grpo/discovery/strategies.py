@@ -54,7 +54,7 @@ def refine(attempts: Sequence[Attempt], seed: int, bounds: bool = True) -> tuple
     since = len(answered) - 1 - answered.index(best) if best else 0
     returned = best is not None and since > 0 and since % PATIENCE == 0
     basis = best if returned else programs[-1] if programs else None
-    told = last if returned else basis
+    judged = last if returned else basis
     return (basis.index,) if basis else (), _prompt(
         "refine",
         bounds=bounds,
@@ -63,7 +63,7 @@ def refine(attempts: Sequence[Attempt], seed: int, bounds: bool = True) -> tuple
         no_program=no_program,
         shown=_shown(basis) if basis else None,
         points=_points(basis) if basis else 0,
-        message=told.verdict.message if told and not told.score else "",
+        message=judged.verdict.message if judged and not judged.score else "",
     )
 
 
@@ -103,7 +103,7 @@ def hybrid(attempts: Sequence[Attempt], seed: int, bounds: bool = True) -> tuple
 
 
 _PLANS = (simple, refine, best_of_n, hybrid)
-# As the handout's first prompt, which states the problem only: a model that is told the bounds may recall what reaches them.
+# As the handout's first prompt, which states the problem only: a model that knows the bounds may recall what reaches them.
 WITHOUT_BOUNDS = "_without_bounds"
 STRATEGIES: dict[str, Strategy] = {plan.__name__: plan for plan in _PLANS} | {
     f"{plan.__name__}{WITHOUT_BOUNDS}": partial(plan, bounds=False) for plan in _PLANS

@@ -62,7 +62,7 @@ class TrainingConfig(Section):
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs without adapters are recorded, and told from others, as before there were any."""
+        """Runs without adapters are recorded, and distinguished from others, as before there were any."""
         values: dict[str, Any] = values_of(self)
         return {key: value for key, value in values.items() if key != "lora" or value is not None}
 

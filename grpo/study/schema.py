@@ -1,6 +1,6 @@
 """A study (params.yaml) as typed, validated values.
 
-Nothing here imports torch, so that a mistake in params.yaml is told within a second, before anything runs.
+Nothing here imports torch, so that a mistake in params.yaml is reported within a second, before anything runs.
 Numbers follow YAML 1.2 (``1e-5`` is a number), as in DVC's own reader.
 """
 
@@ -248,8 +248,8 @@ class Study(Section):
             wrong = [f"{name} has no arms: take it out" for name in self.select_in if name in self.left_out]
             wrong += [f"{name} is no experiment: take it out" for name in self.select_in if name not in self.experiments]
             wrong += [f"{name} has arms: add it, or give it `arms: {{}}`" for name in self.made if name not in self.select_in]
-            told = "; ".join(wrong) or "one stands twice"
-            raise ValueError(f"select_in: must name each experiment with arms once; {told}. Or run `grpo study runs`")
+            remedy = "; ".join(wrong) or "one stands twice"
+            raise ValueError(f"select_in: must name each experiment with arms once; {remedy}. Or run `grpo study runs`")
         for name in self.made:
             lacking = [needed for needed in self.needed_experiments(name) if needed in self.left_out]
             if lacking:

@@ -150,7 +150,7 @@ class LearnerSettings(Section):
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs that are not sharded are recorded, and told from others, as before any were."""
+        """Runs that are not sharded are recorded, and distinguished from others, as before any were."""
         values: dict[str, Any] = values_of(self)
         return {key: value for key, value in values.items() if key != "fully_shard" or value}
 

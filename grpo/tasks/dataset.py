@@ -69,7 +69,7 @@ class Dataset(GradedTask):
             raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
         for name in (files.train, files.validation) if files else ():
             if Path(name).suffix not in FORMATS:
-                raise UserError(f"files: {name}: cannot be read. It is told by its ending, one of {', '.join(FORMATS)}.")
+                raise UserError(f"files: {name}: cannot be read. Its ending says what it is, one of {', '.join(FORMATS)}.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
         self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
         self.math = verify == "math"

@@ -265,6 +265,7 @@ CLAIM = json.dumps({"num_points": 868, "dimension": 11, "validity": 1.0, "combin
         f"{TO_EVERY_PIPE}\nsend(b'[' * 100000)\nos._exit(0)",
         f"{TO_EVERY_PIPE}\nsend(b'{{\"points\": [[' + b'9' * 100000 + b']]}}')\nos._exit(0)",
         f"{TO_EVERY_PIPE}\nsend(bytes(range(256)))\npoints = {AXES}",
+        f"{TO_EVERY_PIPE.replace('os.write(descriptor, data)', 'os.lseek(descriptor, data, 0)')}\nsend(10**5)\npoints = {AXES}",
         f"{TO_EVERY_PIPE}\nimport atexit\natexit.register(send, b'1')\npoints = [[1]]",
         f"import json\njson.dumps = json.JSONEncoder.encode = lambda *a, **k: '''{CLAIM}'''\npoints = [[1]]",
         "import sys\nfor name in list(sys.modules): sys.modules[name] = None\npoints = [[1]]",
@@ -272,9 +273,10 @@ CLAIM = json.dumps({"num_points": 868, "dimension": 11, "validity": 1.0, "combin
         "class L(list):\n    def __iter__(self): return iter([868.0])\n    def __len__(self): return 868\npoints = L([[1]])",
         "class E(Exception):\n    def __str__(self): 1 / 0\nraise E",
         "class I(int):\n    def __index__(self): return 'x'\n    __int__ = __index__\npoints = [[I(0)] * 11]",
-        "import gc, types\nfor f in gc.get_objects():\n    if isinstance(f, types.FunctionType) and f.__name__ == 'told':\n"
+        "import gc, types\nfor f in gc.get_objects():\n"
+        "    if isinstance(f, types.FunctionType) and f.__name__ == 'explained':\n"
         "        f.__code__ = (lambda *a: 'valid').__code__\nraise ValueError",
-        "import sys\nsys._getframe(1).f_globals['plain'] = lambda *a: [[1]]\npoints = 3",
+        "import sys\nsys._getframe(1).f_globals['listed'] = lambda *a: [[1]]\npoints = 3",
     ],
 )
 def test_nothing_is_valid_because_a_program_says_so(program: str) -> None:

@@ -1,0 +1,221 @@
+"""How often the 95% intervals of ``grpo/results/intervals.py`` hold the true difference of two arms, in simulated studies.
+
+``python benchmarks/coverage.py`` prints a table and writes it to benchmarks/results/coverage.json. A simulated study draws its
+problems and its runs anew. All arms answer the same problems, which differ in difficulty (a logistic model, standard deviation
+1.5 in logits, of which a tenth each is an arm's and a run's own); an arm's runs have mean rewards around .7 with the standard
+deviation that the row names; a run counts by three evaluations. The truth is the difference of the two arms' expected rewards.
+
+Rows: runs that spread normally; runs that spread in logits, so that bad ones are far out; and runs of the second arm of which
+each collapses with a chance of 1/4, found as the project finds collapses, where the truth is about runs that hold. Beside it
+stands what was not taken: one variance pooled over four arms, and resampled runs and problems (a two-level bootstrap).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from grpo.results.collapses import held
+from grpo.results.intervals import change_of, difference_of
+from grpo.results.runs import Run, final_scores
+
+RESULT = Path(__file__).with_name("results") / "coverage.json"
+RUNS, PROBLEMS = (2, 3, 5), (256, 1024)
+SDS = ((0.02, 0.02), (0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.02, 0.05), (0.02, 0.2))
+MEAN, DIFFICULTY, OWN = 0.7, 1.5, 0.1
+LOWEST, HIGHEST = 0.03, 0.97  # of a run's expected reward
+COLLAPSE = 0.25
+EVALUATIONS = 3
+RESAMPLES, BOOTSTRAPPED = 400, 300  # studies of which the bootstrap is shown, which takes long
+
+Scores = NDArray[np.float64]
+Draws = np.random.Generator
+
+_SHIFTS = np.linspace(-9, 9, 721)
+_QUANTILES = special.ndtri((np.arange(500) + 0.5) / 500)
+_REWARDS = special.expit(_SHIFTS[:, None] + DIFFICULTY * _QUANTILES).mean(axis=1)
+
+
+def shift_of(reward: Scores) -> Scores:
+    """How many logits make an expected reward, over problems."""
+    return np.interp(reward, _REWARDS, _SHIFTS)
+
+
+@cache
+def skewed(sd: float) -> tuple[float, float]:
+    """Mean and standard deviation in logits of runs whose rewards have the mean .7 and this standard deviation."""
+
+    def moments(at: float, width: float) -> tuple[float, float]:
+        rewards = np.interp(at + width * _QUANTILES, _SHIFTS, _REWARDS)
+        return float(rewards.mean()), float(rewards.std())
+
+    at, width = float(shift_of(np.array(MEAN))), sd
+    for _ in range(60):
+        mean, spread = moments(at, width)
+        at, width = at + 5 * (MEAN - mean), width * sd / spread
+    return at, width
+
+
+def run_shifts(draws: Draws, runs: int, sd: float, kind: str) -> Scores:
+    """Runs of an arm, in logits."""
+    if kind == "skewed":
+        at, width = skewed(sd)
+        return at + width * draws.normal(size=runs)
+    return shift_of(truncated(sd).rvs(runs, random_state=draws))
+
+
+@cache
+def truncated(sd: float) -> Any:
+    """The distribution of a run's expected reward."""
+    return stats.truncnorm((LOWEST - MEAN) / sd, (HIGHEST - MEAN) / sd, MEAN, sd)
+
+
+def scores(draws: Draws, shifts: Scores, difficulty: Scores) -> Scores:
+    """Rewards of an arm, (runs, problems): means of a few evaluations."""
+    own = DIFFICULTY * math.sqrt(OWN)
+    problems = difficulty + own * draws.normal(size=len(difficulty))
+    logits = shifts[:, None] + problems + own * draws.normal(size=(len(shifts), len(difficulty)))
+    return draws.binomial(EVALUATIONS, special.expit(logits)) / EVALUATIONS
+
+
+def study(draws: Draws, runs: int, problems: int, sds: tuple[float, ...], kind: str = "normal") -> list[Scores]:
+    """The scores of a study's arms."""
+    difficulty = DIFFICULTY * math.sqrt(1 - 2 * OWN) * draws.normal(size=problems)
+    return [scores(draws, run_shifts(draws, runs, sd, kind), difficulty) for sd in sds]
+
+
+def truth(sds: tuple[float, ...], kind: str) -> float:
+    """The true difference, second arm minus first."""
+    if kind == "skewed":
+        return 0.0
+    return float(truncated(sds[1]).mean() - truncated(sds[0]).mean())
+
+
+# ---------------------------------------------------------------------------------------------------------- intervals
+
+
+def ours(arms: list[Scores]) -> tuple[float, float]:
+    """The project's interval."""
+    found = difference_of(arms[0], arms[1])
+    return found.low, found.high
+
+
+def pooled(arms: list[Scores]) -> tuple[float, float]:
+    """One run variance for all arms, and problems as the project has them."""
+    runs, problems = arms[0].shape
+    variance = float(np.mean([arm.mean(axis=1).var(ddof=1) for arm in arms])) * 2 / runs
+    by_problem = arms[1].mean(axis=0) - arms[0].mean(axis=0)
+    rest = change_of(np.zeros_like(arms[0]), arms[1] - arms[0])  # over problems and runs of the difference
+    of_problems = max(0.0, by_problem.var(ddof=1) / problems - rest.se**2 / 2)
+    half = stats.t.ppf(0.975, len(arms) * (runs - 1)) * math.sqrt(variance + of_problems)
+    return by_problem.mean() - half, by_problem.mean() + half
+
+
+def bootstrap(arms: list[Scores], draws: Draws) -> tuple[float, float]:
+    """Resampled runs and problems, the runs' deviations blown up by n / (n - 1)."""
+    runs, problems = arms[0].shape
+    counts = draws.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
+    means = []
+    for arm in arms[:2]:
+        by_run = counts @ arm.T / problems
+        centre = by_run.mean(axis=1, keepdims=True)
+        blown_up = centre + math.sqrt(runs / (runs - 1)) * (by_run - centre)
+        drawn = draws.integers(runs, size=by_run.shape)
+        means.append(np.take_along_axis(blown_up, drawn, axis=1).mean(axis=1))
+    low, high = np.quantile(means[1] - means[0], [0.025, 0.975])
+    return float(low), float(high)
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+
+
+def covered(intervals: list[tuple[float, float]], true: float) -> dict[str, float]:
+    """Share of the intervals that hold the truth, and their median half width."""
+    low, high = np.array(intervals).T
+    return {
+        "coverage": round(float(np.mean((low <= true) & (true <= high))), 4),
+        "half": round(float(np.median(high - low)) / 2, 4),
+    }
+
+
+def row(draws: Draws, runs: int, problems: int, sds: tuple[float, float], kind: str, studies: int) -> dict[str, Any]:
+    """One setting. The pooled variance has two more arms, which spread as the first."""
+    four, true = (*sds, sds[0], sds[0]), truth(sds, kind)
+    drawn = [study(draws, runs, problems, four, kind) for _ in range(studies)]
+    return {
+        "runs": runs,
+        "problems": problems,
+        "sds": list(sds),
+        "kind": kind,
+        **covered([ours(arms) for arms in drawn], true),
+        "pooled": covered([pooled(arms) for arms in drawn], true),
+        "bootstrap": covered([bootstrap(arms, draws) for arms in drawn[:BOOTSTRAPPED]], true),
+    }
+
+
+def collapsing_row(draws: Draws, runs: int, problems: int, sd: float, studies: int) -> dict[str, Any]:
+    """Runs of the second arm collapse; the others are as in the rows without collapses."""
+    intervals, fallen = [], []
+    for _ in range(studies):
+        first, second = study(draws, runs, problems, (sd, sd))
+        gone = draws.random(runs) < COLLAPSE
+        if gone.all():
+            continue  # such an arm counts by its collapsed runs, and its truth is another one
+        kept = held([made_up(one, lost) for one, lost in zip(second, gone, strict=True)], 1)
+        intervals.append(ours([first, final_scores(kept, 1)]))
+        fallen.append(len(kept) == (~gone).sum())
+    found = covered(intervals, 0.0)
+    shares = {"studies": len(intervals), "collapses_found": round(float(np.mean(fallen)), 4)}
+    return {"runs": runs, "problems": problems, "sds": [sd, sd], "kind": "collapses", **found, **shares}
+
+
+def made_up(final: Scores, lost: bool) -> Run:
+    """A run that had these scores, and in the end has them or none."""
+    end = np.where(np.arange(len(final)) < 0.02 * len(final), final, 0.0) if lost else final
+    validation = pd.DataFrame({"step": [0, 8, 16]})
+    metrics = {"diverged_step": None}
+    outcomes = np.stack([np.zeros_like(final), final, end])
+    return Run("simulated", "arm", 0, {"config": {}}, metrics, pd.DataFrame({"step": [1]}), validation, outcomes)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| runs an arm | problems | run SDs | runs | coverage, % | half width | pooled, % | bootstrap, % |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in rows:
+        others = [f"{100 * one[name]['coverage']:.1f}" if name in one else "" for name in ("pooled", "bootstrap")]
+        sds = ", ".join(f"{sd:g}" for sd in one["sds"])
+        cells = [one["runs"], one["problems"], sds, one["kind"], f"{100 * one['coverage']:.1f}", f"{one['half']:.3f}", *others]
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Simulate all settings."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", type=int, default=1000, help="simulated studies a row")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draws, rows = np.random.default_rng(options.seed), []
+    for runs in RUNS:
+        for problems in PROBLEMS:
+            rows += [row(draws, runs, problems, sds, "normal", options.studies) for sds in SDS]
+        rows += [row(draws, runs, PROBLEMS[0], (sd, sd), "skewed", options.studies) for sd in (0.1, 0.2)]
+        rows += [collapsing_row(draws, runs, PROBLEMS[0], sd, options.studies) for sd in (0.02, 0.1)]
+    RESULT.write_text(json.dumps({"studies": options.studies, "seed": options.seed, "rows": rows}, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

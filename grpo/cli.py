@@ -194,8 +194,8 @@ def mlflow_import(
 ) -> None:
     """Deliver to MLflow what it lacks of runs, which could not reach it; folders that are delivered are removed."""
     from grpo.study import paths
-    from grpo.tracking.mlflow_client import tracking_uri
-    from grpo.tracking.mlflow_sync import import_folders
+    from grpo.tracking.mlflow_send import import_folders
+    from grpo.tracking.mlflow_uri import tracking_uri
 
     found = folders or sorted(paths.UNSENT_METRICS.glob("*"))
     if not found:

@@ -12,9 +12,8 @@ import sys
 from typing import NoReturn
 from urllib.parse import urlencode
 
-from grpo.tracking.mlflow_client import describe, local_database, without_password
-from grpo.tracking.mlflow_store import bring_artifacts_along
-from grpo.tracking.mlflow_sync import fail_soon, require_listener
+from grpo.tracking.mlflow_send import bring_artifacts_along
+from grpo.tracking.mlflow_uri import describe, local_database, without_password
 
 DATABASE = "sqlite:///mlflow.db"
 PORTS = range(5000, 5100)
@@ -28,10 +27,8 @@ def main() -> None:
 
     uri = os.environ.get("MLFLOW_TRACKING_URI") or DATABASE
     on_server, port = uri.startswith("http"), 0
-    fail_soon()
     try:
         port = 0 if on_server else free_port(os.environ.get("MLFLOW_PORT"))
-        require_listener(uri)
         lines = links(uri, uri if on_server else f"http://127.0.0.1:{port}")
         database = local_database(uri)
         if database:

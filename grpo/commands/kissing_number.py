@@ -24,7 +24,7 @@ from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.study import paths
 from grpo.study.kept import keep_until_stored, remove_stored
 from grpo.study.schema import Study
-from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state
 
 CODE = Path(mutation.__file__).parent

@@ -18,7 +18,7 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, BestOfN
 from grpo.tasks.task import Format, find_format
-from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, study_params, study_state, study_tags
 
 

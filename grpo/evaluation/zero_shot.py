@@ -10,7 +10,7 @@ from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN
-from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_params, study_state, study_tags
 
 

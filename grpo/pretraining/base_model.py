@@ -16,7 +16,7 @@ from grpo.pretraining.pretrain import pretrain
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.sections import HubModel, LocalModel, PretrainedHere
-from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state, study_tags
 
 LOG_EVERY = 10

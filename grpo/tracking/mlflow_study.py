@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, HubModel, LocalModel
 from grpo.study.training_inputs import shared_settings
-from grpo.tracking.mlflow_client import mlflow_source_tags, source_tags
 
 
 def study_tags(study: Study, task: str = MAIN) -> dict[str, str]:
@@ -79,3 +84,44 @@ def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     for key, value in values.items():
         found |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
     return found
+
+
+def source_tags() -> dict[str, str]:
+    """The git commit the code stands at ("none": not known), and whether it was changed since ("unknown": git does not say)."""
+    return _source_tags(Path.cwd())
+
+
+@lru_cache
+def _source_tags(folder: Path) -> dict[str, str]:
+    """:func:`source_tags` of a folder, asked once."""
+
+    def git(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=False)
+
+    deciding = ("grpo", "params.yaml", "dvc.yaml", "constraints.txt")
+    from_the_top = (f":(top){name}" for name in deciding)  # `grpo quickstart` works in a folder below
+    try:
+        status = git("status", "--porcelain", "--untracked-files=no", "--", *deciding, *from_the_top)
+        commit = git("rev-parse", "--verify", "--quiet", "HEAD").stdout.strip()
+    except FileNotFoundError:
+        return {"git_commit": "none", "git_changed": "unknown"}
+    if "safe.directory" in status.stderr:
+        print(
+            f"warning: {folder} belongs to another user, so git does not say at which commit the code stands: runs are recorded"
+            f" with git_commit none. `git config --global --add safe.directory {shlex.quote(str(folder))}` lets it.",
+            file=sys.stderr,
+        )
+    changed = "unknown" if status.returncode else str(bool(status.stdout)).lower()
+    return {"git_commit": commit or "none", "git_changed": changed}
+
+
+def mlflow_source_tags() -> dict[str, str]:
+    """What MLflow's own columns show (commit, source), and the name of the DVC experiment that a run is part of."""
+    commit, experiment = source_tags()["git_commit"], os.environ.get("DVC_EXP_NAME")
+    program = Path(sys.argv[0])
+    return {
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": shlex.join(["grpo" if program.name == "__main__.py" else program.name, *sys.argv[1:]]),
+        **({"mlflow.source.git.commit": commit} if commit != "none" else {}),
+        **({"dvc_experiment": experiment} if experiment else {}),
+    }

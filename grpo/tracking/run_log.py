@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from grpo.common.memory import peak_mb, reset_peak
-from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_run import MlflowRun
 
 
 class RunLog:

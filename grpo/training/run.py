@@ -34,8 +34,8 @@ from grpo.study.schema import Study
 from grpo.study.training_inputs import code_of_rooms, shared_settings, task_inputs
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import Format, ScoredBatch, Task, find_format
-from grpo.tracking.mlflow_client import MlflowRun, source_tags
-from grpo.tracking.mlflow_study import flat, study_params, study_state, study_tags
+from grpo.tracking.mlflow_run import MlflowRun
+from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
 from grpo.tracking.run_log import now
 from grpo.training.order import choose_examples
 

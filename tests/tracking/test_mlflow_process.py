@@ -1,30 +1,25 @@
-"""Runs' folders and the process that brings them to MLflow: one side is killed, or MLflow cannot be written."""
+"""MLflow runs: what is sent while they go on, how they end there, and what happens where MLflow cannot be written."""
 
 from __future__ import annotations
 
 import fcntl
 import getpass
-import json
 import math
 import os
 import shutil
-import signal
 import socket
-import sqlite3
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-from filelock import FileLock
+from mlflow_parts import history, runs_at, unsent, uri_of, wait_for
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json, write_text
@@ -33,10 +28,11 @@ from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.environment import hardware, software
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.study.sections import HubModel
-from grpo.tracking import mlflow_client as tracking
-from grpo.tracking.mlflow_client import MlflowRun, is_locked, lock_of_sender
-from grpo.tracking.mlflow_study import flat
-from grpo.tracking.mlflow_sync import Sent, sync
+from grpo.tracking import mlflow_study
+from grpo.tracking.mlflow_run import MlflowRun
+from grpo.tracking.mlflow_send import Delivery
+from grpo.tracking.mlflow_study import flat, source_tags
+from grpo.tracking.mlflow_uri import tracking_uri
 from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
 
@@ -44,227 +40,86 @@ REPOSITORY = Path(__file__).parents[2]
 
 PROGRAM = """
 import time
-from grpo.tracking import mlflow_client as tracking
-run = tracking.MlflowRun("toy", "first", {"a": 1}, {})
-try:
-    run.log({"x": 0.5}, step=1)
-    print(tracking.sender(), flush=True)
-    time.sleep(60)
-except KeyboardInterrupt:
-    run.finish("FAILED")
+from grpo.tracking.mlflow_run import MlflowRun
+run = MlflowRun("toy", "first", {"a": 1}, {})
+run.log({"x": 0.5}, step=1)
+print(flush=True)
+time.sleep(60)
 """
 
 
-def runs_in_folder(folder: Path) -> list[Any]:
-    """The runs in a folder's database."""
-    if not (folder / "mlflow.db.lock").exists():
-        return []
-    with FileLock(folder / "mlflow.db.lock"):  # while it is held, the database's tables are being made
-        if not (folder / "mlflow.db").exists():
-            return []
-        return list(runs_in(folder)[1])
-
-
-def own(metrics: dict[str, float]) -> dict[str, float]:
-    """A run's metrics, without those of the machine."""
-    return {key: value for key, value in metrics.items() if not key.startswith("system/")}
-
-
-def run_in(folder: Path) -> Any:
-    """The only run in a folder's database, or None while there is none."""
-    return next(iter(runs_in_folder(folder)), None)
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    """What ``condition`` gives once it is true, within two minutes."""
-    deadline = time.monotonic() + 120
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.1)
-    return found
-
-
-def processes_of(sender: str) -> list[int]:
-    """The ids of the processes that bring folders to MLflow under this name."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if f"grpo.tracking.mlflow_sync\0{sender}\0".encode() in file.read_bytes():
-                found.append(int(file.parent.name))
-    return found
-
-
-@pytest.mark.slow
-def test_a_run_that_is_cut_short_says_how_and_leaves_no_process(tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as training:
-        assert training.stdout is not None
-        sender = training.stdout.readline().strip()
-        wait_for(lambda: (run := run_in(tmp_path)) is not None and run.data.metrics)  # while it goes on
-        os.killpg(training.pid, signal.SIGKILL)  # the whole group, to which the writer does not belong; Ctrl-C: see below
-    run = wait_for(lambda: (run := run_in(tmp_path)) is not None and run.info.status != "RUNNING" and run)
-    assert (run.info.status, own(run.data.metrics), run.data.params) == ("KILLED", {"x": 0.5}, {"a": "1"})
-    wait_for(lambda: not processes_of(sender))
-    assert list((tmp_path / paths.UNSENT_METRICS).iterdir()) == []
-
-
-def test_a_sender_that_is_killed_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.chdir(tmp_path)
-    run = MlflowRun("toy", "one", {}, {})
-    run.log({"x": 1.0}, step=1)
-    wait_for(lambda: (found := run_in(tmp_path)) is not None and found.data.metrics)
-    for process in processes_of(tracking.sender()):
-        os.kill(process, signal.SIGKILL)
-    run.log({"x": 2.0}, step=2)
-    run_id = run.finish()
-    assert (capfd.readouterr().err, list(paths.UNSENT_METRICS.iterdir())) == ("", [])
-    (found,) = runs_in_folder(tmp_path)
-    assert (found.info.run_id, found.info.status) == (run_id, "FINISHED")
-    assert history(runs_in(tmp_path)[0], found, "x") == [(1, 1.0), (2, 2.0)]
-
-
-def test_a_run_killed_with_its_sender_is_marked_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by a power cut."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.chdir(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as training:
-        assert training.stdout is not None
-        sender = training.stdout.readline().strip()
-        wait_for(lambda: (run := run_in(tmp_path)) is not None and run.data.metrics)
-        for process in processes_of(sender):
-            os.kill(process, signal.SIGKILL)
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_killed_run_is_marked_by_the_next(folder: Path, monkeypatch: pytest.MonkeyPatch, reached: bool) -> None:
+    """Whether or not MLflow had heard of it."""
+    uri = uri_of(folder)
+    place = {"MLFLOW_TRACKING_URI": uri if reached else os.environ["MLFLOW_TRACKING_URI"]}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, env=os.environ | place) as training:
+        assert training.stdout is not None and training.stdout.readline()
+        if reached:
+            wait_for(lambda: [run.data.metrics for run in runs_at(uri)[1]] == [{"x": 0.5}])  # while it goes on
+        killed = time.time() * 1000
         training.kill()
-    assert run_in(tmp_path).info.status == "RUNNING" and len(list(paths.UNSENT_METRICS.iterdir())) == 1
-    assert tracking.sender() == sender
-    MlflowRun("toy", "next", {}, {}).finish()
-    wait_for(lambda: list(paths.UNSENT_METRICS.iterdir()) == [])
-    found = {run.info.run_name: (run.info.status, own(run.data.metrics)) for run in runs_in_folder(tmp_path)}
-    assert found == {"first": ("KILLED", {"x": 0.5}), "next": ("FINISHED", {})}
-
-
-def test_what_is_sent_again_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> None:
-    """By one that knows nothing of what was sent before, at any moment of a run."""
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    assert [run.info.status for run in runs_at(uri)[1]] == ["RUNNING"] * reached and len(unsent()) == 1
+    (left,) = unsent()
+    write_json(left / "run.json", read_json(left / "run.json", made_by="") | {"uri": uri})
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(MlflowRun, "_start_sender", lambda self: False)
+    MlflowRun("toy", "next", {}, {}).finish()
+    assert unsent() == []
+    _, runs = runs_at(uri)
+    found = {run.info.run_name: (run.info.status, run.data.metrics, run.data.params) for run in runs}
+    assert found == {"first": ("KILLED", {"x": 0.5}, {"a": "1"}), "next": ("FINISHED", {}, {})}
+    assert all(run.info.start_time <= run.info.end_time for run in runs) and min(run.info.end_time for run in runs) <= killed
+
+
+def test_what_is_sent_again_changes_nothing(folder: Path) -> None:
+    """By one that knows nothing of what was sent before, at any moment of a run."""
+    uri = uri_of(folder)
     run = MlflowRun("toy", "one", {"a": 1}, {"b": 2})
-    seen = []
     for step in range(4):
         run.log({"x": step / 3, "y": math.nan, "z": math.inf}, step=step)
         run.tag(step=step)
         with (run.folder / "metrics.jsonl").open("ab") as half:
             half.write(b'{"time": 1')  # as of a line that is being written
-            seen.append([sync(run.folder, uri, Sent()) for _ in range(2)])
+            for _ in range(2):
+                Delivery(run.folder, uri).send()
             half.truncate(half.tell() - 10)
-    (tmp_path / "note.txt").write_text("kept")
-    run.artifact(tmp_path / "note.txt")
+        assert [found.info.status for found in runs_at(uri)[1]] == ["RUNNING"]
+    (folder / "note.txt").write_text("kept")
+    run.artifact(folder / "note.txt")
     assert run._describe(status="FINISHED", ended=123)
-    seen.append([sync(run.folder, uri, Sent()) for _ in range(2)])
-    assert seen == [*[[False, False]] * 4, [True, True]]
-    client, (found,) = runs_in(tmp_path)
+    for _ in range(2):
+        Delivery(run.folder, uri).send()
+    client, (found,) = runs_at(uri)
     assert (found.info.status, found.info.end_time, found.data.params) == ("FINISHED", 123, {"a": "1"})
     assert {"b": "2", "step": "3"}.items() <= found.data.tags.items()
     assert history(client, found, "x") == [(step, step / 3) for step in range(4)]
-    assert (
-        [step for step, _ in history(client, found, "y")] == [step for step, _ in history(client, found, "z")] == [0, 1, 2, 3]
-    )
+    for key in ("y", "z"):
+        assert [step for step, _ in history(client, found, key)] == [0, 1, 2, 3]
     assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["note.txt"]
 
 
-@pytest.mark.slow
-def test_runs_of_several_processes_share_one_that_writes(tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    start = partial(
-        subprocess.Popen, [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    )
-    with start() as first, start() as second:  # both find nobody who listens
-        assert first.stdout is not None and second.stdout is not None
-        (sender,) = {first.stdout.readline().strip(), second.stdout.readline().strip()}
-        wait_for(lambda: [own(run.data.metrics) for run in runs_in_folder(tmp_path)] == [{"x": 0.5}] * 2)
-        (process,) = processes_of(sender)
-        first.kill()
-        with start() as third:
-            assert third.stdout is not None and third.stdout.readline().strip() == sender
-            wait_for(lambda: len(runs_in_folder(tmp_path)) == 3)
-            assert processes_of(sender) == [process]
-            third.send_signal(signal.SIGINT)
-        second.kill()
-    wait_for(lambda: not processes_of(sender))
-    assert sorted(run.info.status for run in runs_in_folder(tmp_path)) == ["FAILED", "KILLED", "KILLED"]
+REMOVED = """
+from pathlib import Path
+from grpo.tracking.mlflow_run import MlflowRun
+run = MlflowRun("toy", "first", {"a": 1}, {})
+run.log({"x": 0.5}, step=0)
+while not (run.folder / "run_id").exists():
+    pass
+Path("mlflow.db").unlink()
+run.log({"x": 1.5}, step=1)
+print(run.finish(), MlflowRun("toy", "second", {}, {}).finish())
+"""
 
 
-def test_a_database_that_is_removed_between_two_runs_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that writes lives on for some seconds, and has the removed file open."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.chdir(tmp_path)
-    for name in ("first", "second"):
-        (tmp_path / "mlflow.db").unlink(missing_ok=True)
-        assert MlflowRun("toy", name, {}, {}).finish() is not None
-        with sqlite3.connect(tmp_path / "mlflow.db") as database:  # MLflow here would have the first one open
-            assert database.execute("select name, status from runs").fetchall() == [(name, "FINISHED")]
-
-
-def test_a_database_that_is_removed_in_mid_run_gets_all_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.chdir(tmp_path)
-    run = MlflowRun("toy", "run", {"a": 1}, {})
-    run.log({"x": 0.5}, step=0)
-    wait_for(lambda: tracking.read_answer(run.folder)["run_id"])
-    (tmp_path / "mlflow.db").unlink()
-    run.log({"x": 1.5}, step=1)
-    assert run.finish() is not None and "warning" not in capsys.readouterr().err and unsent() == []
-    with sqlite3.connect(tmp_path / "mlflow.db") as database:
-        assert database.execute("select name, status from runs").fetchall() == [("run", "FINISHED")]
-        assert database.execute("select step, value from metrics where key = 'x' order by step").fetchall() == [
-            (0, 0.5),
-            (1, 1.5),
-        ]
-
-
-def test_a_temporary_folder_that_is_emptied_starts_no_second_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As systemd does it with what is older than ten days: the lock by which a new run knows the process must outlive it."""
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setattr(tempfile, "tempdir", None)  # asked for anew
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.chdir(tmp_path)
-    first = MlflowRun("toy", "first", {}, {})
-    wait_for(lambda: is_locked(lock_of_sender(tracking.sender())))
-    shutil.rmtree(temporary)
-    temporary.mkdir()
-    second = MlflowRun("toy", "second", {}, {})
-    assert second._process is None and is_locked(lock_of_sender(tracking.sender()))
-    assert None not in (first.finish(), second.finish())
-
-
-def test_a_clock_that_goes_back_shortens_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = MlflowRun("toy", "run", {}, {})
-    run.log({"x": 0.0}, step=0)
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now - 3600)
-    monkeypatch.setattr(tracking, "ANSWER_SECONDS", 0.0)
-    time.sleep(0.1)
-    run.log({"x": 1.0}, step=1)
-    run.finish()
-    about = json.loads((run.folder / "run.json").read_bytes())
-    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().split("\n") if line]
-    assert 100 <= about["ended"] - about["started"] < 60_000
-    assert about["started"] <= rows[0]["time"] <= rows[1]["time"] - 100 <= about["ended"]
+def test_a_database_that_is_removed_in_mid_run_is_made_anew_with_all_of_the_run(delivered: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", REMOVED], capture_output=True, text=True, check=True)
+    assert done.stdout == "None None\n" and "mlflow.db was removed or replaced" in done.stderr and len(unsent()) == 2
+    after = "from grpo.tracking.mlflow_run import MlflowRun; MlflowRun('toy', 'third', {}, {}).finish()"
+    subprocess.run([sys.executable, "-c", after], check=True)
+    client, runs = runs_at(uri_of(delivered))
+    assert {run.info.run_name: run.info.status for run in runs} == dict.fromkeys(("first", "second", "third"), "FINISHED")
+    (first,) = [run for run in runs if run.info.run_name == "first"]
+    assert history(client, first, "x") == [(0, 0.5), (1, 1.5)] and unsent() == []
 
 
 def test_two_runs_at_once_are_kept_apart(delivered: Path) -> None:
@@ -272,7 +127,7 @@ def test_two_runs_at_once_are_kept_apart(delivered: Path) -> None:
     first.log({"x": 1.0}, step=0)
     second.log({"x": 2.0}, step=0)
     ids = [second.finish(), first.finish()]
-    client = client_of(delivered)
+    client = runs_at(uri_of(delivered))[0]
     assert [client.get_run(run_id).data.metrics["x"] for run_id in ids if run_id] == [2.0, 1.0]
 
 
@@ -291,7 +146,7 @@ def test_in_an_experiment_of_dvc_runs_go_to_the_workspaces_database(tmp_path: Pa
         with monkeypatch.context() as patch:
             if root is not None:
                 patch.setenv("DVC_ROOT", str(tmp_path / root))
-            return tracking.tracking_uri().removeprefix(f"sqlite:///{tmp_path}/")
+            return tracking_uri().removeprefix(f"sqlite:///{tmp_path}/")
 
     for copy in ("workspace/.dvc/tmp/exps/tmp1", "workspace/.dvc/tmp/exps/standalone/tmp2"):
         assert database(copy, "workspace") == "workspace/mlflow.db"
@@ -299,7 +154,7 @@ def test_in_an_experiment_of_dvc_runs_go_to_the_workspaces_database(tmp_path: Pa
     assert database("workspace", "workspace") == database("workspace", None) == "workspace/mlflow.db"
     assert database("workspace", "elsewhere") == "workspace/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server:5000")
-    assert tracking.tracking_uri() == "http://server:5000"
+    assert tracking_uri() == "http://server:5000"
 
 
 # ------------------------------------------------------------------------------------------------------ which run it was
@@ -319,7 +174,7 @@ def test_runs_of_different_studies_can_be_told_apart(delivered: Path, monkeypatc
     for study in studies.values():
         for experiment in ("grpo_async_offpolicy", "grpo_keyword_inclusion"):
             run_module._mlflow_run(study, a_run(study, experiment), IDENTITY, None).finish()
-    client = client_of(delivered)
+    client = runs_at(uri_of(delivered))[0]
     everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
 
     def found(where: str) -> Any:
@@ -347,8 +202,6 @@ def test_runs_of_different_studies_can_be_told_apart(delivered: Path, monkeypatc
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (tags["mlflow.source.git.commit"], tags["git_commit"]) == (commit, commit)
     assert "mlflow.user" not in tags and getpass.getuser() != large.info.user_id  # a local file names nobody
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
-    assert tracking.mlflow_source_tags()["mlflow.user"] == getpass.getuser()
     assert (
         tags["mlflow.source.name"].split()[0] == Path(sys.argv[0]).name.replace("__main__.py", "grpo")
         and tags["dvc_experiment"] == "brave-try"
@@ -365,7 +218,7 @@ def test_runs_of_different_studies_can_be_told_apart(delivered: Path, monkeypatc
 def test_more_settings_than_mlflow_takes_at_once_arrive(delivered: Path) -> None:
     params = flat({"a": {"b": dict.fromkeys(map(str, range(150)), 1), "c": None}, "d": [1, {"e": 2}], "f": {}})
     run_id = MlflowRun("toy", "many", params, dict.fromkeys(map(str, range(120)), 2)).finish()
-    data = client_of(delivered).get_run(run_id).data
+    data = runs_at(uri_of(delivered))[0].get_run(run_id).data
     rest = {"a.c": "None", "d": "[1, {'e': 2}]"}
     assert data.params == {f"a.b.{i}": "1" for i in range(150)} | rest
     assert {str(i): "2" for i in range(120)}.items() <= data.tags.items()
@@ -401,7 +254,7 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(data: Path, mi
     with run_module.recorded(mini_study, run, identity, TWIN) as outputs:
         run_module._take_over(run.name, TWIN, outputs)
 
-    client = client_of(data)
+    client = runs_at(uri_of(data))[0]
     (found,) = client.search_runs([client.get_experiment_by_name("mini").experiment_id], "tags.experiment = 'grpo_baselines'")
     assert found.data.metrics == {} and found.info.status == "FINISHED"
     tags = found.data.tags
@@ -442,7 +295,7 @@ def test_a_run_ends_in_mlflow_as_it_ended(error: Exception | None, status: str, 
         if error is not None:
             raise error
         outputs.timing["total_s"] = 1.5
-    client = client_of(data)
+    client = runs_at(uri_of(data))[0]
     (found,) = client.search_runs([client.get_experiment_by_name("mini").experiment_id], "tags.experiment = 'grpo_baselines'")
     assert (found.info.status, found.data.tags["taken_over"]) == (status, "false")
     kept = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
@@ -458,7 +311,7 @@ def test_a_saved_state_is_one_configurations_and_one_codes(mini_study: Study, mo
     assert before.parent == paths.RUN_STATE / run.name and run_module._state_folder(run, dict(IDENTITY)) == before
     assert run_module._state_folder(run, IDENTITY | {"learner": {"device": "cpu", "processes": 3}}) == before
     other = run_module._state_folder(run, IDENTITY | {"train": "x"})
-    monkeypatch.setattr(run_module, "code_of_runs", lambda: {"grpo/training/step.py": "edited"})
+    monkeypatch.setattr(run_module, "code_of_rooms", lambda: {"grpo/training/step.py": "edited"})
     assert len({before, other, run_module._state_folder(run, IDENTITY)}) == 3
 
 
@@ -472,7 +325,7 @@ def test_a_run_that_is_taken_up_holds_the_whole_history(delivered: Path) -> None
         logs[0].validation(step, 2 * step, {"answer_reward": step / 8})
     logs[1].restore(logs[0].state())
     ids = [log.mlflow.finish(status) for log, status in zip(logs, ("KILLED", "FINISHED"), strict=True)]
-    client = client_of(delivered)
+    client = runs_at(uri_of(delivered))[0]
     killed, resumed = (client.get_run(run_id) for run_id in ids)
     assert history(client, killed, "loss") == [(1, 0.5), (2, 0.25), (3, 1.0), (4, 0.5)]
     assert history(client, killed, "val/answer_reward") == [(2, 0.125), (4, 0.25)]
@@ -491,15 +344,15 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(
     monkeypatch.chdir(tmp_path)
 
     def tags() -> dict[str, str]:
-        tracking._source_tags.cache_clear()
-        return tracking.source_tags()
+        mlflow_study._source_tags.cache_clear()
+        return source_tags()
 
     def git(*args: str) -> str:
         named = ["git", "-c", "user.name=a", "-c", "user.email=a@b.invalid", *args]
         return subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip()
 
     assert tags() == {"git_commit": "none", "git_changed": "unknown"}
-    assert "mlflow.source.git.commit" not in tracking.mlflow_source_tags()
+    assert "mlflow.source.git.commit" not in mlflow_study.mlflow_source_tags()
     git("init", "-q")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own switch, as if the folder were somebody else's
     assert tags() == {"git_commit": "none", "git_changed": "unknown"}
@@ -528,43 +381,6 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(
 # ------------------------------------------------------------------------------------------------ MLflow cannot be written
 
 
-def client_of(folder: Path) -> Any:
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(f"sqlite:///{folder}/mlflow.db")
-
-
-@pytest.fixture
-def mlflow_import(
-    monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
-) -> Callable[..., tuple[int, str, str]]:
-    """``grpo mlflow_import`` into the folder's database or another place: exit code, stdout, stderr."""
-
-    def run(*files: Path, uri: str = "") -> tuple[int, str, str]:
-        with monkeypatch.context() as patch:
-            patch.setenv("MLFLOW_TRACKING_URI", uri or f"sqlite:///{Path.cwd()}/mlflow.db")
-            return grpo("mlflow_import", *map(str, files))
-
-    return run
-
-
-def unsent() -> list[Path]:
-    """The folders that are left."""
-    return sorted(paths.UNSENT_METRICS.glob("*"))
-
-
-def runs_in(folder: Path) -> tuple[Any, list[Any]]:
-    """A client of the folder's database, and the runs there."""
-    client = client_of(folder)
-    experiment = client.get_experiment_by_name("toy")
-    return client, client.search_runs([experiment.experiment_id]) if experiment else []
-
-
-def history(client: Any, run: Any, key: str) -> list[tuple[int, float]]:
-    """(step, value), in their order."""
-    return sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key))
-
-
 def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been(
     folder: Path, mlflow_import: Callable[..., tuple[int, str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -584,13 +400,13 @@ def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been
 
     (left,) = unsent()
     warning = capsys.readouterr().err
-    assert "MLflow at http://127.0.0.1:" in warning and "could not be written: ConnectionRefusedError" in warning
+    assert "MLflow at http://127.0.0.1:" in warning and "Connection refused" in warning
     assert f"grpo mlflow_import {left.absolute()}\n" in warning
     gone.unlink()
     copy = shutil.copytree(left, folder / "copy")
 
     code, out, _ = mlflow_import()
-    client, (found,) = runs_in(folder)
+    client, (found,) = runs_at(uri_of(folder))
     assert code == 0
     assert out.splitlines() == [
         f"toy a name/with a slash: run {found.info.run_id}, 2400 metrics",
@@ -599,7 +415,7 @@ def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been
     assert unsent() == []
 
     mlflow_import(copy)  # as if the first import had been cut off before it removed the folder
-    client, (again,) = runs_in(folder)
+    client, (again,) = runs_at(uri_of(folder))
     assert again.info.run_id == found.info.run_id
     assert (found.info.run_name, found.info.status, found.data.params) == ("a name/with a slash", "FAILED", {"a": "1"})
     assert began <= found.info.start_time <= found.info.end_time <= ended
@@ -621,11 +437,10 @@ def test_an_import_that_fails_keeps_the_folders(folder: Path, mlflow_import: Cal
     code, _, err = mlflow_import(folder / "nowhere")
     assert code == 2 and f"{folder / 'nowhere'}: no folder of a run" in err
 
-    for locked in ("metrics.jsonl", "lock"):  # as by a run that is not over, and by another process that sends it
-        with (kept[0] / locked).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            code, out, _ = mlflow_import()
-            assert (code, unsent()) == (0, kept) and "left alone" in out
+    with (kept[0] / "metrics.jsonl").open("rb") as file:  # as by a run that is not over, and by another process that sends it
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, out, _ = mlflow_import()
+        assert (code, unsent()) == (0, kept) and "left alone" in out
 
     assert mlflow_import()[0] == 0
     assert mlflow_import()[:2] == (0, "nothing to import: data/state/mlflow is empty\n")
@@ -648,7 +463,7 @@ def test_damaged_folders_are_imported_as_far_as_they_can_be_read(
     os.truncate(headless / "run.json", 40)
 
     code, out, err = mlflow_import()
-    client, (found,) = runs_in(folder)
+    client, (found,) = runs_at(uri_of(folder))
     assert out.splitlines() == [f"toy cut: run {found.info.run_id}, 2 metrics", "  1 damaged lines were left out"]
     assert (found.info.status, found.info.start_time, found.info.end_time) == ("KILLED", started, ended)
     assert history(client, found, "x") == [(0, 0.0), (1, 1.0)]
@@ -656,22 +471,18 @@ def test_damaged_folders_are_imported_as_far_as_they_can_be_read(
     assert unsent() == [headless]
 
 
-def test_what_mlflow_refuses_does_not_keep_the_rest_from_it(delivered: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = MlflowRun("toy", "one", {}, {"no\nname": 1, "fine": 2})
+def test_names_are_written_as_mlflow_takes_them(delivered: Path) -> None:
+    run = MlflowRun("toy", "one", {"no\nname": 1, "fine": 2}, {"no(tag)": 3})
     run.log({"no@name": 1.0, "good": 1.0}, step=0)
-    run.tag(after="it")
-    run.log({"good": 2.0, "no@name": 1.0}, step=1)
-    run_id = run.finish()
-    warning = capsys.readouterr().err
-    assert "MLflow refused metrics no@name: " in warning and str(unsent()[0].absolute()) in warning
-    client, (found,) = runs_in(delivered)
-    assert (found.info.run_id, found.info.status, found.data.tags["after"]) == (run_id, "FINISHED", "it")
-    assert history(client, found, "good") == [(0, 1.0), (1, 2.0)] and set(found.data.metrics) == {"good"}
+    run.finish()
+    _, (found,) = runs_at(uri_of(delivered))
+    assert (found.data.metrics, found.data.params) == ({"no_name": 1.0, "good": 1.0}, {"no_name": "1", "fine": "2"})
+    assert found.data.tags["no_tag_"] == "3"
 
 
 def test_a_full_disk_costs_messages_and_nothing_else(folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]) -> None:
     program = """
-from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_run import MlflowRun
 run = MlflowRun("toy", "full", {}, {})
 for step in range(100):
     run.log({f"metric{i}": 1.0 for i in range(10)}, step=step)
@@ -682,7 +493,7 @@ print(run.finish())
     assert done.stdout == "None\n"
     assert "messages could not be kept on disk: OSError" in done.stderr and "Connection refused" in done.stderr
     code, out, _ = mlflow_import()
-    client, (found,) = runs_in(folder)
+    client, (found,) = runs_at(uri_of(folder))
     steps = [step for step, _ in history(client, found, "metric9")]
     assert (code, out.splitlines()[1:]) == (0, ["  1 damaged lines were left out"])
     assert 3 < len(steps) < 50 and steps == list(range(len(steps)))
@@ -699,27 +510,6 @@ def test_a_folder_that_cannot_be_written_costs_the_record_and_nothing_else(
     assert "could not be written: 2 messages could not be kept on disk: " in warning and "mlflow_import" not in warning
 
 
-def test_a_run_that_is_killed_without_its_server_is_imported_as_killed(
-    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]
-) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as training:
-        assert training.stdout is not None
-        sender = training.stdout.readline().strip()
-        (process,) = wait_for(lambda: processes_of(sender))
-        wait_for(lambda: is_locked(lock_of_sender(sender)))
-        os.kill(process, signal.SIGTERM)  # the end of a Slurm job reaches all processes; this one has to outlive the other
-        killed = time.time() * 1000
-        os.killpg(training.pid, signal.SIGKILL)
-    wait_for(lambda: not processes_of(sender))
-    assert tracking.read_answer(unsent()[0])["over"]
-    mlflow_import()
-    _, (found,) = runs_in(folder)
-    assert found.info.status == "KILLED" and found.info.start_time <= found.info.end_time <= killed
-    assert (own(found.data.metrics), found.data.params) == ({"x": 0.5}, {"a": "1"})
-
-
 @pytest.mark.slow
 def test_many_runs_of_a_process_wait_for_a_silent_server_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
@@ -729,10 +519,8 @@ def test_many_runs_of_a_process_wait_for_a_silent_server_once(folder: Path, monk
             filler.connect_ex(silent.getsockname())
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
-        runs = [MlflowRun("toy", str(number), {}, {}) for number in range(9)]
-        assert [run.finish() for run in runs] == [None] * 9
-        # 5 s at the first start, 5 s at the first end, and the process's own start, which takes long on a busy machine.
-        assert time.monotonic() - began < 60
+        assert [MlflowRun("toy", str(number), {}, {}).finish() for number in range(9)] == [None] * 9
+        assert time.monotonic() - began < 30  # MLflow gives up after 10 s
         for filler in fillers:
             filler.close()
     assert len(unsent()) == 9
@@ -756,5 +544,5 @@ def test_a_password_is_written_nowhere(
     assert (
         "MLflow at http://me:***@127.0.0.1:" in warning and "http://me:***@127.0.0.1:" in warning.partition("could not be")[2]
     )
-    texts = [file.read_text() for file in (*unsent()[0].iterdir(), lock_of_sender(tracking.sender()).with_suffix(".log"))]
+    texts = [file.read_text() for file in unsent()[0].iterdir()]
     assert "secret" not in warning and not any("secret" in text for text in texts)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import math
 import os
 import pwd
 import shutil
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,73 +21,15 @@ from typing import Any
 import psutil
 import pytest
 import requests
+from mlflow_parts import Server, free_port, history, runs_at, unsent, wait_for
 
-from grpo.cli import main
-from grpo.study import paths
-from grpo.tracking.mlflow_client import MlflowRun
-from grpo.tracking.mlflow_sync import ROUND_SECONDS
+from grpo.tracking.mlflow_run import MlflowRun
+from grpo.tracking.mlflow_send import ROUND_SECONDS
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 120  # within which a server is there, on a busy machine
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    """What ``condition`` gives once it is true."""
-    deadline = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.2)
-    return found
-
-
-class Server:
-    """A tracking server on a port of its own, that can be killed and started again."""
-
-    def __init__(self, folder: Path, command: list[str], environment: dict[str, str] | None = None, port: int | None = None):
-        self.port = port or free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._folder, self._command = folder, command
-        # Each of its workers, four where nothing else is said, imports MLflow for itself.
-        fewer = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_WORKERS": "1"}
-        self._environment = {**fewer, **os.environ, **(environment or {})}
-        self._process: subprocess.Popen[bytes] | None = None
-        self.log = folder / f"server-{self.port}.log"
-
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [part.replace("PORT", str(self.port)) for part in self._command],
-                cwd=self._folder,
-                env={key: value.replace("PORT", str(self.port)) for key, value in self._environment.items()},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        wait_for(self._answers)
-
-    def _answers(self) -> bool:
-        assert self._process is not None and self._process.poll() is None, self.log.read_text()
-        try:
-            with urllib.request.urlopen(f"{self.uri}/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    def kill(self) -> None:
-        """End it with all its processes, at once."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+Import = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -107,29 +48,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def the_run(uri: str) -> tuple[Any, Any]:
     """A client, and the only run of the experiment `toy`."""
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("toy").experiment_id])
+    client, (run,) = runs_at(uri)
     return client, run
-
-
-def history(client: Any, run_id: str, key: str) -> list[tuple[int, float]]:
-    """(step, value), in their order."""
-    return sorted((metric.step, metric.value) for metric in client.get_metric_history(run_id, key))
-
-
-def unsent() -> list[Path]:
-    """The folders that are left."""
-    return sorted(paths.UNSENT_METRICS.glob("*"))
-
-
-def mlflow_import(monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of ``grpo mlflow_import``."""
-    monkeypatch.setattr(sys, "argv", ["grpo", "mlflow_import"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
 
 
 def start_and_lose(server: Server) -> MlflowRun:
@@ -138,7 +58,7 @@ def start_and_lose(server: Server) -> MlflowRun:
     run = MlflowRun("toy", "one", {"a": 1}, {"stage": "toy@one"})
     for step in range(3):
         run.log({"x": step / 3}, step=step)
-    wait_for(lambda: _has_metrics(server))
+    wait_for(lambda: any(found.data.metrics for found in runs_at(server.uri)[1]))
     server.kill()
     for step in range(3, 6):
         run.log({"x": step / 3}, step=step)
@@ -148,18 +68,11 @@ def start_and_lose(server: Server) -> MlflowRun:
     return run
 
 
-def _has_metrics(server: Server) -> bool:
-    try:
-        return bool(the_run(server.uri)[1].data.metrics)
-    except (AttributeError, ValueError):  # no experiment, or no run in it
-        return False
-
-
 # ---------------------------------------------------------------------------------------------------- servers that are away
 
 
 def test_a_server_that_starts_after_the_run_gets_all_of_it(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server, mlflow_import: Import, capsys: pytest.CaptureFixture[str]
 ) -> None:
     began = time.time() * 1000
     run = MlflowRun("toy", "one", {"a": 1, "b": None}, {"stage": "toy@one"})
@@ -177,15 +90,16 @@ def test_a_server_that_starts_after_the_run_gets_all_of_it(
     assert f"MLflow at {server.uri} could not be written" in capsys.readouterr().err
 
     server.start()
-    assert mlflow_import(monkeypatch) == 0
+    code, out, _ = mlflow_import(uri=server.uri)
     client, found = the_run(server.uri)
-    assert capsys.readouterr().out == f"toy one: run {found.info.run_id}, 8 metrics\n"
+    assert (code, out) == (0, f"toy one: run {found.info.run_id}, 8 metrics\n")
+    assert found.data.tags["mlflow.user"] == getpass.getuser()
     assert unsent() == []
     assert (found.info.run_name, found.info.status, found.data.params) == ("one", "FINISHED", {"a": "1", "b": "None"})
     assert {"stage": "toy@one", "checkpoint_digest": "abc"}.items() <= found.data.tags.items()
     assert began - 1 <= found.info.start_time <= logged[0] and logged[-1] <= found.info.end_time <= ended
-    assert history(client, found.info.run_id, "x") == [(step, step / 3) for step in range(4)]
-    assert [value for _, value in history(client, found.info.run_id, "y")] == [-1e-300, -1e-300, sys.float_info.max, -1e-300]
+    assert history(client, found, "x") == [(step, step / 3) for step in range(4)]
+    assert [value for _, value in history(client, found, "y")] == [-1e-300, -1e-300, sys.float_info.max, -1e-300]
     times = sorted(metric.timestamp for metric in client.get_metric_history(found.info.run_id, "x"))
     assert all(abs(ours - theirs) < 40 for ours, theirs in zip(logged, times, strict=True))
     assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["note.txt"]
@@ -193,7 +107,7 @@ def test_a_server_that_starts_after_the_run_gets_all_of_it(
 
 
 def test_a_server_that_dies_and_stays_away_gets_the_rest_later(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server, mlflow_import: Import, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = start_and_lose(server)
     run_id = run.finish()
@@ -202,24 +116,20 @@ def test_a_server_that_dies_and_stays_away_gets_the_rest_later(
 
     shutil.copytree(left, "twin")
     server.start()
-    assert mlflow_import(monkeypatch) == 0
+    assert mlflow_import(uri=server.uri)[0] == 0
     shutil.copytree("twin", left)
-    assert mlflow_import(monkeypatch) == 0  # twice, which doubles nothing
+    assert mlflow_import(uri=server.uri)[0] == 0  # twice, which doubles nothing
     assert unsent() == []
     client, found = the_run(server.uri)
     assert (found.info.run_id, found.info.status, found.data.params) == (run_id, "FINISHED", {"a": "1"})
-    assert history(client, found.info.run_id, "x") == [(step, step / 3) for step in range(9)]
+    assert history(client, found, "x") == [(step, step / 3) for step in range(9)]
 
 
-def test_the_rest_of_a_run_goes_nowhere_else(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_rest_of_a_run_goes_nowhere_else(server: Server, mlflow_import: Import) -> None:
     run_id = start_and_lose(server).finish()
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert mlflow_import(monkeypatch) == 2
-    assert len(unsent()) == 1
-    error = capsys.readouterr().err
-    assert f"it continues run {run_id}, which {server.uri} has and sqlite:///{Path.cwd()}/mlflow.db has not" in error
+    code, _, error = mlflow_import()
+    assert code == 2 and len(unsent()) == 1
+    assert f"it continues run {run_id}, which is at {server.uri} and not at sqlite:///{Path.cwd()}/mlflow.db" in error
 
 
 def test_a_server_that_dies_and_comes_back_leaves_nothing_to_do(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,14 +140,14 @@ def test_a_server_that_dies_and_comes_back_leaves_nothing_to_do(server: Server, 
     assert unsent() == []
     client, found = the_run(server.uri)
     assert (found.info.run_id, found.info.status) == (run_id, "FINISHED")
-    assert history(client, found.info.run_id, "x") == [(step, step / 3) for step in range(9)]
+    assert history(client, found, "x") == [(step, step / 3) for step in range(9)]
 
 
 # --------------------------------------------------------------------------------------------------------------- many writers
 
 WRITER = """
 import sys
-from grpo.tracking.mlflow_client import MlflowRun
+from grpo.tracking.mlflow_run import MlflowRun
 run = MlflowRun(sys.argv[2], sys.argv[1], {"number": sys.argv[1]}, {})
 for step in range(50):
     run.log({f"metric{i}": float(step) for i in range(20)}, step=step)
@@ -250,8 +160,7 @@ def write_at_once(uri: str, count: int, experiment: str = "toy") -> None:
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, str(number), experiment],
-            # As jobs of Slurm, each of which has a process of its own that writes.
-            env={**os.environ, "MLFLOW_TRACKING_URI": uri, "SLURM_JOB_ID": str(number)},
+            env={**os.environ, "MLFLOW_TRACKING_URI": uri},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -268,7 +177,7 @@ def write_at_once(uri: str, count: int, experiment: str = "toy") -> None:
         run = client.get_run(output.split()[-1])
         assert (run.data.params, run.info.status) == ({"number": str(number)}, "FINISHED")
         for key in ("metric0", "metric19"):
-            assert history(client, run.info.run_id, key) == [(step, float(step)) for step in range(50)]
+            assert history(client, run, key) == [(step, float(step)) for step in range(50)]
     assert len(client.search_runs([client.get_experiment_by_name(experiment).experiment_id])) == count
 
 

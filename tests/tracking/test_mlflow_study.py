@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import runpy
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -22,37 +20,25 @@ from urllib.parse import parse_qs
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
+from mlflow_parts import runs_at, uri_of, wait_for
 
 from grpo.common.files import dvc_hashes, write_json, write_text
 from grpo.common.metrics import TRL_NAMES
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.tracking import mlflow_study, system_metrics
-from grpo.tracking.mlflow_client import SYSTEM, MlflowRun
-from grpo.tracking.mlflow_store import end_parents
+from grpo.tracking import mlflow_study
+from grpo.tracking.mlflow_run import MlflowRun
+from grpo.tracking.mlflow_send import Delivery, Sender, import_folders
 from grpo.tracking.mlflow_study import study_state
-from grpo.tracking.mlflow_sync import Sender, Sent, import_folders, sync
-from grpo.tracking.system_metrics import SystemMetrics, parse_gpus
 
 REPOSITORY = Path(__file__).parents[2]
 STATE = {"key": "k", "name": "study toy", "tags": {"study": "toy", "params_digest": "d"}, "settings": {"seeds": [0]}}
 
 
-def uri_of(folder: Path) -> str:
-    return f"sqlite:///{folder}/mlflow.db"
-
-
-def all_runs(folder: Path) -> tuple[MlflowClient, list[Any]]:
-    client = MlflowClient(uri_of(folder))
-    experiment = client.get_experiment_by_name("toy")
-    assert experiment is not None
-    return client, list(client.search_runs([experiment.experiment_id]))
-
-
 @pytest.fixture
 def waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder in which nobody delivers."""
-    monkeypatch.setattr(MlflowRun, "_start_sender", lambda run: False)
+    """A working folder in which nobody delivers, as by a process that was killed at once."""
+    monkeypatch.setattr(Sender, "start", lambda _: None)
     return folder
 
 
@@ -69,12 +55,12 @@ def ended(run: MlflowRun) -> Path:
 
 def test_several_processes_make_one_parent(waiting: Path) -> None:
     folders = [ended(MlflowRun("toy", f"e/{i}", {}, {"experiment": "e"}, STATE)) for i in range(2)]
-    program = "import sys; from pathlib import Path; from grpo.tracking.mlflow_sync import import_folders as go;"
+    program = "import sys; from pathlib import Path; from grpo.tracking.mlflow_send import import_folders as go;"
     program += " print(*go([Path(sys.argv[1])], sys.argv[2]))"
     command = [sys.executable, "-c", program]
     started = [subprocess.Popen([*command, str(one), uri_of(waiting)], stdout=subprocess.DEVNULL) for one in folders]
     assert [process.wait(timeout=120) for process in started] == [0] * 2
-    client, runs = all_runs(waiting)
+    client, runs = runs_at(uri_of(waiting))
     (parent,) = [run for run in runs if "study_key" in run.data.tags]
     children = [run for run in runs if run is not parent]
     assert len(children) == 2 and {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
@@ -85,17 +71,18 @@ def test_several_processes_make_one_parent(waiting: Path) -> None:
 
 def test_a_parent_goes_on_as_long_as_a_child_does(delivered: Path) -> None:
     first, second = (MlflowRun("toy", name, {}, {}, STATE) for name in ("first", "second"))
+    wait_for(lambda: (second.folder / "run_id").exists())
     first.finish()
 
     def status() -> str:
-        end_parents(all_runs(delivered)[0])
-        (parent,) = [run for run in all_runs(delivered)[1] if "study_key" in run.data.tags]
+        (parent,) = [run for run in runs_at(uri_of(delivered))[1] if "study_key" in run.data.tags]
         return str(parent.info.status)
 
     assert status() == "RUNNING"
     second.finish()
+    assert status() == "FINISHED"
     MlflowRun("toy", "third", {}, {}, STATE | {"key": "other"}).finish()  # another state of the study
-    _, runs = all_runs(delivered)
+    _, runs = runs_at(uri_of(delivered))
     assert len([run for run in runs if "study_key" in run.data.tags]) == 2 and len(runs) == 5
 
 
@@ -148,12 +135,10 @@ def write_lines(name: str, records: list[dict[str, Any]]) -> Path:
 def sent_twice(waiting: Path) -> tuple[MlflowClient, Any]:
     """A whole run, delivered by one that knows nothing of what was sent before."""
     run = a_whole_run()
-    machine = SystemMetrics(run.folder / SYSTEM, started=0, gpus=None)
-    machine.next = 0.0
-    machine.look()
     whole = ended(run)
-    assert [sync(whole, uri_of(waiting), Sent()) for _ in range(2)] == [True, True]
-    client, runs = all_runs(waiting)
+    for _ in range(2):
+        Delivery(whole, uri_of(waiting)).send()
+    client, runs = runs_at(uri_of(waiting))
     (run_,) = [run for run in runs if "study_key" not in run.data.tags]
     assert len(runs) == 2
     return client, run_
@@ -216,10 +201,6 @@ def test_metrics_are_there_under_trls_names_too(sent_twice: tuple[MlflowClient, 
         first, second = (client.get_metric_history(run.info.run_id, key) for key in (own, other))
         assert len(first) == 2
         assert [(m.step, m.value, m.timestamp) for m in first] == [(m.step, m.value, m.timestamp) for m in second]
-    assert {key for key in run.data.metrics if key.startswith("system/")} >= {
-        "system/cpu_utilization_percentage",
-        "system/system_memory_usage_megabytes",
-    }
 
 
 def test_the_hash_is_dvcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,42 +219,14 @@ def test_the_hash_is_dvcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 # ------------------------------------------------------------------------------------------------------------ the machine
 
 
-def test_the_machine_is_sampled_ever_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(system_metrics, "milliseconds", lambda: round(1000 * now))
-    machine = SystemMetrics(tmp_path / "system.jsonl", started=1_000_000, gpus=None)
-    monkeypatch.setattr(machine, "sample", lambda: {"system/x": 1.0})
-    for tenth in range(6000):
-        now = 1000.0 + tenth / 10
-        machine.look()
-    steps = [json.loads(line)["step"] for line in machine.file.read_text().splitlines() if line]
-    gaps = [after - before for before, after in pairwise(steps)]
-    assert steps[:3] == [2, 4, 6] and max(gaps) <= 7 and gaps[-2] >= 5  # a hundredth of the age from 200 s on
-    assert 195 < len(steps) < 220  # 100 in the first 200 s, then 100 ln(600 / 200)
-
-
-def test_a_sample_is_what_the_machine_does() -> None:
-    machine = SystemMetrics(Path("unused"), started=0, gpus=None)
-    while machine.total + 0.5 > system_metrics.cpu_seconds()[1]:
-        math.factorial(2000)
-    found = machine.sample()
-    assert 100 / 2 / (os.cpu_count() or 1) < found["system/cpu_utilization_percentage"] <= 100.001  # one core was busy
+def test_the_machine_is_measured_while_a_run_goes_on(delivered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
+    run = MlflowRun("toy", "one", {}, {})
+    found = wait_for(lambda: [each.data.metrics for each in runs_at(uri_of(delivered))[1] if len(each.data.metrics) > 3])[0]
+    run.finish()
+    assert 0 <= found["system/cpu_utilization_percentage"] <= 100
     used = psutil.virtual_memory().used / 1e6
     assert found["system/system_memory_usage_megabytes"] == pytest.approx(used, rel=0.5)
-
-
-def test_gpus_are_those_of_the_run() -> None:
-    answer = "0, 97, 40960, 81920\n1, [N/A], 0, 81559\nNo devices were found\n"
-    both = parse_gpus(answer, None)
-    assert both == {
-        "system/gpu_0_utilization_percentage": 97.0,
-        "system/gpu_0_memory_usage_megabytes": pytest.approx(42949.67296),
-        "system/gpu_0_memory_usage_percentage": 50.0,
-        "system/gpu_1_memory_usage_megabytes": 0.0,
-        "system/gpu_1_memory_usage_percentage": 0.0,
-    }
-    assert {key[:12] for key in parse_gpus(answer, "1")} == {"system/gpu_1"}
-    assert parse_gpus(answer, "GPU-8f2c") == both and parse_gpus("", None) == {}
 
 
 # ---------------------------------------------------------------------------------------------------------- names and links
@@ -295,7 +248,7 @@ def test_artifacts_go_along_with_their_clone(delivered: Path, monkeypatch: pytes
         assert run.finish()
 
     def artifacts(folder: Path) -> dict[str, str]:
-        client, runs = all_runs(folder)
+        client, runs = runs_at(uri_of(folder))
         children = [run for run in runs if run.info.run_name != "study toy"]
         assert all(run.info.artifact_uri.startswith((folder / "mlruns/toy").as_uri()) for run in runs)
         return {
@@ -311,10 +264,8 @@ def test_artifacts_go_along_with_their_clone(delivered: Path, monkeypatch: pytes
             (home.rename if how == "moved" else partial(shutil.copytree, home))(folder)
         monkeypatch.chdir(folder)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri_of(folder))
-        sender = Sender(uri_of(folder))
-        monkeypatch.setattr(MlflowRun, "_start_sender", lambda run, sender=sender: bool(sender.look(run.folder)))
         run_with_artifact(name)
-    client, runs = all_runs(delivered / "50% new")
+    client, runs = runs_at(uri_of(delivered / "50% new"))
     model = client.create_logged_model(runs[0].info.experiment_id, "m")
     assert model.artifact_location.startswith((delivered / "50% new/mlruns/toy").as_uri())
     assert artifacts(delivered / "50% new") == {"first": "first", "second": "second"}
@@ -336,7 +287,7 @@ def test_the_commands_of_the_warning_deliver_to_a_deleted_experiment(
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     subprocess.run(restore, shell=True, check=True, env=os.environ | {"PATH": path}, capture_output=True)
     assert list(import_folders((delivered / paths.UNSENT_METRICS).iterdir(), uri_of(delivered)))
-    assert {run.info.run_name for run in all_runs(delivered)[1]} == {"first", "second"}
+    assert {run.info.run_name for run in runs_at(uri_of(delivered))[1]} == {"first", "second"}
 
 
 def ui(**env: str) -> tuple[int, str, float]:
@@ -376,7 +327,7 @@ def test_the_ui_takes_a_free_port(folder: Path) -> None:
 def test_links_open_the_training_view_of_each_study(delivered: Path) -> None:
     MlflowRun("toy", "e/a-0", {}, {}, STATE).finish()
     links = runpy.run_path(str(REPOSITORY / "workflow/mlflow_ui.py"))["links"](uri_of(delivered), "http://127.0.0.1:5000/")
-    _, runs = all_runs(delivered)
+    _, runs = runs_at(uri_of(delivered))
     page = f"http://127.0.0.1:5000/#/experiments/{runs[0].info.experiment_id}/runs?"
     assert len(links) == 2 and all(line.partition(": ")[2].startswith(page) for line in links)
     asked = parse_qs(links[0].partition("?")[2])

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from grpo.commands.kissing import kissing_app
+from grpo.commands.kissing_app import kissing_app
 from grpo.commands.stages import STAGES
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error

@@ -17,7 +17,7 @@ from grpo.reporting.timing import read_timing
 from grpo.results.intervals import two_level_mean
 from grpo.results.runs import REWARD, Run, evaluations_counted, mean_of_last
 from grpo.results.statistics import format_interval, wilson_interval
-from grpo.study.runs import stage_of_run
+from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.sections import HubModel
 

@@ -16,7 +16,7 @@ from grpo.common.text_table import text_table
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
-from grpo.study.runs import stage_of_run
+from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN, PretrainedHere
 

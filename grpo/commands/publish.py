@@ -17,7 +17,7 @@ from grpo.reporting.charts import save_figure
 from grpo.results.runs import Run, read_run
 from grpo.study import paths
 from grpo.study.effective import effective_run
-from grpo.study.runs import stage_of_run
+from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 
 PUBLISHED = Path("published")

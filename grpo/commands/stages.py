@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from grpo.study.runs import ALL_SEEDS
+from grpo.study.runs_table import ALL_SEEDS
 
 TaskName = Annotated[str, typer.Argument(help="A name under `tasks:` in params.yaml, such as main.")]
 Experiment = Annotated[str, typer.Argument(help="A name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
@@ -137,7 +137,7 @@ def kissing_number() -> None:
     from grpo.study.schema import load_study
 
     study = load_study()
-    from grpo.commands.kissing_number import run_kissing_number
+    from grpo.commands.kissing_search import run_kissing_number
 
     result = run_kissing_number(study)
     if not result:

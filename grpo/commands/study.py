@@ -30,7 +30,7 @@ from grpo.study.compose import (
 from grpo.study.dvc_lock import in_cache
 from grpo.study.effective import effective_run
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
-from grpo.study.runs import runs_table
+from grpo.study.runs_table import runs_table
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, read_yaml, validated
 
 _RUNS = Note(

@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo.common.errors import UserError, from_here
 from grpo.common.files import how_to_restore, read_json
 from grpo.study import paths
-from grpo.study.runs import stage_of_run
+from grpo.study.runs_table import stage_of_run
 
 
 def require_checkpoint(folder: Path) -> None:

@@ -11,7 +11,7 @@ from grpo.common.files import read_jsonl
 from grpo.reporting.curves import number
 from grpo.results.runs import Run, by_arm
 from grpo.study import paths
-from grpo.study.runs import stage_of_run
+from grpo.study.runs_table import stage_of_run
 
 MOST_SAMPLES = 3_000_000  # characters in the page; the rest stays in the runs' folders
 LEVELS = "0123456789abcdefghijklmnopqrstuvwxyz"  # of rewards in a heat map, a character each

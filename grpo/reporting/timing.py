@@ -33,7 +33,7 @@ from grpo.results.runs import (
 )
 from grpo.results.statistics import format_interval
 from grpo.study import paths
-from grpo.study.runs import stage_of_run
+from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")

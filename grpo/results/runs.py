@@ -16,7 +16,7 @@ from grpo.common.files import damaged, read_csv, read_json, read_jsonl, require_
 from grpo.results.findings import Interval
 from grpo.results.intervals import change_of
 from grpo.study import paths
-from grpo.study.runs import stage_of_run
+from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study, read_yaml
 
 REWARD = "val/answer_reward"

@@ -29,7 +29,7 @@ from grpo.study.methods import (
     explain,
     resolved,
 )
-from grpo.study.runs import runs_table
+from grpo.study.runs_table import runs_table
 from grpo.study.sections import (
     MAIN,
     Divergence,

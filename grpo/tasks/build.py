@@ -11,7 +11,7 @@ from typing import Any
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder
 from grpo.common.records import Problem, write_records
-from grpo.tasks.overlap import separate
+from grpo.tasks.splits import separate
 from grpo.tasks.task import SPLITS, Split, Task
 
 

@@ -12,8 +12,8 @@ from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder
 from grpo.common.imports import call_with, named_file
 from grpo.common.records import Example, Problem, write_records
-from grpo.tasks.overlap import layout_free
 from grpo.tasks.rows import HubSource, Row, read_rows
+from grpo.tasks.splits import layout_free
 from grpo.tasks.task import PLACEHOLDER, Format, Task, find_format
 
 

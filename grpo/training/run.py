@@ -29,7 +29,7 @@ from grpo.study.effective import EffectiveRun, digest
 from grpo.study.environment import hardware, packages, software, warn_of_other_versions
 from grpo.study.kept import bring_back, keep_until_stored
 from grpo.study.methods import GrpoConfig, RunConfig, SftConfig
-from grpo.study.runs import stage_of_run
+from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.training_inputs import code_of_rooms, shared_settings, task_inputs
 from grpo.tasks.rewards import apply_reward

@@ -21,7 +21,7 @@ STAGE = "kissing_number"
 def workspace(tmp_path: Path) -> Iterator[Path]:
     """A clone whose code says where it is, so that it can be told from the code that is installed."""
     folder = fresh_clone(tmp_path)
-    with (folder / "grpo/commands/kissing_number.py").open("a") as file:
+    with (folder / "grpo/commands/kissing_search.py").open("a") as file:
         file.write('\nprint("the code of", __file__)\n')
     sh(folder, "git", "commit", "-qam", "its own code")
     yield folder

@@ -25,7 +25,7 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.annotated import read_annotated, to_text
 from grpo.study.compose import annotated, changes, compose, difference, files_of, lay_over, overlay_of
-from grpo.study.runs import runs_table
+from grpo.study.runs_table import runs_table
 from grpo.study.schema import load_study
 
 Run = Callable[..., tuple[int, str, str]]

@@ -33,7 +33,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
-from grpo.study.runs import runs_table
+from grpo.study.runs_table import runs_table
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.study.sections import Experiment
 from grpo.training.run import _packages, run_identity

@@ -17,8 +17,8 @@ from grpo.grader.grader import is_equivalent
 from grpo.tasks.downloaded import Counts, Downloaded, HubDataset
 from grpo.tasks.gsm8k import Gsm8k
 from grpo.tasks.math import SUBJECTS, Math
-from grpo.tasks.overlap import separate
 from grpo.tasks.rows import LocalFiles
+from grpo.tasks.splits import separate
 from grpo.tasks.task import make_task
 
 REAL = Path(__file__).parents[3] / "shared" / "data"

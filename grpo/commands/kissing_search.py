@@ -6,10 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,11 @@ from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.common.imports import require_extra
 from grpo.discovery import mutation
-from grpo.discovery.log import BEST_PROGRAM, LOG, NO_LANGUAGE_MODEL, Attempt, Log, Settings, open_log
+from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log
 from grpo.discovery.sandbox import unenforced
 from grpo.discovery.search import Budget, Propose, search
-from grpo.discovery.verifier import Verification, verify_program, verify_text
+from grpo.discovery.summary import score_rows, summarise
+from grpo.discovery.verifier import verify_program, verify_text
 from grpo.study import paths
 from grpo.study.kept import keep_until_stored, remove_stored
 from grpo.study.schema import Study
@@ -104,76 +102,6 @@ def proposer(strategy: str, seed: int, base_url: str | None = None, model: str |
 
     endpoint = endpoint_from_environment(os.environ, base_url, model)
     return propose_with(endpoint, strategy), Settings("language model", strategy, seed, endpoint.model, endpoint.base_url)
-
-
-def summarise(log: Log, ended_by: str, committed: Verification) -> dict[str, Any]:
-    """What a search came to, without times: the same for the same settings on the same machine."""
-    attempts, best = log.attempts, log.best
-    searched = int(best.score) if best else 0
-    used_model = log.settings.proposer == "language model"
-    return {
-        **asdict(log.settings),
-        "note": "" if used_model else NO_LANGUAGE_MODEL,
-        "ended_by": ended_by,
-        "best": max(searched, int(committed.combined_score)),
-        "best_from": "search" if searched >= committed.combined_score else "committed program",
-        "best_of_search": searched,
-        "found_at": best.index if best else None,
-        "recipe": best.proposal.recipe if best else None,
-        "committed_program": asdict(committed),
-        "attempts": len(attempts),
-        "valid": sum(attempt.score > 0 for attempt in attempts),
-        "calls": sum(attempt.proposal.calls for attempt in attempts),
-        "failed_calls": sum(attempt.proposal.failed_calls for attempt in attempts),
-        "tokens": sum(attempt.proposal.tokens for attempt in attempts),
-        "by_kind": _by_kind(attempts),
-        "failures": dict(Counter(_reason(a) for a in attempts if a.score == 0).most_common()),
-        "course": _course(attempts),
-    }
-
-
-def score_rows(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """One row for each attempt: its kind, its points, its score, and the best score so far."""
-    best = accumulate((int(attempt.score) for attempt in attempts), max)
-    return [
-        {
-            "attempt": attempt.index,
-            "kind": _kind(attempt),
-            "num_points": attempt.verdict.num_points,
-            "score": int(attempt.score),
-            "best": so_far,
-            "message": attempt.verdict.message,
-        }
-        for attempt, so_far in zip(attempts, best, strict=True)
-    ]
-
-
-def _course(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """The attempts that were better than all before them."""
-    course: list[dict[str, Any]] = []
-    for attempt in attempts:
-        if attempt.score > (course[-1]["score"] if course else 0):
-            parents = list(attempt.proposal.parents)
-            course.append({"attempt": attempt.index, "score": int(attempt.score), "kind": _kind(attempt), "parents": parents})
-    return course
-
-
-def _by_kind(attempts: Sequence[Attempt]) -> dict[str, dict[str, int]]:
-    kinds = sorted({_kind(attempt) for attempt in attempts})
-    scores = {kind: [int(attempt.score) for attempt in attempts if _kind(attempt) == kind] for kind in kinds}
-    return {kind: {"attempts": len(s), "valid": sum(x > 0 for x in s), "best": max(s)} for kind, s in scores.items()}
-
-
-def _kind(attempt: Attempt) -> str:
-    """The construction that a recipe mutates; of a language model's programs, whether they build on others."""
-    if attempt.proposal.recipe:
-        return str(attempt.proposal.recipe["core"])
-    return "refined" if attempt.proposal.parents else "from scratch"
-
-
-def _reason(attempt: Attempt) -> str:
-    """Why an attempt scored nothing, without the numbers, so that equal reasons count together."""
-    return re.sub(r"\d+", "N", attempt.verdict.message.split(":")[0])
 
 
 def _track(study: Study, log: Log, result: dict[str, Any]) -> None:

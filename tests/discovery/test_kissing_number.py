@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from grpo.commands.kissing_number import COMMITTED, run_kissing_number, score_rows
+from grpo.commands.kissing_search import COMMITTED, run_kissing_number
 from grpo.common.errors import UserError
 from grpo.discovery import mutation
 from grpo.discovery.constructions import CORES, build, frame_blocks, independent_set, keep, meet_in_more_than, orbit_of
 from grpo.discovery.log import LOG, Attempt, Proposal, read_log
 from grpo.discovery.search import Budget, seed_of
+from grpo.discovery.summary import score_rows
 from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.reporting.figures import write_search_curve
 from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section
@@ -268,7 +269,7 @@ def test_a_second_search_in_one_folder_is_refused(grpo: Any, tmp_path: Path) -> 
 @pytest.fixture
 def study(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grpo.commands.kissing_number.MlflowRun", NoMlflow)
+    monkeypatch.setattr("grpo.commands.kissing_search.MlflowRun", NoMlflow)
     return mini_study.model_copy(update={"kissing_number": SEARCH})
 
 
@@ -278,7 +279,7 @@ def made(mini_study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("grpo.commands.kissing_number.MlflowRun", NoMlflow)
+        patch.setattr("grpo.commands.kissing_search.MlflowRun", NoMlflow)
         return folder, run_kissing_number(mini_study.model_copy(update={"kissing_number": SEARCH}))
 
 
@@ -338,7 +339,7 @@ def test_a_killed_stage_goes_on(study: Study, made: tuple[Path, Any]) -> None:
     """SIGKILL after some attempts: the rest follow, with the same programs as without it."""
     whole = made[1]
     program = (
-        "from grpo.study.schema import load_study; from grpo.commands.kissing_number import run_kissing_number\n"
+        "from grpo.study.schema import load_study; from grpo.commands.kissing_search import run_kissing_number\n"
         "from grpo.study.sections import KissingNumber; from pathlib import Path\n"
         f"study = load_study(Path({str(ROOT / 'params.yaml')!r}))\n"
         "run_kissing_number(study.model_copy(update={'kissing_number': KissingNumber(calls=6, seed=1)}))\n"

@@ -56,7 +56,7 @@ def search(
     model: Annotated[str | None, typer.Option(help="Its name there; else OPENAI_MODEL. The key: OPENAI_API_KEY.")] = None,
 ) -> None:
     """Search for a program that constructs many points, within a budget; killed and started again, it goes on."""
-    from grpo.commands.kissing_number import proposer
+    from grpo.commands.kissing_search import proposer
     from grpo.common.files import require_writable
     from grpo.common.lock import only_one
     from grpo.discovery.log import BEST_PROGRAM, LOG, open_log

@@ -123,10 +123,11 @@ def benchmark(
     from grpo.study.schema import load_study
 
     study = load_study()
+    from grpo.commands.benchmark import Asked
     from grpo.commands.benchmark import benchmark as run_it
     from grpo.results.statistics import format_interval
 
-    found = run_it(study, checkpoint, task, out, file, shots_file, shots, limit, max_tokens)
+    found = run_it(study, checkpoint, Asked(task, file, shots_file, shots, limit, max_tokens), out)
     for name, accuracy in found["accuracy"].items():
         print(f"{found['task']}: {name}: {format_interval(accuracy)}")
     print(f"{out / found['task']}.md: {len(found['disagreements'])} of {found['problems']} problems on which they differ")
@@ -181,10 +182,11 @@ def publish(
     artifact: Annotated[str | None, typer.Option(help="Also name the checkpoint so in artifacts/dvc.yaml, for DVC.")] = None,
 ) -> None:
     """Put a run's checkpoint into a folder with a model card written from its results, and on the Hugging Face Hub if asked."""
+    from grpo.commands.publish import Destination
     from grpo.commands.publish import publish as publish_it
     from grpo.study.schema import load_study
 
-    for line in publish_it(load_study(), run, kind.value, out, repo, license, artifact):
+    for line in publish_it(load_study(), run, kind.value, Destination(out, repo, license, artifact)):
         print(line)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,29 +36,32 @@ _SAMPLE = "Question: Mia has 45 apples and 1/2 of a pear.\n\nAnswer: Let's see:"
 SHOWN = 300  # characters of a response's end in the table
 
 
-def benchmark(
-    study: Study,
-    checkpoint: Path,
-    task: str,
-    out: Path,
-    file: Path | None = None,
-    shots_file: Path | None = None,
-    shots: int | None = None,
-    limit: int | None = None,
-    max_tokens: int | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Asked:
+    """What is to be run; None: as the task or the harness has it.
+
+    Attributes:
+        task: a name that the harness knows, or the path of a YAML file of its kind.
+        file: rows in the place of the task's dataset: JSONL, parquet or CSV with the same columns.
+        shots_file: likewise for the examples in the prompt.
+        shots: how many of those.
+        limit: how many problems.
+        max_tokens: of a response.
+    """
+
+    task: str
+    file: Path | None = None
+    shots_file: Path | None = None
+    shots: int | None = None
+    limit: int | None = None
+    max_tokens: int | None = None
+
+
+def benchmark(study: Study, checkpoint: Path, asked: Asked, out: Path) -> dict[str, Any]:
     """Run one task of the harness on a checkpoint, with the engine that the study names, and grade its responses.
 
     Writes below ``out``: TASK.yaml (the task as it was run), TASK.jsonl (every response with all verdicts), TASK.json (the
     numbers) and TASK.md (the numbers and the disagreements, to read).
-
-    Args:
-        task: a name that the harness knows, or the path of a YAML file of its kind.
-        file: rows in the place of the task's dataset: JSONL, parquet or CSV with the same columns.
-        shots_file: likewise for the examples in the prompt.
-        shots: how many of those; the task's own number, if None.
-        limit: how many problems; all, if None.
-        max_tokens: of a response; the task's own number, or the harness's, if None.
 
     Returns:
         what TASK.json holds.
@@ -67,20 +71,21 @@ def benchmark(
             checkpoint, or ``out`` cannot be written.
     """
     require_checkpoint(checkpoint)
-    harness = _harness()
+    for package in ("lm_eval", "accelerate"):  # which the harness needs for models of transformers
+        require_extra(package, "benchmark", "grpo benchmark")
     start_threads(study.threads)
-    settings = _task_settings(task, file, shots_file, shots)
+    settings = _task_settings(asked)
     name = str(settings["task"])
     as_run = "".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items())
     loaded = _load(as_run, name)
     require_writable(out, "--out")
-    backend, found = _run(harness, study, checkpoint, loaded, limit, max_tokens)
+    backend, found = _run(study, checkpoint, loaded, asked)
     records = judge(found["samples"][name])
     about = {
         "task": name,
         "task_version": found["versions"].get(name),
         "harness": f"lm-eval {version('lm-eval')}",
-        "dataset": str(file) if file else loaded.config.dataset_path,
+        "dataset": str(asked.file) if asked.file else loaded.config.dataset_path,
         "shots": loaded.config.num_fewshot,
         "generation": loaded.config.generation_kwargs,
         "checkpoint": str(checkpoint),
@@ -98,18 +103,11 @@ def benchmark(
 # -------------------------------------------------------------------------------------------------------------- the harness
 
 
-def _harness() -> Any:
-    for package in ("lm_eval", "accelerate"):  # which the harness needs for models of transformers
-        require_extra(package, "benchmark", "grpo benchmark")
-    import lm_eval
-
-    return lm_eval
-
-
-def _task_settings(task: str, file: Path | None, shots_file: Path | None, shots: int | None) -> dict[str, Any]:
+def _task_settings(asked: Asked) -> dict[str, Any]:
     """A task file for the harness that includes the task and says what is to be otherwise."""
     from lm_eval.tasks import TaskManager
 
+    task = asked.task
     if Path(task).suffix in {".yaml", ".yml"}:
         if not Path(task).is_file():
             raise UserError(f"{task}: no such file. Correct its path, or name a task of the harness, such as gsm8k.")
@@ -123,11 +121,11 @@ def _task_settings(task: str, file: Path | None, shots_file: Path | None, shots:
             )
         base, name = entry.yaml_path, task
     settings: dict[str, Any] = {"include": str(base), "task": name}
-    if shots is not None:
-        settings["num_fewshot"] = shots
-    if file is not None:
-        settings |= _from_files(file, shots_file)
-    elif shots_file is not None:
+    if asked.shots is not None:
+        settings["num_fewshot"] = asked.shots
+    if asked.file is not None:
+        settings |= _from_files(asked.file, asked.shots_file)
+    elif asked.shots_file is not None:
         raise UserError("--shots-file: goes with --file. Give both, or neither.")
     return settings
 
@@ -179,27 +177,26 @@ def _load(settings: str, name: str) -> Any:
     return task
 
 
-def _run(
-    harness: Any, study: Study, checkpoint: Path, task: Any, limit: int | None, max_tokens: int | None
-) -> tuple[str, dict[str, Any]]:
+def _run(study: Study, checkpoint: Path, task: Any, asked: Asked) -> tuple[str, dict[str, Any]]:
     """The harness's name of the backend, and what it found.
 
     Raises:
         UserError: the prompts and the tokens asked for do not fit, or as of :func:`_model`.
     """
+    import lm_eval
     from lm_eval.tasks import TaskManager
 
     backend, arguments = _model(study, checkpoint)
     try:
-        return backend, harness.simple_evaluate(
+        return backend, lm_eval.simple_evaluate(
             model=backend,
             model_args=arguments,
             tasks=[task],
             task_manager=TaskManager(include_defaults=False),  # else it reads thousands of files to find what is loaded
-            limit=limit,
+            limit=asked.limit,
             batch_size=min(study.engine.max_batch_size, 64) if backend == "hf" else "auto",
             device=study.engine.device if backend == "hf" else None,
-            gen_kwargs=None if max_tokens is None else {"max_gen_toks": max_tokens},
+            gen_kwargs=None if asked.max_tokens is None else {"max_gen_toks": asked.max_tokens},
             bootstrap_iters=0,
         )
     except AssertionError as error:

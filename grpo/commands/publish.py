@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
@@ -26,16 +27,29 @@ RECORDED = ("method", "task", "evaluation", "model", "train", "validation", "ide
 ARTIFACTS = Path("artifacts/dvc.yaml")
 
 
-def publish(
-    study: Study, name: str, kind: str, out: Path | None, repo: str | None, license: str | None, artifact: str | None
-) -> list[str]:
+@dataclass(frozen=True)
+class Destination:
+    """Where a checkpoint goes, and under which licence.
+
+    Attributes:
+        out: the folder; None: one below published/ by the run's name.
+        repo: on the Hub, too.
+        license: of the weights; None: the card states none.
+        artifact: what DVC is to call the checkpoint.
+    """
+
+    out: Path | None = None
+    repo: str | None = None
+    license: str | None = None
+    artifact: str | None = None
+
+
+def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
     """Write the folder, and where that is asked for the entry in artifacts/dvc.yaml and the repository on the Hub.
 
     Args:
         name: of the run, EXPERIMENT/ARM/SEED.
         kind: of its checkpoint, ``best`` or ``last``.
-        license: of the weights; None: the card states none.
-        artifact: what DVC is to call the checkpoint.
 
     Returns:
         lines that say what was done.
@@ -45,12 +59,12 @@ def publish(
     """
     run = _find_run(study, name)
     source = _find_checkpoint(run, kind)
-    target = out or PUBLISHED / f"{name.replace('/', '--')}-{kind}"
+    target = to.out or PUBLISHED / f"{name.replace('/', '--')}-{kind}"
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target}: is there and not empty. Remove it, or name another folder by --out.")
-    if repo is not None:
-        _require_upload_can_begin(repo)
-    card, figure = model_card(study, run, source, kind, license), draw_curve(run, about_checkpoint(run, source)["step"])
+    if to.repo is not None:
+        _require_upload_can_begin(to.repo)
+    card, figure = model_card(study, run, source, kind, to.license), draw_curve(run, about_checkpoint(run, source)["step"])
     with whole_folder(target) as folder:
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(METADATA), dirs_exist_ok=True)
         save_figure(figure, folder / "curve.png")
@@ -58,9 +72,9 @@ def publish(
     lines = [f"{target}: {kind} checkpoint of {name}, with its model card (README.md)"]
     if run.config["same_as"]:
         lines.append(f"{name} is the same as {run.config['same_as']}, whose checkpoint this is")
-    if artifact is not None:
-        lines.append(_name_artifact(artifact, source, name, kind))
-    return [*lines, *([_upload(target, repo, name)] if repo is not None else [])]
+    if to.artifact is not None:
+        lines.append(_name_artifact(to.artifact, source, name, kind))
+    return [*lines, *([_upload(target, to.repo, name)] if to.repo is not None else [])]
 
 
 def _find_run(study: Study, name: str) -> Run:

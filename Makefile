@@ -111,7 +111,7 @@ bench-grader: dev ## Measure the grader beside plain math-verify
 	python benchmarks/grader.py
 
 report: install ## Draw page, figures, tables and write-up again from the results at hand
-	dvc repro --force --single-item claims tables figures timing answers page writeup
+	dvc repro --force --single-item report
 
 clean: ## Remove results and tracking; keeps the environment and DVC's cache
 	rm -rf data reports mlruns mlflow.db* .stamps logs

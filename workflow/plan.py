@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -115,15 +115,15 @@ def what_dvc_cannot_read(error: Exception) -> str:
     from grpo.common.errors import UserError
     from grpo.common.yaml_file import parse_yaml
 
-    told, remedy = f"DVC cannot read the pipeline: {error}.", " See `dvc dag`."
+    message, remedy = f"DVC cannot read the pipeline: {error}.", " See `dvc dag`."
     for file in (Path("dvc.yaml"), Path("dvc.lock")):
         try:
             if file.exists():
                 parse_yaml(file)
         except UserError as wrong:
-            told, remedy = str(wrong), ""
+            message, remedy = str(wrong), ""
             break
-    return told + (" `git checkout dvc.lock` brings the committed one back." if "dvc.lock" in told else remedy)
+    return message + (" `git checkout dvc.lock` brings the committed one back." if "dvc.lock" in message else remedy)
 
 
 @contextmanager
@@ -136,12 +136,11 @@ def only_one_here() -> Iterator[None]:
     from grpo.common.errors import UserError
     from grpo.common.lock import only_one
 
-    with ExitStack() as held:
-        try:
-            held.enter_context(only_one(STAMPS / "running.lock", "In this folder another Snakemake (`make repro`)"))
-        except UserError as error:
-            raise PlanError(str(error)) from error
-        yield
+    try:
+        with only_one(STAMPS / "running.lock", "In this folder another Snakemake (`make repro`)"):
+            yield
+    except UserError as error:
+        raise PlanError(str(error)) from error
 
 
 def remove_torn_rwlock(path: Path) -> None:

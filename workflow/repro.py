@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,8 +10,6 @@ from pathlib import Path
 from plan import PlanError, make_plan, only_one_here
 
 UNSENT = Path("data/state/mlflow")
-SNAKEMAKES_LOCKS = Path(".snakemake/locks")
-WHAT_NEXT = "The report is reports/index.html; `make ui` shows the runs."
 
 
 def main() -> int:
@@ -21,15 +18,14 @@ def main() -> int:
     try:
         with only_one_here():
             stale = make_plan()
-            if any(SNAKEMAKES_LOCKS.glob("*")):  # left by a Snakemake that was killed, as none is at work here
-                subprocess.run(["snakemake", "--profile", "local", "--unlock"], check=False, capture_output=True)
     except PlanError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if stale:
-        os.environ["STUDY_PLANNED"] = "1"
         os.execvp("snakemake", ["snakemake", "--profile", "local"])
-    print(f"All stages are up to date ({time.perf_counter() - start:.1f} s). {WHAT_NEXT}")
+    print(
+        f"All stages are up to date ({time.perf_counter() - start:.1f} s). The report is reports/index.html; `make ui` shows the runs."
+    )
     if waiting := list(UNSENT.glob("*/run.json")):
         print(f"MLflow lacks {len(waiting)} runs, which are kept in {UNSENT}: `grpo mlflow_import` delivers them.")
     return 0

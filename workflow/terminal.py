@@ -15,6 +15,7 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from progress import Stage, Study, clock, read_study
@@ -58,8 +59,8 @@ class LogHandler(LogHandlerBase):
         self.console = Console(file=stream, no_color=asked.nocolor, highlight=False)
         self.in_terminal = stream.isatty() and not self.console.is_dumb_terminal
         self.before: list[logging.LogRecord] = []  # what was said before the first stage started
+        self.to_run: Collection[str] = ()  # rules
         self.study: Study | None = None
-        self.told_to_stop = False
         self.live: Live | None = None
         self.jobs: dict[int, Stage] = {}
 
@@ -69,13 +70,15 @@ class LogHandler(LogHandlerBase):
             if self.study:
                 self.follow(self.study, record)
             elif getattr(record, "event", None) == LogEvent.JOB_STARTED and not self.off:
-                self.study = read_study(self.before)
+                self.study = read_study(self.to_run)
                 self.before.clear()
                 if self.in_terminal:
                     self.live = Live(console=self.console, get_renderable=self.picture, refresh_per_second=1, transient=True)
                     self.live.start()
             else:
                 self.before.append(record)
+                if getattr(record, "event", None) == LogEvent.RUN_INFO:
+                    self.to_run = record.stats
                 if self.off or record.levelno >= logging.WARNING:
                     self.say_as_ever()
         except Exception:
@@ -108,7 +111,6 @@ class LogHandler(LogHandlerBase):
             case None if message.startswith("Trying to restart job"):
                 self.say(f"{self.jobs[int(message.split()[-1].rstrip('.'))].name} is tried again", "yellow")
             case None if message.startswith(TOLD_TO_STOP):
-                self.told_to_stop = True
                 self.say("Told to stop: the running stages finish their step and save; told again, they end at once.", "yellow")
             case event if record.levelno >= logging.WARNING and event != LogEvent.JOB_ERROR and not REPEATED.search(message):
                 self.say(self.words.format(record), "red" if record.levelno >= logging.ERROR else "yellow")
@@ -116,10 +118,10 @@ class LogHandler(LogHandlerBase):
     def show_done(self, study: Study, stage: Stage) -> None:
         """The line of a stage that has ended well: its seconds, the mean reward of its runs, and which runs they equal."""
         reward = "" if stage.reward is None else f", reward {stage.reward:.3f}"
-        twins = f", taken over from {', '.join(stage.same_as)}" if stage.same_as else ""
+        equal = f", taken over from {', '.join(stage.same_as)}" if stage.same_as else ""
         not_run = f", {stage.not_run}" if stage.not_run else ""
         done = f"{len(study.done())} of {len(study.stages)}"
-        self.say(f"{done}: {stage.name}, {clock(stage.seconds or 0)}{reward}{twins}{not_run}")
+        self.say(f"{done}: {stage.name}, {clock(stage.seconds or 0)}{reward}{equal}{not_run}")
 
     def show_failed(self, stage: Stage, spent: str, record: logging.LogRecord) -> None:
         """What has failed, where its log is, and the end of that."""
@@ -163,8 +165,6 @@ class LogHandler(LogHandlerBase):
         else:
             self.say_as_ever()
         self.study = None
-        if self.told_to_stop:
-            let_ctrl_c_end_without_a_traceback()
         super().close()
 
     def end(self, study: Study) -> None:
@@ -186,14 +186,6 @@ class LogHandler(LogHandlerBase):
                 f"{''.join(f', {stage.name} ({stage.log})' for stage in failed)}. The same command goes on from here.",
                 "bold red" if failed else "bold yellow",
             )
-
-
-def let_ctrl_c_end_without_a_traceback() -> None:
-    """All has been said when a further Ctrl-C ends Snakemake, be it by an error in its event loop, which it logs, or in Python
-    itself: in the main thread, or at the end, while it waits for the others."""
-    logging.lastResort = logging.NullHandler()
-    sys.excepthook = lambda kind, *rest: None if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest)
-    sys.unraisablehook = lambda seen: None if seen.exc_type is KeyboardInterrupt else sys.__unraisablehook__(seen)
 
 
 LoggerPluginRegistry().register_plugin(f"{logger_plugin_module_prefix}study", sys.modules[__name__])

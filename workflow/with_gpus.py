@@ -254,11 +254,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--log", type=Path, help="write the command's output to this file")
     parser.add_argument("--explain", action="store_true", help="when the command fails, show the end of that file on stderr")
     parser.add_argument("--stamp", type=Path, help="write this file when the command has succeeded")
-    parser.add_argument("--took", type=Path, help="write the seconds that the command took to this file, likewise")
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     options = parser.parse_args(arguments)
 
-    began = time.monotonic()
     stop = Stop()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, stop)
@@ -271,8 +269,6 @@ def main(arguments: list[str]) -> int:
         except (GpuError, OSError) as error:
             say(f"with_gpus.py: {error}", options.log)
             code = 2
-    if code == 0 and options.took:
-        options.took.write_text(f"{time.monotonic() - began:.1f}\n")
     if code == 0 and options.stamp:
         options.stamp.write_text(time.strftime("%Y-%m-%d %H:%M:%S\n"))
     if code == RESUME_ME:

@@ -165,7 +165,7 @@ def undisturbed(project: Path, worker: Worker, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("run", [GRPO, SFT, EXPERT_ITERATION], ids=lambda run: run[0])
 def test_killed_in_the_middle_of_anything(run, project, worker, undisturbed, tmp_path):
     folder = clone(project, tmp_path / "project")
-    name = f"{run[1]}-0"
+    seed = "0"  # its result folders
     acts = {
         GRPO: [("rollout", 50), ("step-4", 1), ("backward", 7), ("update", 9), ("evaluation", 1), ("state", 1), ("metrics", 9)],
         SFT: [("update", 5), ("step-8", 1), ("checkpoint", 1), ("metrics", 3)],
@@ -173,7 +173,7 @@ def test_killed_in_the_middle_of_anything(run, project, worker, undisturbed, tmp
     }[run]
     # "Whatever is whole gets its name": the best checkpoint's metadata, the results, both result folders, the times.
     # All runs end by the same code, so one goes through all of it.
-    ends = ["metadata.json", "outcomes.jsonl", "metrics.json", name, f"{name}.json"] if run == GRPO else [name]
+    ends = ["metadata.json", "outcomes.jsonl", "metrics.json", seed, "timing.json"] if run == GRPO else [seed]
     for act, nth in [*acts, *((end, 1) for end in ends)]:
         answer = worker.attempt(folder, run, act=act, nth=nth)
         assert answer["code"] == -signal.SIGKILL, f"{act} was never reached"
@@ -220,7 +220,7 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
     (saved,) = folder.glob("data/state/runs/*/*/*")
     last = max(int(state.name.removeprefix("step-")) for state in saved.glob("step-*"))
     assert last in {2, 3, 4}  # the signal comes when a state is whole, which is written while the next steps are taken
-    assert not (folder / "data/runs" / run[0] / f"{run[1]}-0").exists()
+    assert not (folder / "data/runs" / run[0] / run[1] / "0").exists()
     assert worker.attempt(folder, run)["code"] == 0
     assert results(folder) == expected
     timing = json.loads((folder / f"data/timing/{run[0]}/{run[1]}/0/timing.json").read_text())
@@ -312,7 +312,7 @@ def test_a_second_process_on_the_same_run_is_refused(project, worker, undisturbe
     with subprocess.Popen(
         command, cwd=folder, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as first:
-        while not list((folder / "data").glob("runs/*/.*.draft")):
+        while not list((folder / "data").glob("runs/*/*/.*.draft")):
             assert first.poll() is None
             time.sleep(0.02)
         second = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
@@ -321,7 +321,7 @@ def test_a_second_process_on_the_same_run_is_refused(project, worker, undisturbe
         assert second.stderr.count("\n") == 1
         assert first.wait() == 0
     # The first one was not disturbed, and what it leaves behind stops nobody.
-    assert (folder / "data/runs" / GRPO[0] / f"{GRPO[1]}-0" / "metrics.json").exists()
+    assert (folder / "data/runs" / GRPO[0] / GRPO[1] / "0/metrics.json").exists()
     assert worker.attempt(folder, GRPO)["code"] == 0
     assert results(folder) == undisturbed(GRPO)[0]
 
@@ -447,7 +447,7 @@ def test_told_to_stop_through_the_command_line(number, project, tmp_path):
     command = [sys.executable, "-m", "grpo", "train", *GRPO]
     with subprocess.Popen(command, cwd=folder, env=_environment(), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        while not any(log.read_text().count("\n") > 2 for log in folder.glob("data/runs/*/.*.draft/history.csv")):
+        while not any(log.read_text().count("\n") > 2 for log in folder.glob("data/runs/*/*/.*.draft/history.csv")):
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(number)

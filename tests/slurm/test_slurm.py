@@ -123,7 +123,7 @@ def wait_until_trained(folder: Path, arm: str, steps: int) -> None:
 
 def job_of(arm: str) -> str:
     """The number of the running job that trains this arm."""
-    rule = f"rule_grpo_learning_rate_{arm.replace('-', '_')}_0"
+    rule = f"rule_train_grpo_learning_rate_{arm.replace('-', '_')}"
     listed = subprocess.run(["squeue", "--noheader", "--format=%i %k", "--states=RUNNING"], capture_output=True, text=True)
     (number,) = (line.split()[0] for line in listed.stdout.splitlines() if line.split()[1] == rule)
     return number
@@ -147,7 +147,7 @@ def test_a_run_goes_on_after_scancel_and_after_requeueing(
 ) -> None:
     folder, _ = study
     edit(folder, grpo={"n_grpo_steps": STEPS})
-    rules = [f"grpo_learning_rate_{arm.replace('-', '_')}_0" for arm in RUNS.values()]
+    rules = [f"train_grpo_learning_rate_{arm.replace('-', '_')}" for arm in RUNS.values()]
     before = len(ended_jobs(cluster))
     start = time.perf_counter()
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -171,9 +171,11 @@ def report(
     by_dvc: Annotated[bool, typer.Option(help="The results are those of DVC's stages, with hashes in dvc.lock.")] = True,
 ) -> None:
     """Stage: claims, tables, figures, answers, reports/index.html and reports/writeup.md; former stages leave dvc.lock."""
+    from grpo.reporting.answer import all_numbers
     from grpo.reporting.answers.page import write_answers
     from grpo.reporting.figures import draw_figures, write_search_curve
     from grpo.reporting.page import write_page
+    from grpo.reporting.record import read_all
     from grpo.reporting.tables import write_tables
     from grpo.reporting.timing import write_timing
     from grpo.reporting.writeup import write_writeup
@@ -184,13 +186,15 @@ def report(
 
     study = load_study()
     write_claims(study)
-    write_tables(study)
+    found = read_all(study)
+    numbers = all_numbers(study, found)
+    write_tables(study, numbers)
     draw_figures(study)
     write_search_curve(study)
     write_timing(study)
-    write_answers(study)
-    write_page(study, by_dvc)
-    write_writeup(study, by_dvc)
+    write_answers(study, numbers)
+    write_page(study, found, numbers, by_dvc)
+    write_writeup(study, found, numbers, by_dvc)
     print("reports/index.html: open it in a browser; it needs no network")
     remove_stored()
     # The last stage does this, as it runs whichever way the study was started, and again after any change of the arms.

@@ -9,9 +9,8 @@ import pandas as pd
 from grpo.reporting.charts import Spec, below_one_another, dots
 from grpo.reporting.curves import number
 from grpo.reporting.style import styles
-from grpo.results.intervals import two_level_difference, two_level_mean
-from grpo.results.runs import Run, by_arm, final_scores, value
-from grpo.results.statistics import format_interval
+from grpo.results.intervals import difference_of, mean_of
+from grpo.results.runs import Run, by_arm, collapsed, final_scores, value
 
 Values = dict[str, list[float | int | None]]  # of each arm: in the middle, lowest, highest
 RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 5, 10, 100, 1000)  # where an axis of ratios is marked, as far as it goes
@@ -62,7 +61,7 @@ def draw_staleness(runs: list[Run], last_k: int) -> Spec:
     )
     joined = zip(("each batch trained on once", "drawn from a buffer"), arms_in_order(runs), strict=True)
     found = [(series, of_arm, staleness(of_arm)) for series, arms in joined for of_arm in arms]
-    rewards = {of_arm[0].arm: two_level_mean(final_scores(of_arm, last_k)) for _, of_arm, _ in found}
+    rewards = {of_arm[0].arm: mean_of(final_scores(of_arm, last_k)) for _, of_arm, _ in found}
 
     def panel(values: Values, title: str, **axis: Any) -> Spec:
         rows = [
@@ -79,7 +78,7 @@ def draw_staleness(runs: list[Run], last_k: int) -> Spec:
             for _, of_arm, of in found
         }
 
-    reward: Values = {arm: [of["value"], of["low"], of["high"]] for arm, of in rewards.items()}
+    reward: Values = {arm: [of.value, of.low, of.high] for arm, of in rewards.items()}
     ratios = of_each("ratio_mean", "ratio_min", "ratio_max")
     return below_one_another(
         {
@@ -93,23 +92,40 @@ def draw_staleness(runs: list[Run], last_k: int) -> Spec:
     )
 
 
-def discuss_asynchronous(runs: list[Run], last_k: int, synchronous: list[Run]) -> str:
-    """What the asynchronous arms show: against the run in one process, by lag, by buffer, and whether lags kept their bound.
+def discuss_bounds(runs: list[Run], synchronous: list[Run]) -> str:
+    """Whether lag 0 is the run in one process, whether lags kept their bound, and how often a buffer's groups were drawn.
 
     Args:
         synchronous: the runs with one update on each rollout batch, in one process; to be compared with lag 0.
     """
     plain, buffered = arms_in_order(runs)
-    of_lag = {_setting(of_arm, "max_policy_lag"): of_arm for of_arm in plain}
-    sentences = [_agreement(of_lag[0], synchronous)] if 0 in of_lag else []
-    if 0 in of_lag and 1 in of_lag:
-        sentences.append(_one_behind(of_lag[0], of_lag[1], last_k))
-    if len(plain) > 1:
-        sentences.append(_from_to(plain[0], plain[-1], last_k))
+    lag_0 = [of_arm for of_arm in plain if _setting(of_arm, "max_policy_lag") == 0]
+    return " ".join([*(_agreement(of, synchronous) for of in lag_0), _bounds(runs), *(_reuse(of) for of in buffered)])
+
+
+def effects(runs: list[Run], last_k: int) -> list[dict[str, Any]]:
+    """What more lag does, and what a larger buffer does: the two arms at the ends of each, where there are two.
+
+    Returns:
+        for each ``what`` (lag, buffer), ``arms`` (their names), ``difference`` (second minus first in final answer reward),
+        ``stale`` (of both, as :func:`staleness`) and ``collapsed`` (how many of their runs).
+    """
+    plain, buffered = arms_in_order(runs)
+    unbuffered = {_setting(of_arm, "max_policy_lag"): of_arm for of_arm in plain}
+    pairs = {"lag": (plain[0], plain[-1])} if len(plain) > 1 else {}
     if buffered:
-        without = of_lag.get(_setting(buffered[-1], "max_policy_lag"), buffered[0])
-        sentences += [_from_to(without, buffered[-1], last_k)] if without is not buffered[-1] else []
-    return " ".join([*sentences, _bounds(runs), *(_reuse(of_arm) for of_arm in buffered)])
+        without = unbuffered.get(_setting(buffered[-1], "max_policy_lag"), buffered[0])
+        pairs |= {"buffer": (without, buffered[-1])} if without is not buffered[-1] else {}
+    return [
+        {
+            "what": what,
+            "arms": [of_arm[0].arm for of_arm in pair],
+            "difference": difference_of(*(final_scores(of_arm, last_k) for of_arm in pair)),
+            "stale": [staleness(of_arm) for of_arm in pair],
+            "collapsed": [sum(collapsed(run, last_k) for run in of_arm) for of_arm in pair],
+        }
+        for what, pair in pairs.items()
+    ]
 
 
 def _agreement(lag_0: list[Run], synchronous: list[Run]) -> str:
@@ -139,50 +155,6 @@ def first_difference(first: Run, second: Run) -> int | None:
     return None
 
 
-def _one_behind(lag_0: list[Run], lag_1: list[Run], last_k: int) -> str:
-    text, difference = _difference(lag_0, lag_1, last_k)
-    if difference["high"] < 0:
-        return f"{text}: training one version behind costs final reward here."
-    if difference["low"] > 0:
-        return f"{text}: training one version behind gains final reward here."
-    return (
-        f"{text}: these runs cannot tell whether training one version behind costs final reward; a difference of "
-        f"{difference['detectable']:.3f} would have been found with a chance of 0.8."
-    )
-
-
-def _difference(first: list[Run], second: list[Run], last_k: int) -> tuple[str, dict[str, float]]:
-    """``SECOND ends at ..., FIRST at ...: a difference of ...``, and the difference of final answer rewards."""
-    scores = final_scores(first, last_k), final_scores(second, last_k)
-    difference = two_level_difference(*scores)
-    text = f"{_name(second)} ends at {scores[1].mean():.3f}, {_name(first)} at {scores[0].mean():.3f}"
-    return f"{text}, a difference of {format_interval(difference)}", difference
-
-
-def _name(of_arm: list[Run]) -> str:
-    diverged = sum(run.metrics["diverged_step"] is not None for run in of_arm)
-    return of_arm[0].arm + (f" ({diverged} of {len(of_arm)} runs diverged)" if diverged else "")
-
-
-def _verdict(difference: dict[str, float]) -> str:
-    if difference["low"] > 0:
-        return "more reward"
-    return "less reward" if difference["high"] < 0 else "these runs cannot tell the two apart"
-
-
-def _from_to(least: list[Run], most: list[Run], last_k: int) -> str:
-    """What changes from the least to the most stale arm."""
-    text, difference = _difference(least, most, last_k)
-    a, b = staleness(least), staleness(most)
-    return (
-        f"From {least[0].arm} to {most[0].arm} tokens are on average {a['lag_mean']:.2f} and {b['lag_mean']:.2f} versions old. "
-        f"{text}: {_verdict(difference)}. The median gradient norm goes from {a['gradient_norm']:.3g} to "
-        f"{b['gradient_norm']:.3g}, the range of an update's ratios from {a['ratio_min']:.2g}–{a['ratio_max']:.2g} to "
-        f"{b['ratio_min']:.2g}–{b['ratio_max']:.2g} (medians; their mean from {a['ratio_mean']:.3f} to {b['ratio_mean']:.3f}), "
-        f"and the share of clipped tokens from {a['clip_fraction']:.2%} to {b['clip_fraction']:.2%}."
-    )
-
-
 def _bounds(runs: list[Run]) -> str:
     """The largest lag of each arm beside the one its settings allow, and where it was larger."""
     measured = {run.name: int(run.history["lag_max"].max()) for run in runs}
@@ -204,16 +176,4 @@ def _reuse(of_arm: list[Run]) -> str:
     return (
         f"A group that left the buffer of {of_arm[0].arm} had been drawn {uses:.2f} times on average and at most "
         f"{last['replay/uses_max'].max():.0f} times; {never:.1%} of {left.sum():.0f} groups never were."
-    )
-
-
-def discuss_colocate(runs: list[Run], last_k: int) -> str:
-    """Several updates on each rollout batch against one, after as many steps; empty where there is nothing to compare."""
-    arms = sorted(by_arm(runs).values(), key=lambda of_arm: of_arm[0].config["updates_per_rollout_batch"])
-    if len(arms) < 2:
-        return ""
-    (one, few), (many, lots) = ((of[0].arm, of[0].config["updates_per_rollout_batch"]) for of in (arms[0], arms[-1]))
-    text, difference = _difference(arms[0], arms[-1], last_k)
-    return (
-        f"Per step, with {lots} updates on each rollout batch ({many}) against {few} ({one}): {text}, {_verdict(difference)}."
     )

@@ -1,161 +1,127 @@
-"""Sentences computed from an experiment's numbers. Nothing here is a fixed verdict."""
+"""An experiment's numbers, and the sentences that its numbers decide (templates/said.md.j2)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import pandas as pd
 
-from grpo.results.collapses import collapse_of
-from grpo.results.intervals import two_level_difference
-from grpo.results.runs import REWARD, Run, by_arm, final_scores, first_scores, identical
-from grpo.results.statistics import format_interval
+from grpo.reporting.form_and_answer import Split, split
+from grpo.reporting.sentences import negative, said
+from grpo.reporting.trends import MEASURES, trend_of
+from grpo.results.findings import ArmResult, ExperimentResult
+from grpo.results.runs import Run, by_arm, gain, identical
+from grpo.study.schema import Study
 
-SPIKE = 5.0  # times the median: a step whose KL estimate stands out
-
-
-def outcome(runs: list[Run], selection: dict[str, Any]) -> str:
-    """Which arm leads, by how much, whether that can be told from noise; which arms trained alike."""
-    arms = by_arm(runs)
-    leader, others = _leader_and_others(selection)
-    same = [c["arm"] for c in others if identical(arms[leader["arm"]], arms[c["arm"]])]
-    sentences = [_leader(leader, others)]
-    if same:
-        sentences.append(
-            f"{' and '.join(same)} trained like {leader['arm']} to the last number: what they differ in played no part."
-        )
-    return " ".join(sentences)
+Numbers = dict[str, Any]
+RUNS = ("all", "held")  # an arm's runs themselves, which are no numbers
+METHODS = {"grpo": "GRPO", "sft": "Supervised fine-tuning", "expert_iteration": "Expert iteration"}
 
 
-def course(runs: list[Run], selection: dict[str, Any]) -> str:
-    """Which arms failed, stayed at the start or lie apart from the leader, and what the curves did."""
-    arms, last_k = by_arm(runs), selection["last_k"]
-    leader, others = _leader_and_others(selection)
-    failed = [c for c in others if any(collapse_of(run, last_k) for run in arms[c["arm"]])]
-    apart = [c for c in others[1:] if c not in failed and c["behind"]["low"] > 0]
-    sentences = []
-    if failed:
-        sentences.append("; ".join(_failure(arms[c["arm"]], c, last_k) for c in failed) + ".")
-    ended_well = [c["arm"] for c in selection["candidates"] if c not in failed]
-    sentences += [_at_start(arm, arms[arm], last_k) for arm in ended_well]
-    if apart:
-        below = "; ".join(f"{c['arm']}, {format_interval(c['behind'])} below" for c in apart)
-        sentences.append(f"Also apart from {leader['arm']}: {below}.")
-    sentences.append(_movement(arms, leader["arm"]))
-    if "kl/per_token" in runs[0].history:
-        sentences.append(_drift(runs))
-    elif any(_ratio_moved(run) for run in runs):
-        sentences.append(_ratios(arms))
-    return " ".join(filter(None, sentences))
+def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbers:
+    """All that the sentences about an experiment say in numbers.
+
+    Returns:
+        ``title``, ``method``, ``steps`` (fewest and most that a run took without collapsing), ``last_k``, ``seeds``,
+        ``problems``, ``changed`` (the keys that its arms set), ``covers`` (what its intervals cover), ``contrasts`` (how many differences
+        to the leader they cover at once); ``arms``, each as
+        :func:`_arm` gives it; of these ``leader``, ``winner``, ``next`` (the nearest arm below), ``tied``, ``collapsed``, ``alike`` (those
+        that trained like the leader); and ``nothing_right``: no answer was, in any run.
+    """
+    of_arm = by_arm(runs)
+    entry = study.experiments[result.experiment]
+    arms = [_arm(of_arm[arm.arm], arm, result.last_k, of_arm[result.leader]) for arm in result.arms]
+    leader = next(arm for arm in arms if arm["arm"] == result.leader)
+    rivals = [arm for arm in arms if arm is not leader and (not arm["collapses"] or leader["collapses"])]
+    ends = [int(run.validation["step"].iloc[-1]) for arm in arms for run in arm["held"] if len(arm["collapses"]) < len(arm["runs"]) or leader["collapses"]]
+    return {
+        "experiment": result.experiment,
+        "title": study.title(result.experiment),
+        "method": METHODS[entry.method],
+        "steps": sorted({min(ends), max(ends)}),
+        "last_k": result.last_k,
+        "reason": result.reason,
+        "seeds": len(leader["runs"]),
+        "problems": runs[0].outcomes.shape[1],
+        "changed": list(dict.fromkeys(key for arm in result.arms for key in _differing(result, arm))),
+        "covers": leader["final"].covers,
+        "contrasts": max((arm.contrast.contrasts for arm in result.arms if arm.contrast), default=0),
+        "arms": arms,
+        "leader": leader,
+        "winner": next(arm for arm in arms if arm["arm"] == result.winner),
+        "next": max(rivals, key=lambda arm: arm["final"].value, default=None),
+        "tied": sorted((arm for arm in rivals if arm["arm"] in result.tied), key=lambda arm: -arm["final"].value),
+        "collapsed": [arm for arm in arms if arm["collapses"]],
+        "alike": [arm for arm in arms if arm["alike"]],
+        "nothing_right": not any(run.outcomes.any() for run in runs),
+    }
 
 
-def _leader_and_others(selection: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The leading candidate, and the others from the best to the worst."""
-    leader = next(c for c in selection["candidates"] if c["arm"] == selection["leader"])
-    return leader, sorted((c for c in selection["candidates"] if c is not leader), key=lambda c: -c["value"])
+def _differing(result: ExperimentResult, arm: ArmResult) -> list[str]:
+    """The keys that an arm sets, and not all arms alike."""
+    return [key for key, value in arm.overrides.items() if any(of.overrides.get(key) != value for of in result.arms)]
 
 
-def _leader(leader: dict[str, Any], others: list[dict[str, Any]]) -> str:
-    n = len(leader["runs"])
-    runs = f"{n} run{'s' if n > 1 else ''}"
-    if not others:
-        return f"{leader['arm']} has a validation answer reward of {format_interval(leader)}, {runs}."
-    second, behind = others[0], others[0]["behind"]
-    text = (
-        f"{leader['arm']} leads with a validation answer reward of {format_interval(leader)}, {runs} an arm, "
-        f"{format_interval(behind)} above {second['arm']} ({second['value']:.3f}): "
-    )
-    if behind["low"] > 0:
-        return text + "the interval of the difference lies above zero."
-    if second["diverged"] and behind["value"] < 0:
-        return text + "that arm did better, but a run of it diverged."
-    return (
-        text
-        + f"the interval contains zero, so these runs cannot tell the two apart; a difference of {behind['detectable']:.3f} "
-        "would have been found with a chance of 0.8, a smaller one more rarely."
-    )
+def _arm(runs: list[Run], result: ArmResult, last_k: int, leading: list[Run]) -> Numbers:
+    """What is said of an arm: its result, its gain, form and accuracy given the form, length, and the course of its curves.
+
+    All but ``final`` and ``start`` are about ``held``, its runs that did not collapse; about all of them, where all did.
+    """
+    collapsed = {collapse.run for collapse in result.collapses}
+    held = [run for run in runs if run.name not in collapsed] or runs
+    lengths = [run.validation.get("val/response_length") for run in held]
+    known = [length for length in lengths if length is not None]
+    return {
+        "arm": result.arm,
+        "overrides": result.overrides,
+        "runs": result.runs,  # names
+        "all": runs,
+        "held": held,
+        "final": result.final,
+        "start": result.start,
+        "gain": gain(held, last_k),
+        "below": None if result.contrast is None else negative(result.contrast.adjusted),
+        "apart": result.contrast is not None and result.contrast.told_apart,
+        "collapses": result.collapses,
+        "before": split(held, slice(0, 1)),
+        "after": split(held, slice(-last_k, None)),
+        "length": [float(pd.concat([l.iloc[rows] for l in known]).mean()) for rows in _ends(last_k)] if known else None,
+        "courses": {measure.key: (measure, course) for measure in MEASURES if (course := trend_of(held, measure))},
+        "alike": runs is not leading and identical(runs, leading),
+    }
 
 
-def _failure(runs: list[Run], candidate: dict[str, Any], last_k: int) -> str:
-    def in_runs(those: list[Run]) -> str:
-        return "" if len(those) == len(runs) else f" in {len(those)} of {len(runs)} runs"
-
-    if candidate["diverged"]:
-        stopped = [run for run in runs if run.metrics["diverged_step"] is not None]
-        ends = "; ".join(f"step {run.metrics['diverged_step']}: {run.metrics['diverged_reason']}" for run in stopped)
-        return f"{candidate['arm']} diverged{in_runs(stopped)} and was stopped ({ends})"
-    fallen = [run for run in runs if collapse_of(run, last_k)]
-    best = max(fallen, key=lambda run: run.metrics["best/answer_reward"])
-    return (
-        f"{candidate['arm']} collapsed{in_runs(fallen)}: it reached {best.metrics['best/answer_reward']:.3f} at step "
-        f"{best.metrics['best/step']} and counts with {candidate['value']:.3f}, its format reward ended at "
-        f"{_mean(runs, lambda run: run.metrics['val/format_reward']):.3f}, and its largest gradient norm was "
-        f"{max(run.history['gradient_norm'].max() for run in runs):.2f}"
-    )
+def _ends(last_k: int) -> tuple[slice, slice]:
+    return slice(0, 1), slice(-last_k, None)
 
 
-def _at_start(arm: str, runs: list[Run], last_k: int) -> str:
-    """That an arm, which has not collapsed, ends where it started; nothing if it does not."""
-    gain = two_level_difference(first_scores(runs), final_scores(runs, last_k))
-    if gain["low"] > 0 or gain["high"] < 0:
-        return ""
-    return f"{arm} ends where it started, at {first_scores(runs).mean():.3f}: its gain of {format_interval(gain)} holds zero."
+def as_plain(value: Any) -> Any:
+    """Numbers as plain values, for a result file; without the runs themselves."""
+    if isinstance(value, Mapping):
+        return {key: as_plain(of) for key, of in value.items() if key not in RUNS}
+    if isinstance(value, Split):
+        return asdict(value) | {"within": value.within}
+    if is_dataclass(value) and not isinstance(value, type):
+        return as_plain(asdict(value))
+    return [as_plain(of) for of in value] if isinstance(value, list | tuple) else value
 
 
-def _movement(arms: dict[str, list[Run]], leader: str) -> str:
-    """Reward of the leader; entropy, length and gradient norm of all arms side by side."""
+def said_of_numbers(numbers: Numbers, runs: list[Run], with_courses: bool) -> list[str]:
+    """First which arm leads, by how much and how sure; then what was lost, what collapsed, and what the curves did.
 
-    def across(value: Callable[[Run], float], digits: int) -> str:
-        return ", ".join(f"{_mean(runs, value):.{digits}f} ({arm})" for arm, runs in arms.items())
-
-    runs = arms[leader]
-    start, end = _mean(runs, lambda r: r.validation[REWARD].iloc[0]), _mean(runs, lambda r: r.validation[REWARD].iloc[-1])
-    length = _mean(runs, lambda r: r.validation["val/response_length"].iloc[0])
-    entropy = _mean(runs, lambda r: r.history["token_entropy"].iloc[0])
-    return (
-        f"In {leader} the reward went from {start:.3f} to {end:.3f}; token entropy began at {entropy:.3f} nats there and "
-        f"ended at {across(lambda r: r.history['token_entropy'].iloc[-1], 3)}; response length began at {length:.1f} tokens "
-        f"and ended at {across(lambda r: r.validation['val/response_length'].iloc[-1], 1)}; the median gradient norm was "
-        f"{across(lambda r: r.history['gradient_norm'].median(), 2)}."
-    )
+    Args:
+        with_courses: whether the courses of entropy, length and gradient norm are told here.
+    """
+    ratios = [found for of_arm in by_arm(runs).values() if (found := _ratios(of_arm))]
+    return said("experiment_said.md.j2", n=numbers, ratios=ratios, with_courses=with_courses)
 
 
-def _ratios(arms: dict[str, list[Run]]) -> str:
-    """How far several updates on one rollout batch moved the policy from the one that sampled it."""
-
-    def of_arm(arm: str, runs: list[Run]) -> str:
-        history = pd.concat([run.history for run in runs])
-        low, high = history["ratio_min"].min(), history["ratio_max"].max()
-        return f"{arm} {low:.2g} to {high:.2g} with {100 * history['clip_fraction'].mean():.2g}% of tokens clipped"
-
-    moved = {arm: runs for arm, runs in arms.items() if any(_ratio_moved(run) for run in runs)}
-    return "Ratios to the sampling policy: " + "; ".join(of_arm(arm, runs) for arm, runs in moved.items()) + "."
-
-
-def _ratio_moved(run: Run) -> bool:
-    return "ratio_max" in run.history and bool((run.history["ratio_max"] != 1).any())
-
-
-def _drift(runs: list[Run]) -> str:
-    def at(column: str, row: int) -> str:
-        return f"{_mean(runs, lambda run: run.history[f'kl/{column}'].iloc[row]):.3g}"
-
-    first, last = at("per_token", 0), at("per_token", -1)
-    text = (
-        f"KL to the starting policy was {first} nats a token at step 1 and {last} at the last step by the sampled estimate, "
-        f"{at('per_token_low_variance', 0)} and {at('per_token_low_variance', -1)} by the low-variance one; summed over a "
-        f"response {at('per_sequence', -1)} and {at('per_sequence_low_variance', -1)} nats at the end."
-    )
-    low_variance = pd.concat([run.history["kl/per_token_low_variance"] for run in runs])
-    if low_variance.max() < SPIKE * low_variance.median():
-        return text
-    return text + (
-        f" The low-variance estimate belies its name here: its largest value in a step, {low_variance.max():.3g}, is "
-        f"{low_variance.max() / low_variance.median():.0f} times its median. It holds exp(log pi_ref - log pi), so a few "
-        "sampled tokens that the starting policy finds far likelier outweigh all others."
-    )
-
-
-def _mean(runs: list[Run], value: Callable[[Run], float]) -> float:
-    return float(sum(value(run) for run in runs) / len(runs))
+def _ratios(of_arm: list[Run]) -> Numbers | None:
+    """How far several updates on one rollout batch moved the policy from the one that sampled it; None where it did not."""
+    history = pd.concat([run.history for run in of_arm])
+    if "ratio_max" not in history or not (history["ratio_max"] != 1).any():
+        return None
+    low, high, clipped = history["ratio_min"].min(), history["ratio_max"].max(), history["clip_fraction"].mean()
+    return {"arm": of_arm[0].arm, "low": low, "high": high, "clipped": clipped}

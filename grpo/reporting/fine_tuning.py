@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from grpo.reporting.charts import Spec, dots, powers_of_two
+from grpo.reporting.sentences import interval
 from grpo.reporting.style import styles
-from grpo.results.intervals import two_level_difference
-from grpo.results.runs import REWARD, Run, by_arm, final_scores, first_scores, mean_curve, value
-from grpo.results.statistics import format_interval
+from grpo.results.findings import Interval
+from grpo.results.intervals import difference_of
+from grpo.results.runs import REWARD, Run, by_arm, final_scores, mean_curve, value
 
 # What an arm of expert iteration varies, in words.
 VARIED = {"ei_batch_size": "questions a step", "group_size": "rollouts of a question", "epochs_per_ei_step": "epochs a step"}
@@ -42,27 +43,27 @@ def discuss_sft(runs: list[Run], last_k: int, report: dict[str, Any]) -> str:
     if len(unfiltered) > 1:
         fewest, most = unfiltered[0], unfiltered[-1]
         series = ", ".join(f"{final_scores(a, last_k).mean():.3f} with {a[0].metrics['examples']:,}" for a in unfiltered)
-        difference = two_level_difference(final_scores(fewest, last_k), final_scores(most, last_k))
+        difference = difference_of(final_scores(fewest, last_k), final_scores(most, last_k))
         sentences.append(
             f"Answer reward by number of unique examples: {series}. {most[0].metrics['examples']:,} instead of "
-            f"{fewest[0].metrics['examples']:,} make a difference of {format_interval(difference)}: "
+            f"{fewest[0].metrics['examples']:,} make a difference of {interval(difference)}: "
             f"{_verdict(difference, 'more examples help', 'more examples harm')}."
         )
     if found[True] and unfiltered:
         filtered, everything = found[True][-1], unfiltered[-1]
-        difference = two_level_difference(final_scores(everything, last_k), final_scores(filtered, last_k))
+        difference = difference_of(final_scores(everything, last_k), final_scores(filtered, last_k))
         sentences.append(
             f"The {filtered[0].metrics['examples']:,} filtered examples end at {final_scores(filtered, last_k).mean():.3f}, "
             f"all {everything[0].metrics['examples']:,} at {final_scores(everything, last_k).mean():.3f}: a difference of "
-            f"{format_interval(difference)}, so {_verdict(difference, 'filtering helps', 'filtering harms')}."
+            f"{interval(difference)}, so {_verdict(difference, 'filtering helps', 'filtering harms')}."
         )
     return " ".join(sentences)
 
 
-def _verdict(difference: dict[str, float], above: str, below: str) -> str:
-    if difference["low"] > 0:
+def _verdict(difference: Interval, above: str, below: str) -> str:
+    if difference.low > 0:
         return above
-    return below if difference["high"] < 0 else "these runs cannot tell the two apart"
+    return below if difference.high < 0 else "these runs cannot tell the two apart"
 
 
 def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Spec:
@@ -84,26 +85,25 @@ def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Spec:
 # ----------------------------------------------------------------------------------------------- expert iteration
 
 
-def discuss_expert_iteration(runs: list[Run], selection: dict[str, Any]) -> str:
-    """Whether it rises over its steps, what each setting does, and what becomes of the entropy."""
-    arms, last_k = by_arm(runs), selection["last_k"]
-    winner = arms[selection["winner"]]
-    curve = mean_curve(winner, "validation", REWARD)["mean"]
-    gain = two_level_difference(first_scores(winner), final_scores(winner, 1))
+def discuss_expert_iteration(runs: list[Run], numbers: dict[str, Any]) -> str:
+    """Whether it rises over its steps, and what each setting does.
+
+    Args:
+        numbers: of the experiment, as :func:`grpo.reporting.discussion.numbers_of` gives them.
+    """
+    arms, last_k, winner = by_arm(runs), numbers["last_k"], numbers["winner"]["arm"]
+    curve = mean_curve(arms[winner], "validation", REWARD)["mean"]
     rises = int((np.diff(curve) > 0).sum())
-    entropy = mean_curve(winner, "validation", "val/token_entropy")["mean"]
     sentences = [
-        f"In {selection['winner']} the answer reward went over the steps from {curve.iloc[0]:.3f} to "
-        f"{', '.join(f'{point:.3f}' for point in curve.iloc[1:])}: it rose at {rises} of {len(curve) - 1} steps, by "
-        f"{format_interval(gain)} in all. The entropy of its responses went from {entropy.iloc[0]:.3f} to "
-        f"{entropy.iloc[-1]:.3f} nats a token."
+        f"In {winner} the answer reward went over the steps from {curve.iloc[0]:.3f} to "
+        f"{', '.join(f'{point:.3f}' for point in curve.iloc[1:])}: it rose at {rises} of {len(curve) - 1} steps."
     ]
     for key, words in VARIED.items():
         for first, second in _pairs(arms, key):
             low, high = value(arms[first][0], key), value(arms[second][0], key)
-            difference = two_level_difference(final_scores(arms[first], last_k), final_scores(arms[second], last_k))
+            difference = difference_of(final_scores(arms[first], last_k), final_scores(arms[second], last_k))
             what = _verdict(difference, "more is better", "fewer is better")
-            sentences.append(f"{high} instead of {low} {words}: {format_interval(difference)}, {what}.")
+            sentences.append(f"{high} instead of {low} {words}: {interval(difference)}, {what}.")
     return " ".join(sentences)
 
 

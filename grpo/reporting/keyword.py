@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.results.intervals import two_level_difference
-from grpo.results.runs import Run, final_scores, first_scores
-from grpo.results.statistics import format_interval
+from grpo.results.runs import Run
 
 FLAGS = {
     "val/lists_only": "only list the keywords",
@@ -14,18 +12,13 @@ FLAGS = {
 NOTICEABLE = 0.05  # share of responses
 
 
-def discuss_keyword(runs: list[Run], last_k: int) -> str:
-    """Reward on held-out pairs before and after, and the shares of responses of each kind."""
-    before, after = first_scores(runs), final_scores(runs, last_k)
-    gain = two_level_difference(before, after)
+def discuss_keyword(runs: list[Run]) -> str:
+    """The shares of responses of each kind before and after, and whether the reward was won by other means than sentences."""
     kinds = "; ".join(
         f"{_mean(runs, column, 0):.1%} before and {_mean(runs, column, -1):.1%} after {words}"
         for column, words in FLAGS.items()
     )
-    return (
-        f"On {before.shape[1]} held-out pairs of keywords {before.mean():.1%} of the responses hold both before GRPO and "
-        f"{after.mean():.1%} after it, {format_interval(gain)} more. Of the responses {kinds}. {_verdict(runs)}"
-    )
+    return f"Of the responses to {runs[0].outcomes.shape[1]} held-out pairs of keywords {kinds}. {_verdict(runs)}"
 
 
 def _verdict(runs: list[Run]) -> str:

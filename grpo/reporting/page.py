@@ -13,15 +13,19 @@ from markdown_it import MarkdownIt
 from grpo.common.files import read_text, write_text
 from grpo.reporting import answer
 from grpo.reporting.charts import Spec, browser_bundle, curve, heat_map
+from grpo.reporting.answer import Found
+from grpo.reporting.discussion import Numbers
 from grpo.reporting.figures import other_figures
 from grpo.reporting.forest import forest_rows
 from grpo.reporting.provenance import stages_in_lock
-from grpo.reporting.record import Record, collect, read_all
-from grpo.reporting.sections import markdown_sections, read_claims, templates
+from grpo.reporting.record import Record, collect
+from grpo.reporting.sections import markdown_sections
+from grpo.reporting.sentences import templates
 from grpo.reporting.timing import timing_figures
+from grpo.results.claims import PUBLISHED
 from grpo.results.statistics import format_interval
 from grpo.study import paths
-from grpo.study.schema import Study
+from grpo.study.schema import Study, read_yaml
 
 TEMPLATES = Path(__file__).with_name("templates")
 TITLES = {
@@ -33,16 +37,16 @@ TITLES = {
 }
 
 
-def write_page(study: Study, by_dvc: bool = True) -> None:
+def write_page(study: Study, found: Found, numbers: Mapping[str, Numbers], by_dvc: bool = True) -> None:
     """Write reports/index.html, which needs no network.
 
     Args:
+        numbers: of each experiment.
         by_dvc: whether the results are those of DVC's stages, so that dvc.lock has their hashes.
     """
-    found, lock, claims = read_all(study), stages_in_lock() if by_dvc else {}, read_claims(study)
-    record = collect(study, found, claims, lock)
-    said = {experiment["name"]: [experiment["lead"], *experiment["more"]] for experiment in record["experiments"]}
-    texts = markdown_sections(study, found, lock, by_dvc, said)
+    lock, published = stages_in_lock() if by_dvc else {}, read_yaml(PUBLISHED)
+    record = collect(study, found, numbers, lock)
+    texts = markdown_sections(study, found, numbers, lock, folded=True)
     if paths.ANSWERS.is_file():
         texts = {"answers": read_text(paths.ANSWERS, made_by="report")} | texts
     figures = figures_by_path(study)
@@ -54,8 +58,8 @@ def write_page(study: Study, by_dvc: bool = True) -> None:
         rows=placed(forest_rows(record["claims"])),
         without_difference=[claim for claim in record["claims"] if not claim["contrasts"]],
         others=placed(contrasts(record)),
-        sources=claims["sources"],
-        notes=claims["notes"],
+        sources={source: published["sources"][source] for claim in record["claims"] for source in claim["reported"]},
+        notes=published["notes"],
         chains=chains(record["experiments"]),
         details=html,
         titles={name: title for name, title in TITLES.items() if name in html},

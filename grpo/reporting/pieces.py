@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.common.files import read_json
-from grpo.reporting.asynchronous import discuss_asynchronous, discuss_colocate, draw_staleness
+from grpo.reporting.asynchronous import discuss_bounds, draw_staleness
 from grpo.reporting.charts import Spec
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples
 from grpo.reporting.keyword import discuss_keyword
+from grpo.reporting.discussion import Numbers
 from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -35,7 +36,7 @@ class ExtraFigure:
 class Piece:
     """Each part may be missing: sentences of discussion, a figure."""
 
-    discuss: Callable[[Study, list[Run], Selection], str] | None = None
+    discuss: Callable[[Study, list[Run], Numbers], str] | None = None
     figure: ExtraFigure | None = None
 
 
@@ -52,31 +53,27 @@ def in_turns(study: Study) -> list[Run]:
     return [runs for name in study.with_report("colocated") for runs in next(iter(by_arm(read_runs(study, name)).values()))]
 
 
-def _last_k(study: Study, runs: list[Run]) -> int:
-    return study.last_k(runs[0].experiment)
-
-
 PIECES: dict[ReportPiece, Piece] = {
     # Reasoning traces: what the right ones among them are worth, and how many are needed.
     "traces": Piece(
-        discuss=lambda study, runs, _: discuss_sft(runs, _last_k(study, runs), sft_report()),
+        discuss=lambda study, runs, numbers: discuss_sft(runs, numbers["last_k"], sft_report()),
         figure=ExtraFigure(
             "sft_examples", "Answer reward by number of examples", lambda _, runs, selection: draw_by_examples(runs, selection)
         ),
     ),
-    "expert_iteration": Piece(discuss=lambda _, runs, selection: discuss_expert_iteration(runs, selection)),
+    "expert_iteration": Piece(discuss=lambda _, runs, numbers: discuss_expert_iteration(runs, numbers)),
     # One process that samples and trains in turns; asynchronous runs are compared with its first arm.
-    "colocated": Piece(discuss=lambda study, runs, _: discuss_colocate(runs, _last_k(study, runs))),
+    "colocated": Piece(),
     "staleness": Piece(
-        discuss=lambda study, runs, _: discuss_asynchronous(runs, _last_k(study, runs), in_turns(study)),
+        discuss=lambda study, runs, _: discuss_bounds(runs, in_turns(study)),
         figure=ExtraFigure(
             "staleness",
             "Reward, gradient norm, ratios and clipping against measured staleness",
-            lambda study, runs, _: draw_staleness(runs, _last_k(study, runs)),
+            lambda study, runs, _: draw_staleness(runs, study.last_k(runs[0].experiment)),
         ),
     ),
     # Whether the reward was won by writing sentences.
-    "degenerate_answers": Piece(discuss=lambda study, runs, _: discuss_keyword(runs, _last_k(study, runs))),
+    "degenerate_answers": Piece(discuss=lambda _study, runs, _numbers: discuss_keyword(runs)),
     # Parts of the page that are not about one experiment's runs alone, or stand elsewhere in it.
     "samples": Piece(),  # the same problems before and after training
     "wall_clock": Piece(),  # reward over seconds

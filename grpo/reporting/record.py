@@ -3,56 +3,78 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from grpo.reporting import answer
 from grpo.reporting.answer import Found
 from grpo.reporting.curves import AXES, STEP, metrics_of, number, reward_curve, tables_of
+from grpo.reporting.discussion import Numbers, as_plain
 from grpo.reporting.provenance import provenance_of
 from grpo.reporting.rollouts import browsable, outcomes_of
-from grpo.reporting.sections import said_of
+from grpo.reporting.sections import said_of, verdicts_of
 from grpo.reporting.style import DARK, style
 from grpo.reporting.timing import elapsed
-from grpo.results.claims import about_this_study
-from grpo.results.runs import Run, by_arm, experiments, read_runs, read_selection
+from grpo.results.experiments import read_result
+from grpo.results.findings import ExperimentResult, Verdict
+from grpo.results.runs import Run, by_arm, experiments, read_runs
 from grpo.study.schema import Study
 
 Record = dict[str, Any]
 
 
 def read_all(study: Study) -> Found:
-    """Each experiment's runs and selection."""
-    return {name: (read_runs(study, name), read_selection(name)) for name in experiments(study)}
+    """Each experiment's runs and result."""
+    return {name: (read_runs(study, name), read_result(study, name)) for name in experiments(study)}
 
 
-def collect(study: Study, found: Found, claims: Record, lock: Record) -> Record:
+def collect(study: Study, found: Found, numbers: Mapping[str, Numbers], lock: Record) -> Record:
     """The page's data.
 
     Args:
-        claims: reports/claims.json.
+        numbers: of each experiment.
         lock: what dvc.lock has of each stage; empty where DVC did not make the results.
     """
-    shown = about_this_study(claims["claims"], study.left_out)
+    verdicts = verdicts_of(study)
+    shown = [_claim(verdict) for verdict in verdicts]
     tables = {run.name: tables_of(run, elapsed(run)) for own, _ in found.values() for run in own}
     runs = {run.name: _run(run, lock, tables[run.name]) for own, _ in found.values() for run in own}
     alike = _once(runs)
-    winners_first = sorted(runs, key=lambda name: runs[name]["arm"] != found[runs[name]["experiment"]][1]["winner"])
+    winners_first = sorted(runs, key=lambda name: runs[name]["arm"] != found[runs[name]["experiment"]][1].winner)
     return {
         "study": study.study,
         "description": study.description,
         "seeds": study.seeds,
-        "answer": answer.sentences(study, found, shown),
-        "best": answer.best(study, found),
-        "certainty": answer.certainty(study, found, shown),
+        "answer": answer.sentences(study, found, numbers, verdicts),
+        "best": _best(answer.best(study, numbers)),
+        "certainty": answer.certainty(numbers, verdicts),
         "cost": answer.cost(study, found),
         "claims": shown,
-        "experiments": [_experiment(study, name, own, selection, tables) for name, (own, selection) in found.items()],
+        "experiments": [_experiment(study, numbers[name], *of, tables) for name, of in found.items()],
         "runs": runs,
         "alike": alike,
         "files": answer.files_of_runs(),
         "samples": browsable(winners_first),
         "axes": AXES,
         "palette": _palette(max(len(by_arm(own)) for own, _ in found.values())),
+    }
+
+
+def _claim(verdict: Verdict) -> Record:
+    """A claim as the page and its forest show it."""
+    differences = {f"{one.arm} above {one.against}": as_plain(one.difference) for one in verdict.contrasts}
+    return as_plain(verdict) | {"published": verdict.published or {}, "reported": verdict.reported or {}, "differences": differences}
+
+
+def _best(top: Record) -> Record:
+    """The best configuration, and what it came from."""
+    arm = top["arm"]
+    final, problems = as_plain(arm["final"]), top["numbers"]["problems"]
+    return {key: top[key] for key in ("experiment", "changes")} | {
+        "arm": arm["arm"],
+        "runs": list(arm["runs"]),
+        **{key: final[key] for key in ("value", "low", "high")},
+        "before": as_plain(arm["start"]) | {"problems": problems},
     }
 
 
@@ -99,22 +121,19 @@ def _run(run: Run, lock: Record, tables: Record) -> Record:
     }
 
 
-def _experiment(study: Study, name: str, runs: list[Run], selection: Record, tables: Record) -> Record:
-    entry, said = study.experiments[name], said_of(study, name, runs, selection)
+def _experiment(study: Study, numbers: Numbers, runs: list[Run], result: ExperimentResult, tables: Record) -> Record:
+    name = result.experiment
+    entry, said = study.experiments[name], said_of(study, numbers, runs)
     return {
         "name": name,
         "title": study.title(name),
         "method": entry.method,
         "step": STEP[entry.method],
         "builds_on": _builds_on(entry.builds_on, study),
-        "winner": selection["winner"],
-        "leader": selection["leader"],
-        "tied": selection["tied"],
-        "pinned": selection["pinned"],
-        "reason": selection["reason"],
-        "last_k": selection["last_k"],
+        **{key: getattr(result, key) for key in ("winner", "leader", "pinned", "reason", "last_k")},
+        "tied": list(result.tied),
         "base": _base(study, name, runs),
-        "arms": [_arm(place, candidate, runs) for place, candidate in enumerate(selection["candidates"])],
+        "arms": [_arm(place, arm) for place, arm in enumerate(numbers["arms"])],
         "lead": said[0],
         "more": said[1:],
         "metrics": _metrics(runs, tables),
@@ -134,14 +153,15 @@ def _builds_on(experiment: str | None, study: Study) -> list[str]:
     return [] if experiment is None else [experiment, study.title(experiment)]
 
 
-def _arm(place: int, candidate: Record, runs: list[Run]) -> Record:
-    of_arm = [run for run in runs if run.arm == candidate["arm"]]
+def _arm(place: int, arm: Numbers) -> Record:
+    plain = as_plain(arm)
     return {
         "place": place,
-        **{key: candidate[key] for key in ("arm", "value", "low", "high", "behind", "overrides")},
-        "diverged": len(candidate["diverged"]),
-        "runs": [run.name for run in of_arm],
-        "same_as": [run.config["same_as"] for run in of_arm if run.config["same_as"]],
+        **{key: plain[key] for key in ("arm", "before", "after", "length", "overrides", "runs")},
+        **{key: plain["final"][key] for key in ("value", "low", "high")},
+        "behind": plain["below"],
+        "collapsed": len(arm["collapses"]),
+        "same_as": [run.config["same_as"] for run in arm["all"] if run.config["same_as"]],
     }
 
 

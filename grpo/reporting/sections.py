@@ -5,57 +5,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from grpo.common.files import read_json, read_text
 from grpo.reporting.answer import Found
-from grpo.reporting.baseline import discuss_best_of_n
-from grpo.reporting.discussion import course, outcome
+from grpo.reporting.answers.courses import asked_of_courses
+from grpo.reporting.discussion import Numbers, said_of_numbers
 from grpo.reporting.environment import environments, made_otherwise
 from grpo.reporting.kissing_number import read_report, section
 from grpo.reporting.pieces import pieces_of, sft_report
 from grpo.reporting.provenance import provenance_of
 from grpo.reporting.rollouts import read_samples
-from grpo.reporting.tables import experiment_table
+from grpo.reporting.sentences import interval, templates
+from grpo.reporting.tables import details_table, experiment_table
 from grpo.reporting.timing import time_row, times_of_arms
-from grpo.results.claims import about_this_study
+from grpo.results.claims import PUBLISHED, read_verdicts, shown
+from grpo.results.findings import Verdict
 from grpo.results.runs import Run, read_baseline, read_best_of_n
-from grpo.results.statistics import format_interval, wilson_interval
+from grpo.results.statistics import wilson_interval
 from grpo.study import paths
-from grpo.study.schema import Study
+from grpo.study.schema import Study, read_yaml
 from grpo.study.sections import MAIN
 
 SAMPLES_SHOWN = 2
 Values = dict[str, Any]
 
 
-def templates(autoescape: bool = False) -> Environment:
-    """Those of the report; nothing may be missing in them."""
-    return Environment(
-        loader=PackageLoader("grpo.reporting"),
-        undefined=StrictUndefined,
-        autoescape=autoescape,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+def said_of(study: Study, numbers: Numbers, runs: list[Run]) -> list[str]:
+    """What is said of an experiment, from its numbers: one sentence on its result, then what else is known of it."""
+    pieces = [piece.discuss(study, runs, numbers) for piece in pieces_of(study, numbers["experiment"]) if piece.discuss]
+    texts = said_of_numbers(numbers, runs, with_courses=numbers["experiment"] not in asked_of_courses(study))
+    return [text for text in (*texts, *pieces) if text]
 
 
-def said_of(study: Study, experiment: str, runs: list[Run], selection: Values) -> list[str]:
-    """What is said of an experiment, from its numbers: first which arm leads and by how much, then what the curves did."""
-    pieces = [piece.discuss(study, runs, selection) for piece in pieces_of(study, experiment) if piece.discuss]
-    return [text for text in (outcome(runs, selection), course(runs, selection), *pieces) if text]
-
-
-def markdown_sections(study: Study, found: Found, lock: Values, by_dvc: bool, said: Mapping[str, list[str]]) -> dict[str, str]:
+def markdown_sections(
+    study: Study, found: Found, numbers: Mapping[str, Numbers], lock: Values, folded: bool = False
+) -> dict[str, str]:
     """File name (without ending) -> Markdown: each experiment, the base model, the claims, how it was measured.
 
     Links lead out of a folder below reports/.
 
     Args:
-        lock: what dvc.lock has of each stage.
-        by_dvc: whether the results are those of DVC's stages, so that dvc.lock has their hashes.
-        said: of each experiment, as :func:`said_of` says it.
+        numbers: of each experiment, as :func:`grpo.reporting.answer.all_numbers` gives them.
+        lock: what dvc.lock has of each stage; empty where DVC did not make the results.
+        folded: of each experiment only what is folded away, for a page that shows the rest itself.
     """
     environment = templates()
     tables = {path.stem: read_text(path, made_by="report") for path in paths.TABLES.glob("*.md")}
@@ -63,20 +54,17 @@ def markdown_sections(study: Study, found: Found, lock: Values, by_dvc: bool, sa
     def filled(template: str, **values: Any) -> str:
         return environment.get_template(f"{template}.md.j2").render(study=study, tables=tables, **values)
 
-    texts = {"base_model": filled("base_model", **_base_model(study))}
-    texts |= {name: filled("experiment", **_experiment(study, name, *of, " ".join(said[name]))) for name, of in found.items()}
+    texts = {"base_model": filled("base_model", baseline=read_baseline(study), sampled=bool(read_best_of_n(study)))}
+    for name, (runs, _) in found.items():
+        texts[name] = filled("experiment", folded=folded, **_experiment(study, numbers[name], runs))
     if study.kissing_number is not None:
         title = "# Scientific discovery: kissing numbers in dimension 11 (`kissing_number`)"
         texts["kissing_number"] = f"{title}\n\n{section(read_report())}\n"
-    texts["claims"] = filled("claims", claims=read_claims(study))
-    texts["method"] = filled("method", by_dvc=by_dvc, sections=list(found), **_method(study, found, lock))
+    verdicts = verdicts_of(study)
+    cited = {source for verdict in verdicts for source in verdict.reported or {}}
+    texts["claims"] = filled("claims", verdicts=verdicts, cited=cited, published=read_yaml(PUBLISHED))
+    texts["method"] = filled("method", by_dvc=bool(lock), sections=list(found), **_method(study, found, lock))
     return texts
-
-
-def _base_model(study: Study) -> Values:
-    sampled = read_best_of_n(study)
-    texts = {prompt: discuss_best_of_n(prompt, values) for prompt, values in sampled.items()}
-    return {"baseline": read_baseline(study), "best_of_n": texts}
 
 
 def _method(study: Study, found: Found, lock: Values) -> Values:
@@ -93,26 +81,26 @@ def _method(study: Study, found: Found, lock: Values) -> Values:
     }
 
 
-def _experiment(study: Study, experiment: str, runs: list[Run], selection: Values, said: str) -> Values:
+def _experiment(study: Study, numbers: Numbers, runs: list[Run]) -> Values:
+    experiment = numbers["experiment"]
     entry, pieces = study.experiments[experiment], pieces_of(study, experiment)
+    lead, *more = said_of(study, numbers, runs)
     # Where a step's time goes is told once, in the last of the experiments that it is about.
     in_turns_or_apart = [*study.with_report("colocated"), *study.with_report("staleness")]
-    shown = {
-        "name": experiment,
-        "title": study.title(experiment),
-        "table": experiment_table(runs, selection, times_of_arms(study, runs)),
+    return {
+        "n": numbers,
+        "lead": lead,
+        "more": more,
+        "asked": asked_of_courses(study).get(experiment, ""),
+        "table": experiment_table(numbers),
+        "details": details_table(numbers, times_of_arms(study, runs)),
         "report": entry.report,
         "figures": [piece.figure for piece in pieces if piece.figure],
         "entries": [_entry(study, run) for run in runs] if "leaderboard" in entry.report else [],
-        "discussion": said,
-        "selection": selection,
         "builds_on": _origins(study, runs),
-    }
-    return {
-        "section": shown,
         "methods": _timing_page("methods.md") if "methods" in entry.report else "",
         "time_breakdown": _timing_page("time_breakdown.md") if experiment in in_turns_or_apart[-1:] else "",
-        "samples": before_and_after(selection) if "samples" in entry.report else [],
+        "samples": before_and_after(numbers) if "samples" in entry.report else [],
     }
 
 
@@ -133,7 +121,7 @@ def _entry(study: Study, run: Run) -> dict[str, Any]:
     low, high = wilson_interval(run.metrics["full/answer_reward"] * n, n)
     return {
         "run": run.name,
-        "score": format_interval({"value": run.metrics["full/answer_reward"], "low": low, "high": high}),
+        "score": interval({"value": run.metrics["full/answer_reward"], "low": low, "high": high}),
         "problems": n,
         "steps": run.metrics["steps"],
         "seconds": time_row(study, run)["seconds"],
@@ -147,18 +135,13 @@ def _dataset_report(task: str) -> dict[str, Any]:
     return report
 
 
-def read_claims(study: Study) -> dict[str, Any]:
-    """reports/claims.json without the claims about experiments that are left out, and their sources."""
-    claims: dict[str, Any] = read_json(paths.CLAIMS, made_by="report", keys=("claims", "notes", "sources"))
-    shown = about_this_study(claims["claims"], study.left_out)
-    cited = {source for claim in shown for source in claim["reported"]}
-    sources = {source: text for source, text in claims["sources"].items() if source in cited}
-    return {**claims, "claims": shown, "sources": sources}
+def verdicts_of(study: Study) -> list[Verdict]:
+    """The verdicts in reports/claims.json, without those about experiments that the study leaves out."""
+    return shown(read_verdicts(), study)
 
 
-def before_and_after(selection: Values) -> list[Values]:
-    """The same problems before and after training, from the winner's stored samples."""
-    winner = next(c for c in selection["candidates"] if c["arm"] == selection["winner"])
-    records = read_samples(winner["runs"][0]["run"])
+def before_and_after(numbers: Numbers) -> list[Values]:
+    """The same problems before and after training, from the stored samples of the winner's first run."""
+    records = read_samples(numbers["winner"]["runs"][0])
     steps = sorted({record["step"] for record in records})
     return [record for step in (steps[0], steps[-1]) for record in [r for r in records if r["step"] == step][:SAMPLES_SHOWN]]

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from grpo.common.files import read_json, whole_folder, write_json, write_text
 from grpo.reporting.baseline import best_of_n_table, breakdown_table, zero_shot_table
+from grpo.reporting.discussion import Numbers, as_plain
+from grpo.reporting.sentences import decimals, interval
 from grpo.reporting.what_it_would_take import NAME, contents, table
-from grpo.results.claims import claims_table
 from grpo.results.contrasts import not_a_matter_of_seeds, undecided
-from grpo.results.runs import (
-    Run,
-    evaluations_counted,
-    experiments,
-    final_scores,
-    read_baseline,
-    read_best_of_n,
-    read_runs,
-    read_selection,
-)
-from grpo.results.statistics import format_interval
+from grpo.results.runs import Run, final_scores, read_baseline, read_best_of_n
+from grpo.results.selection import evaluations_counted
 from grpo.study import paths
 from grpo.study.schema import Study
 
 
-def write_tables(study: Study) -> None:
-    """Write reports/tables/*, reports/results.csv and reports/summary.json."""
+def write_tables(study: Study, numbers: Mapping[str, Numbers]) -> None:
+    """Write reports/tables/*, reports/results.csv and reports/summary.json.
+
+    Args:
+        numbers: of each experiment.
+    """
     baseline = read_baseline(study)
     sampled = read_best_of_n(study)
     rows: list[dict[str, Any]] = []
@@ -41,14 +38,13 @@ def write_tables(study: Study) -> None:
             write_text(folder / f"zero_shot_by_{by}.md", breakdown_table(baseline, by))
         if sampled:
             write_text(folder / "best_of_n.md", best_of_n_table(sampled))
-        write_text(folder / "claims.md", claims_table(claims, study.left_out))
         unknown = contents(undecided(study), not_a_matter_of_seeds(study))
         write_json(folder / f"{NAME}.json", unknown)
         write_text(folder / f"{NAME}.md", table(unknown["undecided"]))
-        for experiment in experiments(study):
-            runs, selection = read_runs(study, experiment), read_selection(experiment)
-            rows += [result_row(study, run) for run in runs]
-            write_text(folder / f"{experiment}.md", experiment_table(runs, selection))
+        write_json(folder / "numbers.json", {name: as_plain(of) for name, of in numbers.items()})
+        for experiment, of in numbers.items():
+            rows += [result_row(study, run) for arm in of["arms"] for run in arm["all"]]
+            write_text(folder / f"{experiment}.md", experiment_table(of))
     verdicts = [claim["verdict"] for claim in claims["claims"]]
     summary["claims"] = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
     pd.DataFrame(rows).to_csv(paths.REPORTS / "results.csv", index=False, lineterminator="\n")
@@ -78,67 +74,63 @@ def result_row(study: Study, run: Run) -> dict[str, Any]:
     }
 
 
-def experiment_table(runs: list[Run], selection: dict[str, Any], times: dict[str, tuple[float, float]] | None = None) -> str:
-    """Final results of each arm: the number that counts with its interval, how far it is behind, then what explains it.
-
-    Args:
-        times: seconds and GPU-hours of each arm's runs together; without it the table is the same in every repetition.
-    """
+def experiment_table(numbers: Numbers) -> str:
+    """Each arm's answer reward, how far it is below the leader, what the reward is made of, and its runs that collapsed."""
+    leader, several = numbers["leader"]["arm"], len(numbers["arms"]) > 1
     columns = [
         "arm",
-        f"answer reward, mean of last {selection['last_k']} (95% interval)",
-        *([f"below {selection['leader']} (95% interval)"] if len(selection["candidates"]) > 1 else []),
-        "at start",
-        "best (step)",
-        "format reward",
-        "response length",
-        "token entropy",
-        "largest gradient norm",
-        *(["seconds", "GPU-hours"] if times is not None else []),
+        f"answer reward, mean of last {numbers['last_k']} (95% over {numbers['covers']})",
+        *([f"below {leader}"] if several else []),
+        *("form right", "answer right, given the form", "response length"),
+        *(["runs that collapsed"] if numbers["collapsed"] else []),
     ]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for candidate in selection["candidates"]:
-        cells = _cells([run for run in runs if run.arm == candidate["arm"]], candidate, selection)
-        if times is not None:
-            seconds, gpu_hours = times[candidate["arm"]]
-            cells += [f"{seconds:.0f}", f"{gpu_hours:.2f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, *_ended_early(runs, selection)]) + "\n"
+    rows = [_row(arm, numbers, several) for arm in numbers["arms"]]
+    return _markdown(columns, rows) + _ended_early(numbers)
 
 
-def _ended_early(runs: list[Run], selection: dict[str, Any]) -> list[str]:
-    """Which runs count by fewer evaluations than the column's head says, and why; nothing where there are none."""
-
-    def why(run: Run) -> str:
-        for reason in ("diverged", "time_limit"):
-            if run.metrics[f"{reason}_step"] is not None:
-                return f", {'diverged' if reason == 'diverged' else 'its time was up'} at step {run.metrics[f'{reason}_step']}"
-        return ""
-
-    counted = {run.name: evaluations_counted(run.outcomes, selection["last_k"]) for run in runs}
-    early = [f"{run.name} ({counted[run.name]}{why(run)})" for run in runs if counted[run.name] < selection["last_k"]]
-    return ["", f"Fewer evaluations than {selection['last_k']} count in: {'; '.join(early)}."] if early else []
-
-
-def _cells(runs: list[Run], candidate: dict[str, Any], selection: dict[str, Any]) -> list[str]:
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values)
-
-    best = max(runs, key=lambda run: run.metrics["best/answer_reward"])
-    name = f"**{candidate['arm']}**" if candidate["arm"] == selection["winner"] else candidate["arm"]
-    ends = [str(run.metrics["diverged_step"]) for run in runs if run.metrics["diverged_step"] is not None]
+def _row(arm: Numbers, numbers: Numbers, several: bool) -> list[str]:
+    after = arm["after"]
     return [
-        name + (f" (diverged at step {', '.join(ends)})" if ends else ""),
-        format_interval(candidate),
-        *([_behind(candidate)] if len(selection["candidates"]) > 1 else []),
-        f"{mean([run.metrics['first/answer_reward'] for run in runs]):.3f}",
-        f"{best.metrics['best/answer_reward']:.3f} ({best.metrics['best/step']})",
-        f"{mean([run.metrics['val/format_reward'] for run in runs]):.3f}",
-        f"{mean([run.metrics['val/response_length'] for run in runs]):.1f}",
-        f"{mean([run.history['token_entropy'].iloc[-1] for run in runs]):.3f}",
-        f"{max(run.history['gradient_norm'].max() for run in runs):.2f}",
+        f"**{arm['arm']}**" if arm is numbers["winner"] and several else arm["arm"],
+        interval(arm["final"]),
+        *([("leads" if arm["below"] is None else interval(arm["below"]))] if several else []),
+        *(["", ""] if after is None else [decimals(after.form), decimals(after.within)]),
+        "" if arm["length"] is None else decimals(arm["length"][1], 1),
+        *([f"{len(arm['collapses'])} of {len(arm['runs'])}"] if numbers["collapsed"] else []),
     ]
 
 
-def _behind(candidate: dict[str, Any]) -> str:
-    return "leads" if candidate["behind"] is None else format_interval(candidate["behind"])
+def details_table(numbers: Numbers, times: dict[str, tuple[float, float]]) -> str:
+    """What explains an arm's reward, and what it took: seconds and GPU-hours of its runs together.
+
+    Args:
+        times: of each arm; GPU-hours have a column where there are any.
+    """
+    on_gpus = any(gpu_hours for _, gpu_hours in times.values())
+    columns = ["arm", "at start", "best (step)", "token entropy", "gradient norm, median", "largest", "seconds"]
+    rows = []
+    for arm in numbers["arms"]:
+        runs = arm["held"]
+        best = max((run.metrics for run in runs), key=lambda metrics: metrics["best/answer_reward"])
+        norms = pd.concat([run.history["gradient_norm"] for run in runs])
+        entropy = sum(run.history["token_entropy"].iloc[-1] for run in runs) / len(runs)
+        cells = [arm["arm"], decimals(arm["start"].value), f"{best['best/answer_reward']:.3f} ({best['best/step']})"]
+        cells += [decimals(entropy), decimals(norms.median(), 2), decimals(norms.max(), 2), f"{times[arm['arm']][0]:.0f}"]
+        rows.append([*cells, f"{times[arm['arm']][1]:.2f}"] if on_gpus else cells)
+    return _markdown([*columns, "GPU-hours"] if on_gpus else columns, rows)
+
+
+def _markdown(columns: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]]) + "\n"
+
+
+def _ended_early(numbers: Numbers) -> str:
+    """Which runs count by fewer evaluations than the column's head says, and why; nothing where there are none."""
+    last_k, early = numbers["last_k"], []
+    for run in (run for arm in numbers["arms"] for run in arm["all"]):
+        if (counted := evaluations_counted(run.outcomes, last_k)) < last_k:
+            reasons = {"diverged": run.metrics["diverged_step"], "its time was up": run.metrics["time_limit_step"]}
+            why = next((f", {reason} at step {step}" for reason, step in reasons.items() if step is not None), "")
+            early.append(f"{run.name} ({counted}{why})")
+    return f"\nFewer evaluations than {last_k} count in: {'; '.join(early)}.\n" if early else ""

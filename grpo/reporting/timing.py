@@ -14,7 +14,6 @@ from grpo.reporting.pieces import in_turns
 from grpo.reporting.style import Style, styles_of_places
 from grpo.reporting.time_breakdown import (
     breakdown_table,
-    discuss_at_equal_time,
     discuss_overlap,
     draw_time_breakdown,
     variants,
@@ -209,14 +208,10 @@ def draw_methods(study: Study) -> Spec:
 
 
 def time_breakdown_page(runs: list[Run]) -> str:
-    """Where the time of a step goes (Markdown): a table, how far generation and training overlap, and arms at equal time.
+    """Where the time of a step goes (Markdown): a table, and how far generation and training overlap.
 
     Args:
         runs: those of the colocated and of the asynchronous experiment.
     """
     found = variants(runs, read_timing)
-    turns = [arm for arm in by_arm(runs).values() if value(arm[0], "asynchronous") is None]
-    behind = [arm for arm in by_arm(runs).values() if (value(arm[0], "asynchronous") or {}).get("max_policy_lag")]
-    rivals = [*turns[1:], *behind[:1]] if turns else []
-    at_equal_time = [discuss_at_equal_time(turns[0], rival, elapsed) for rival in rivals]
-    return "\n".join([breakdown_table(found), " ".join([discuss_overlap(found), *at_equal_time])]) + "\n"
+    return f"{breakdown_table(found)}\n{discuss_overlap(found)}\n"

@@ -1,166 +1,136 @@
-"""The write-up's sentences, on made-up histories whose numbers are known."""
+"""What is said of an experiment, on made-up numbers of which each decides a sentence."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
-import numpy as np
-import pandas as pd
 import pytest
+from report_parts import PROBLEMS, arm_result, collapse, result, run
 
-from grpo.reporting.discussion import course, outcome
+from grpo.reporting.discussion import as_plain, numbers_of, said_of_numbers
+from grpo.results.findings import ExperimentResult
 from grpo.results.runs import Run
-
-
-def discuss(runs: list[Run], selection: dict[str, Any]) -> str:
-    """Both parts of what is said."""
-    return " ".join(filter(None, (outcome(runs, selection), course(runs, selection))))
-
-
-def run(arm: str, rewards: list[float], seed: int = 0, diverged: int | None = None, **history: Any) -> Run:
-    """A run with one update a step and an evaluation at every step; 100 problems."""
-    n = len(rewards) - 1
-    values = {
-        "step": range(1, n + 1),
-        "token_entropy": np.linspace(0.5, 0.1, n),
-        "gradient_norm": np.full(n, 0.25),
-        "clip_fraction": np.zeros(n),
-        "ratio_min": np.ones(n),
-        "ratio_max": np.ones(n),
-    }
-    validation = {"step": range(n + 1), "val/answer_reward": rewards, "val/response_length": np.linspace(40, 20, n + 1)}
-    metrics = {
-        "best/answer_reward": max(rewards),
-        "best/step": int(np.argmax(rewards)),
-        "val/answer_reward": rewards[-1],
-        "val/format_reward": 0.7,
-        "diverged_step": diverged,
-        "diverged_reason": "answer reward 0.010, under its start" if diverged is not None else "",
-    }
-    outcomes = np.array([[1.0] * round(100 * r) + [0.0] * (100 - round(100 * r)) for r in rewards])
-    return Run("e", arm, seed, {}, metrics, pd.DataFrame(values | history), pd.DataFrame(validation), outcomes)
-
-
-def candidate(arm: str, value: float, behind: tuple[float, float, float] | None, diverged: bool = False, runs: int = 2) -> Any:
-    return {
-        "arm": arm,
-        "value": value,
-        "low": value - 0.05,
-        "high": value + 0.05,
-        "behind": behind and {"value": behind[0], "low": behind[1], "high": behind[2], "detectable": 0.123},
-        "diverged": [f"e/{arm}-0"] if diverged else [],
-        "runs": [{}] * runs,
-    }
-
-
-def selected(*candidates: Any, leader: str) -> dict[str, Any]:
-    return {"last_k": 1, "leader": leader, "winner": leader, "pinned": False, "reason": "", "candidates": list(candidates)}
-
-
-def sentences(text: str) -> int:
-    return len(re.findall(r"\.(?= [A-Za-z]|$)", text))
-
+from grpo.study.schema import Study
 
 UP = [0.1, 0.4, 0.7, 0.8]
+SURE = "(95% interval over runs and problems, 2 seeds an arm)."
 
 
-def test_a_clear_leader_with_its_difference() -> None:
-    text = discuss(
-        [run("a", UP), run("b", [0.1, 0.2, 0.3, 0.4])],
-        selected(candidate("a", 0.75, None), candidate("b", 0.35, (0.4, 0.3, 0.5)), leader="a"),
+def said(study: Study, runs: list[Run], of: ExperimentResult, with_courses: bool = False) -> list[str]:
+    return said_of_numbers(numbers_of(study, runs, of), runs, with_courses)
+
+
+def seeds(arm: str, rewards: list[float], **columns: object) -> list[Run]:
+    return [run(arm, rewards, seed, **columns) for seed in (0, 1)]  # type: ignore[arg-type]
+
+
+def test_a_clear_leader_with_its_distance_to_the_next(mini_study: Study) -> None:
+    runs = seeds("a", UP) + seeds("b", [0.1, 0.2, 0.3, 0.3]) + seeds("c", [0.1, 0.2, 0.3, 0.4])
+    arms = arm_result("a", 0.8), arm_result("b", 0.3, (0.5, 0.4, 0.6)), arm_result("c", 0.4, (0.4, 0.3, 0.5))
+    assert said(mini_study, runs, result(*arms))[0] == (
+        "Of 3 arms, which differ in learning_rate, a ends highest after 24 steps, at a validation answer reward of 0.800 (0.750 to "
+        f"0.850), 0.400 (0.300 to 0.500) above c, the next {SURE}"
     )
-    assert "a leads with a validation answer reward of 0.750 (0.700 to 0.800), 2 runs an arm" in text
-    assert "0.400 (0.300 to 0.500) above b (0.350): the interval of the difference lies above zero." in text
-    assert "In a the reward went from 0.100 to 0.800; token entropy began at 0.500 nats" in text
-    assert "ended at 0.100 (a), 0.100 (b)" in text and "began at 40.0 tokens and ended at 20.0 (a), 20.0 (b)" in text
-    assert "the median gradient norm was 0.25 (a), 0.25 (b)." in text
-    assert sentences(text) == 2
-    assert "cannot tell" not in text and "Ratios" not in text
 
 
-def test_arms_that_trained_alike_are_told() -> None:
-    text = discuss(
-        [run("a", UP), run("b", UP)],
-        selected(candidate("a", 0.75, None), candidate("b", 0.75, (0.0, 0.0, 0.0)), leader="a"),
+def test_arms_that_cannot_be_told_apart(mini_study: Study) -> None:
+    runs = seeds("a", UP) + seeds("b", UP[:-1] + [0.79]) + seeds("c", UP[:-1] + [0.78])
+    arms = arm_result("a", 0.8), arm_result("b", 0.78, (0.02, -0.03, 0.07)), arm_result("c", 0.79, (0.01, -0.04, 0.06))
+    (lead, *_) = said(mini_study, runs, result(*arms, tied=("b", "c")))
+    assert ", but these runs cannot tell it from c and b: the difference to the nearest of them, 0.010 (-0.040 to 0.060), holds" in lead
+    assert "the next" not in lead
+    (lead, *_) = said(mini_study, runs[:4], result(*arms[:2], tied=("b",)))
+    assert "cannot tell it from b: the difference to it, 0.020 (-0.030 to 0.070), holds zero" in lead
+
+
+def test_an_arm_that_collapsed_is_not_what_the_leader_is_measured_by(mini_study: Study) -> None:
+    """Though its one run that held ended above the next."""
+    runs = seeds("a", UP) + [run("b", UP), run("b", [0.1, 0.7, 0.2, 0.1], 1)] + seeds("c", [0.1, 0.2, 0.3, 0.4])
+    fallen = collapse("b", 1, "training rewards", step=3, reached=0.594, ended=0.0)
+    arms = arm_result("a", 0.8), arm_result("b", 0.7, (0.1, 0.05, 0.15), fallen), arm_result("c", 0.4, (0.4, 0.3, 0.5))
+    lead, *more = said(mini_study, runs, result(*arms))
+    assert "0.400 (0.300 to 0.500) above c, the next; b collapsed in 1 of 2 runs (" in lead
+    assert "grpo_learning_rate/b/1 collapsed: its training rewards reached 0.594 at step 3 and ended at 0.000." in more
+    stopped = arm_result("b", 0.7, (0.1, 0.05, 0.15), collapse("b", 1, "divergence", step=24, reached=0.7, ended=0.1))
+    more = said(mini_study, runs, result(arms[0], stopped, arms[2]))
+    assert "grpo_learning_rate/b/1 diverged and was stopped at step 24: it had reached 0.700 and stood at 0.100." in more
+
+
+def test_where_every_arm_collapsed_none_is_better(mini_study: Study) -> None:
+    runs = [run("a", [0.1, 0.7, 0.1]), run("b", [0.1, 0.6, 0.1])]
+    arms = (
+        arm_result("a", 0.1, None, collapse("a"), seeds=1),
+        arm_result("b", 0.1, (0.0, -0.1, 0.1), collapse("b"), seeds=1),
     )
-    assert "b trained like a to the last number: what they differ in played no part." in text
+    (lead, *_) = said(mini_study, runs, result(*arms))
+    assert lead == "a collapsed in 1 of 1 run, b collapsed in 1 of 1 run within 16 steps, so which arm is better is not decided."
+    (lead, *_) = said(mini_study, runs[:1], result(arms[0]))
+    assert lead.endswith("so there is no final reward to speak of.")
 
 
-def test_a_difference_that_cannot_be_told_says_what_could_have_been() -> None:
-    text = discuss(
-        [run("a", UP), run("b", [*UP[:-1], 0.81])],
-        selected(candidate("a", 0.75, (0.01, -0.02, 0.04)), candidate("b", 0.76, None), leader="b"),
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([0.1, 0.5, 0.9], "raised the validation answer reward from 0.100 to 0.900 (0.850 to 0.950), by 0.800"),
+        ([0.9, 0.5, 0.1], "lowered the validation answer reward from 0.900 to 0.100 (0.050 to 0.150), by 0.800 ("),
+        ([0.14, 0.2, 0.14], "did not measurably change the validation answer reward: 0.140 before and 0.140 (0.090 to 0.190) after"),
+    ],
+)
+def test_one_arm_is_measured_by_its_start(mini_study: Study, rewards: list[float], expected: str) -> None:
+    (lead, *_) = said(mini_study, seeds("a", rewards), result(arm_result("a", rewards[-1], start=rewards[0])))
+    assert lead.startswith(f"In 16 steps GRPO (a) {expected}") and "other arm" not in lead and "above" not in lead
+
+
+def test_where_nothing_is_right_nothing_is_compared(mini_study: Study) -> None:
+    runs = seeds("a", [0.0] * 3) + seeds("b", [0.0] * 3)
+    texts = said(mini_study, runs, result(arm_result("a", 0.0, start=0.0), arm_result("b", 0.0, (0.0, 0.0, 0.0), start=0.0), tied=("b",)))
+    assert texts == ["No answer was right in any run, before training or at an evaluation of 16 steps, so this experiment compares nothing."]
+
+
+def test_arms_that_trained_alike(mini_study: Study) -> None:
+    runs = seeds("a", UP) + seeds("b", UP)
+    alike = result(arm_result("a", 0.8), arm_result("b", 0.8, (0.0, 0.0, 0.0)), tied=("b",))
+    assert said(mini_study, runs, alike)[0].startswith(
+        "a and b trained alike to the last number, so learning_rate played no part: all end at"
     )
-    assert "trained like" not in text
-    assert "b leads" in text and "these runs cannot tell the two apart; a difference of 0.123 would have been found" in text
-    assert sentences(text) == 2
 
 
-def test_diverged_and_collapsed_arms_are_named_with_step_and_reason() -> None:
-    text = discuss(
-        [run("a", UP), run("b", [0.1, 0.02, 0.01], diverged=2), run("c", [0.1, 0.7, 0.2, 0.1])],
-        selected(
-            candidate("a", 0.75, None),
-            candidate("b", 0.01, (0.7, 0.6, 0.8), diverged=True),
-            candidate("c", 0.15, (0.6, 0.5, 0.7)),
-            leader="a",
-        ),
+def test_a_loss_is_said_and_an_arm_that_stayed(mini_study: Study) -> None:
+    runs = seeds("a", UP) + seeds("b", [0.98, 0.6, 0.5]) + seeds("c", [0.1, 0.1, 0.1])
+    arms = arm_result("a", 0.8), arm_result("b", 0.5, (0.3, 0.2, 0.4), start=0.98), arm_result("c", 0.1, (0.7, 0.6, 0.8))
+    _, *more = said(mini_study, runs, result(*arms))
+    assert more[0].startswith("Training lowered the validation answer reward from 0.980 to 0.500 (0.450 to 0.550), by 0.480 (")
+    assert more[0].endswith(") in b.") and more[1].startswith("Training did not measurably change")
+    assert not any("in a." in text for text in more)
+
+
+def test_reward_is_taken_apart_into_form_and_answer_given_the_form(mini_study: Study) -> None:
+    runs = seeds("a", [0.06, 0.3, 0.72], forms=[0.08, 0.5, 0.9], val_response_length=[9.0, 20.0, 29.0])
+    (_, text) = said(mini_study, runs, result(arm_result("a", 0.72, start=0.06)))
+    assert text == (
+        "In a the form was right in 0.080 of the responses before and 0.900 after training, the answer given the form in 0.750 and "
+        "0.800; the responses had 9.0 tokens before and 29.0 after."
     )
-    assert "b diverged and was stopped (step 2: answer reward 0.010, under its start)" in text
-    assert "c collapsed: it reached 0.700 at step 1 and counts with 0.150" in text
-    assert sentences(text) == 3
 
 
-def test_an_arm_that_never_left_its_start_has_not_collapsed() -> None:
-    """Behind the leader as far as can be, and the best of its evaluations a little above its last."""
-    text = discuss(
-        [run("a", UP), run("b", [0.06, 0.09, 0.07, 0.06]), run("c", [0.06, 0.6, 0.4, 0.31])],
-        selected(
-            candidate("a", 0.75, None), candidate("b", 0.06, (0.7, 0.6, 0.8)), candidate("c", 0.31, (0.4, 0.3, 0.5)), leader="a"
-        ),
+def test_courses_name_steps_and_group_arms_that_went_alike(mini_study: Study) -> None:
+    entropy = {"val_token_entropy": [0.8, 0.4, 0.1, 0.1]}
+    runs = seeds("a", UP, **entropy) + seeds("b", [*UP[:-1], 0.7], **entropy)
+    of = result(arm_result("a", 0.8), arm_result("b", 0.7, (0.1, 0.05, 0.15)))
+    (text,) = [text for text in said(mini_study, runs, of, with_courses=True) if text.startswith("Token entropy")]
+    assert text == (
+        "Token entropy (nats) falls from 0.800 to 0.100 by step 16, then stays between 0.100 and 0.100 in a and b; response length "
+        "(tokens) stays between 20.0 and 20.0 in a and b. The gradient norm stays between 0.25 and 0.25 in a and b."
     )
-    assert "b ends where it started, at 0.060: its gain of 0.000 (0.000 to 0.000) holds zero." in text
-    assert "collapsed" not in text and "a ends" not in text and "c ends" not in text
 
 
-def test_of_several_runs_those_that_collapsed_are_counted() -> None:
-    runs = [run("a", UP), run("b", [0.1, 0.9, 0.8, 0.8]), run("b", [0.1, 0.7, 0.2, 0.1], seed=1)]
-    text = discuss(runs, selected(candidate("a", 0.75, None), candidate("b", 0.45, (0.3, 0.1, 0.5)), leader="a"))
-    assert "b collapsed in 1 of 2 runs: it reached 0.700 at step 1 and counts with 0.450" in text
-
-
-def test_a_run_that_diverged_among_several_is_counted() -> None:
-    runs = [run("a", UP), run("a", UP, 1), run("b", UP, 0, diverged=3), run("b", UP, 1)]
-    text = discuss(runs, selected(candidate("a", 0.75, None), candidate("b", 0.9, (-0.15, -0.2, -0.1), True), leader="a"))
-    assert "that arm did better, but a run of it diverged." in text
-    assert "b diverged in 1 of 2 runs" in text
-
-
-def test_ratios_are_told_of_arms_that_moved() -> None:
+def test_ratios_are_told_of_arms_that_moved(mini_study: Study) -> None:
     moved = {"ratio_max": [1.0, 3.0, 2.0], "ratio_min": [1.0, 0.25, 0.5], "clip_fraction": [0.0, 0.04, 0.02]}
-    text = discuss(
-        [run("a", UP), run("b", UP, **moved), run("c", [0.1, 0.2, 0.3, 0.3])],
-        selected(
-            candidate("a", 0.75, None),
-            candidate("b", 0.75, (0.0, -0.1, 0.1)),
-            candidate("c", 0.3, (0.45, 0.3, 0.6)),
-            leader="a",
-        ),
-    )
-    assert "Ratios to the sampling policy: b 0.25 to 3 with 2% of tokens clipped." in text
-    assert "Also apart from a: c, 0.450 (0.300 to 0.600) below." in text
-    assert sentences(text) == 4
+    runs = seeds("a", UP) + seeds("b", [*UP[:-1], 0.7], **moved)
+    texts = said(mini_study, runs, result(arm_result("a", 0.8), arm_result("b", 0.7, (0.1, 0.05, 0.15))))
+    assert texts[-1].endswith("the share of tokens clipped: b 0.25 to 3, 2%.")
 
 
-@pytest.mark.parametrize(("low_variance", "spike"), [([0.0, 0.1, 0.12], False), ([0.0, 0.1, 9.0], True)])
-def test_a_single_arm_with_kl(low_variance: list[float], spike: bool) -> None:
-    columns = {f"kl/{name}": [0.0, 0.1, 0.2] for name in ("per_token", "per_sequence", "per_sequence_low_variance")}
-    text = discuss(
-        [run("best", UP, **columns, **{"kl/per_token_low_variance": low_variance})],
-        selected(candidate("best", 0.75, None, runs=1), leader="best"),
-    )
-    assert text.startswith("best has a validation answer reward of 0.750 (0.700 to 0.800), 1 run.")
-    assert f"KL to the starting policy was 0 nats a token at step 1 and 0.2 at the last step by the sampled estimate, 0 and {low_variance[-1]:.3g} by" in text  # noqa: E501  # fmt: skip
-    assert ("belies its name here: its largest value in a step, 9, is 90 times its median" in text) == spike
-    assert 2 <= sentences(text) <= 5
+def test_numbers_are_plain_values_for_a_file(mini_study: Study) -> None:
+    runs = seeds("a", [0.06, 0.3, 0.72], forms=[0.08, 0.5, 0.9])
+    plain = as_plain(numbers_of(mini_study, runs, result(arm_result("a", 0.72, start=0.06))))
+    assert plain["leader"]["final"]["value"] == 0.72 and plain["leader"]["after"]["within"] == pytest.approx(0.8)
+    assert plain["problems"] == PROBLEMS and "held" not in plain["leader"]

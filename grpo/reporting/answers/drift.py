@@ -7,17 +7,36 @@ import math
 import numpy as np
 import pandas as pd
 
-from grpo.results.runs import REWARD, Run, read_runs
+from grpo.reporting.sentences import said
+from grpo.reporting.trends import MEASURES, trend_of
+from grpo.results.runs import REWARD, Run
 from grpo.results.verdicts import KL
-from grpo.study.schema import Study
 
 WITH = {"train/answer_reward": "reward", "gradient_norm": "gradient norm", "token_entropy": "token entropy"}
 FEWEST_RUNS = 4
+SPIKE = 5.0  # times the median: a step whose KL estimate stands out
 
 
-def runs_with_kl(study: Study) -> list[Run]:
-    """The runs of the study that measured it."""
-    return [run for name in study.made for run in read_runs(study, name) if KL in run.history]
+def growth(runs: list[Run]) -> str:
+    """How fast the KL of one arm grows, by both estimates."""
+    measure = next(measure for measure in MEASURES if measure.key == "kl")
+    low_variance = pd.concat([run.history[KL] for run in runs])
+    (text,) = said(
+        "drift_said.md.j2",
+        arm=runs[0].arm,
+        course=(measure, trend_of(runs, measure)),
+        per_token=[_mean(runs, "kl/per_token"), _mean(runs, KL)],
+        per_response=[_mean(runs, "kl/per_sequence"), _mean(runs, "kl/per_sequence_low_variance")],
+        largest=low_variance.max(),
+        times_median=low_variance.max() / low_variance.median() if low_variance.median() else 0.0,
+        spike=SPIKE,
+    )
+    return text
+
+
+def _mean(runs: list[Run], column: str) -> float:
+    """At the last step, over runs."""
+    return float(np.mean([run.history[column].iloc[-1] for run in runs]))
 
 
 def rank_correlation(first: pd.Series[float], second: pd.Series[float]) -> float:
@@ -53,9 +72,10 @@ def _verdict(found: np.ndarray, steps: int) -> str:  # type: ignore[type-arg]
     beyond = [f"{name} ({_number(mean)})" for name, mean in means.items() if abs(mean) > bar]
     levels = dict(zip(WITH.values(), found[:, : len(WITH)].mean(axis=0), strict=True))
     return (
-        f"KL and reward rise together over the steps where both have a trend, so levels (mean {_number(levels['reward'])} with "
-        f"reward, {_number(levels['gradient norm'])} with the gradient norm) say little of cause; from one step to the next "
-        + (f"KL moves with {' and '.join(beyond)}." if beyond else "KL moves with none of the three.")
+        f"Over the steps the level of the KL goes with that of the reward at a rank correlation of {_number(levels['reward'])} and "
+        f"with the gradient norm's at {_number(levels['gradient norm'])} (means over runs); where both have a trend, that says "
+        "little of cause. From one step to the next "
+        + (f"the KL moves with the {' and the '.join(beyond)}." if beyond else "the KL moves with none of the three.")
         + f" Of steps without any relation, a correlation of changes beyond {bar:.2f} comes up in about 1 of 20."
     )
 

@@ -56,7 +56,7 @@ def _advice(variant: Variant, times: Mapping[str, float]) -> str:
     ratio, largest = times["rollout"] / times["training"], _largest(times)
     above = times["step"] - floor(times)
     text = (
-        f"In {variant.name}, the least lag at which the two overlap, **{largest} dominates**. A step is {above:+.3f} s from "
+        f"In {variant.name}, the least lag at which the two overlap, **{largest} dominates**: a step is {above:+.3f} s from "
         "its floor, the longer of what generator and learner do themselves."
     )
     slower, faster, times_more = ("generator", "learner", ratio) if ratio > 1 else ("learner", "generator", 1 / ratio)

@@ -13,6 +13,8 @@ from typing import Any
 
 from grpo.common.files import read_jsonl
 from grpo.study import paths
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.task import Task
 
 Record = dict[str, Any]  # a line of data/math_baseline/PROMPT.jsonl
 
@@ -107,6 +109,11 @@ def number(text: str) -> Fraction | None:
         return None
 
 
+def is_mathematical(task: Task) -> bool:
+    """Whether the task's answers are judged by the grader, so that mathematics is what the second reading must understand."""
+    return isinstance(task, GradedTask) and getattr(task, "math", True)
+
+
 def applies(records: Sequence[Record]) -> bool:
     """Whether the second reading understands the task: of the answers that the first finds right it finds most right too."""
     right = [record for record in records if record["category"] == RIGHT]
@@ -135,7 +142,7 @@ def judge(prompt: str, records: Sequence[Record]) -> str:
     kinds = dict(sorted(kinds.items(), key=lambda item: (item[0][0] != WRONG_FORM, order.index(item[0][1]))))
     parser = sum(len(of_kind) for (_, kind), of_kind in kinds.items() if AT_FAULT[kind] == "parser")
     form = sum(len(of_kind) for (_, kind), of_kind in kinds.items() if kind == OTHER_FORM)
-    lines = [f"**{prompt}.** {_verdict(parser, form, len(failures))} {control}"]
+    lines = [f"**{prompt}.** {_verdict(parser, form, len(failures), len(records))} {control}"]
     if kinds:
         lines += ["", "| the grader's category | by the second reading | at fault | responses |", "|---|---|---|---|"]
         lines += [f"| {name} | {kind} | {AT_FAULT[kind]} | {len(of)} |" for (name, kind), of in kinds.items()]
@@ -146,15 +153,19 @@ def judge(prompt: str, records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(parser: int, form: int, failures: int) -> str:
+def _verdict(parser: int, form: int, failures: int, responses: int) -> str:
     if not failures:
-        return "There is no failure."
+        return f"None of {responses} responses fails."
     model = failures - parser
-    text = f"Of {failures} failures {parser} are the parser's ({parser / failures:.1%}) and {model} the model's"
+    text = (
+        f"Of {responses} responses {failures} fail: {parser} failures are the parser's ({parser / failures:.1%} of the failures) "
+        f"and {model} the model's"
+    )
     if not form:
         return f"{text}."
     return (
-        f"{text}; in {form} of these ({form / failures:.1%} of all) it states the right answer, and not in the form asked for."
+        f"{text}. In {form} ({form / failures:.1%} of the failures, {form / responses:.1%} of all responses) the model states the "
+        "right answer, but not in the form asked for."
     )
 
 

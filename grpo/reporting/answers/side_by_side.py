@@ -1,0 +1,40 @@
+"""One process that samples and trains in turns, and generator and learner side by side: what the handouts ask of both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from grpo.reporting.answers.off_policy import seconds_of_a_step
+from grpo.reporting.asynchronous import effects
+from grpo.reporting.discussion import Numbers
+from grpo.reporting.sentences import said
+from grpo.reporting.time_breakdown import discuss_at_equal_time
+from grpo.reporting.timing import elapsed
+
+
+def colocated(numbers: Numbers) -> list[str]:
+    """Convergence, stability and run time with several updates on each rollout batch against one; none with one arm."""
+    arms = sorted(numbers["arms"], key=lambda arm: int(arm["all"][0].config["updates_per_rollout_batch"]))
+    if len(arms) < 2:
+        return []
+    ends = []
+    for arm in (arms[0], arms[-1]):
+        history = pd.concat([run.history for run in arm["all"]])
+        ends.append(
+            {
+                "arm": arm,
+                "updates": arm["all"][0].config["updates_per_rollout_batch"],
+                "norm": float(np.nanmax(history["gradient_norm"])),
+                "ratios": [history["ratio_min"].min(), history["ratio_max"].max()] if "ratio_max" in history else None,
+                "seconds": seconds_of_a_step(arm["all"]),
+            }
+        )
+    at_equal_time = discuss_at_equal_time(arms[0]["all"], arms[-1]["all"], elapsed)
+    return said("colocated_said.md.j2", ends=ends, at_equal_time=at_equal_time)
+
+
+def asynchronous(numbers: Numbers) -> list[str]:
+    """What more lag and a larger buffer do."""
+    runs = [run for arm in numbers["arms"] for run in arm["all"]]
+    return said("asynchronous_said.md.j2", effects=effects(runs, numbers["last_k"]), seeds=numbers["seeds"])

@@ -1,0 +1,128 @@
+"""The course of a curve in words: where it rises and falls, by which step, and where it then stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from grpo.results.runs import REWARD, Run
+from grpo.results.verdicts import KL
+
+SMALL = 0.05  # of a curve's mean
+TURN = 0.2  # of a curve's range: a smaller move against its direction is no turn
+LEVEL = 0.1  # of a move: within so much of its end the curve has arrived
+MOST_MOVES = 3  # of which a sentence still tells one after the other
+BLOCKS = 6  # a metric of each step is averaged over so many blocks of steps
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric whose course the report tells.
+
+    Attributes:
+        table: ``history`` or ``validation``.
+        digits: after the point.
+        least: moves below it, and below a twentieth of the curve's mean, are no moves.
+    """
+
+    key: str
+    table: str
+    column: str
+    name: str
+    unit: str
+    digits: int
+    least: float
+
+
+MEASURES = (
+    Measure("reward", "validation", REWARD, "The validation answer reward", "", 3, 0.02),
+    Measure("entropy", "validation", "val/token_entropy", "Token entropy", "nats", 3, 0.01),
+    Measure("length", "validation", "val/response_length", "response length", "tokens", 1, 0.5),
+    Measure("kl", "history", KL, "KL to the starting policy, low-variance estimate", "nats a token", 4, 0.0005),
+    Measure("norm", "history", "gradient_norm", "The gradient norm", "", 2, 0.02),
+)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How a curve moves.
+
+    Attributes:
+        moves: ``verb`` (rises, falls), ``start``, ``end`` and ``by``, the step at which it has arrived; empty where it stays, or
+            turns too often to tell each move.
+        low, high: the range of the curve from the end of its last move on; of all of it where ``moves`` is empty.
+        settled: whether it stays in that range; False where it still moves at the last step, or swings.
+        first, last: the curve's ends.
+    """
+
+    moves: tuple[dict[str, Any], ...]
+    low: float
+    high: float
+    settled: bool
+    first: float
+    last: float
+
+
+def trend(steps: Sequence[int], values: Sequence[float], least: float) -> Trend | None:
+    """The moves of a curve; None without two finite values.
+
+    A curve turns where it goes back by a fifth of its whole range (a zigzag filter); its last move ends where the curve first
+    comes within a tenth of the move's end, if it stays there.
+
+    Args:
+        least: a curve whose range is smaller, or smaller than a twentieth of its mean, stays.
+    """
+    points = [(step, value) for step, value in zip(steps, values, strict=True) if np.isfinite(value)]
+    if len(points) < 2:
+        return None
+    x, y = [step for step, _ in points], np.array([value for _, value in points])
+    extent, ends = float(np.ptp(y)), (float(y[0]), float(y[-1]))
+    if extent < max(least, SMALL * abs(float(y.mean()))):
+        return Trend((), float(y.min()), float(y.max()), True, *ends)
+    turns = _turns(y, TURN * extent)
+    moves = []
+    for first, last in zip(turns[:-1], turns[1:], strict=True):
+        end = last if last != turns[-1] else _arrival(y, first, last)
+        verb = "rises" if y[last] > y[first] else "falls"
+        moves.append({"verb": verb, "start": float(y[first]), "end": float(y[end]), "by": int(x[end])})
+    if len(moves) > MOST_MOVES:
+        return Trend((), float(y.min()), float(y.max()), False, *ends)
+    rest = y[end:]
+    return Trend(tuple(moves), float(rest.min()), float(rest.max()), len(rest) > 1, *ends)
+
+
+def _turns(y: np.ndarray, back: float) -> list[int]:  # type: ignore[type-arg]
+    """Places of the first value, of each turn, and of the last extreme."""
+    turns, extreme, sign = [0], 0, 0.0
+    for place in range(1, len(y)):
+        if sign * (y[place] - y[extreme]) >= 0 and sign:
+            extreme = place if y[place] != y[extreme] else extreme
+        elif abs(y[place] - y[extreme]) >= back:
+            if sign:
+                turns.append(extreme)
+            sign, extreme = float(np.sign(y[place] - y[extreme])), place
+    return [*turns, extreme]
+
+
+def _arrival(y: np.ndarray, first: int, last: int) -> int:  # type: ignore[type-arg]
+    """Where the curve comes within a tenth of the move from ``first`` to ``last`` and stays until ``last``."""
+    near = np.abs(y[first : last + 1] - y[last]) <= LEVEL * abs(y[last] - y[first])
+    away = np.flatnonzero(~near)
+    return first + (int(away[-1]) + 1 if len(away) else 0)
+
+
+def trend_of(runs: list[Run], measure: Measure) -> Trend | None:
+    """The course of a metric's mean over runs, at the steps that all of them have; None where one lacks it."""
+    tables = [getattr(run, measure.table) for run in runs]
+    if not tables or any(measure.column not in table for table in tables):
+        return None
+    each = [table.groupby("step")[measure.column].last() for table in tables]
+    curve = pd.concat(each, axis=1, join="inner").mean(axis=1)
+    if measure.table == "history":
+        blocks = [curve.iloc[places] for places in np.array_split(np.arange(len(curve)), min(BLOCKS, len(curve)))]
+        curve = pd.Series({int(block.index[-1]): block.mean() for block in blocks if len(block)}, dtype=float)
+    return trend(curve.index.tolist(), curve.tolist(), measure.least)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def all_numbers(study: Study, found: Found) -> dict[str, Numbers]:
     return {name: numbers_of(study, *of) for name, of in found.items()}
 
 
-def best(study: Study, numbers: dict[str, Numbers]) -> dict[str, Any]:
+def best(study: Study, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
     """The winner with the highest answer reward among the GRPO experiments on the main task, and what sets it apart.
 
     Returns:
@@ -48,7 +49,7 @@ def best(study: Study, numbers: dict[str, Numbers]) -> dict[str, Any]:
     }
 
 
-def sentences(study: Study, found: Found, numbers: dict[str, Numbers], verdicts: list[Verdict]) -> list[str]:
+def sentences(study: Study, found: Found, numbers: Mapping[str, Numbers], verdicts: list[Verdict]) -> list[str]:
     """How far training went, what it did not do, which choice mattered, what stays open, others' claims, collapses.
 
     Args:
@@ -64,7 +65,7 @@ def sentences(study: Study, found: Found, numbers: dict[str, Numbers], verdicts:
         "answer.md.j2",
         top=top,
         bare={other: values["accuracy"] for other, values in read_baseline(study).items() if other != prompt},
-        others=[(n["title"], n["winner"]) for name, n in numbers.items() if name in main and n["method"] != "GRPO"],
+        others=[(n["title"], n["leader"]) for name, n in numbers.items() if name in main and n["method"] != "GRPO"],
         lowered=[(n["title"], n["method"], arm) for name, n in numbers.items() for arm in _lowered(n)],
         levers=sorted(_levers(several), key=lambda each: -each["by"].value),
         open=[n["title"] for n in several.values() if n["tied"] and not n["tied"][0]["alike"]],
@@ -93,11 +94,13 @@ def _levers(several: dict[str, Numbers]) -> list[dict[str, Any]]:
         apart = [arm for arm in numbers["arms"] if arm["apart"] and not arm["collapses"] and not numbers["leader"]["collapses"]]
         if apart:
             least = max(apart, key=lambda arm: arm["below"].value)
-            found.append({"title": numbers["title"], "leader": numbers["leader"]["arm"], "arm": least["arm"], "by": least["below"]})
+            found.append(
+                {"title": numbers["title"], "leader": numbers["leader"]["arm"], "arm": least["arm"], "by": least["below"]}
+            )
     return found
 
 
-def certainty(numbers: dict[str, Numbers], verdicts: list[Verdict]) -> dict[str, int]:
+def certainty(numbers: Mapping[str, Numbers], verdicts: list[Verdict]) -> dict[str, int]:
     """How many comparisons and published claims the runs decide.
 
     Returns:

@@ -9,8 +9,9 @@ import pandas as pd
 from grpo.reporting.charts import Spec, below_one_another, dots
 from grpo.reporting.curves import number
 from grpo.reporting.style import styles
+from grpo.results.collapses import collapses_of, held
 from grpo.results.intervals import difference_of, mean_of
-from grpo.results.runs import Run, by_arm, collapsed, final_scores, value
+from grpo.results.runs import Run, by_arm, final_scores, value
 
 Values = dict[str, list[float | int | None]]  # of each arm: in the middle, lowest, highest
 RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 5, 10, 100, 1000)  # where an axis of ratios is marked, as far as it goes
@@ -116,13 +117,14 @@ def effects(runs: list[Run], last_k: int) -> list[dict[str, Any]]:
     if buffered:
         without = unbuffered.get(_setting(buffered[-1], "max_policy_lag"), buffered[0])
         pairs |= {"buffer": (without, buffered[-1])} if without is not buffered[-1] else {}
+    scores = {of[0].arm: final_scores(held(of, last_k), last_k) for pair in pairs.values() for of in pair}
     return [
         {
             "what": what,
             "arms": [of_arm[0].arm for of_arm in pair],
-            "difference": difference_of(*(final_scores(of_arm, last_k) for of_arm in pair)),
+            "difference": difference_of(scores[pair[0][0].arm], scores[pair[1][0].arm]),
             "stale": [staleness(of_arm) for of_arm in pair],
-            "collapsed": [sum(collapsed(run, last_k) for run in of_arm) for of_arm in pair],
+            "collapsed": [len(collapses_of(of_arm, last_k)) for of_arm in pair],
         }
         for what, pair in pairs.items()
     ]

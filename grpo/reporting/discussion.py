@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from grpo.reporting.form_and_answer import Split, split
-from grpo.reporting.sentences import negative, said
+from grpo.reporting.sentences import said
 from grpo.reporting.trends import MEASURES, trend_of
 from grpo.results.findings import ArmResult, ExperimentResult
 from grpo.results.runs import Run, by_arm, gain, identical
@@ -24,18 +24,23 @@ def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbe
     """All that the sentences about an experiment say in numbers.
 
     Returns:
-        ``title``, ``method``, ``steps`` (fewest and most that a run took without collapsing), ``last_k``, ``seeds``,
-        ``problems``, ``changed`` (the keys that its arms set), ``covers`` (what its intervals cover), ``contrasts`` (how many differences
-        to the leader they cover at once); ``arms``, each as
-        :func:`_arm` gives it; of these ``leader``, ``winner``, ``next`` (the nearest arm below), ``tied``, ``collapsed``, ``alike`` (those
-        that trained like the leader); and ``nothing_right``: no answer was, in any run.
+        ``title``, ``method``, ``last_k``, ``reason`` (why the winner won), ``seeds``, ``problems``; ``steps``, the fewest and
+        the most that a run took without collapsing; ``changed``, the keys that its arms set; ``covers``, what its intervals cover;
+        ``contrasts``, how many differences to the leader they cover at once; ``arms``, each as :func:`_arm` gives it; of these
+        ``leader``, ``winner``, ``next`` (the nearest arm below), ``tied``, ``collapsed`` and ``alike`` (those that trained like
+        the leader); ``nothing_right``, whether no answer was right in any run.
     """
     of_arm = by_arm(runs)
     entry = study.experiments[result.experiment]
     arms = [_arm(of_arm[arm.arm], arm, result.last_k, of_arm[result.leader]) for arm in result.arms]
     leader = next(arm for arm in arms if arm["arm"] == result.leader)
     rivals = [arm for arm in arms if arm is not leader and (not arm["collapses"] or leader["collapses"])]
-    ends = [int(run.validation["step"].iloc[-1]) for arm in arms for run in arm["held"] if len(arm["collapses"]) < len(arm["runs"]) or leader["collapses"]]
+    ends = [
+        int(run.validation["step"].iloc[-1])
+        for arm in arms
+        for run in arm["held"]
+        if len(arm["collapses"]) < len(arm["runs"]) or leader["collapses"]
+    ]
     return {
         "experiment": result.experiment,
         "title": study.title(result.experiment),
@@ -71,8 +76,6 @@ def _arm(runs: list[Run], result: ArmResult, last_k: int, leading: list[Run]) ->
     """
     collapsed = {collapse.run for collapse in result.collapses}
     held = [run for run in runs if run.name not in collapsed] or runs
-    lengths = [run.validation.get("val/response_length") for run in held]
-    known = [length for length in lengths if length is not None]
     return {
         "arm": result.arm,
         "overrides": result.overrides,
@@ -82,19 +85,21 @@ def _arm(runs: list[Run], result: ArmResult, last_k: int, leading: list[Run]) ->
         "final": result.final,
         "start": result.start,
         "gain": gain(held, last_k),
-        "below": None if result.contrast is None else negative(result.contrast.adjusted),
+        "below": None if result.contrast is None else result.contrast.turned().adjusted,
         "apart": result.contrast is not None and result.contrast.told_apart,
         "collapses": result.collapses,
-        "before": split(held, slice(0, 1)),
+        "before": split(held, slice(1)),
         "after": split(held, slice(-last_k, None)),
-        "length": [float(pd.concat([l.iloc[rows] for l in known]).mean()) for rows in _ends(last_k)] if known else None,
+        "length": [_mean_length(held, rows) for rows in (slice(1), slice(-last_k, None))]
+        if "val/response_length" in held[0].validation
+        else None,
         "courses": {measure.key: (measure, course) for measure in MEASURES if (course := trend_of(held, measure))},
         "alike": runs is not leading and identical(runs, leading),
     }
 
 
-def _ends(last_k: int) -> tuple[slice, slice]:
-    return slice(0, 1), slice(-last_k, None)
+def _mean_length(runs: list[Run], rows: slice) -> float:
+    return float(pd.concat([run.validation["val/response_length"].iloc[rows] for run in runs]).mean())
 
 
 def as_plain(value: Any) -> Any:

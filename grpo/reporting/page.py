@@ -12,8 +12,8 @@ from markdown_it import MarkdownIt
 
 from grpo.common.files import read_text, write_text
 from grpo.reporting import answer
-from grpo.reporting.charts import Spec, browser_bundle, curve, heat_map
 from grpo.reporting.answer import Found
+from grpo.reporting.charts import Spec, browser_bundle, curve, heat_map
 from grpo.reporting.discussion import Numbers
 from grpo.reporting.figures import other_figures
 from grpo.reporting.forest import forest_rows

@@ -12,9 +12,9 @@ from typing import Any
 from grpo.common.files import read_json
 from grpo.reporting.asynchronous import discuss_bounds, draw_staleness
 from grpo.reporting.charts import Spec
+from grpo.reporting.discussion import Numbers
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples
 from grpo.reporting.keyword import discuss_keyword
-from grpo.reporting.discussion import Numbers
 from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
 from grpo.study.schema import Study

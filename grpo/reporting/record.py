@@ -62,8 +62,8 @@ def collect(study: Study, found: Found, numbers: Mapping[str, Numbers], lock: Re
 
 def _claim(verdict: Verdict) -> Record:
     """A claim as the page and its forest show it."""
-    differences = {f"{one.arm} above {one.against}": as_plain(one.difference) for one in verdict.contrasts}
-    return as_plain(verdict) | {"published": verdict.published or {}, "reported": verdict.reported or {}, "differences": differences}
+    plain: Record = as_plain(verdict)
+    return plain | {"published": verdict.published or {}, "reported": verdict.reported or {}}
 
 
 def _best(top: Record) -> Record:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,7 +21,7 @@ def templates(autoescape: bool = False) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"interval": interval, "negative": negative, "names": names, "decimals": decimals, "cell": cell, "squeezed": squeezed}
+    environment.filters |= {"interval": interval, "names": names, "decimals": decimals, "cell": cell, "squeezed": squeezed}
     return environment
 
 
@@ -39,13 +38,10 @@ def squeezed(text: str) -> str:
 
 def interval(estimate: Interval | Mapping[str, float]) -> str:
     """``0.712 (0.690 to 0.734)``; the value alone where the interval is a point, which says nothing of chance."""
-    value, low, high = (estimate[k] if isinstance(estimate, Mapping) else getattr(estimate, k) for k in ("value", "low", "high"))
+    value, low, high = (
+        estimate[k] if isinstance(estimate, Mapping) else getattr(estimate, k) for k in ("value", "low", "high")
+    )
     return decimals(value) if low == high else f"{decimals(value)} ({decimals(low)} to {decimals(high)})"
-
-
-def negative(interval: Interval) -> Interval:
-    """The interval of the difference the other way round."""
-    return replace(interval, value=-interval.value, low=-interval.high, high=-interval.low)
 
 
 def decimals(value: float | None, digits: int = 3) -> str:

@@ -13,8 +13,7 @@ from grpo.reporting.discussion import Numbers, as_plain
 from grpo.reporting.sentences import decimals, interval
 from grpo.reporting.what_it_would_take import NAME, contents, table
 from grpo.results.contrasts import not_a_matter_of_seeds, undecided
-from grpo.results.runs import Run, final_scores, read_baseline, read_best_of_n
-from grpo.results.selection import evaluations_counted
+from grpo.results.runs import Run, evaluations_counted, final_scores, read_baseline, read_best_of_n
 from grpo.study import paths
 from grpo.study.schema import Study
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +53,8 @@ class Trend:
     """How a curve moves.
 
     Attributes:
-        moves: ``verb`` (rises, falls), ``start``, ``end`` and ``by``, the step at which it has arrived; empty where it stays, or
-            turns too often to tell each move.
+        moves: ``verb`` (rises, falls), ``start``, ``end`` and ``by``, the step at which it has arrived; empty where it stays,
+            or turns too often to tell each move.
         low, high: the range of the curve from the end of its last move on; of all of it where ``moves`` is empty.
         settled: whether it stays in that range; False where it still moves at the last step, or swings.
         first, last: the curve's ends.
@@ -85,7 +86,7 @@ def trend(steps: Sequence[int], values: Sequence[float], least: float) -> Trend 
         return Trend((), float(y.min()), float(y.max()), True, *ends)
     turns = _turns(y, TURN * extent)
     moves = []
-    for first, last in zip(turns[:-1], turns[1:], strict=True):
+    for first, last in itertools.pairwise(turns):
         end = last if last != turns[-1] else _arrival(y, first, last)
         verb = "rises" if y[last] > y[first] else "falls"
         moves.append({"verb": verb, "start": float(y[first]), "end": float(y[end]), "by": int(x[end])})

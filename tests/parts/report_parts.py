@@ -60,7 +60,7 @@ def run(
 def interval(value: float, low: float | None = None, high: float | None = None, runs: int = 2) -> Interval:
     """An interval of 0.05 to both sides, if nothing else is said."""
     ends = value - 0.05 if low is None else low, value + 0.05 if high is None else high
-    return Interval(value, *ends, level=0.95, covers="runs and problems", runs=runs, problems=PROBLEMS)
+    return Interval(value, *ends, level=0.95, covers="runs and problems", runs=runs, problems=PROBLEMS, se=0.025, df=4.0)
 
 
 def collapse(
@@ -90,9 +90,9 @@ def arm_result(
         contrast = Contrast(arm, "a", difference, difference, contrasts=1)
     runs = tuple(f"{EXPERIMENT}/{arm}/{seed}" for seed in range(seeds))
     changed = overrides or {"learning_rate": arm}
-    return ArmResult(arm, changed, runs, (final,) * seeds, interval(final), interval(start), collapses, contrast)
+    return ArmResult(arm, changed, runs, (final,) * seeds, interval(final), interval(start), collapses, contrast, run_sd=None)
 
 
 def result(*arms: ArmResult, tied: tuple[str, ...] = (), winner: str = "a", last_k: int = 1) -> ExperimentResult:
     """Arm ``a`` leads."""
-    return ExperimentResult(EXPERIMENT, last_k, arms, "a", tied, winner, False, "leads", None)
+    return ExperimentResult(EXPERIMENT, last_k, arms, "a", tied, winner, False, "leads")

@@ -16,6 +16,7 @@ from grpo.common.files import write_json
 from grpo.discovery.log import Attempt, Log, Proposal, Settings, read_log
 from grpo.discovery.mutation import fresh, program_of
 from grpo.discovery.verifier import Verification
+from grpo.reporting.answer import all_numbers
 from grpo.reporting.answers.drift import goes_with, rank_correlation
 from grpo.reporting.answers.kissing import write_delivery
 from grpo.reporting.answers.overlap import dominates, floor
@@ -34,8 +35,9 @@ from grpo.reporting.answers.parser_or_model import (
     judge,
     second_reading,
 )
-from grpo.reporting.answers.prompts import Split, shares
 from grpo.reporting.answers.samples import agreement, chance_of
+from grpo.reporting.form_and_answer import Split, shares
+from grpo.reporting.record import read_all
 from grpo.reporting.tables import write_tables
 from grpo.reporting.time_breakdown import PARTS, Variant
 from grpo.reporting.timing import write_timing
@@ -93,7 +95,8 @@ def test_failures_are_counted_and_shown_and_the_right_ones_are_the_control() -> 
     records = [record("</think> <answer>12</answer>", "12", category=RIGHT)] * 4
     records += [record(f"{12 + i} | `x`\n", None) for i in range(30)]
     text = judge("r1_zero", records)
-    assert "Of 30 failures 0 are the parser's (0.0%) and 30 the model's; in 1 of these (3.3% of all)" in text
+    assert "Of 34 responses 30 fail: 0 failures are the parser's (0.0% of the failures) and 30 the model's." in text
+    assert "In 1 (3.3% of the failures, 2.9% of all responses) the model states the right answer" in text
     assert "Of 4 answers that the grader finds right the second reading finds 4 right." in text
     assert f"| {WRONG_FORM} | {OTHER_FORM} | model | 1 |" in text and f"| {WRONG_FORM} | {WRONG} | model | 29 |" in text
     shown = [line for line in text.splitlines() if line.startswith("| p |")]
@@ -133,10 +136,12 @@ def test_both_figures_are_compared_on_the_problems_that_both_have() -> None:
 
 
 def test_form_and_answers_within_it_share_the_gain() -> None:
-    form, within = shares(Split(0.1, 0.8), Split(0.9, 0.6))
+    form, within = shares(Split(0.1, 0.08), Split(0.9, 0.54))
     assert form == pytest.approx(0.8 * 0.7) and within == pytest.approx(-0.2 * 0.5)
     assert form + within == pytest.approx(0.9 * 0.6 - 0.1 * 0.8)
-    assert shares(Split(0.0, None), Split(0.5, 0.6)) == (pytest.approx(0.3), 0.0)
+    assert shares(Split(0.0, 0.0), Split(0.5, 0.3)) == (pytest.approx(0.3), 0.0)
+    assert Split(0.5, 0.4).within == pytest.approx(0.8) and Split(0.0, 0.0).within is None
+    assert Split(0.2, 0.4).within is None  # an answer is rewarded without the form
 
 
 def test_rank_correlation_is_spearmans() -> None:
@@ -155,7 +160,8 @@ def test_kl_that_jumps_with_the_gradient_norm_goes_with_it() -> None:
     jumps = np.random.default_rng(0).uniform(size=40)
     runs = [with_kl(seed, np.r_[0.0, jumps], np.linspace(0, 1, 41), np.r_[1.0, 10 * jumps]) for seed in (0, 1)]
     text = goes_with(runs)
-    assert "| e/best/0 | 40 |" in text and "from one step to the next KL moves with gradient norm (+1.00)." in text
+    assert "| e/best/0 | 40 |" in text
+    assert "From one step to the next the KL moves with the gradient norm (+1.00)." in text
     assert "Over runs: 2 measured it" in text and "too few for a correlation" in text
     assert "rank correlation of the last KL with the last reward" in goes_with(
         [with_kl(s, [0, s], [0, s], [1, 1]) for s in range(4)]
@@ -177,10 +183,10 @@ def test_changes_are_told_from_levels() -> None:
     ]
     assert expected[0] > 0.9 and abs(expected[1]) < 0.3 and abs(expected[2]) < 0.2 and expected[3] > 0.9  # as was meant
     levels, changes = ([f"{value:+.2f}" for value in part] for part in (expected[:2], expected[2:]))
-    (row,) = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| e/best-0"))
+    (row,) = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| e/best/0"))
     assert row[1] == "60" and row[2:4] == levels and row[5:7] == changes  # of the entropy, which stays, there are none
-    assert "from one step to the next KL moves with gradient norm (+1.00)." in text
-    assert f"levels (mean {levels[0]} with reward, {levels[1]} with the gradient norm)" in text
+    assert "From one step to the next the KL moves with the gradient norm (+1.00)." in text
+    assert f"rank correlation of {levels[0]} and with the gradient norm's at {levels[1]}" in text
 
 
 def times(**parts: float) -> dict[str, float]:
@@ -192,7 +198,7 @@ def test_what_dominates_and_what_would_overlap_better() -> None:
     assert floor(slow) == pytest.approx(3.1)
     text = dominates([Variant("lag_0", 0, slow), Variant("lag_1", 1, slow), Variant("lag_4", 4, None)])
     assert "| lag_1 | rollout | 0.91 | 3.00 | 3.300 | 3.100 | 2.000 |" in text and "lag_4" not in text
-    assert "In lag_1, the least lag at which the two overlap, **rollout dominates**. A step is +0.200 s" in text
+    assert "In lag_1, the least lag at which the two overlap, **rollout dominates**: a step is +0.200 s" in text
     assert (
         "The generator takes 3.00 times as long" in text
         and "3 of its kind side by side" in text
@@ -210,7 +216,7 @@ def test_what_dominates_and_what_would_overlap_better() -> None:
 def small(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """One experiment with two arms and one seed; no samples for Best-of-N, no search."""
     monkeypatch.chdir(tmp_path)
-    arms: dict[str, Any] = {"grpo_learning_rate": {"3e-4": {}, "1e-3": {}}}
+    arms: dict[str, Any] = {"grpo_learning_rate": {"3e-4": {"learning_rate": 3e-4}, "1e-3": {"learning_rate": 1e-3}}}
     entries = {
         name: old.model_copy(update={"arms": arms.get(name, {}), "report": []}) for name, old in mini_study.experiments.items()
     }
@@ -262,26 +268,24 @@ def write_results(study: Study) -> None:
     (paths.BASELINE / "r1_zero.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_json(paths.CANDIDATES / "grpo_learning_rate.json", select(study, "grpo_learning_rate"))
     write_claims(study)
-    write_tables(study)
+    write_tables(study, all_numbers(study, read_all(study)))
     write_timing(study)
 
 
 def test_a_study_that_makes_little_has_a_page_of_what_it_made(small: Study) -> None:
     write_results(small)
-    write_answers(small)
+    write_answers(small, all_numbers(small, read_all(small)))
     text = paths.ANSWERS.read_text()
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert headings == [
-        "What it would take to know",
         "math_baseline (b): is it the model or the parser?",
+        "grpo_learning_rate: what do the other metrics do?",
         "think_about_length_normalization",
+        "What it would take to know",
     ]
-    assert (
-        "| 1e-3 or 3e-4 | grpo_learning_rate | selection, learning-rate-matters, learning-rate-too-low | 0.050 (0.000 to"
-        in text
-    )
+    assert "| 1e-3 or 3e-4 | grpo_learning_rate | selection | 0.050 (" in text
     assert "not known: one seed shows no spread between runs" in text
-    assert "Of 1 failures 0 are the parser's" in text and "Measured:" not in text
+    assert "Of 2 responses 1 fail: 0 failures are the parser's" in text and "length at start" not in text
     assert list(paths.KISSING_NUMBER_DELIVERY.iterdir()) == []
 
 

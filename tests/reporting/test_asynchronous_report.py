@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +14,12 @@ from numpy.typing import NDArray
 from study_parts import ASYNCHRONOUS, COLOCATE
 
 from grpo.reporting import pieces, timing
+from grpo.reporting.answers import off_policy, side_by_side
 from grpo.reporting.asynchronous import (
     arms_in_order,
-    discuss_asynchronous,
-    discuss_colocate,
+    discuss_bounds,
     draw_staleness,
+    effects,
     first_difference,
     lag_bound,
     staleness,
@@ -36,6 +36,8 @@ from grpo.reporting.time_breakdown import (
     time_breakdown,
     variants,
 )
+from grpo.reporting.trends import MEASURES, trend_of
+from grpo.results.collapses import collapses_of
 from grpo.results.runs import Run
 from grpo.study.schema import Study
 
@@ -191,7 +193,7 @@ def test_the_interval_in_the_figure_is_that_over_runs_and_problems() -> None:
     solved = (np.arange(PROBLEMS) < 50).astype(float)
     run = made_up("lag_1", each(0.1), solved, apart={})
     (row,) = draw_staleness([run], 1)["vconcat"][0]["data"]["values"]
-    assert (row["low"], row["high"]) == pytest.approx((0.4, 0.6), abs=0.021)  # 1.96 standard errors of sqrt(.25 / 100)
+    assert (row["low"], row["high"]) == pytest.approx((0.4, 0.6), abs=0.05)  # about 2.1 times sqrt(.25 / 100 + .045 ** 2)
 
 
 @pytest.mark.parametrize("runs", [lagging(1, 0.1), buffered(2, 0.5), lagging(0, 0.5) + buffered(4, 0.5)])
@@ -204,7 +206,7 @@ def test_the_figure_needs_not_every_arm(runs: list[Run], tmp_path: Path) -> None
 
 
 def test_runs_that_agree_exactly() -> None:
-    text = discuss_asynchronous(lagging(0, 0.5, 0.75), 1, in_turns(0.5, 0.75))
+    text = discuss_bounds(lagging(0, 0.5, 0.75), in_turns(0.5, 0.75))
     assert text.startswith(
         "lag_0 and one_update, its counterpart in one process, agree exactly: with each seed (0, 1), at every"
     )
@@ -218,7 +220,7 @@ def test_runs_that_part_are_told_with_the_first_step() -> None:
     lag_0 = [made_up("lag_0", *curve, seed=seed, apart={"max_policy_lag": 0}, every=10) for seed, curve in curves.items()]
     single = [made_up("one", *curves[0], seed=seed, every=10, loss="no_baseline") for seed in (0, 1)]
     assert [first_difference(*pair) for pair in zip(lag_0, single, strict=True)] == [None, 20]
-    text = discuss_asynchronous(lag_0, 1, single)
+    text = discuss_bounds(lag_0, single)
     assert "lag_0 and one, its counterpart in one process, part (" in text
     assert "losses grpo_clip and no_baseline): with seed 1 at step 20. " in text
     assert "agree exactly" not in text
@@ -234,87 +236,102 @@ def test_runs_of_which_one_was_stopped_part_where_it_ends() -> None:
 
 
 def test_seeds_without_a_counterpart_are_not_compared() -> None:
-    text = discuss_asynchronous(lagging(0, 0.5, 0.75), 1, in_turns(0.5))
+    text = discuss_bounds(lagging(0, 0.5, 0.75), in_turns(0.5))
     assert "agree exactly: with each seed (0), at every" in text
-    assert discuss_asynchronous(lagging(0, 0.5), 1, []).startswith("There is no run in one process to compare lag_0 with.")
+    assert discuss_bounds(lagging(0, 0.5), []).startswith("There is no run in one process to compare lag_0 with.")
 
 
-# --------------------------------------------------------------------------------------------------- one version behind
+# -------------------------------------------------------------------------------------------- more lag, a larger buffer
 
 
-@pytest.mark.parametrize(
-    ("lag_0", "lag_1", "verdict"),
-    [
-        (0.75, 0.5, ": training one version behind costs final reward here."),
-        (0.5, 0.75, ": training one version behind gains final reward here."),
-        (0.5, 0.5, ": these runs cannot tell whether training one version behind costs final reward; a difference of 0.000 "),
-    ],
-)
-def test_one_version_behind(lag_0: float, lag_1: float, verdict: str) -> None:
-    text = discuss_asynchronous(lagging(0, lag_0) + lagging(1, lag_1) + lagging(4, 0.0), 1, [])
-    difference = f"{lag_1 - lag_0:.3f}"
-    ends = f"lag_1 ends at {lag_1:.3f}, lag_0 at {lag_0:.3f}, a difference of "
-    assert f"{ends}{difference} ({difference} to {difference}){verdict}" in text
+def ends(runs: list[Run], last_k: int = 1) -> dict[str, Any]:
+    return {one["what"]: (one["arms"], round(one["difference"].value, 6)) for one in effects(runs, last_k)}
 
 
-def test_runs_that_differ_much_cannot_tell() -> None:
-    text = discuss_asynchronous(lagging(0, 0.75, 0.75, 0.75) + lagging(1, 0.9, 0.6, 0.3), 1, [])
-    assert "lag_1 ends at 0.600, lag_0 at 0.750, a difference of -0.150 (" in text
-    detectable = re.search(r"cannot tell whether .* a difference of (0\.\d+) would have been found", text)
-    assert detectable is not None and 0.3 < float(detectable[1]) < 0.7  # 2.8 x .3 / sqrt(3) = .49
+def test_more_lag_is_the_arm_with_the_most_against_that_with_the_least() -> None:
+    stale = {"gradient_norm": 0.5, "clip_fraction": 0.031, "lag_mean": 3.666}
+    runs = lagging(4, 0.25, **stale) + lagging(2, 0.0) + lagging(0, 0.75)
+    assert ends(runs) == {"lag": (["lag_0", "lag_4"], -0.5)}
+    (lag,) = effects(runs, 1)
+    assert [of["gradient_norm"] for of in lag["stale"]] == [0.25, 0.5] and lag["stale"][1]["lag_mean"] == 3.666
+    assert ends(lagging(1, 0.5)) == {}
 
 
 def test_the_last_evaluations_count() -> None:
     zero = [made_up("lag_0", each(0.1), each(0.0), each(0.5), apart={"max_policy_lag": 0})]
     one = [made_up("lag_1", each(0.1), each(0.75), each(0.25), apart={"max_policy_lag": 1})]
-    assert "costs final reward here" in discuss_asynchronous(zero + one, 1, [])
-    assert "gains final reward here" in discuss_asynchronous(zero + one, 2, [])
-
-
-@pytest.mark.parametrize(("present", "told"), [((0, 2), False), ((1, 2), False), ((0, 1), True)])
-def test_one_behind_needs_both_arms(present: tuple[int, ...], told: bool) -> None:
-    text = discuss_asynchronous([run for lag in present for run in lagging(lag, 0.5)], 1, [])
-    assert ("training one version behind" in text) == told
-    assert "Largest lag measured" in text
-
-
-def test_a_diverged_run_is_named_where_its_arm_is_judged() -> None:
-    stopped = made_up("lag_1", each(0.1), each(0.0), seed=1, apart={}, steps=1, diverged=1)
-    text = discuss_asynchronous([*lagging(0, 0.5, 0.5), *lagging(1, 0.5), stopped], 1, [])
-    assert "lag_1 (1 of 2 runs diverged) ends at 0.250, lag_0 at 0.500, a difference of -0.250" in text
-
-
-# ------------------------------------------------------------------------------------------- from least to most stale
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "verdict"),
-    [(0.5, 0.75, "more reward"), (0.75, 0.5, "less reward"), (0.5, 0.5, "these runs cannot tell the two apart")],
-)
-def test_from_the_least_to_the_most_stale_arm(least: float, most: float, verdict: str) -> None:
-    stale = {"gradient_norm": 0.5, "clip_fraction": 0.031, "ratio_min": 0.4, "ratio_max": 2.5, "ratio_mean": 1.01}
-    runs = lagging(4, most, lag_mean=3.666, **stale) + lagging(2, 0.0) + lagging(0, least)
-    text = discuss_asynchronous(runs, 1, [])
-    assert (
-        "From lag_0 to lag_4 tokens are on average 0.00 and 3.67 versions old. "
-        f"lag_4 ends at {most:.3f}, lag_0 at {least:.3f}, a difference of "
-    ) in text
-    assert f"): {verdict}. The median gradient norm goes from 0.25 to 0.5, " in text
-    assert "the range of an update's ratios from 1–1 to 0.4–2.5 (medians; their mean from 1.000 to 1.010), " in text
-    assert "the share of clipped tokens from 0.00% to 3.10%." in text
+    assert ends(zero + one, 1)["lag"][1] == -0.25 and ends(zero + one, 2)["lag"][1] == 0.25
 
 
 def test_buffers_are_compared_with_the_arm_of_their_lag_without_one() -> None:
     runs = lagging(0, 0.9) + lagging(1, 0.5) + buffered(2, 0.0) + buffered(4, 0.25)
-    text = discuss_asynchronous(runs, 1, [])
-    assert "From lag_1 to buffer_4 tokens" in text
-    assert "buffer_4 ends at 0.250, lag_1 at 0.500, a difference of -0.250 (-0.250 to -0.250): less reward." in text
+    assert ends(runs)["buffer"] == (["lag_1", "buffer_4"], -0.25)
 
 
 def test_buffers_are_compared_with_one_another_where_that_arm_is_missing() -> None:
-    text = discuss_asynchronous(lagging(0, 0.9) + buffered(2, 0.5) + buffered(4, 0.25), 1, [])
-    assert "From buffer_2 to buffer_4 tokens" in text
-    assert "From " not in discuss_asynchronous(buffered(2, 0.5), 1, [])
+    assert ends(lagging(0, 0.9) + buffered(2, 0.5) + buffered(4, 0.25)) == {"buffer": (["buffer_2", "buffer_4"], -0.25)}
+    assert ends(buffered(2, 0.5)) == {}
+
+
+def test_collapsed_runs_are_counted_with_their_arm() -> None:
+    stopped = made_up("lag_1", each(0.1), each(0.0), seed=1, apart={}, steps=1, diverged=1)
+    (lag,) = effects([*lagging(0, 0.5, 0.5), *lagging(1, 0.5), stopped], 1)
+    assert lag["collapsed"] == [0, 1] and lag["difference"].value == 0.0  # of the run that held
+
+
+# ------------------------------------------------------------------------------------------- the handouts' two questions
+
+
+def numbers_of_arms(*arms: list[Run], last_k: int = 1) -> dict[str, Any]:
+    """What the answers read of an experiment's numbers."""
+    reward = next(measure for measure in MEASURES if measure.key == "reward")
+    found = [
+        {
+            "arm": of[0].arm,
+            "all": of,
+            "collapses": collapses_of(of, last_k),
+            "courses": {"reward": (reward, trend_of(of, reward))},
+        }
+        for of in arms
+    ]
+    return {"arms": found, "last_k": last_k, "seeds": len(arms[0])}
+
+
+def timed_at(monkeypatch: pytest.MonkeyPatch, **seconds: list[float]) -> None:
+    monkeypatch.setattr(side_by_side, "elapsed", lambda run: pd.Series(seconds[run.arm], index=run.history["step"]))
+    monkeypatch.setattr(off_policy, "elapsed", lambda run: pd.Series(seconds[run.arm], index=run.history["step"]))
+
+
+def test_colocated_runs_in_four_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arm with most updates beside that with fewest, whatever the order."""
+    many = [made_up("many", each(0.1), each(0.5), each(0.75), updates=4, gradient_norm=[0.5, 2.0], ratio_max=[1.0, 3.0])]
+    one = [made_up("one", each(0.1), each(0.2), each(0.3))]
+    timed_at(monkeypatch, many=[4.0, 8.0], one=[1.0, 2.0])
+    (text,) = side_by_side.colocated(numbers_of_arms(many, in_turns(0.2, arm="two", updates=2), one))
+    convergence, stability, speed, at_equal_time = text.replace(". ", ".|").split("|")
+    assert (
+        "rises from 0.100 to 0.300 by step 2 (the last) with 1 update per rollout batch (one); it rises from 0.100"
+        in convergence
+    )
+    assert (
+        "in many 0 of 1 run collapsed, the largest gradient norm is 2.00 and ratios to the sampling policy go from 1 to 3"
+        in stability
+    )
+    assert speed == "Run time: a step takes 1.000 s in one and 4.000 s in many."
+    assert at_equal_time.startswith("After 2.0 s") and "one stood at 0.300 and many at 0.100" in at_equal_time
+    assert side_by_side.colocated(numbers_of_arms(one)) == []
+
+
+def test_asynchronous_runs_beside_those_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = lagging(0, 0.75), lagging(4, 0.25, gradient_norm=0.5), buffered(2, 0.5, lag_mean=2.0), lagging(1, 0.5)
+    timed_at(monkeypatch, lag_1=[1.0], one_update=[2.0])
+    (text,) = side_by_side.asynchronous(numbers_of_arms(*arms), numbers_of_arms(in_turns(0.6)))
+    assert "tokens are on average 4.00 versions old in lag_4 and 0.00 in lag_0; the final answer reward is 0.500 (" in text
+    assert ") lower; the median gradient norm goes from 0.25 to 0.5," in text
+    assert "A larger buffer: tokens are on average 2.00 versions old in buffer_2 and 1.00 in lag_1;" in text
+    assert "0.000 (-" in text and "higher, which holds zero" in text
+    assert "one_update stood at 0.100 and lag_1 at 0.500" in text
+    assert "stood at" not in side_by_side.asynchronous(numbers_of_arms(*arms), None)[0]
 
 
 # ------------------------------------------------------------------------------------------------------ bounds and reuse
@@ -322,7 +339,7 @@ def test_buffers_are_compared_with_one_another_where_that_arm_is_missing() -> No
 
 def test_lags_within_their_bounds() -> None:
     runs = lagging(0, 0.5) + lagging(2, 0.5, 0.5) + buffered(4, 0.5, lag_max=3)
-    text = discuss_asynchronous(runs, 1, [])
+    text = discuss_bounds(runs, [])
     assert (
         "Largest lag measured in any token, of the largest allowed: 0 of 0 (lag_0), 2 of 2 (lag_2), 3 of 4 (buffer_4) "
         "versions; the bound was respected in all 4 runs."
@@ -331,7 +348,7 @@ def test_lags_within_their_bounds() -> None:
 
 def test_a_bound_that_was_broken_is_told_with_its_run() -> None:
     late = made_up("lag_1", each(0.1), each(0.4), each(0.5), seed=1, apart={}, lag_max=[1, 2])
-    text = discuss_asynchronous([*lagging(1, 0.5), late], 1, [])
+    text = discuss_bounds([*lagging(1, 0.5), late], [])
     assert "2 of 1 (lag_1) versions; the bound was BROKEN in grpo_async_offpolicy/lag_1/1 (2)." in text
     assert "respected" not in text
 
@@ -347,7 +364,7 @@ def test_how_often_a_buffers_groups_were_drawn() -> None:
         made_up("b", *[each(0.1)] * 3, apart=apart, **counts([5, 30], [9.0, 1.0], [9, 3], [0.9, 0.2])),
         made_up("b", *[each(0.1)] * 2, apart=apart, seed=1, diverged=1, **counts([10], [0.6], [4], [0.6])),
     ]
-    text = discuss_asynchronous(runs, 1, [])
+    text = discuss_bounds(runs, [])
     assert text.endswith(
         "A group that left the buffer of b had been drawn 0.90 times on average and at most 4 times; 30.0% of 40 groups never "
         "were."
@@ -355,30 +372,9 @@ def test_how_often_a_buffers_groups_were_drawn() -> None:
 
 
 def test_a_buffer_that_nothing_left() -> None:
-    text = discuss_asynchronous(buffered(4, 0.5), 1, [])
+    text = discuss_bounds(buffered(4, 0.5), [])
     assert text.endswith("No group had left the buffer of buffer_4 when its runs ended.")
-    assert "had been drawn" not in discuss_asynchronous(lagging(1, 0.5), 1, [])  # without a buffer each group is drawn once
-
-
-# ---------------------------------------------------------------------------------------------------------- colocated
-
-
-@pytest.mark.parametrize(
-    ("one", "several", "verdict"),
-    [(0.5, 0.75, "more reward"), (0.75, 0.5, "less reward"), (0.5, 0.5, "these runs cannot tell the two apart")],
-)
-def test_several_updates_against_one(one: float, several: float, verdict: str) -> None:
-    """The arm with most updates against that with fewest, whatever the order."""
-    runs = in_turns(several, several, arm="many", updates=4) + in_turns(0.0, arm="two", updates=2) + in_turns(one, arm="one")
-    difference = f"{several - one:.3f}"
-    assert discuss_colocate(runs, 1) == (
-        f"Per step, with 4 updates on each rollout batch (many) against 1 (one): many ends at {several:.3f}, one at {one:.3f}, "
-        f"a difference of {difference} ({difference} to {difference}), {verdict}."
-    )
-
-
-def test_one_arm_alone_is_not_compared() -> None:
-    assert discuss_colocate(in_turns(0.5, 0.75), 1) == ""
+    assert "had been drawn" not in discuss_bounds(lagging(1, 0.5), [])  # without a buffer each group is drawn once
 
 
 # ----------------------------------------------------------------------------------------------------- steps and times
@@ -552,7 +548,7 @@ def test_arms_at_equal_time() -> None:
     text = discuss_at_equal_time(slow, fast, lambda run: pd.Series(seconds[run.arm], index=[1, 2, 3]))
     assert text == (
         "After 6.0 s without evaluation, when the first of their runs had ended, slow stood at 0.500 and fast at 0.375 "
-        "(last evaluation until then), a difference of -0.125 (-0.125 to -0.125)."
+        "(last evaluation until then), a difference of -0.125 (-0.145 to -0.105)."
     )
 
 
@@ -563,7 +559,7 @@ def test_a_run_that_ends_before_anothers_first_evaluation() -> None:
     seconds = {"slow": pd.Series(range(1, 11), index=range(1, 11)), "stopped": pd.Series([4.0], index=[1])}
     text = discuss_at_equal_time(slow, stopped, lambda run: seconds[run.arm])
     assert "After 4.0 s" in text and "slow stood at 0.100 and stopped at 0.100" in text
-    assert text.endswith("0.000 (0.000 to 0.000): these runs cannot tell the two apart.")
+    assert "a difference of 0.000 (" in text and text.endswith("): these runs cannot tell the two apart.")
 
 
 # ---------------------------------------------------------------------------------------------------- reports/timing
@@ -631,20 +627,7 @@ def test_the_page_of_times(timed: dict[str, list[Run]]) -> None:
         ["| lag_1", "5"],
     ]
     assert "These meet it: lag_1 (1.00). With no lag the two take turns and cannot meet it: lag_0 (2.50)." in text
-    assert "After 16.0 s without evaluation, when the first of their runs had ended, one_update stood at 0.500 and " in text
-    assert "several_updates at 0.100 (last evaluation until then)" in text  # its first takes 24 s
-    assert (
-        "After 8.0 s without evaluation, when the first of their runs had ended, one_update stood at 0.100 and lag_1 at 0.750"
-        in text
-    )
     assert text.endswith(".\n") and page.count("\n\n") == 1
-
-
-def test_the_page_where_arms_are_missing(timed: dict[str, list[Run]]) -> None:
-    assert "stood at" not in timing.time_breakdown_page(timed[COLOCATE][:1])
-    assert "stood at" not in timing.time_breakdown_page(timed[ASYNCHRONOUS])
-    page = timing.time_breakdown_page(timed[COLOCATE][:1] + timed[ASYNCHRONOUS])
-    assert page.count("stood at") == 1 and "lag_1 at 0.750" in page
 
 
 # ------------------------------------------------------------------------------------------------------------- dvc.yaml

@@ -26,16 +26,19 @@ def test_a_clear_leader_with_its_distance_to_the_next(mini_study: Study) -> None
     runs = seeds("a", UP) + seeds("b", [0.1, 0.2, 0.3, 0.3]) + seeds("c", [0.1, 0.2, 0.3, 0.4])
     arms = arm_result("a", 0.8), arm_result("b", 0.3, (0.5, 0.4, 0.6)), arm_result("c", 0.4, (0.4, 0.3, 0.5))
     assert said(mini_study, runs, result(*arms))[0] == (
-        "Of 3 arms, which differ in learning_rate, a ends highest after 24 steps, at a validation answer reward of 0.800 (0.750 to "
-        f"0.850), 0.400 (0.300 to 0.500) above c, the next {SURE}"
+        "Of 3 arms, which differ in learning_rate, a ends highest after 24 steps, at a validation answer reward of 0.800 "
+        f"(0.750 to 0.850), 0.400 (0.300 to 0.500) above c, the next {SURE}"
     )
 
 
 def test_arms_that_cannot_be_told_apart(mini_study: Study) -> None:
-    runs = seeds("a", UP) + seeds("b", UP[:-1] + [0.79]) + seeds("c", UP[:-1] + [0.78])
+    runs = seeds("a", UP) + seeds("b", [*UP[:-1], 0.79]) + seeds("c", [*UP[:-1], 0.78])
     arms = arm_result("a", 0.8), arm_result("b", 0.78, (0.02, -0.03, 0.07)), arm_result("c", 0.79, (0.01, -0.04, 0.06))
     (lead, *_) = said(mini_study, runs, result(*arms, tied=("b", "c")))
-    assert ", but these runs cannot tell it from c and b: the difference to the nearest of them, 0.010 (-0.040 to 0.060), holds" in lead
+    assert (
+        ", but these runs cannot tell it from c and b: the difference to the nearest of them, 0.010 (-0.040 to 0.060), holds"
+        in lead
+    )
     assert "the next" not in lead
     (lead, *_) = said(mini_study, runs[:4], result(*arms[:2], tied=("b",)))
     assert "cannot tell it from b: the difference to it, 0.020 (-0.030 to 0.070), holds zero" in lead
@@ -43,7 +46,7 @@ def test_arms_that_cannot_be_told_apart(mini_study: Study) -> None:
 
 def test_an_arm_that_collapsed_is_not_what_the_leader_is_measured_by(mini_study: Study) -> None:
     """Though its one run that held ended above the next."""
-    runs = seeds("a", UP) + [run("b", UP), run("b", [0.1, 0.7, 0.2, 0.1], 1)] + seeds("c", [0.1, 0.2, 0.3, 0.4])
+    runs = [*seeds("a", UP), run("b", UP), run("b", [0.1, 0.7, 0.2, 0.1], 1), *seeds("c", [0.1, 0.2, 0.3, 0.4])]
     fallen = collapse("b", 1, "training rewards", step=3, reached=0.594, ended=0.0)
     arms = arm_result("a", 0.8), arm_result("b", 0.7, (0.1, 0.05, 0.15), fallen), arm_result("c", 0.4, (0.4, 0.3, 0.5))
     lead, *more = said(mini_study, runs, result(*arms))
@@ -61,7 +64,9 @@ def test_where_every_arm_collapsed_none_is_better(mini_study: Study) -> None:
         arm_result("b", 0.1, (0.0, -0.1, 0.1), collapse("b"), seeds=1),
     )
     (lead, *_) = said(mini_study, runs, result(*arms))
-    assert lead == "a collapsed in 1 of 1 run, b collapsed in 1 of 1 run within 16 steps, so which arm is better is not decided."
+    assert (
+        lead == "a collapsed in 1 of 1 run, b collapsed in 1 of 1 run within 16 steps, so which arm is better is not decided."
+    )
     (lead, *_) = said(mini_study, runs[:1], result(arms[0]))
     assert lead.endswith("so there is no final reward to speak of.")
 
@@ -71,7 +76,10 @@ def test_where_every_arm_collapsed_none_is_better(mini_study: Study) -> None:
     [
         ([0.1, 0.5, 0.9], "raised the validation answer reward from 0.100 to 0.900 (0.850 to 0.950), by 0.800"),
         ([0.9, 0.5, 0.1], "lowered the validation answer reward from 0.900 to 0.100 (0.050 to 0.150), by 0.800 ("),
-        ([0.14, 0.2, 0.14], "did not measurably change the validation answer reward: 0.140 before and 0.140 (0.090 to 0.190) after"),
+        (
+            [0.14, 0.2, 0.14],
+            "did not measurably change the validation answer reward: 0.140 before and 0.140 (0.090 to 0.190) after",
+        ),
     ],
 )
 def test_one_arm_is_measured_by_its_start(mini_study: Study, rewards: list[float], expected: str) -> None:
@@ -81,8 +89,12 @@ def test_one_arm_is_measured_by_its_start(mini_study: Study, rewards: list[float
 
 def test_where_nothing_is_right_nothing_is_compared(mini_study: Study) -> None:
     runs = seeds("a", [0.0] * 3) + seeds("b", [0.0] * 3)
-    texts = said(mini_study, runs, result(arm_result("a", 0.0, start=0.0), arm_result("b", 0.0, (0.0, 0.0, 0.0), start=0.0), tied=("b",)))
-    assert texts == ["No answer was right in any run, before training or at an evaluation of 16 steps, so this experiment compares nothing."]
+    texts = said(
+        mini_study, runs, result(arm_result("a", 0.0, start=0.0), arm_result("b", 0.0, (0.0, 0.0, 0.0), start=0.0), tied=("b",))
+    )
+    assert texts == [
+        "No answer was right in any run, before training or at an evaluation of 16 steps, so this experiment compares nothing."
+    ]
 
 
 def test_arms_that_trained_alike(mini_study: Study) -> None:
@@ -106,8 +118,8 @@ def test_reward_is_taken_apart_into_form_and_answer_given_the_form(mini_study: S
     runs = seeds("a", [0.06, 0.3, 0.72], forms=[0.08, 0.5, 0.9], val_response_length=[9.0, 20.0, 29.0])
     (_, text) = said(mini_study, runs, result(arm_result("a", 0.72, start=0.06)))
     assert text == (
-        "In a the form was right in 0.080 of the responses before and 0.900 after training, the answer given the form in 0.750 and "
-        "0.800; the responses had 9.0 tokens before and 29.0 after."
+        "In a the form was right in 0.080 of the responses before and 0.900 after training, the answer given the form in "
+        "0.750 and 0.800; the responses had 9.0 tokens before and 29.0 after."
     )
 
 
@@ -117,8 +129,8 @@ def test_courses_name_steps_and_group_arms_that_went_alike(mini_study: Study) ->
     of = result(arm_result("a", 0.8), arm_result("b", 0.7, (0.1, 0.05, 0.15)))
     (text,) = [text for text in said(mini_study, runs, of, with_courses=True) if text.startswith("Token entropy")]
     assert text == (
-        "Token entropy (nats) falls from 0.800 to 0.100 by step 16, then stays between 0.100 and 0.100 in a and b; response length "
-        "(tokens) stays between 20.0 and 20.0 in a and b. The gradient norm stays between 0.25 and 0.25 in a and b."
+        "Token entropy (nats) falls from 0.800 to 0.100 by step 16, then stays at 0.100 in a and b; response length "
+        "(tokens) stays at 20.0 in a and b. The gradient norm stays at 0.25 in a and b."
     )
 
 

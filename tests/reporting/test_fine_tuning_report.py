@@ -80,14 +80,17 @@ def test_the_share_of_examples_that_earn_the_reward() -> None:
 @pytest.mark.parametrize(
     ("few", "many", "difference", "verdict"),
     [
-        (each(0.25), each(0.5), "0.250 (0.250 to 0.250)", "more examples help"),
-        (each(0.5), each(0.25), "-0.250 (-0.250 to -0.250)", "more examples harm"),
-        (each(0.5), each(0.5), "0.000 (0.000 to 0.000)", "these runs cannot tell the two apart"),
-        (solved(50), solved(52), "0.020 (0.000 to 0.050)", "these runs cannot tell the two apart"),
+        (each(0.25), each(0.5), "0.250 (0.101 to 0.399)", "more examples help"),
+        (each(0.5), each(0.25), "-0.250 (-0.399 to -0.101)", "more examples harm"),
+        (each(0.5), each(0.5), "0.000 (-0.149 to 0.149)", "these runs cannot tell the two apart"),
+        (solved(50), solved(52), "0.020 (-0.130 to 0.170)", "these runs cannot tell the two apart"),
     ],
 )
 def test_whether_more_examples_help(few: NDArray[np.float64], many: NDArray[np.float64], difference: str, verdict: str) -> None:
-    """The fewest against the most of the unfiltered arms, whatever the order in params.yaml."""
+    """The fewest against the most of the unfiltered arms, whatever the order in params.yaml.
+
+    One run an arm: 2.31 (Student's t, 8 degrees of freedom) x 0.045 (the assumed spread between runs) x sqrt(2) = 0.147.
+    """
     runs = fine_tuned("all", 2000, many) + fine_tuned("some", 512, each(0.125)) + fine_tuned("few", 128, few)
     text = discuss_sft(runs, 1, REPORT)
     series = f"{few.mean():.3f} with 128, 0.125 with 512, {many.mean():.3f} with 2,000"
@@ -105,7 +108,7 @@ def test_whether_filtering_helps(everything: float, filtered: float, verdict: st
     text = discuss_sft(runs + fine_tuned("all", 2000, each(everything)), 1, REPORT)
     difference = f"{filtered - everything:.3f}"
     assert f"The 1,500 filtered examples end at {filtered:.3f}, all 2,000 at {everything:.3f}:" in text
-    assert f"a difference of {difference} ({difference} to {difference}), so {verdict}." in text
+    assert f"a difference of {difference} (" in text and f"), so {verdict}." in text
 
 
 def test_runs_that_differ_much_cannot_tell() -> None:
@@ -162,19 +165,21 @@ def iterated(arm: str, questions: int, rollouts: int, epochs: int, *rewards: flo
     return made_up(arm, *scores, experiment=EXPERT_ITERATION, **values)
 
 
+def of_winner(arm: str, last_k: int = 1) -> dict[str, Any]:
+    return {"winner": {"arm": arm}, "last_k": last_k}
+
+
 def test_arms_with_the_same_settings_are_no_pair() -> None:
     runs = [iterated("a", 32, 4, 1, 0.1, 0.2), iterated("b", 32, 4, 1, 0.1, 0.3)]
-    assert "instead of" not in discuss_expert_iteration(runs, {"winner": "b", "last_k": 1})
+    assert "instead of" not in discuss_expert_iteration(runs, of_winner("b"))
 
 
 def test_the_winners_curve_over_its_steps() -> None:
     runs = [iterated("a", 32, 4, 1, 0.1, 0.2, 0.3, 0.4), iterated("b", 64, 4, 1, 0.125, 0.5, 0.25, 0.75)]
-    text = discuss_expert_iteration(runs, {"winner": "b", "last_k": 1})
+    text = discuss_expert_iteration(runs, of_winner("b"))
     assert text.startswith(
         "In b the answer reward went over the steps from 0.125 to 0.500, 0.250, 0.750: it rose at 2 of 3 steps"
     )
-    assert "by 0.625 (0.625 to 0.625) in all." in text
-    assert "The entropy of its responses went from 1.000 to 0.250 nats a token." in text
 
 
 @pytest.mark.parametrize(
@@ -197,10 +202,9 @@ def test_each_setting_by_itself(
         [iterated("a", *first, 0.0, low), iterated("b", *second, 0.0, high)],
         [iterated("b", *second, 0.0, high), iterated("a", *first, 0.0, low)],
     ):
-        text = discuss_expert_iteration(runs, {"winner": "a", "last_k": 1})
-        difference = f"{high - low:.3f} ({high - low:.3f} to {high - low:.3f})"
+        text = discuss_expert_iteration(runs, of_winner("a"))
         assert text.count(" instead of ") == 1
-        assert text.endswith(f"{words}: {difference}, {verdict}.")
+        assert f"{words}: {high - low:.3f} (" in text and text.endswith(f"), {verdict}.")
 
 
 def test_arms_are_compared_that_differ_in_one_setting() -> None:
@@ -211,7 +215,7 @@ def test_arms_are_compared_that_differ_in_one_setting() -> None:
         iterated("q64-8", 64, 8, 1, 0.0, 0.5),
         iterated("q32-8-2", 32, 8, 2, 0.0, 1.0),
     ]
-    text = discuss_expert_iteration(runs, {"winner": "q32", "last_k": 1})
+    text = discuss_expert_iteration(runs, of_winner("q32"))
     assert "64 instead of 32 questions a step: 0.125 (" in text
     assert "128 instead of 64 questions a step: 0.500 (" in text
     assert "8 instead of 4 rollouts of a question: 0.250 (" in text
@@ -220,8 +224,8 @@ def test_arms_are_compared_that_differ_in_one_setting() -> None:
 
 def test_expert_iteration_counts_the_last_evaluations() -> None:
     runs = [iterated("a", 32, 4, 1, 0.0, 0.75, 0.25), iterated("b", 64, 4, 1, 0.0, 0.0, 0.5)]
-    assert "more is better" in discuss_expert_iteration(runs, {"winner": "a", "last_k": 1})
-    assert "fewer is better" in discuss_expert_iteration(runs, {"winner": "a", "last_k": 2})
+    assert "more is better" in discuss_expert_iteration(runs, of_winner("a"))
+    assert "fewer is better" in discuss_expert_iteration(runs, of_winner("a", 2))
 
 
 # --------------------------------------------------------------------------------------------------------------- keyword
@@ -241,9 +245,8 @@ def test_the_keyword_reward_and_kinds_of_responses() -> None:
         with_keywords(0, 0.25, 0.75, **NOTHING_ODD),
         with_keywords(1, 0.25, 0.75, lists_only=(0.1, 0.08), repeats_prompt=(0.25, 0.0), is_sentence=(0.25, 0.5)),
     ]
-    text = discuss_keyword(runs, 1)
-    assert text.startswith("On 100 held-out pairs of keywords 25.0% of the responses hold both before GRPO and 75.0% after it")
-    assert "0.500 (0.500 to 0.500) more." in text
+    text = discuss_keyword(runs)
+    assert text.startswith("Of the responses to 100 held-out pairs of keywords 5.0% before")
     assert "5.0% before and 4.0% after only list the keywords; 25.0% before and 0.0% after repeat the prompt;" in text
     assert "37.5% before and 75.0% after are sentences of the grammar" in text
     assert text.endswith("The reward was not won by degenerate responses.")  # 4%
@@ -252,14 +255,14 @@ def test_the_keyword_reward_and_kinds_of_responses() -> None:
 @pytest.mark.parametrize("kind", ["lists_only", "repeats_prompt"])
 @pytest.mark.parametrize(("share", "degenerate"), [(0.049, False), (0.05, True), (0.5, True)])
 def test_degenerate_responses_are_told(kind: str, share: float, degenerate: bool) -> None:
-    text = discuss_keyword([with_keywords(0, 0.25, 0.75, **NOTHING_ODD | {kind: (0.0, share)})], 1)
+    text = discuss_keyword([with_keywords(0, 0.25, 0.75, **NOTHING_ODD | {kind: (0.0, share)})])
     assert ("The reward was not won by degenerate responses." in text) != degenerate
     assert (f"Part of the reward is degenerate: up to {share:.1%} of the responses are." in text) == degenerate
 
 
 @pytest.mark.parametrize(("after", "told"), [(0.86, False), (0.84, True), (0.95, False)])
 def test_sentences_that_are_lost_are_told(after: float, told: bool) -> None:
-    text = discuss_keyword([with_keywords(0, 0.25, 0.75, **NOTHING_ODD | {"is_sentence": (0.9, after)})], 1)
+    text = discuss_keyword([with_keywords(0, 0.25, 0.75, **NOTHING_ODD | {"is_sentence": (0.9, after)})])
     assert ("in part at the cost of grammar" in text) == told
 
 
@@ -306,8 +309,8 @@ def test_the_table_of_methods(three_methods: Study) -> None:
     # GRPO's two runs each count with 0.5, the mean of their last two evaluations; expert iteration by its last one.
     assert cells[2:] == [
         ["the base model, untrained", "0.125", "", "", "", ""],
-        ["supervised fine-tuning (sft_won)", "0.250", "-0.250 (-0.250 to -0.250)", "0.250 (1)", "10", "5"],
-        ["expert iteration (ei_won)", "0.750", "0.250 (0.250 to 0.250)", "0.750 (2)", "20", "10"],
+        ["supervised fine-tuning (sft_won)", "0.250", "-0.250 (-0.378 to -0.122)", "0.250 (1)", "10", "5"],
+        ["expert iteration (ei_won)", "0.750", "0.250 (0.122 to 0.378)", "0.750 (2)", "20", "10"],
         ["GRPO, best configuration (base)", "0.500", "", "0.625 (1)", "45", "22"],
     ]
 

@@ -42,9 +42,12 @@ def test_intervals_and_published_values_share_one_scale_with_zero() -> None:
 
 
 def test_a_claim_with_several_differences_has_as_many_rows_and_reports_once() -> None:
-    both = {"a above b": {"value": 0.1, "low": 0.0, "high": 0.2}, "a above c": {"value": 0.3, "low": 0.2, "high": 0.4}}
+    both = [
+        {"arm": "a", "against": "b", "difference": {"value": 0.1, "low": 0.0, "high": 0.2}},
+        {"arm": "a", "against": "c", "difference": {"value": 0.3, "low": 0.2, "high": 0.4}},
+    ]
     claim = {"statement": "s", "experiment": "e", "verdict": "agrees", "reported": {"x": "yes"}, "published": {"x": 0.2}}
-    rows = forest_rows([claim | {"differences": both}, claim | {"differences": {}}])
+    rows = forest_rows([claim | {"contrasts": both}, claim | {"contrasts": []}])
     assert [(row["between"], row["value"], row["reported"]) for row in rows] == [
         ("a above b", 0.1, {"x": "yes"}),
         ("a above c", 0.3, {}),

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from report_parts import arm_result, collapse, result, run
 
 from grpo.reporting import sections, tables, what_it_would_take
 from grpo.reporting.baseline import KINDS
+from grpo.reporting.discussion import numbers_of
 from grpo.reporting.figures import curve_table
-from grpo.reporting.tables import experiment_table, result_row
+from grpo.reporting.tables import details_table, experiment_table, result_row
 from grpo.reporting.timing import times_of_arms
+from grpo.results.findings import ArmResult
 from grpo.results.runs import Run, mean_curve
 from grpo.study import paths
 from grpo.study.schema import Study, read_yaml
@@ -43,60 +46,73 @@ def made_up(arm: str, *rewards: float, seed: int = 0, diverged: int | None = Non
     return Run(EXPERIMENT, arm, seed, config, metrics, pd.DataFrame(history), pd.DataFrame(validation), outcomes)
 
 
-def chosen(last_k: int, *candidates: dict[str, Any]) -> dict[str, Any]:
-    return {"last_k": last_k, "leader": "a", "winner": "a", "candidates": list(candidates)}
-
-
-def candidate(arm: str, value: float, behind: float | None = None) -> dict[str, Any]:
-    interval = None if behind is None else {"value": behind, "low": behind - 0.05, "high": behind + 0.05}
-    return {"arm": arm, "value": value, "low": value - 0.1, "high": value + 0.1, "behind": interval}
-
-
 def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
 
 
-def test_the_cells_of_an_experiments_table() -> None:
-    runs = [made_up("a", 0.25, 0.5, 0.75), made_up("a", 0.5, 1.0, 0.25, seed=1), made_up("b", 0.0, 0.25, 0.25, diverged=7)]
-    selection = chosen(2, candidate("a", 0.625), candidate("b", 0.25, behind=0.375))
-    head, _, a, b = cells(experiment_table(runs, selection, {"a": (60.4, 0.125), "b": (9.0, 0.0)}))
-    assert head[:3] == ["arm", "answer reward, mean of last 2 (95% interval)", "below a (95% interval)"]
+def numbers_of_arms(study: Study, runs: list[Run], *arms: ArmResult, last_k: int = 1) -> dict[str, Any]:
+    return numbers_of(study, runs, result(*arms, last_k=last_k))
+
+
+def test_the_cells_of_an_experiments_table(mini_study: Study) -> None:
+    """Reward is the form's share times the accuracy given the form; a collapsed run counts apart."""
+    formed = {"forms": [0.5, 0.8, 1.0], "val_response_length": [9.0, 20.0, 22.0]}
+    runs = [run("a", [0.25, 0.5, 0.75], seed, **formed) for seed in (0, 1)]
+    runs += [run("b", [0.25, 0.5, 0.5], 0), run("b", [0.25, 0.5, 0.0], 1, diverged=16)]
+    fallen = collapse("b", 1, "divergence")
+    found = numbers_of_arms(
+        mini_study, runs, arm_result("a", 0.625), arm_result("b", 0.5, (0.125, 0.05, 0.2), fallen), last_k=2
+    )
+    head, _, a, b = cells(experiment_table(found))
     assert dict(zip(head, a, strict=True)) == {
         "arm": "**a**",
-        head[1]: "0.625 (0.525 to 0.725)",
-        head[2]: "leads",
-        "at start": "0.375",
-        "best (step)": "1.000 (1)",
-        "format reward": "0.625",
-        "response length": "20.5",
+        "answer reward, mean of last 2 (95% over runs and problems)": "0.625 (0.575 to 0.675)",
+        "below a": "leads",
+        "form right": "0.900",
+        "answer right, given the form": "0.694",  # .625 / .9
+        "response length": "21.0",
+        "runs that collapsed": "0 of 2",
+    }
+    assert b == ["b", "0.500 (0.450 to 0.550)", "0.125 (0.050 to 0.200)", "1.000", "0.500", "20.0", "1 of 2"]
+
+
+def test_the_cells_that_explain_an_arm(mini_study: Study) -> None:
+    runs = [
+        run("a", [0.25, 0.5, 0.75], seed, token_entropy=[0.9, 0.1 + 0.2 * seed], gradient_norm=[0.5, 2.25]) for seed in (0, 1)
+    ]
+    found = numbers_of_arms(mini_study, runs, arm_result("a", 0.75, start=0.25))
+    head, _, a = cells(details_table(found, {"a": (60.4, 0.125)}))
+    assert dict(zip(head, a, strict=True)) == {
+        "arm": "a",
+        "at start": "0.250",
+        "best (step)": "0.750 (16)",
         "token entropy": "0.200",  # of .1 and .3, at the last step
-        "largest gradient norm": "2.25",
+        "gradient norm, median": "1.38",
+        "largest": "2.25",
         "seconds": "60",
         "GPU-hours": "0.12",
     }
-    assert b[:3] == ["b (diverged at step 7)", "0.250 (0.150 to 0.350)", "0.375 (0.325 to 0.425)"]
+    assert "GPU-hours" not in details_table(found, {"a": (60.4, 0.0)})
 
 
-def test_one_arm_is_behind_nobody() -> None:
-    table = cells(experiment_table([made_up("a", 0.25, 0.5)], chosen(1, candidate("a", 0.5))))
+def test_one_arm_is_behind_nobody(mini_study: Study) -> None:
+    table = cells(experiment_table(numbers_of_arms(mini_study, [run("a", [0.25, 0.5])], arm_result("a", 0.5, seeds=1))))
     assert len({len(row) for row in table}) == 1
-    assert not any("below" in cell for cell in table[0]) and "seconds" not in table[0]
+    assert not any("below" in cell or "collapsed" in cell for cell in table[0])
 
 
-def test_runs_that_count_by_fewer_evaluations_are_told_with_the_reason() -> None:
+def test_runs_that_count_by_fewer_evaluations_are_told_with_the_reason(mini_study: Study) -> None:
     """A run that was stopped early counts by those it has: the head of the column would not be true of it."""
-    runs = [
-        made_up("a", 0.25, 0.5, 0.75, 0.75),
-        made_up("a", 0.25, 0.5, seed=1, cut=4),
-        made_up("b", 0.25, 0.5, 0.0, diverged=6),
-        made_up("b", 0.25, 0.5, 0.5, 0.0, seed=1, diverged=9),
-    ]
-    table = experiment_table(runs, chosen(3, candidate("a", 0.5), candidate("b", 0.25, behind=0.25)))
+    runs = [run("a", [0.25, 0.5, 0.75, 0.75]), run("a", [0.25, 0.5], 1, cut=4)]
+    runs += [run("b", [0.25, 0.5, 0.0], diverged=6), run("b", [0.25, 0.5, 0.5, 0.0], 1, diverged=9)]
+    fallen = collapse("b"), collapse("b", 1)
+    arms = arm_result("a", 0.5), arm_result("b", 0.25, (0.25, 0.2, 0.3), *fallen)
+    table = experiment_table(numbers_of_arms(mini_study, runs, *arms, last_k=3))
     assert table.endswith(
-        " |\n\nFewer evaluations than 3 count in: grpo_baselines/a/1 (1, its time was up at step 4); "
-        "grpo_baselines/b/0 (2, diverged at step 6).\n"
+        " |\n\nFewer evaluations than 3 count in: grpo_learning_rate/a/1 (1, its time was up at step 4); "
+        "grpo_learning_rate/b/0 (2, diverged at step 6).\n"
     )
-    table = experiment_table(runs[:1], chosen(3, candidate("a", 0.5)))
+    table = experiment_table(numbers_of_arms(mini_study, runs[:1], arm_result("a", 0.5, seeds=1), last_k=3))
     assert "Fewer" not in table and table.endswith(" |\n")
 
 
@@ -155,9 +171,9 @@ def test_the_summary_counts_verdicts_and_takes_the_most_samples(
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content))
-    monkeypatch.setattr(tables, "experiments", lambda _: [])
     monkeypatch.setattr(tables, "undecided", lambda _: [])
-    tables.write_tables(mini_study)
+    monkeypatch.setattr(tables, "not_a_matter_of_seeds", lambda _: [])
+    tables.write_tables(mini_study, {})
     summary = json.loads(paths.SUMMARY.read_text())
     assert summary["claims"] == {"agrees": 2, "disagrees": 1}
     assert summary["best_of_n"]["r1_zero"] == {"pass_at_8": 0.75, "best_at_8": 0.75, "majority_at_8": 0.75}
@@ -185,8 +201,7 @@ def test_samples_before_and_after_are_the_winners(tmp_path: Path, monkeypatch: p
         folder.mkdir(parents=True)
         records = [{"step": step, "problem": f"{arm}{i}", **columns} for step in (0, 5, 10) for i in range(3)]
         (folder / "rollouts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    candidates = [{"arm": arm, "runs": [{"run": f"{EXPERIMENT}/{arm}/0"}]} for arm in ("a", "b")]
-    shown = sections.before_and_after({"winner": "b", "candidates": candidates})
+    shown = sections.before_and_after({"winner": {"arm": "b", "runs": (f"{EXPERIMENT}/b/0",)}})
     assert [(record["step"], record["problem"]) for record in shown] == [(0, "b0"), (0, "b1"), (10, "b0"), (10, "b1")]
 
 

@@ -14,7 +14,11 @@ NAN = float("nan")
 def moves(values: list[float], least: float = 0.05) -> list[Any]:
     found = trend([8 * place for place in range(len(values))], values, least)
     assert found is not None
-    return [(move["verb"], move["start"], move["end"], move["by"]) for move in found.moves] + [found.low, found.high, found.settled]
+    return [(move["verb"], move["start"], move["end"], move["by"]) for move in found.moves] + [
+        found.low,
+        found.high,
+        found.settled,
+    ]
 
 
 @pytest.mark.parametrize(

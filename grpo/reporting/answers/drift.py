@@ -72,9 +72,9 @@ def _verdict(found: np.ndarray, steps: int) -> str:  # type: ignore[type-arg]
     beyond = [f"{name} ({_number(mean)})" for name, mean in means.items() if abs(mean) > bar]
     levels = dict(zip(WITH.values(), found[:, : len(WITH)].mean(axis=0), strict=True))
     return (
-        f"Over the steps the level of the KL goes with that of the reward at a rank correlation of {_number(levels['reward'])} and "
-        f"with the gradient norm's at {_number(levels['gradient norm'])} (means over runs); where both have a trend, that says "
-        "little of cause. From one step to the next "
+        f"Over the steps the level of the KL goes with the reward's at a rank correlation of {_number(levels['reward'])} "
+        f"and with the gradient norm's at {_number(levels['gradient norm'])} (means over runs); where both have a trend, that "
+        "says little of cause. From one step to the next "
         + (f"the KL moves with the {' and the '.join(beyond)}." if beyond else "the KL moves with none of the three.")
         + f" Of steps without any relation, a correlation of changes beyond {bar:.2f} comes up in about 1 of 20."
     )

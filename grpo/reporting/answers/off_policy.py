@@ -73,7 +73,8 @@ def _range(numbers: Numbers) -> str:
     """Whether the range reaches from too few updates to too many."""
     by_updates, best = sorted(numbers["arms"], key=_updates), numbers["leader"]
     few, many = by_updates[0], by_updates[-1]
-    text = f"The range goes from {_updates(few)} to {_updates(many)} updates a rollout batch; {best['arm']} leads with {_updates(best)}."
+    text = f"The range goes from {_updates(few)} to {_updates(many)} updates a rollout batch; {best['arm']}"
+    text += f" leads with {_updates(best)}."
     if _updates(best) in (_updates(few), _updates(many)):
         return f"{text} That is an end of the range, so these runs do not show that the range holds the optimum."
     behind = [arm["arm"] for arm in (few, many) if arm["apart"] or arm["collapses"]]
@@ -87,7 +88,7 @@ def over_steps_and_wall_clock(numbers: Numbers) -> list[str]:
     others = [arm for arm in arms if _updates(arm) > 1]
     if not others or _updates(arms[0]) > 1:
         return ["The study has no on-policy arm beside off-policy ones."]
-    first = arms[0]
+    first, scores = arms[0], {arm["arm"]: final_scores(arm["held"], numbers["last_k"]) for arm in arms}
     return said(
         "off_policy_said.md.j2",
         first=first,
@@ -96,7 +97,7 @@ def over_steps_and_wall_clock(numbers: Numbers) -> list[str]:
             {
                 "arm": arm,
                 "updates": _updates(arm),
-                "difference": difference_of(*(final_scores(of["held"], numbers["last_k"]) for of in (first, arm))),
+                "difference": difference_of(scores[first["arm"]], scores[arm["arm"]]),
                 "seconds": [seconds_of_a_step(of["all"]) for of in (first, arm)],
                 "at_equal_time": discuss_at_equal_time(first["all"], arm["all"], elapsed),
             }

@@ -68,7 +68,11 @@ def answers(study: Study, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
         "entropy": entropy_beside_expert_iteration(numbers[focused], iterated) if focused else "",
         "prompts": explain(asked["grpo_prompt_ablation"]) if "grpo_prompt_ablation" in asked else [],
         "colocated": [text for name in study.with_report("colocated") for text in colocated(numbers[name])],
-        "asynchronous": [text for name in study.with_report("staleness") for text in asynchronous(numbers[name])],
+        "asynchronous": [
+            text
+            for name in study.with_report("staleness")
+            for text in asynchronous(numbers[name], next((numbers[one] for one in study.with_report("colocated")), None))
+        ],
         "overlap": dominates(apart) if apart else "",
         "growth": [growth(runs) for runs in by_arm(measured_kl).values()],
         "drift": goes_with(measured_kl) if measured_kl else "",

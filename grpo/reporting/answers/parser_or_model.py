@@ -158,14 +158,14 @@ def _verdict(parser: int, form: int, failures: int, responses: int) -> str:
         return f"None of {responses} responses fails."
     model = failures - parser
     text = (
-        f"Of {responses} responses {failures} fail: {parser} failures are the parser's ({parser / failures:.1%} of the failures) "
-        f"and {model} the model's"
+        f"Of {responses} responses {failures} fail: {parser} failures are the parser's ({parser / failures:.1%} of the "
+        f"failures) and {model} the model's"
     )
     if not form:
         return f"{text}."
     return (
-        f"{text}. In {form} ({form / failures:.1%} of the failures, {form / responses:.1%} of all responses) the model states the "
-        "right answer, but not in the form asked for."
+        f"{text}. In {form} ({form / failures:.1%} of the failures, {form / responses:.1%} of all responses) the model states "
+        "the right answer, but not in the form asked for."
     )
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 
 from grpo.reporting.answers.off_policy import seconds_of_a_step
-from grpo.reporting.asynchronous import effects
+from grpo.reporting.asynchronous import arms_in_order, effects
 from grpo.reporting.discussion import Numbers
 from grpo.reporting.sentences import said
 from grpo.reporting.time_breakdown import discuss_at_equal_time
 from grpo.reporting.timing import elapsed
+from grpo.results.runs import value
 
 
 def colocated(numbers: Numbers) -> list[str]:
@@ -34,7 +35,16 @@ def colocated(numbers: Numbers) -> list[str]:
     return said("colocated_said.md.j2", ends=ends, at_equal_time=at_equal_time)
 
 
-def asynchronous(numbers: Numbers) -> list[str]:
-    """What more lag and a larger buffer do."""
+def asynchronous(numbers: Numbers, in_turns: Numbers | None) -> list[str]:
+    """What more lag and a larger buffer do, and where the least lag that overlaps stands after as many seconds.
+
+    Args:
+        in_turns: the experiment in one process; None where the study makes none.
+    """
     runs = [run for arm in numbers["arms"] for run in arm["all"]]
-    return said("asynchronous_said.md.j2", effects=effects(runs, numbers["last_k"]), seeds=numbers["seeds"])
+    overlapping = [of for of in arms_in_order(runs)[0] if value(of[0], "asynchronous")["max_policy_lag"]]
+    at_equal_time = ""
+    if in_turns is not None and overlapping:
+        at_equal_time = discuss_at_equal_time(in_turns["arms"][0]["all"], overlapping[0], elapsed)
+    found = effects(runs, numbers["last_k"])
+    return said("asynchronous_said.md.j2", effects=found, seeds=numbers["seeds"], at_equal_time=at_equal_time)

@@ -25,10 +25,10 @@ def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbe
 
     Returns:
         ``title``, ``method``, ``last_k``, ``reason`` (why the winner won), ``seeds``, ``problems``; ``steps``, the fewest and
-        the most that a run took without collapsing; ``changed``, the keys that its arms set; ``covers``, what its intervals cover;
-        ``contrasts``, how many differences to the leader they cover at once; ``arms``, each as :func:`_arm` gives it; of these
-        ``leader``, ``winner``, ``next`` (the nearest arm below), ``tied``, ``collapsed`` and ``alike`` (those that trained like
-        the leader); ``nothing_right``, whether no answer was right in any run.
+        the most that a run took without collapsing; ``changed``, the keys that its arms set; ``covers``, what its intervals
+        cover; ``contrasts``, how many differences to the leader they cover at once; ``arms``, each as :func:`_arm` gives it;
+        of these ``leader``, ``winner``, ``next`` (the nearest arm below), ``tied``, ``collapsed`` and ``alike`` (those that
+        trained like the leader); ``nothing_right``, whether no answer was right in any run.
     """
     of_arm = by_arm(runs)
     entry = study.experiments[result.experiment]

@@ -24,7 +24,7 @@ beside = { test -x $(1)/bin/python || $(PYTHON) -m venv $(1); } && \
 	"$(BIN)/python" -c '$(PURELIB)' > "$$($(1)/bin/python -c '$(PURELIB)')/project.pth"
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev quickstart repro test test-slow test-slurm test-vllm test-adapters test-gpu test-course lint format ui mlflow-server bench bench-grader report clean pins
+.PHONY: help install dev quickstart repro replicate test test-slow test-slurm test-vllm test-adapters test-gpu test-course lint format ui mlflow-server bench bench-grader report clean pins
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ repro: install ## Run the active study (params.yaml), stages side by side; does 
 
 test: dev ## The fast tests, two at a time; they need no study
 	@start=$$(date +%s); pytest -n 2 && echo "pytest: $$(( $$(date +%s) - start )) s"
+
+replicate: install ## The active study again with fresh seeds: SEEDS="100 101 102" [BASE_SEED=7]; into replicates/, then reports/replication.md
+	@grpo replicate $(SEEDS) $(if $(BASE_SEED),--base-seed $(BASE_SEED))
 
 SLOW ?= slow
 test-slow: dev ## The slow tests, three at a time: whole pipelines from scratch through DVC and Snakemake, kills and faults

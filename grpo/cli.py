@@ -74,6 +74,17 @@ def quickstart() -> None:
         raise typer.Exit(130) from None
 
 
+@app.command("replicate")
+def replicate(
+    seeds: Annotated[list[int], typer.Argument(help="Fresh ones, as many as the study has.")],
+    base_seed: Annotated[int | None, typer.Option(help="Pretrain the base model and draw the problems anew, too.")] = None,
+) -> None:
+    """Run the active study again with fresh seeds in replicates/, and write both results to reports/replication.md."""
+    from grpo.commands.replicate import replicate as run_it
+
+    print(run_it(seeds, base_seed))
+
+
 @app.command("evaluate")
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, such as data/checkpoints/EXPERIMENT/ARM/SEED.")],

@@ -1,0 +1,135 @@
+"""`grpo replicate`: the active study again with fresh seeds, in a folder of its own, and both results side by side."""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from grpo.commands.study import renew_runs
+from grpo.common.errors import UserError
+from grpo.common.files import read_json, remove, write_json, write_text
+from grpo.results.replication import Findings, counts, read_findings, replication_page
+from grpo.study import paths
+from grpo.study.annotated import read_annotated, to_text
+from grpo.study.schema import PARAMS_FILE, Study, load_study
+
+FOLDER = Path("replicates")
+MADE_OF = "replicate.json"  # in a replicate's folder: its seeds, and of which params.yaml it was made
+KEYS = ("name", "params")
+LOCAL_CONFIG = Path(".dvc/config.local")
+
+
+def replicate(seeds: list[int], base_seed: int | None) -> str:
+    """Run the active study with these seeds, or go on with it, and write reports/replication.md.
+
+    Args:
+        seeds: none of the study's own.
+        base_seed: with it the base model is pretrained anew, and tasks and traces that are generated are drawn anew.
+
+    Returns:
+        what the two studies have in common, in words.
+
+    Raises:
+        UserError: the seeds are not fresh, the study itself is not finished, this is no git repository, or the replicate's
+            pipeline failed.
+    """
+    study = load_study()
+    if not seeds or set(seeds) & set(study.seeds) or len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds: {seeds}: name fresh ones, each once; the study has {study.seeds}.")
+    here = read_findings(study, f"seeds {', '.join(map(str, study.seeds))}")
+    folder = FOLDER / "-".join(["seeds", *map(str, seeds), *([] if base_seed is None else ["base", str(base_seed)])])
+    _make(folder, seeds, base_seed)
+    _run(folder)
+    finished = _finished(study)
+    write_text(paths.REPORTS / "replication.md", replication_page(study, here, finished))
+    found = counts(here, next(one for one in finished if one.name == _name(seeds, base_seed)))
+    said = ", ".join(f"{number} {how}" for how, number in found.items() if how)
+    return f"{len(here.verdicts)} claims: {said}\nreports/replication.md has both verdicts of each, and both winners"
+
+
+def _name(seeds: list[int], base_seed: int | None) -> str:
+    base = "the same base" if base_seed is None else f"a fresh base ({base_seed})"
+    return f"seeds {', '.join(map(str, seeds))}, {base}"
+
+
+def _made_of(seeds: list[int], base_seed: int | None) -> dict[str, str]:
+    return {"name": _name(seeds, base_seed), "params": hashlib.sha256(PARAMS_FILE.read_bytes()).hexdigest()}
+
+
+def _make(folder: Path, seeds: list[int], base_seed: int | None) -> None:
+    """A copy of the working tree with its own params.yaml; one that is there already is gone on with."""
+    made_of = _made_of(seeds, base_seed)
+    if folder.exists():
+        if not (folder / MADE_OF).is_file() or read_json(folder / MADE_OF, made_by="replicate", keys=KEYS) != made_of:
+            raise UserError(f"{folder}: is there, and was not made of this {PARAMS_FILE}. Remove it, or name other seeds.")
+        return
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    remove(unfinished)
+    unfinished.parent.mkdir(exist_ok=True)
+    _git("clone", "--quiet", "--no-checkout", ".", str(unfinished))  # runs name the commit that they come from
+    for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+        if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
+            (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(name, unfinished / name, follow_symlinks=False)
+    _share_cache(unfinished)
+    with chdir(unfinished):
+        _git("reset", "--quiet")
+        written, notes, opening = read_annotated(PARAMS_FILE)
+        write_text(PARAMS_FILE, to_text({**written, **_fresh(written, seeds, base_seed)}, notes, opening))
+        renew_runs()
+        write_json(Path(MADE_OF), made_of)
+    unfinished.rename(folder)
+
+
+def _fresh(values: dict[str, Any], seeds: list[int], base_seed: int | None) -> dict[str, Any]:
+    """The values of params.yaml that differ. With a base seed all that is generated before the runs has a seed of its own."""
+    if base_seed is None:
+        return {"seeds": seeds}
+    drawn = {
+        section: {name: entry | {"seed": base_seed} if "seed" in entry else entry for name, entry in values[section].items()}
+        for section in ("tasks", "models", "sft_datasets")
+    }
+    return {"seeds": seeds, **drawn, "evaluation": values["evaluation"] | {"seed": base_seed}}
+
+
+def _git(*arguments: str) -> str:
+    found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise UserError(f"git {arguments[0]}: {found.stderr.strip()}. A replicate is a copy of a git repository.")
+    return found.stdout
+
+
+def _share_cache(folder: Path) -> None:
+    """What both studies need, such as the base model, comes from this folder's cache."""
+    config = configparser.ConfigParser()
+    config.read(LOCAL_CONFIG)
+    if not config.has_option("cache", "dir"):
+        config.read_dict({"cache": {"dir": str(Path(".dvc/cache").absolute())}})
+    with (folder / LOCAL_CONFIG).open("w") as file:
+        config.write(file)
+
+
+def _run(folder: Path) -> None:
+    print(f"{folder}: `make repro` there; Ctrl-C ends it, and the same command goes on with it", flush=True)
+    environment = os.environ | {"PYTHONPATH": str(folder.absolute())}
+    code = subprocess.run([sys.executable, "workflow/repro.py"], cwd=folder, env=environment, check=False).returncode
+    if code:
+        raise UserError(f"{folder}: its pipeline ended with code {code}; it said why above. The same command goes on with it.")
+
+
+def _finished(study: Study) -> list[Findings]:
+    """All finished replicates of the active study."""
+    params = _made_of([], None)["params"]
+    found = []
+    for folder in sorted(path for path in FOLDER.iterdir() if (path / MADE_OF).is_file() and (path / paths.CLAIMS).is_file()):
+        made_of = read_json(folder / MADE_OF, made_by="replicate", keys=KEYS)
+        if made_of["params"] == params:
+            found.append(read_findings(study, made_of["name"], folder))
+    return found

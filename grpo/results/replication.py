@@ -1,0 +1,110 @@
+"""A study beside the same study with fresh seeds: both verdicts of each claim, both winners of each experiment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.common.files import read_json
+from grpo.results.claims import read_verdicts
+from grpo.results.findings import AGREES, DISAGREES, NOT_TESTED, Verdict
+from grpo.study import paths
+from grpo.study.schema import Study
+
+SAME, TURNED, OTHERWISE, UNDECIDED = "same", "turned round", "decided otherwise", "decided in one only"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What one of the two studies found.
+
+    Attributes:
+        name: such as ``seeds 100, 101, 102``.
+        verdicts: in the order of claims.yaml.
+        selections: of each experiment, as :func:`grpo.results.selection.select` wrote it.
+    """
+
+    name: str
+    verdicts: list[Verdict]
+    selections: dict[str, dict[str, Any]]
+
+
+def read_findings(study: Study, name: str, folder: Path = Path()) -> Findings:
+    """What the study in a folder found.
+
+    Raises:
+        UserError: it is not finished.
+    """
+    selections = {
+        experiment: read_json(folder / paths.CANDIDATES / f"{experiment}.json", made_by=f"select@{experiment}")
+        for experiment in study.made
+    }
+    return Findings(name, read_verdicts(folder / paths.CLAIMS), selections)
+
+
+def agreement(first: Verdict, second: Verdict) -> str:
+    """How two verdicts on one claim go together; empty where neither study tested it."""
+    names = {first.verdict, second.verdict}
+    if names == {NOT_TESTED}:
+        return ""
+    if len(names) == 1:
+        return SAME
+    if names == {AGREES, DISAGREES}:
+        return TURNED
+    return OTHERWISE if first.decided and second.decided else UNDECIDED if first.decided or second.decided else ""
+
+
+def counts(first: Findings, second: Findings) -> Counter[str]:
+    """How many claims go together how."""
+    return Counter(agreement(*pair) for pair in zip(first.verdicts, second.verdicts, strict=True))
+
+
+def replication_page(study: Study, here: Findings, replicates: Sequence[Findings]) -> str:
+    """reports/replication.md."""
+    parts = [
+        f"# {study.study}: replication",
+        f"This study ({here.name}) beside the same study with other seeds. A verdict *turned round* if one study agrees with "
+        "the claim and the other disagrees.",
+    ]
+    for other in replicates:
+        found = counts(here, other)
+        winners = [_winner(name, here.selections[name], other.selections[name]) for name in study.made]
+        new = sum(row[-1] != SAME for row in winners)
+        parts += [
+            f"## {other.name}",
+            f"Of {len(here.verdicts)} claims {found[TURNED]} turned round, {found[OTHERWISE]} are decided otherwise "
+            f"(no difference in one), {found[UNDECIDED]} are decided in one study only, {found[SAME]} have the same verdict. "
+            f"Of {len(winners)} experiments {new} have another winner.",
+            _table(("claim", here.name, other.name, ""), _claims(here, other)),
+            _table(("experiment", f"winner, {here.name}", f"winner, {other.name}", ""), winners),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _claims(here: Findings, other: Findings) -> list[Sequence[str]]:
+    return [
+        (first.statement, _verdict(first), _verdict(second), agreement(first, second))
+        for first, second in zip(here.verdicts, other.verdicts, strict=True)
+    ]
+
+
+def _verdict(verdict: Verdict) -> str:
+    label = "by construction" if verdict.by_construction else verdict.verdict
+    return f"{label}: {verdict.measured or verdict.reason}"
+
+
+def _winner(name: str, here: Mapping[str, Any], other: Mapping[str, Any]) -> Sequence[str]:
+    """An experiment's row: the winners, and whether another one is among those that are tied."""
+    shown = [f"{one['winner']} {one['value']:.3f} ({one['low']:.3f} to {one['high']:.3f})" for one in (here, other)]
+    if here["winner"] == other["winner"]:
+        return (name, *shown, SAME)
+    tied = other["winner"] in (here["leader"], *here["tied"]) and here["winner"] in (other["leader"], *other["tied"])
+    return (name, *shown, "another, tied in both" if tied else "another")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

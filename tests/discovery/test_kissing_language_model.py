@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -117,54 +116,6 @@ def test_refine_feeds_back_word_for_word(tmp_path: Path) -> None:
     assert [attempt.proposal.parents for attempt in attempts] == [(), (0,), (0,), (2,), (2,), (4,), (5,), (6,)]
 
 
-def test_rounds_of_best_of_n(tmp_path: Path) -> None:
-    with FakeEndpoint(SCRIPT) as server:
-        run(server, tmp_path, Budget(calls=9), "best_of_n")
-    prompts = server.prompts()
-    assert len(set(prompts[:4])) == len(set(prompts[4:8])) == 1
-    assert CROSS in prompts[4] and "valid set of 22 vectors" in prompts[4]
-    assert CROSS_AND_CUBE in prompts[8] and "valid set of 38 vectors" in prompts[8]
-
-
-def test_hybrid_shows_a_population(tmp_path: Path) -> None:
-    with FakeEndpoint(SCRIPT) as server:
-        attempts = run(server, tmp_path, Budget(calls=8), "hybrid")
-    last = server.prompts()[7]
-    assert CROSS in last and CROSS_AND_CUBE in last and attempts[6].verdict.message in last
-    assert last.count("valid set of 22 vectors") == 1, "attempts 2 and 5 are the same program"
-    assert sorted(attempts[7].proposal.parents) == [2, 4]
-
-
-def test_simple_asks_the_same_every_time(tmp_path: Path) -> None:
-    with FakeEndpoint(SCRIPT) as server:
-        run(server, tmp_path, Budget(calls=3), "simple")
-    assert len(set(server.prompts())) == 1 and len({request["seed"] for request in server.requests}) == 3
-
-
-def test_unknown_strategy() -> None:
-    with pytest.raises(UserError, match=r"nonesuch: no such strategy\. Name one of simple, refine, best_of_n, hybrid"):
-        propose_with(Endpoint("http://127.0.0.1:1/v1", MODEL), "nonesuch")
-
-
-# ----------------------------------------------------------------------------------------------------------------- budgets
-
-
-def test_budgets(tmp_path: Path) -> None:
-    with FakeEndpoint([GOOD]) as server:
-        assert len(run(server, tmp_path / "calls", Budget(calls=3))) == 3
-        assert len(run(server, tmp_path / "tokens", Budget(tokens=350))) == 4
-    with FakeEndpoint([replace(GOOD, after_s=0.2)]) as server:
-        start = time.perf_counter()
-        attempts = run(server, tmp_path / "seconds", Budget(seconds=0.5))
-    assert 1 <= len(attempts) <= 3 and 0.5 <= time.perf_counter() - start < 30
-
-
-def test_failed_requests_count_as_calls(tmp_path: Path) -> None:
-    with FakeEndpoint([BROKEN, GOOD]) as server:
-        attempts = run(server, tmp_path, Budget(calls=3))
-    assert [attempt.proposal.calls for attempt in attempts] == [2, 1] and len(server.requests) == 3
-
-
 def test_tokens_are_estimated_where_the_endpoint_does_not_count(tmp_path: Path) -> None:
     answer = f"```python\n{CROSS}```"
     with FakeEndpoint([saying(answer, tokens=None)]) as server:
@@ -238,14 +189,6 @@ def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path,
         with pytest.raises(UserError, match=rf"{SILENCE} attempts in a row were in vain \(.*HTTP 500: out of memory\)"):
             run(server, tmp_path, Budget(calls=100))
         assert scores(run(server, tmp_path, Budget(calls=SILENCE + 2))) == [0] * SILENCE + [22] * 2
-
-
-def test_no_server_at_all(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        proposal = propose_with(Endpoint(url, MODEL, KEY), "simple")([], 1)
-    assert proposal.problem.startswith("the endpoint did not answer: no connection: ") and proposal.calls == TRIES
 
 
 @pytest.mark.parametrize(

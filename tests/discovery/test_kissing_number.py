@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -368,13 +369,18 @@ def test_a_search_needs_a_limit() -> None:
     ("budget", "reason"),
     [
         (Budget(calls=3), "3 of 3 calls"),
-        (Budget(tokens=0), "0 of 0 tokens"),
-        (Budget(seconds=1.0), ""),
-        (Budget(calls=4, seconds=1.0), ""),
+        (Budget(tokens=21), "21 of 21 tokens"),
+        (Budget(tokens=22), ""),
+        (Budget(seconds=9.0), "9 of 9 seconds"),
+        (Budget(seconds=9.5), ""),
+        (Budget(calls=4, seconds=9.5), ""),
     ],
 )
 def test_budgets(budget: Budget, reason: str) -> None:
-    assert budget.used_up(attempts_of(1, 2, 3)) == reason
+    """Of three attempts, each of one call, 7 tokens and 3 seconds."""
+    attempts = attempts_of(1, 2, 3)
+    each = [replace(a, propose_s=1.0, verify_s=2.0, proposal=replace(a.proposal, tokens=7)) for a in attempts]
+    assert budget.used_up(each) == reason
 
 
 # --------------------------------------------------------------------------------------------------------------- report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.resources import files
 
 import pytest
 from fake_endpoint import CROSS, CROSS_AND_CUBE, TOO_CLOSE
@@ -60,11 +59,6 @@ def test_first_prompt_holds_problem_interface_and_bounds(strategy: str) -> None:
     for score in ("582", "600", "604", "868"):
         assert (score in text) is not strategy.endswith(WITHOUT_BOUNDS)
     assert "{{" not in text and "{%" not in text and "subset" not in text
-
-
-def test_prompts_are_files_of_the_package() -> None:
-    names = {file.name for file in (files("grpo.discovery") / "prompts").iterdir()}
-    assert names >= {"problem.md.j2", "program.md.j2", "refine.md.j2", "best_of_n.md.j2", "hybrid.md.j2"}
 
 
 def test_simple_feeds_nothing_back() -> None:

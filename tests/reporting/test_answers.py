@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from grpo.reporting.record import read_all
 from grpo.reporting.tables import write_tables
 from grpo.reporting.time_breakdown import PARTS, Variant
 from grpo.reporting.timing import write_timing
+from grpo.reporting.writeup import write_writeup
 from grpo.results.claims import write_claims
 from grpo.results.runs import Run
 from grpo.results.selection import select
@@ -226,6 +228,9 @@ def small(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return mini_study.model_copy(update=update)
 
 
+HARDWARE = {"gpus": [], "processor": "p", "cores": 2, "memory_gib": 24}
+
+
 def write_results(study: Study) -> None:
     """Runs, times and zero-shot answers, and what the report's earlier stages make of them."""
     for place, arm in enumerate(study.experiments["grpo_learning_rate"].arms):
@@ -240,6 +245,7 @@ def write_results(study: Study) -> None:
             "time_limit_step": None,
             "best/answer_reward": 0.5,
             "best/step": 8,
+            "steps": 2,
         }
         metrics |= {"first/answer_reward": 0.0, "val/format_reward": 0.5, "val/response_length": 9.0}
         write_json(folder / "metrics.json", metrics)
@@ -257,11 +263,14 @@ def write_results(study: Study) -> None:
             "same_as": None,
             "git_commit": "",
             "git_changed": "",
+            "started": "2026-01-01T00:00:00+00:00",
+            "finished": "2026-01-01T00:00:37+00:00",
         }
-        write_json(paths.run_timing(f"grpo_learning_rate/{arm}/0"), timing | {"hardware": {}})
+        write_json(paths.run_timing(f"grpo_learning_rate/{arm}/0"), timing | {"hardware": HARDWARE})
     interval = {"value": 0.25, "low": 0.125, "high": 0.5, "problems": 4}
     parts = {f"accuracy_by_{by}": {"1": interval} for by in ("level", "subject")}
     shares = {"categories": {RIGHT: 1, WRONG_FORM: 1}, "answer_reward": 0.5, "accuracy": interval, "response_length": 8.0}
+    shares |= {"format_reward": 0.5}
     write_json(paths.BASELINE_METRICS, {"r1_zero": shares | parts | {"problems": 2}})
     paths.BASELINE.mkdir(parents=True)
     lines = [record("</think> <answer>12</answer>", "12", category=RIGHT), record("it is 12", None)]
@@ -287,6 +296,40 @@ def test_a_study_that_makes_little_has_a_page_of_what_it_made(small: Study) -> N
     assert "not known: one seed shows no spread between runs" in text
     assert "Of 2 responses 1 fail: 0 failures are the parser's" in text and "length at start" not in text
     assert list(paths.KISSING_NUMBER_DELIVERY.iterdir()) == []
+
+
+def numbers_in(*folders: Path) -> set[float]:
+    """Every number of the result files below some folders."""
+    kinds = ("*.json", "*.jsonl", "*.csv", "*.yaml")
+    texts = [path.read_text() for folder in folders for kind in kinds for path in folder.rglob(kind)]
+    return {abs(float(number)) for text in texts for number in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)}
+
+
+def invented(text: str, known: set[float]) -> list[str]:
+    """The decimal numbers of a text that no known number rounds to, as it stands, in percent or in minutes."""
+    told = set(re.findall(r"\d+\.\d+", text))
+    digits = {len(number.partition(".")[2]) for number in told}
+    rounded = {f"{scale * number:.{places}f}" for number in known for scale in (1, 100, 1 / 60) for places in digits}
+    return sorted(told - rounded)
+
+
+def test_every_number_of_the_write_up_stands_in_a_result_file(small: Study) -> None:
+    write_results(small)
+    split = {"problems": 20, "digest": "d"}
+    report = {"task": "t", "train": split, "validation": split, "dropped_from_train_as_overlap": []}
+    write_json(paths.dataset_report("main"), report)
+    found = read_all(small)
+    numbers = all_numbers(small, found)
+    known = numbers_in(paths.RUNS.parent, paths.REPORTS)
+    write_answers(small, numbers)
+    write_writeup(small, found, numbers, by_dvc=False)
+    first, section = paths.WRITEUP.read_text(), (paths.SECTIONS / "grpo_learning_rate.md").read_text()
+    assert "raised the validation answer reward from 0.000 to 0.5" in first and "ends highest" in section
+    assert invented(first, known) == invented(section, known) == []
+    assert invented("It rose to 0.7351 by 12.9.", known) == ["0.7351", "12.9"]  # what the test is worth
+    lines = [line for path in (*paths.SECTIONS.glob("*.md"), paths.WRITEUP) for line in path.read_text().splitlines()]
+    sentences = [line for line in lines if line.endswith(".") and re.search(r"\d\.\d{3}", line)]
+    assert len(sentences) == len(set(sentences)) >= 3  # none is said twice
 
 
 # ---------------------------------------------------------------------------------------------- the kissing number

@@ -1,7 +1,8 @@
 """Seconds until the first report: this commit beside an older one, each from a fresh clone, in turns.
 
 ``python benchmarks/first_minutes.py OLD`` clones the repository it lies in, checks out OLD and the current commit in turns, and
-times what a newcomer types: ``make install``, ``make repro``, ``make repro`` again with nothing to do, and the smoke study.
+times what a newcomer types: ``make install``, ``make repro``, and ``make repro`` again with nothing to do; of the active study, or of
+``--study``, a name or a file that both commits can compose.
 Takes an hour and more; leave the machine alone meanwhile, as the result says how busy it was.
 """
 
@@ -19,12 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-STEPS = {
-    "install": "make install",
-    "repro": "make repro",
-    "nothing_to_do": "make repro",
-    "smoke": ".venv/bin/grpo study use smoke && make repro",
-}
+STEPS = {"install": "make install", "repro": "make repro", "nothing_to_do": "make repro"}
 
 
 def git(*arguments: str) -> str:
@@ -32,7 +28,7 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def measure(commit: str, folder: Path, steps: list[str]) -> dict[str, dict[str, float]]:
+def measure(commit: str, folder: Path, study: str | None) -> dict[str, dict[str, float]]:
     """Clone a commit and time the steps in it; raises CalledProcessError where one fails."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
@@ -43,10 +39,13 @@ def measure(commit: str, folder: Path, steps: list[str]) -> dict[str, dict[str, 
     environment |= {"PIP_CACHE_DIR": f"{folder}.cache/pip", "UV_CACHE_DIR": f"{folder}.cache/uv"}
     shutil.rmtree(f"{folder}.cache", ignore_errors=True)
     found = {}
-    for step in steps:
+    for step, command in STEPS.items():
+        if step == "repro" and study:
+            use = [".venv/bin/grpo", "study", "use", study, "--force"]
+            subprocess.run(use, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
         load, began = os.getloadavg()[0], time.perf_counter()
         with folder.with_suffix(f".{step}.log").open("w") as log:
-            subprocess.run(STEPS[step], shell=True, check=True, cwd=folder, env=environment, stdout=log, stderr=log)
+            subprocess.run(command, shell=True, check=True, cwd=folder, env=environment, stdout=log, stderr=log)
         found[step] = {"seconds": round(time.perf_counter() - began, 1), "load_before": round(load, 1)}
         print(f"{commit[:7]} {step}: {found[step]['seconds']} s", flush=True)
     return found
@@ -57,23 +56,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds until the first report, beside an older commit.")
     parser.add_argument("old", help="the commit to compare with")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS))
+    parser.add_argument("--study", help="instead of the active one: a name in studies/, or a study's file")
     parser.add_argument("--folder", type=Path, required=True, help="where the clones are made; a few GB")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/first_minutes.json")
     options = parser.parse_args()
 
+    study = str(Path(options.study).resolve()) if options.study and Path(options.study).exists() else options.study
     commits = {"old": git("rev-parse", options.old), "new": git("rev-parse", "HEAD")}
     result = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} threads",
         "python": sys.version.split()[0],
         "commits": commits,
+        "study": options.study or "the active one",
         "turns": [],
     }
     for turn in range(options.turns):
         result["turns"].append({})
         for name, commit in commits.items():
-            result["turns"][-1][name] = measure(commit, options.folder / f"{name}{turn}", options.steps)
+            result["turns"][-1][name] = measure(commit, options.folder / f"{name}{turn}", study)
             options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 

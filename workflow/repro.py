@@ -10,6 +10,7 @@ from pathlib import Path
 from plan import PlanError, make_plan, only_one_here
 
 UNSENT = Path("data/state/mlflow")
+WHAT_NEXT = "The report is reports/index.html; `make ui` shows the runs."
 
 
 def main() -> int:
@@ -23,9 +24,7 @@ def main() -> int:
         return 2
     if stale:
         os.execvp("snakemake", ["snakemake", "--profile", "local"])
-    print(
-        f"All stages are up to date ({time.perf_counter() - start:.1f} s). The report is reports/index.html; `make ui` shows the runs."
-    )
+    print(f"All stages are up to date ({time.perf_counter() - start:.1f} s). {WHAT_NEXT}")
     if waiting := list(UNSENT.glob("*/run.json")):
         print(f"MLflow lacks {len(waiting)} runs, which are kept in {UNSENT}: `grpo mlflow_import` delivers them.")
     return 0

@@ -1,4 +1,4 @@
-"""examples/group_size.yaml: an experiment added to a study by its entry and its stage, up to the report."""
+"""examples/group_size.yaml: an experiment is one file of the user's, wherever it lies, up to the report."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pipeline_parts import ROOT, lock, sh
+from pipeline_parts import ROOT, fresh_clone, lock, sh
 from ruamel.yaml import YAML
-
-EXAMPLE = ROOT / "examples/group_size.yaml"
 
 pytestmark = pytest.mark.slow
 
-
-def part(text: str, key: str) -> str:
-    """The lines below a top-level key of the example, as they would be copied."""
-    return re.split(rf"^{key}:.*\n", text, flags=re.M)[1].partition("\n\n")[0].rstrip() + "\n"
+NEEDED = {"dataset main", "model main", "training_inputs", "train grpo_learning_rate 3e-4", "train grpo_learning_rate 1e-3"}
+OWN = {"train grpo_group_size group_8", "train grpo_group_size group_4"}
 
 
-def add(path: Path, lines: str, before: str) -> None:
-    text = path.read_text()
-    assert text.count(before) == 1
-    path.write_text(text.replace(before, lines + before))
+def use_example(clone: Path) -> None:
+    """Make the example, shortened as the smoke study is, the active study, from a folder outside the clone."""
+    lab = clone.parent / "our lab"
+    lab.mkdir()
+    text = (ROOT / "examples/group_size.yaml").read_text()
+    (lab / "group_size.yaml").write_text(text.replace("extends: mini", "extends: smoke"))
+    sh(clone, "grpo", "study", "use", "../our lab/group_size.yaml")
+    assert sh(clone, "git", "diff", "--name-only").stdout.split() == ["params.yaml"]  # which is what `study use` writes
 
 
-def test_an_experiment_is_its_entry_and_its_stage(finished: Path, tmp_path: Path) -> None:
-    folder, example = tmp_path / "clone", EXAMPLE.read_text()
-    shutil.copytree(finished, folder, symlinks=True)
-    add(folder / "studies/base.yaml", part(example, "experiments"), "  grpo_baselines:\n")
-    used = sh(folder, "grpo", "study", "use", "smoke")
-    assert "dvc.yaml: experiments.grpo_group_size has no stage" in used.stdout + used.stderr
-    unmade = sh(folder, "grpo", "study", "check", check=False)
-    assert unmade.returncode == 2 and part(example, "stages") in unmade.stderr  # it prints the very stage that is to be added
+def commands(output: str) -> set[str]:
+    """What `dvc repro` ran."""
+    return set(re.findall(r"^> grpo (.+?)(?: --seed all)?$", output, re.M))
 
-    add(folder / "dvc.yaml", part(example, "stages") + "\n", "  grpo_baselines:\n")
-    sh(folder, "grpo", "study", "check")
-    changed = sh(folder, "git", "diff", "--name-only").stdout.split()
-    assert sorted(changed) == ["dvc.yaml", "params.yaml", "studies/base.yaml"]  # params.yaml is what `study use` writes
 
-    before = lock(folder)
-    ran = sh(folder, "dvc", "repro").stdout
-    trained = re.findall(r"^> grpo train (.+)$", ran, re.M)
-    assert trained == ["grpo_group_size group_8 --seed 0", "grpo_group_size group_4 --seed 0"]
-    after = lock(folder)
-    assert all(after[name] == before[name] for name in before if name.startswith(("grpo_", "sft_", "select@")))
-
+def test_its_selection_runs_with_all_that_it_needs_and_nothing_else(tmp_path: Path) -> None:
+    folder = fresh_clone(tmp_path / "clone")
+    use_example(folder)
+    ran = commands(sh(folder, "dvc", "repro", "select@grpo_group_size").stdout)
+    assert ran == NEEDED | OWN | {"select grpo_learning_rate", "select grpo_group_size"}
+    assert "up to date" in sh(folder, "dvc", "status", "select@grpo_group_size").stdout
     winner = json.loads((folder / "reports/select/grpo_learning_rate.json").read_text())["overrides"]
     for size in (8, 4):
         config = YAML(typ="safe").load((folder / f"data/runs/grpo_group_size/group_{size}/0/config.yaml").read_text())["config"]
         assert config["group_size"] == {"value": size, "from": f"arm group_{size}"}
         assert {key: config[key]["value"] for key in winner} == winner
-    text = (folder / "reports/sections/grpo_group_size.md").read_text()
-    assert "Group size (`grpo_group_size`)\n" in text
+
+
+def test_added_to_a_study_that_has_run_it_trains_its_own_arms_and_comes_into_the_report(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "clone"
+    shutil.copytree(finished, folder, symlinks=True)
+    before = lock(folder)
+    use_example(folder)
+    ran = commands(sh(folder, "dvc", "repro").stdout)
+    assert {command for command in ran if command.startswith("train ")} == OWN
+    after = lock(folder)
+    assert all(after[name] == before[name] for name in before if name.startswith(("train@", "select@")))
+    assert "Group size (`grpo_group_size`)\n" in (folder / "reports/sections/grpo_group_size.md").read_text()
     assert {row["experiment"] for row in csv.DictReader((folder / "reports/results.csv").open())} >= {"grpo_group_size"}
     for made in ("tables/grpo_group_size.md", "figures/grpo_group_size.svg", "curves/grpo_group_size.csv"):
         assert (folder / "reports" / made).stat().st_size > 100

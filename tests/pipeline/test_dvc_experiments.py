@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pipeline_parts import fresh_clone, sh
+from ruamel.yaml import YAML
 
 pytestmark = pytest.mark.slow
 
@@ -71,3 +72,23 @@ def test_runs_of_experiments_are_kept_wherever_they_ran(workspace: Path) -> None
         assert data["params"]["params.yaml"]["data"]["kissing_number"]["calls"] == CALLS[name]
         measured = data["metrics"]["reports/metrics/kissing_number.json"]["data"]["kissing_number"]["best"]
         assert measured == run.data.metrics["best_with_committed_program"]
+
+
+def test_a_hyperparameter_a_value_of_an_arm_and_the_seeds_can_be_set(tmp_path: Path) -> None:
+    folder, name = fresh_clone(tmp_path), "grpo_keyword_inclusion"
+    yaml = YAML()
+    params = yaml.load(folder / "params.yaml")
+    del params["experiments"][name]["arms"]["grpo"]["learning_rate"]  # so that the study's own holds
+    yaml.dump(params, folder / "params.yaml")
+    sh(folder, "git", "commit", "-qam", "the study's rate")
+
+    def runs(setting: str) -> dict[str, dict[str, Any]]:
+        """Of each seed of the arm, its hyperparameters."""
+        sh(folder, "dvc", "exp", "run", "-S", setting, f"select@{name}")
+        files = sorted(folder.glob(f"data/runs/{name}/grpo/*/config.yaml"))
+        return {file.parent.name: yaml.load(file)["config"] for file in files}
+
+    assert [run["learning_rate"]["value"] for run in runs("grpo.learning_rate=2e-4").values()] == [2e-4]
+    of_arm = runs(f"experiments.{name}.arms.grpo.n_grpo_steps=2")["0"]
+    assert (of_arm["n_grpo_steps"]["value"], of_arm["learning_rate"]["value"]) == (2, 2e-4)
+    assert list(runs("seeds=[0,1,2]")) == ["0", "1", "2"]

@@ -55,6 +55,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study["evaluation"] |= {"every": 3}
     study["experiments"]["grpo_learning_rate"]["arms"] = {"off_policy": OFF_POLICY}
     study["experiments"]["sft_experiment"]["arms"]["all"] = {"keep_steps": [4, 8]}
+    del study["runs"]
     yaml.dump(study, folder / "params.yaml")
     for command in ("dataset", "model", "sft_dataset"):
         subprocess.run(
@@ -181,6 +182,36 @@ def test_killed_in_the_middle_of_anything(run, project, worker, undisturbed, tmp
     assert results(folder) == undisturbed(run)[0]
     assert nothing_is_left(folder)
     assert (folder / "log.txt").read_text().count("resumed after step") >= len(ends)
+
+
+def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
+    """By DVC itself, which removes the stage's outputs when it starts it again: the first seed's results come back."""
+    expected, folder = (clone(project, tmp_path / name) for name in ("undisturbed", "killed"))
+    for each in (expected, folder):
+        params = each / "params.yaml"
+        params.write_text(params.read_text().replace("seeds: [0]", "seeds: [0, 1]"))
+    subprocess.run([*TRAIN, *GRPO], cwd=expected, env=_environment(), check=True, capture_output=True)
+    prepare = (
+        "git init -q",
+        "dvc init -q",
+        f"{sys.executable} -m grpo study runs",
+        f"{sys.executable} -m grpo training_inputs",
+    )
+    shutil.copy(REPOSITORY / "dvc.yaml", folder)
+    environment = _environment() | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for command in prepare:
+        subprocess.run(command.split(), cwd=folder, env=environment, check=True, capture_output=True)
+    repro = ["dvc", "repro", "--single-item", "train@grpo_learning_rate-off_policy"]
+    with subprocess.Popen(repro, cwd=folder, env=environment, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        while not [*folder.glob("data/state/runs/grpo_learning_rate/off_policy/1/*/step-4")]:
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    first = json.loads((folder / "data/timing/grpo_learning_rate/off_policy/0/timing.json").read_text())
+    again = subprocess.run(repro, cwd=folder, env=environment, check=True, capture_output=True, text=True)
+    assert re.findall(r"resumed after step (\d+)", again.stdout) in (["4"], ["6"])
+    assert json.loads((folder / "data/timing/grpo_learning_rate/off_policy/0/timing.json").read_text()) == first
+    assert results(folder) == results(expected)
 
 
 def test_killed_at_random_moments(project, worker, undisturbed, tmp_path):

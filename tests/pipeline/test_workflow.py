@@ -453,7 +453,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("params.yaml", "{gpus: 0, cpus: 1, mem_mb: 2000, runtime_min: 10}", "4", "params.yaml: resources.small: input should"),
         ("params.yaml", "cpus: 1,", "cpus: one,", "resources.small.cpus: input should be a valid integer, but it is 'one'."),
         ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),
-        ("params.yaml", "      no_baseline:", "      new: {}\n      no_baseline:", "(grpo_baselines-new): run `grpo study runs`, which"),
+        ("params.yaml", "      no_baseline:", "      new: {}\n      no_baseline:", "(grpo_baselines-new): run `grpo study"),
         ("dvc.yaml", "  dataset:\n", CONFLICT, "dvc.yaml:LINE: not valid YAML (<<<<<<< marks a conflict"),
         ("dvc.yaml", "  dataset:\n", "\tdataset:\n", "dvc.yaml:LINE: not valid YAML (a tab in the indentation"),
         ("dvc.lock", "stages: {}\n", CONFLICT, "dvc.lock:LINE: not valid YAML (<<<<<<< marks a conflict"),

@@ -10,6 +10,7 @@ from grpo.reporting.answer import Found
 from grpo.reporting.answers.courses import asked_of_courses
 from grpo.reporting.discussion import Numbers, said_of_numbers
 from grpo.reporting.environment import environments, made_otherwise
+from grpo.reporting.form_and_answer import Split
 from grpo.reporting.kissing_number import read_report, section
 from grpo.reporting.pieces import pieces_of, sft_report
 from grpo.reporting.provenance import provenance_of
@@ -54,15 +55,16 @@ def markdown_sections(
     def filled(template: str, **values: Any) -> str:
         return environment.get_template(f"{template}.md.j2").render(study=study, tables=tables, **values)
 
-    texts = {"base_model": filled("base_model", baseline=read_baseline(study), sampled=bool(read_best_of_n(study)))}
+    texts = {
+        "base_model": filled("base_model", baseline=read_baseline(study), split=Split, sampled=bool(read_best_of_n(study)))
+    }
     for name, (runs, _) in found.items():
         texts[name] = filled("experiment", folded=folded, **_experiment(study, numbers[name], runs))
     if study.kissing_number is not None:
         title = "# Scientific discovery: kissing numbers in dimension 11 (`kissing_number`)"
         texts["kissing_number"] = f"{title}\n\n{section(read_report())}\n"
-    verdicts = verdicts_of(study)
-    cited = {source for verdict in verdicts for source in verdict.reported or {}}
-    texts["claims"] = filled("claims", verdicts=verdicts, cited=cited, published=read_yaml(PUBLISHED))
+    cited = {source for verdict in verdicts_of(study) for source in verdict.reported or {}}
+    texts["claims"] = filled("claims", cited=cited, published=read_yaml(PUBLISHED))
     texts["method"] = filled("method", by_dvc=bool(lock), sections=list(found), **_method(study, found, lock))
     return texts
 

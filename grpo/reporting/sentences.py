@@ -21,7 +21,7 @@ def templates(autoescape: bool = False) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"interval": interval, "names": names, "decimals": decimals, "cell": cell, "squeezed": squeezed}
+    environment.filters |= {"interval": interval, "names": names, "decimals": decimals, "squeezed": squeezed}
     return environment
 
 
@@ -53,8 +53,3 @@ def names(of: Sequence[str]) -> str:
     """``a, b and c``."""
     *first, last = of or [""]
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def cell(text: str) -> str:
-    """A text as a cell of a Markdown table holds it."""
-    return " ".join(text.replace("|", "\\|").split())

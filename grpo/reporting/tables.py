@@ -12,6 +12,7 @@ from grpo.reporting.baseline import best_of_n_table, breakdown_table, zero_shot_
 from grpo.reporting.discussion import Numbers, as_plain
 from grpo.reporting.sentences import decimals, interval
 from grpo.reporting.what_it_would_take import NAME, contents, table
+from grpo.results.claims import claims_table
 from grpo.results.contrasts import not_a_matter_of_seeds, undecided
 from grpo.results.runs import Run, evaluations_counted, final_scores, read_baseline, read_best_of_n
 from grpo.study import paths
@@ -40,6 +41,7 @@ def write_tables(study: Study, numbers: Mapping[str, Numbers]) -> None:
         unknown = contents(undecided(study), not_a_matter_of_seeds(study))
         write_json(folder / f"{NAME}.json", unknown)
         write_text(folder / f"{NAME}.md", table(unknown["undecided"]))
+        write_text(folder / "claims.md", claims_table(claims, study.left_out))
         write_json(folder / "numbers.json", {name: as_plain(of) for name, of in numbers.items()})
         for experiment, of in numbers.items():
             rows += [result_row(study, run) for arm in of["arms"] for run in arm["all"]]

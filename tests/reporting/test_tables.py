@@ -24,7 +24,7 @@ from grpo.study import paths
 from grpo.study.schema import Study, read_yaml
 
 EXPERIMENT = "grpo_baselines"
-CLAIM = {"statement": "s", "experiment": "e", "reported": {}, "measured": "1", "note": ""}
+CLAIM = {"statement": "s", "experiment": "e", "reported": {}, "measured": "1", "reason": "r", "by_construction": False}
 
 
 def made_up(arm: str, *rewards: float, seed: int = 0, diverged: int | None = None, cut: int | None = None) -> Run:

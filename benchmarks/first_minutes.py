@@ -1,8 +1,8 @@
 """Seconds until the first report: this commit beside an older one, each from a fresh clone, in turns.
 
 ``python benchmarks/first_minutes.py OLD`` clones the repository it lies in, checks out OLD and the current commit in turns, and
-times what a newcomer types: ``make install``, ``make repro``, and ``make repro`` again with nothing to do; of the active study, or of
-``--study``, a name or a file that both commits can compose.
+times what a newcomer types: ``make install``, ``make repro``, and ``make repro`` again with nothing to do; of the active study,
+or of ``--study``, a name or a file that both commits can compose.
 Takes an hour and more; leave the machine alone meanwhile, as the result says how busy it was.
 """
 

@@ -14,12 +14,12 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from mount_parts import can_mount, tmpfs
 from study_parts import activate
 
 from grpo import cli
@@ -63,30 +63,17 @@ def smoke_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@lru_cache(maxsize=1)
-def can_mount() -> bool:
-    """Whether this process may mount a file system."""
-    with tempfile.TemporaryDirectory() as point:
-        try:
-            mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", point], capture_output=True, check=False).returncode == 0
-        except FileNotFoundError:
-            return False
-        if mounted:
-            subprocess.run(["umount", "--lazy", point], check=True)
-        return mounted
-
-
 class Disk:
     """A project whose folder ``data`` is a file system of its own."""
 
-    def __init__(self, project: Path):
-        self.project, self.data = project, project / "data"
+    def __init__(self, project: Path, mounts: ExitStack):
+        self.project, self.data, self.mounts = project, project / "data", mounts
 
     def mount(self, megabytes: int) -> None:
         content = self.project / "content"
         self.data.rename(content)
         self.data.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", self.data], check=True)
+        self.mounts.enter_context(tmpfs(self.data, megabytes))
         shutil.copytree(content, self.data, dirs_exist_ok=True)
 
     def fill(self, but_kilobytes: int) -> None:
@@ -106,9 +93,8 @@ def project(smoke_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def disk(project: Path) -> Iterator[Disk]:
-    yield Disk(project)
-    if (project / "data").is_mount():
-        subprocess.run(["umount", "--lazy", project / "data"], check=True)
+    with ExitStack() as mounts:
+        yield Disk(project, mounts)
 
 
 def contents(project: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from mount_parts import can_mount, tmpfs
 from tqdm import tqdm
 from workflow_parts import ROOT, TRAINING, call, environment, new_repo, processes_in, wait_for
 
@@ -41,6 +41,7 @@ stages:
 """
 RUN = """
 import json, pathlib, sys, time
+from mount_parts import can_mount, tmpfs
 from tqdm import tqdm
 name = sys.argv[1]
 with tqdm(total=30, desc=name, unit="step", mininterval=0.1) as bar:
@@ -122,18 +123,14 @@ def test_a_terminal_shows_running_finished_and_failed_stages(tmp_path: Path) -> 
     assert "rule grpo_x" not in text and "CalledProcessError" not in text
 
 
+@pytest.mark.skipif(not can_mount(), reason="mounting is not allowed")
 def test_a_full_cache_is_named_with_its_remedy(tmp_path: Path) -> None:
     repo = new_study(tmp_path / "repo")
     (repo / "dvc.yaml").write_text("stages: {big: {cmd: head -c 3000000 /dev/zero > big.bin, outs: [big.bin]}}\n")
     cache = repo / ".dvc/cache"
     cache.mkdir()
-    mounted = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", cache]
-    if shutil.which("mount") is None or subprocess.run(mounted, capture_output=True).returncode:
-        pytest.skip("this process may not mount a file system")
-    try:
+    with tmpfs(cache, 1):
         text = call(repo, "snakemake", "--profile", "local", ok=False)
-    finally:
-        subprocess.run(["umount", "--lazy", cache], check=True)
     assert f"the disk of its cache is full: {cache}." in text and "Then the same command goes on" in text
     assert "1 stages in " in call(repo, "snakemake", "--profile", "local")
 

@@ -106,7 +106,7 @@ def test_missing_params_file(project: Path, grpo: Grpo) -> None:
         (("train", "grpo_learning_rate", "3e-4", "--seed", "7"), "seeds: 7 is not among [0]"),
         (("train", "grpo_baselines", "no_baseline"), "dvc repro select@grpo_learning_rate"),
         (("select", "grpo_learning_rate"), "dvc repro train@grpo_learning_rate-3e-4"),
-        (("writeup",), "Run `dvc repro"),
+        (("report",), "Run `dvc repro"),
         (("dataset", "words"), "tasks: no task 'words' (known: main, keyword)"),
         (("model", "words"), "tasks: no task 'words' (known: main, keyword)"),
         (("sft_dataset", "words"), "sft_datasets: no entry for 'words' (there are: main, keyword)"),
@@ -137,7 +137,7 @@ def test_a_response_longer_than_the_context_is_refused(with_data: Path, grpo: Gr
     edit(with_data, "sampling_max_tokens: 32", "sampling_max_tokens: 400")
     code, _, error = grpo("train", "grpo_learning_rate", "3e-4")
     assert code == 2 and "grpo.sampling_max_tokens" in error and "context of 256 tokens" in error
-    assert [path for root in (paths.RUNS, paths.CHECKPOINTS) for path in root.glob("*/*")] == [], "no result and no draft"
+    assert [path for root in (paths.RUNS, paths.CHECKPOINTS) for path in root.rglob("*") if path.is_file()] == [], "nor a draft"
 
 
 @pytest.mark.parametrize(
@@ -245,10 +245,13 @@ def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Gr
     folder.mkdir(parents=True)
     lines = [json.dumps({"step": step, "answer_reward": answers}) for step, answers in ((0, [0, 0, 0, 0]), (2, [1, 1, 1, 0]))]
     (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "config.yaml").write_text("identity: abc\noverrides: {}\nbefore: []\nupdates_per_rollout_batch: 1\n")
+    (folder / "config.yaml").write_text(
+        "identity: abc\nsame_as: null\noverrides: {}\nbefore: []\nupdates_per_rollout_batch: 1\nconfig: {}\nsoftware: {}\n"
+    )
     (folder / "metrics.json").write_text('{"diverged_step": null, "diverged_reason": ""}')
-    code, output, _ = grpo("select", "leaderboard")
-    assert code == 0 and output.startswith("leaderboard: best, 0.750 (")
+    code, output, error = grpo("select", "leaderboard")
+    assert code == 0, error
+    assert output.startswith("leaderboard: best, 0.750 (")
     winner = json.loads((paths.SELECT / "leaderboard.json").read_text())
     assert winner == {"experiment": "leaderboard", "winner": "best", "overrides": {}, "before": []}
     candidates = json.loads((paths.CANDIDATES / "leaderboard.json").read_text())

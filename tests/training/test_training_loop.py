@@ -569,7 +569,7 @@ def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
 
     monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: SCORE)
     run = tiny_run(tiny_study)
-    outputs = [paths.RUNS / run.name, paths.CHECKPOINTS / run.name, paths.run_timing(run.name)]
+    outputs = [root / run.name for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)]
     listed = ", ".join(f'"{path}"' for path in outputs)
     paths.PIPELINE.write_text(f"stages: {{run: {{cmd: 'true', outs: [{listed}]}}}}\n")
 
@@ -591,11 +591,13 @@ def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
     dvc([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"])
     dvc([sys.executable, "-m", "dvc", "commit", "-f", "-q"])
     again = removed_and_run_again()
-    assert {path for path in first if again[path] != first[path]} == {outputs[2]}  # what DVC has may be made anew
-    kept = list(paths.RUN_STATE.glob("*/*/*"))
+    assert {path for path in first if again[path] != first[path]} == {
+        paths.run_timing(run.name)
+    }  # what DVC has may be made anew
+    kept = list(paths.RUN_STATE.glob("*/*/*/*"))
     dvc([sys.executable, "-m", "dvc", "commit", "-f", "-q"])
     remove_stored()
-    assert kept and not list(paths.RUN_STATE.glob("*/*/*"))
+    assert kept and not list(paths.RUN_STATE.glob("*/*/*/*"))
 
 
 def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(

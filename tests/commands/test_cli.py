@@ -249,6 +249,8 @@ def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Gr
         "identity: abc\nsame_as: null\noverrides: {}\nbefore: []\nupdates_per_rollout_batch: 1\nconfig: {}\nsoftware: {}\n"
     )
     (folder / "metrics.json").write_text('{"diverged_step": null, "diverged_reason": ""}')
+    (folder / "history.csv").write_text("step,update,gradient_norm\n1,1,0.5\n2,2,0.75\n")
+    (folder / "validation.csv").write_text("step,update,val/answer_reward\n0,0,0.0\n2,2,0.75\n")
     code, output, error = grpo("select", "leaderboard")
     assert code == 0, error
     assert output.startswith("leaderboard: best, 0.750 (")

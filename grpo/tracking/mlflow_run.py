@@ -137,8 +137,8 @@ class MlflowRun:
             the run's id, or None if MLflow could not be asked for one. Where something could not be written, a warning says
             what, and how to deliver it later; the run's own files are whole.
         """
-        described = self._describe(status=status, ended=max(milliseconds(), self._about["started"]))
-        error = self._sender.finish() if described else None
+        self._describe(status=status, ended=max(milliseconds(), self._about["started"]))
+        error = self._sender.finish() if self._metrics is not None else None
         lost = f"{self._lost} messages could not be kept on disk: {describe(self._trouble)}" if self._trouble else None
         if errors := [each for each in (error, lost) if each]:
             print(self._warning("; ".join(errors)), file=sys.stderr)
@@ -148,14 +148,12 @@ class MlflowRun:
             self._metrics.close()  # which releases its lock
         return self._sender.delivery.run_id
 
-    def _describe(self, **changed: Any) -> bool:
-        """Change what the folder says of the run; whether it says so now."""
+    def _describe(self, **changed: Any) -> None:
+        """Change what the folder says of the run."""
         self._about |= changed
         with self._noting_trouble():
             if self._metrics is not None:
                 write_json(self.folder / RUN, self._about)
-                return True
-        return False
 
     @contextmanager
     def _noting_trouble(self) -> Iterator[None]:

@@ -340,6 +340,12 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         """Send what is new every two seconds, and at the end the rest."""
+        try:
+            self._error = self._send_all()
+        except Exception as error:  # such as a setting of MLflow's that is no number
+            self._error = error
+
+    def _send_all(self) -> Exception | None:
         monitor = None
         while True:
             if self._send() is None and monitor is None:
@@ -353,7 +359,7 @@ class Sender(threading.Thread):
         deadline = time.monotonic() + END_SECONDS
         while (error := self._send()) and "database is locked" in str(error) and time.monotonic() < deadline:
             pass  # MLflow itself waits for 20 s
-        self._error = error
+        return error
 
     def finish(self) -> str | None:
         """Send the rest; what went wrong, if anything."""

@@ -86,7 +86,7 @@ def test_what_is_sent_again_changes_nothing(folder: Path) -> None:
         assert [found.info.status for found in runs_at(uri)[1]] == ["RUNNING"]
     (folder / "note.txt").write_text("kept")
     run.artifact(folder / "note.txt")
-    assert run._describe(status="FINISHED", ended=123)
+    run._describe(status="FINISHED", ended=123)
     for _ in range(2):
         Delivery(run.folder, uri).send()
     client, (found,) = runs_at(uri)
@@ -508,6 +508,18 @@ def test_a_folder_that_cannot_be_written_costs_the_record_and_nothing_else(
     assert run.finish() is None
     warning = capsys.readouterr().err
     assert "could not be written: 2 messages could not be kept on disk: " in warning and "mlflow_import" not in warning
+
+
+def test_a_wrong_setting_of_mlflow_is_named_and_costs_nothing(
+    delivered: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
+    with monkeypatch.context() as patch:
+        patch.setenv(name, "often")
+        MlflowRun("toy", "first", {}, {}).finish()
+    assert name in capsys.readouterr().err and len(unsent()) == 1
+    MlflowRun("toy", "second", {}, {}).finish()
+    assert [run.info.status for run in runs_at(uri_of(delivered))[1]] == ["FINISHED"] * 2 and unsent() == []
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo.results.findings import Collapse
-from grpo.results.intervals import difference_of
+from grpo.results.intervals import difference_of, simultaneous
 from grpo.results.runs import Run, mean_of_last, value
 from grpo.results.statistics import LEVEL, wilson_interval
 
@@ -46,7 +46,7 @@ def _in_evaluations(run: Run, last_k: int) -> Collapse | None:
     best, final = int(means.argmax()), mean_of_last(run.outcomes, last_k)
     if final.mean() >= BELOW * means[best]:
         return None
-    if difference_of(final, run.outcomes[best], contrasts=len(means), fixed=True).low <= 0:
+    if difference_of(final, run.outcomes[best], simultaneous(len(means)), fixed=True).low <= 0:
         return None
     return Collapse(run.name, "evaluations", int(run.validation["step"].iloc[best]), float(means[best]), _ended(run, last_k))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo.results.collapses import collapses_of, held
 from grpo.results.findings import Collapse, Contrast
-from grpo.results.intervals import Scores, difference_of
+from grpo.results.intervals import Scores, difference_of, simultaneous
 from grpo.results.runs import Run, by_arm, final_scores, read_runs, steps_taken
 from grpo.study.schema import Study
 
@@ -68,7 +68,9 @@ class Evidence:
     def contrast(self, arm: str, against: str, contrasts: int = 1) -> Contrast:
         """How far ``arm`` ends above ``against``, alone and as one of so many contrasts."""
         first, second = self.final(against), self.final(arm)
-        return Contrast(arm, against, difference_of(first, second), difference_of(first, second, contrasts), contrasts)
+        return Contrast(
+            arm, against, difference_of(first, second), difference_of(first, second, simultaneous(contrasts)), contrasts
+        )
 
     def steps(self) -> int:
         """The fewest steps that an arm's runs took; arms whose runs all diverged are left out."""

@@ -64,7 +64,9 @@ class Contrast:
     Attributes:
         arm, against: names of arms; ``EXPERIMENT/ARM`` where the two are of different experiments.
         difference: ``arm`` minus ``against`` with its 95% interval.
-        adjusted: the same difference; all ``contrasts`` of the family are covered at once with 95% (Sidak).
+        adjusted: the same difference, the number of ``contrasts`` taken into account: against an experiment's leader so that
+            the leader and those tied with it hold the truly best arm with 95% (Hsu), in a claim so that all are covered at once
+            with 95% (Sidak).
         contrasts: how many contrasts the family has.
     """
 

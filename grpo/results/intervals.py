@@ -58,12 +58,12 @@ def mean_of(scores: Scores, fixed: bool = False, level: float = LEVEL) -> Interv
     return replace(found, low=max(0.0, low), high=min(1.0, high))
 
 
-def difference_of(first: Scores, second: Scores, contrasts: int = 1, fixed: bool = False, scale: float = 1.0) -> Interval:
+def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bool = False, scale: float = 1.0) -> Interval:
     """Difference of two arms' means, ``second`` minus ``first``.
 
     Args:
         first, second: (runs, problems), problems in the same order; the numbers of runs may differ.
-        contrasts: how many contrasts are looked at together; all are covered at once with 95% (Sidak 1967, JASA 62:626).
+        level: :func:`simultaneous` or :func:`against_the_best` where several contrasts are looked at together.
         fixed: as :func:`mean_of`.
         scale: the largest difference that there can be; the interval ends there.
 
@@ -73,8 +73,22 @@ def difference_of(first: Scores, second: Scores, contrasts: int = 1, fixed: bool
     first, second = (np.atleast_2d(np.asarray(scores, dtype=float)) for scores in (first, second))
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"paired scores are needed for the same problems: {first.shape[1]} and {second.shape[1]}")
-    found = _interval([first, second], second.mean(axis=0) - first.mean(axis=0), fixed, LEVEL ** (1 / contrasts))
+    found = _interval([first, second], second.mean(axis=0) - first.mean(axis=0), fixed, level)
     return replace(found, low=max(-scale, found.low), high=min(scale, found.high))
+
+
+def simultaneous(contrasts: int) -> float:
+    """The level at which so many intervals hold their truths all at once with 95% (Sidak 1967, JASA 62:626)."""
+    return float(LEVEL ** (1 / contrasts))
+
+
+def against_the_best(contrasts: int) -> float:
+    """The level of so many intervals against a leader; of it and the arms not told from it one is truly the best with 95%.
+
+    That asks of each interval for its end towards the leader only, so that each tail has 1 - 0.95^(1 / contrasts) (Hsu 1984,
+    Annals of Statistics 12:1136; Sidak's bound in the place of Dunnett's). Never less than 95%.
+    """
+    return max(LEVEL, 2 * simultaneous(contrasts) - 1)
 
 
 def change_of(before: Scores, after: Scores) -> Interval:

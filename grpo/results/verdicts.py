@@ -22,7 +22,7 @@ from grpo.results.findings import (
     Interval,
     VerdictName,
 )
-from grpo.results.intervals import difference_of, p_beyond, p_within
+from grpo.results.intervals import difference_of, p_beyond, p_within, simultaneous
 from grpo.results.levels import blocks, changes, log_ratio, peaks, per_step
 from grpo.results.runs import Run, first_scores, gain, identical
 
@@ -161,7 +161,7 @@ def method_above(parameters: Parameters, evidence: Evidence) -> Judgement:
     names = f"{evidence.experiment}/{evidence.leader}", f"{other.experiment}/{other.leader}"
     first, second = other.final(other.leader), evidence.final(evidence.leader)
     contrasts = max(len(evidence.arms), len(other.arms))
-    contrast = Contrast(*names, difference_of(first, second), difference_of(first, second, contrasts), contrasts)
+    contrast = Contrast(*names, difference_of(first, second), difference_of(first, second, simultaneous(contrasts)), contrasts)
     verdict, reason, p = decide([contrast.difference], margin=parameters["margin"])
     p = min(1.0, p * contrasts)
     if verdict != CANNOT_TELL and p >= ALPHA:

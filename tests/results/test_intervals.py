@@ -9,7 +9,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from grpo.results.intervals import change_of, detectable, difference_of, mean_of, p_beyond, p_within, run_sd
+from grpo.results.intervals import (
+    against_the_best,
+    change_of,
+    detectable,
+    difference_of,
+    mean_of,
+    p_beyond,
+    p_within,
+    run_sd,
+    simultaneous,
+)
 
 
 def answers(generator: np.random.Generator, rates: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -96,9 +106,20 @@ def test_rewards_that_are_all_alike_have_an_interval_too() -> None:
 
 
 def test_several_contrasts_are_covered_at_once() -> None:
-    one, five = (difference_of(flat(0.3, 0.4, 0.5), flat(0.5, 0.6, 0.7), contrasts=n) for n in (1, 5))
+    one, five = (difference_of(flat(0.3, 0.4, 0.5), flat(0.5, 0.6, 0.7), simultaneous(n)) for n in (1, 5))
     assert five.level == pytest.approx(0.95**0.2)  # Sidak
     assert five.half / one.half == pytest.approx(stats.t.ppf((1 + 0.95**0.2) / 2, one.df) / stats.t.ppf(0.975, one.df))
+
+
+def test_a_leaders_contrasts_ask_for_one_end_each() -> None:
+    assert against_the_best(1) == against_the_best(2) == 0.95
+    assert against_the_best(5) == pytest.approx(1 - 2 * (1 - 0.95**0.2))
+    generator, missed = np.random.default_rng(4), 0
+    for _ in range(300):  # the last arm is the best by .01, and an arm that leads by luck must not be told from it
+        arms = [flat(*generator.normal(mean, 0.03, 4)) for mean in (0.5, 0.5, 0.5, 0.5, 0.51)]
+        leader = max(arms, key=np.mean)
+        missed += difference_of(arms[-1], leader, against_the_best(4)).low > 0
+    assert missed / 300 <= 0.05
 
 
 def test_a_change_is_taken_run_by_run() -> None:

@@ -97,7 +97,7 @@ class Pair:
 
         from grpo.study.methods import GrpoConfig
         from grpo.training.asynchronous.actors import Generator
-        from grpo.training.context import RunContext
+        from grpo.training.context import RunSetup
 
         self.ends.close()  # the one before
         env = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
@@ -108,7 +108,9 @@ class Pair:
         ray.init(address="local", include_dashboard=False, logging_level="ERROR", num_gpus=int(on_gpu))
         self.ends.callback(ray.shutdown)
         make = partial(make_engine, self.folder, str(self.model.dtype).removeprefix("torch."), "cuda" if on_gpu else "cpu")
-        generator = ray.remote(num_gpus=int(on_gpu))(Generator).remote(make, RunContext(config=GrpoConfig(), seed=0))
+        unused: Any = None  # of a run that only takes over weights
+        setup = RunSetup(GrpoConfig(), 0, [], unused, unused, unused)
+        generator = ray.remote(num_gpus=int(on_gpu))(Generator).remote(make, setup)
         ray.get(generator.start.remote())
         self.generators[gpu] = generator
         return generator

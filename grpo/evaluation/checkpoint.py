@@ -16,6 +16,7 @@ from grpo.common.files import files_digest, require_writable, write_text
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluate import (
     OTHER,
+    Sampler,
     category,
     count_categories,
     encode_prompts,
@@ -84,8 +85,8 @@ class CheckpointEvaluator:
         self._states.append(state)
         remove_stored(state)
         settings, format = self.study.evaluation, find_format(self.task, prompt)
-        sampling, score = evaluation_sampling(settings, format), partial(score_by_task, self.task, prompt)
-        return evaluate(self.engine, self.tokenizer, problems, format, score, sampling, settings.seed, n=n, state=state)
+        sampler = Sampler(self.engine, self.tokenizer, format, partial(score_by_task, self.task, prompt))
+        return evaluate(sampler, problems, evaluation_sampling(settings, format), settings.seed, n, state)
 
     def forget_chunks(self, output: Path | None = None) -> None:
         """Forget what was sampled, once DVC has stored the stage's output that was made of it; without one at once."""

@@ -7,7 +7,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,24 @@ CATEGORIES = {
 OTHER = "other rewards"  # the category of a reward function that also gives parts of a reward
 
 
+@dataclass(frozen=True)
+class Sampler:
+    """What makes rollouts of problems.
+
+    Attributes:
+        engine: samples, with ``tokenizer``.
+        format: how the problems are put.
+        score: rewards the completions.
+        world: the processes that share the problems.
+    """
+
+    engine: Engine
+    tokenizer: Any
+    format: Format
+    score: Score
+    world: World = ALONE
+
+
 def evaluation_sampling(evaluation: Evaluation, format: Format) -> SamplingParams:
     """The sampling settings of validation and zero-shot evaluation in one format."""
     return SamplingParams(evaluation.temperature, evaluation.top_p, max_tokens=evaluation.max_tokens, stop=format.stop)
@@ -44,16 +62,12 @@ def encode_prompts(tokenizer: Any, problems: Sequence[Problem], format: Format) 
 
 
 def evaluate(
-    engine: Engine,
-    tokenizer: Any,
+    sampler: Sampler,
     problems: Sequence[Problem],
-    format: Format,
-    score: Score,
     params: SamplingParams,
     seed: int,
     n: int = 1,
     state: Path | None = None,
-    world: World = ALONE,
 ) -> list[list[Rollout]]:
     """``n`` scored completions of each problem.
 
@@ -61,14 +75,11 @@ def evaluate(
     result as one that was never killed.
 
     Args:
-        format: how the problems are put.
-        score: rewards the completions.
         state: folder in which finished chunks are kept and found, where the evaluation is long enough to be worth it. The
             caller removes it (:func:`shutil.rmtree`) once the results are written.
-        world: the processes that evaluate, each its share of the problems; all have the result.
 
     Returns:
-        one list of ``n`` rollouts for each problem, in the order of ``problems``.
+        one list of ``n`` rollouts for each problem, in the order of ``problems``, in all processes.
     """
     size = max(1, SEQUENCES_PER_CHUNK // n)
     starts = range(0, len(problems), size)
@@ -77,10 +88,10 @@ def evaluate(
         chunk = problems[start : start + size]
         kept = None if state is None else _read_chunk(state / f"{start}.json", chunk)
         if kept is None:
-            rollouts = sample_rollouts(engine, tokenizer, chunk, format, params, n, derive_seed(seed, "chunk", start), world)
-            score_rollouts(score, rollouts)
-            rollouts = world.join(rollouts, each=n)
-            if (late := grader_timeouts(rollouts)) and world.rank == 0:
+            rollouts = sample_rollouts(sampler, chunk, params, n, derive_seed(seed, "chunk", start))
+            score_rollouts(sampler.score, rollouts)
+            rollouts = sampler.world.join(rollouts, each=n)
+            if (late := grader_timeouts(rollouts)) and sampler.world.rank == 0:
                 print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
             kept = [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
             if state is not None:
@@ -89,23 +100,14 @@ def evaluate(
     return groups
 
 
-def sample_rollouts(
-    engine: Engine,
-    tokenizer: Any,
-    problems: Sequence[Problem],
-    format: Format,
-    params: SamplingParams,
-    n: int,
-    seed: int,
-    world: World = ALONE,
-) -> list[Rollout]:
+def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: SamplingParams, n: int, seed: int) -> list[Rollout]:
     """``n`` rollouts of each problem of this process's share, those of a group side by side, not yet scored; training too
     samples here.
     """
-    prompts = encode_prompts(tokenizer, problems, format)
-    groups = engine.generate(prompts, params, n=n, seed=seed)
-    require_whole_groups(groups, len(prompts[world.share]), params, n)
-    mine = zip(problems[world.share], prompts[world.share], groups, strict=True)
+    prompts, share = encode_prompts(sampler.tokenizer, problems, sampler.format), sampler.world.share
+    groups = sampler.engine.generate(prompts, params, n=n, seed=seed)
+    require_whole_groups(groups, len(prompts[share]), params, n)
+    mine = zip(problems[share], prompts[share], groups, strict=True)
     return [Rollout(problem, ids, completion) for problem, ids, group in mine for completion in group]
 
 

@@ -41,7 +41,10 @@ class Engine(Protocol):
         context: the longest text it can work with, prompt and response, in tokens; None where there is no limit.
     """
 
-    policy_version: int
+    @property
+    def policy_version(self) -> int:
+        """See above."""
+        ...
 
     @property
     def context(self) -> int | None:

@@ -17,32 +17,32 @@ from grpo.training.context import RunContext, Updates
 from grpo.training.step import reward, sample
 
 
-def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig]) -> None:
+def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig, Learner]) -> None:
     """Train ``ctx.learner.model`` for ``n_ei_steps`` steps, or until ``ctx.validation`` says that the run is over."""
-    config, log = ctx.config, ctx.log
+    config, log, learner, engine = ctx.setup.config, ctx.log, ctx.learner, ctx.sampler.engine
     if ctx.saved.step == 0:
         with log.phase("evaluation"):
             ctx.validation(0, [])
     for step in range(ctx.saved.step + 1, config.n_ei_steps + 1):
         with log.phase("rollout"):
-            rollouts = sample(ctx, step, config.ei_batch_size)
+            rollouts = sample(ctx.setup, ctx.sampler, step, config.ei_batch_size)
 
         with log.phase("scoring"):
-            rollouts = reward(ctx, rollouts)
+            rollouts = reward(ctx.setup, rollouts, ctx.sampler.world)
             correct = [rollout for rollout in rollouts if rollout.rewards["reward"] == 1.0]
 
         with log.phase("training"):
-            updates = fine_tune(config, correct, ctx.learner, derive_seed(ctx.seed, "fine-tuning", step))
+            updates = fine_tune(config, correct, learner, derive_seed(ctx.setup.seed, "fine-tuning", step))
 
         with log.phase("synchronization"):
-            ctx.engine.synchronize(ctx.learner.model, policy_version=step)
+            engine.synchronize(learner.model, policy_version=step)
 
         with log.phase("evaluation"):
             over = ctx.validation(step, updates)
 
         if not correct:
             tqdm.write(f"step {step}: none of {len(rollouts)} rollouts earns the reward of 1, so nothing was trained.")
-        learnt = updates or [NOTHING_TO_LEARN | ctx.learner.loss_scale()]
+        learnt = updates or [NOTHING_TO_LEARN | learner.loss_scale()]
         log.step(step, learnt, expert_metrics(rollouts, correct), response_tokens(rollouts))
         if over:
             break

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from grpo.common.records import response_tokens
+from grpo.learner.learner import Learner
 from grpo.study.methods import GrpoConfig
 from grpo.training.context import RunContext
 from grpo.training.step import sample, score, train_on
 
 
-def train_grpo(ctx: RunContext[GrpoConfig]) -> None:
+def train_grpo(ctx: RunContext[GrpoConfig, Learner]) -> None:
     """Train ``ctx.learner.model`` for ``n_grpo_steps`` steps, or until ``ctx.validation`` says that the run is over."""
-    config, log = ctx.config, ctx.log
+    config, log, learner, engine = ctx.setup.config, ctx.log, ctx.learner, ctx.sampler.engine
     if ctx.saved.step == 0:
         with log.phase("evaluation"):
             ctx.validation(0, [])
     for step in range(ctx.saved.step + 1, config.n_grpo_steps + 1):
         with log.phase("rollout"):
-            rollouts = sample(ctx, step, config.n_prompts_per_rollout_batch)
+            rollouts = sample(ctx.setup, ctx.sampler, step, config.n_prompts_per_rollout_batch)
 
         with log.phase("scoring"):
-            rollouts, metrics = score(ctx, rollouts)
+            rollouts, metrics = score(ctx.setup, rollouts, ctx.sampler.world)
 
         with log.phase("training"):
-            updates, drift = train_on(ctx, rollouts, version=step - 1)
+            updates, drift = train_on(config, learner, rollouts, version=step - 1)
 
         with log.phase("synchronization"):
-            ctx.engine.synchronize(ctx.learner.model, policy_version=step)
+            engine.synchronize(learner.model, policy_version=step)
 
         with log.phase("evaluation"):
             over = ctx.validation(step, updates)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from grpo.common.files import write_text
-from grpo.common.records import Problem
 from grpo.results.statistics import wilson_interval
 from grpo.study.methods import SftConfig, evaluation_steps
 from grpo.study.schema import Study
-from grpo.training.context import RunContext, Updates
+from grpo.tracking.run_log import RunLog
+from grpo.training.context import Updates
 from grpo.training.stopping import Stopping
 from grpo.training.validation import Validated, Validation
 
@@ -28,28 +28,27 @@ class Monitor:
 
     Args:
         name: of the run, for the progress bar.
-        problems: the validation set.
         keep: saves the weights, given the checkpoint's kind (``best``, or ``step-N`` where that is wanted) and metadata.
     """
 
     def __init__(
         self,
-        ctx: RunContext[Any],
         study: Study,
         name: str,
-        problems: Sequence[Problem],
+        validation: Validation,
+        log: RunLog,
         keep: Callable[[str, dict[str, Any]], None],
     ):
-        self.ctx, self.rules, self.keep = ctx, study.divergence, keep
-        self.validation = Validation(ctx, study.evaluation, problems)
-        self.steps = evaluation_steps(ctx.config, study.evaluation.every)
+        self.validation, self.log, self.rules, self.keep = validation, log, study.divergence, keep
+        self.config, self.world = validation.setup.config, validation.sampler.world
+        self.steps = evaluation_steps(self.config, study.evaluation.every)
         self.sampled_steps = {self.steps[0], self.steps[len(self.steps) // 2]}
         self.stopping = Stopping()
         self.updates = 0
         self.outcomes: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
-        hidden = {"disable": True} if ctx.world.rank else {}
-        self.bar = tqdm(total=ctx.config.n_steps, desc=name, unit="step", mininterval=1.0, **hidden)
+        hidden = {"disable": True} if self.world.rank else {}
+        self.bar = tqdm(total=self.config.n_steps, desc=name, unit="step", mininterval=1.0, **hidden)
 
     def __call__(self, step: int, updates: Updates) -> bool:
         """Evaluate, if ``step`` is one of the evaluation steps or the run ends here.
@@ -60,13 +59,13 @@ class Monitor:
         Returns:
             whether the run is over: it was the last step, or it has diverged, or its time is up.
         """
-        config = self.ctx.config
+        config = self.config
         self.bar.update(step - self.bar.n)
         self.updates += len(updates)
         self.stopping.count(updates)
         validated = self._evaluate(step, updates) if step in self.steps else None
-        over = self.stopping.must_end(step, config, self.rules, self.ctx.log) or step == config.n_steps
-        over = self.ctx.world.of_rank_0(over)  # their clocks may differ
+        over = self.stopping.must_end(step, config, self.rules, self.log) or step == config.n_steps
+        over = self.world.of_rank_0(over)  # their clocks may differ
         if over and validated is None:
             validated = self._evaluate(step, updates)
         if validated is not None and (step in self.sampled_steps or over):
@@ -77,7 +76,7 @@ class Monitor:
         return over
 
     def _evaluate(self, step: int, updates: Updates) -> Validated:
-        log = self.ctx.log
+        log = self.log
         validated = self.validation(step)
         reward = validated.metrics["answer_reward"]
         best = max((row[REWARD] for row in log.validations[1:]), default=-1.0)
@@ -95,7 +94,7 @@ class Monitor:
 
         A run with a time limit is an entry of the leaderboard, whose rules ask for the whole validation set: ``full/…``.
         """
-        validations, n = self.ctx.log.validations, len(self.validation.problems)
+        validations, n = self.log.validations, len(self.validation.problems)
         last = validations[-1]
         best = max(validations, key=lambda row: row[REWARD])
         low, high = wilson_interval(last[REWARD] * n, n)
@@ -110,7 +109,7 @@ class Monitor:
             "validation_problems": n,
             "skipped_updates": self.stopping.skipped_in_all,
             **self.stopping.ending(),
-            **(self.validation.on_all_problems() if self.ctx.config.wall_clock_limit_s is not None else {}),
+            **(self.validation.on_all_problems() if self.config.wall_clock_limit_s is not None else {}),
         }
 
     def state(self) -> dict[str, Any]:

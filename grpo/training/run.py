@@ -7,65 +7,31 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, cast
 
 from grpo.common.errors import ToBeResumed
 from grpo.common.files import files_digest, read_json, whole_folder, write_json
 from grpo.common.lock import only_one
-from grpo.common.records import Problem, Rollout, read_examples, read_problems
 from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
-from grpo.evaluation.evaluate import Score, score_by_task
 from grpo.models import require_checkpoint
 from grpo.results.runs import read_config
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest
 from grpo.study.environment import hardware, packages, software, warn_of_other_versions
 from grpo.study.kept import bring_back, keep_until_stored
-from grpo.study.methods import GrpoConfig, RunConfig, SftConfig
+from grpo.study.methods import GrpoConfig
 from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.training_inputs import code_of_rooms, shared_settings, task_inputs
-from grpo.tasks.rewards import apply_reward
-from grpo.tasks.task import Format, ScoredBatch, Task, find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
 from grpo.tracking.run_log import now
-from grpo.training.order import choose_examples
-
-if TYPE_CHECKING:
-    from grpo.training.context import RunContext
-
-
-class RunData(NamedTuple):
-    """What a run is trained on (problems, or chosen examples), and its validation problems."""
-
-    train: list[Any]
-    validation: list[Problem]
-
-
-@dataclass
-class Outputs:
-    """Where a run's results go.
-
-    Attributes:
-        results, checkpoints: folders, which get their names when they are whole.
-        state: where the run's state is saved and found: one folder for each identity and code, as another's state is not to be
-            gone on from.
-        timing: the wall-clock figures, to be filled in.
-    """
-
-    results: Path
-    checkpoints: Path
-    state: Path
-    mlflow: MlflowRun
-    timing: dict[str, Any] = field(default_factory=dict)
+from grpo.training.inputs import Outputs, is_asynchronous, read_data
 
 
 def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
@@ -97,12 +63,9 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
         if twin:
             _take_over(run.name, twin, outputs)
             return
-        from grpo.training.start import loop_of, started
+        from grpo.training.start import train
 
-        started_at = now()
-        with started(study, run, data, outputs, check_weights) as ctx:
-            loop_of(run.config)(ctx)
-        outputs.timing |= {"started": started_at, "finished": now(), **_times(study, ctx)}
+        train(study, run, data, outputs, check_weights)
 
 
 def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
@@ -120,40 +83,9 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     }
 
 
-def is_asynchronous(config: RunConfig) -> bool:
-    """Whether generator, scorer and learner work apart."""
-    return isinstance(config, GrpoConfig) and config.asynchronous is not None
-
-
 def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:
     """The packages that decide the run's results."""
     return packages(study, is_asynchronous(run.config), run.config.lora is not None)
-
-
-# ---------------------------------------------------------------------------------------------- what depends on the task
-
-
-def read_data(run: EffectiveRun) -> RunData:
-    """Read what the run is trained and evaluated on."""
-    validation = read_problems(run.validation)
-    if isinstance(run.config, SftConfig):
-        return RunData(choose_examples(read_examples(run.train), run.config, run.seed), validation)
-    return RunData(read_problems(run.train), validation)
-
-
-def score_of(task: Task, run: EffectiveRun) -> Score:
-    """What rewards the run's rollouts, in training and in validation: its task, and a function of the study's own."""
-    by_task = partial(score_by_task, task, run.config.prompt)
-    own = run.config.reward if isinstance(run.config, GrpoConfig) else None
-    return by_task if own is None else partial(_score_by_own_reward, own, by_task, find_format(task, run.config.prompt))
-
-
-def _score_by_own_reward(
-    reward: str | Mapping[str, float], by_task: Score, format: Format, rollouts: Sequence[Rollout]
-) -> ScoredBatch:
-    prompts = [format.prompt(rollout.problem.question) for rollout in rollouts]
-    completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
-    return apply_reward(reward, prompts, completions, problems, by_task(rollouts))
 
 
 # ---------------------------------------------------------------------------------------------------- start and finish
@@ -198,19 +130,6 @@ def _keep_results(run: EffectiveRun, state: Path) -> None:
     for saved in [*state.parent.glob("*"), *state.glob("step-*")]:
         if saved != state:
             shutil.rmtree(saved, ignore_errors=True)
-
-
-def _times(study: Study, ctx: RunContext[Any]) -> dict[str, Any]:
-    """The wall-clock figures of a run that has ended."""
-    return {
-        "total_s": ctx.log.elapsed_s,
-        "resumed_after": ctx.log.resumed_after,
-        "phases": ctx.log.phase_totals,
-        "restarts": ctx.restarts,
-        "threads": study.threads,
-        "device": study.learner.device,
-        "steps": ctx.log.times,
-    }
 
 
 @contextmanager

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from grpo.learner.learner import require_context
+from grpo.learner.learner import Learner, require_context
 from grpo.study.methods import SftConfig
 from grpo.training.context import RunContext
 from grpo.training.order import items_of_step
 
 
-def train_sft(ctx: RunContext[SftConfig]) -> None:
+def train_sft(ctx: RunContext[SftConfig, Learner]) -> None:
     """Train ``ctx.learner.model`` for ``n_sft_steps`` optimizer steps, or until ``ctx.validation`` says that the run is over.
 
-    ``ctx.data`` are the examples to train on (:func:`grpo.training.order.choose_examples`). The loss counts response tokens
-    only; prompts are masked.
+    ``ctx.setup.data`` are the examples to train on (:func:`grpo.training.order.choose_examples`). The loss counts response
+    tokens only; prompts are masked.
     """
-    config, log = ctx.config, ctx.log
-    prompts = [ctx.format.encode(ctx.tokenizer, example.prompt) for example in ctx.data]
-    responses = [ctx.format.encode_response(ctx.tokenizer, example.response) for example in ctx.data]
+    setup, log, tokenizer = ctx.setup, ctx.log, ctx.sampler.tokenizer
+    config, format = setup.config, setup.format
+    prompts = [format.encode(tokenizer, example.prompt) for example in setup.data]
+    responses = [format.encode_response(tokenizer, example.response) for example in setup.data]
     require_context(ctx.learner.model, prompts, responses)
-    encoded = list(zip(prompts, responses, strict=True))  # tokenised apart, as tokenize_prompt_and_output does
+    encoded = list(zip(prompts, responses, strict=True))  # each on its own, as tokenize_prompt_and_output does
     if ctx.saved.step == 0:
         with log.phase("evaluation"):
             ctx.validation(0, [])
     for step in range(ctx.saved.step + 1, config.n_sft_steps + 1):
         with log.phase("training"):
-            batch = items_of_step(encoded, ctx.seed, step, config.train_batch_size)
+            batch = items_of_step(encoded, setup.seed, step, config.train_batch_size)
             update = ctx.learner.sft_update([p for p, _ in batch], [r for _, r in batch], config.normalize_constant)
 
         with log.phase("evaluation"):

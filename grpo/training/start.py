@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from grpo.common.files import write_json
 from grpo.common.imports import require_extra
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.world import World, init_world
-from grpo.evaluation.evaluate import encode_prompts
+from grpo.evaluation.evaluate import Sampler, encode_prompts
+from grpo.learner.learner import Learner
 from grpo.learner.losses import bind_loss
 from grpo.learner.make import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
@@ -30,38 +31,21 @@ from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, Sam
 from grpo.study.schema import Study
 from grpo.tasks.rewards import find_rewards
 from grpo.tasks.task import find_format
-from grpo.tracking.run_log import RunLog
-from grpo.training.context import RunContext
+from grpo.tracking.run_log import RunLog, now
+from grpo.training.context import RunContext, RunSetup, Workers
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
+from grpo.training.inputs import Outputs, RunData, is_asynchronous, score_of
 from grpo.training.monitor import Monitor
-from grpo.training.run import Outputs, RunData, is_asynchronous, score_of
 from grpo.training.sft import train_sft
 from grpo.training.state import Part, RandomStates, SavedState
 from grpo.training.validation import Validation
 
 
-def loop_of(config: RunConfig) -> Callable[[RunContext[Any]], None]:
-    """The method's training loop."""
-    match config:
-        case SftConfig():
-            return train_sft
-        case ExpertIterationConfig():
-            return train_by_expert_iteration
-    if is_asynchronous(config):
-        from grpo.training.asynchronous.loop import train_grpo_asynchronously  # Ray is imported for this only
+def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool = False) -> None:
+    """Train a run, from its saved state on if there is one.
 
-        return train_grpo_asynchronously
-    return train_grpo
-
-
-@contextmanager
-def started(
-    study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool = False
-) -> Iterator[RunContext[Any]]:
-    """What the run's loop works with, taken up from its saved state if there is one; the loop is the block.
-
-    When the block ends, history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl are written into
+    At its end history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl are written into
     ``outputs.results``, and into ``outputs.checkpoints`` what the study keeps: ``last`` and ``best`` (by validation answer
     reward), each in Hugging Face format with a metadata.json.
 
@@ -72,69 +56,100 @@ def started(
         ToBeResumed: the process was told to stop; the run's state is saved.
         UserError: among others, a loss or a reward of the study's own cannot be called.
     """
-    began = time.perf_counter()
+    started_at, began = now(), time.perf_counter()
     if isinstance(run.config, GrpoConfig):  # what cannot work is told before anything is loaded
         bind_loss(run.config.loss_type, run.config.loss_options)
         if run.config.reward is not None:
             find_rewards(run.config.reward)
-    if is_asynchronous(run.config):
-        require_extra("ray", "ray", f"{run.experiment}: an asynchronous run")
-        from grpo.training.asynchronous.start import start_asynchronous as start
-    else:
-        start = start_here
-    ctx: RunContext[Any] = RunContext(config=run.config, seed=run.seed, data=data.train)
     task = study.task(run.task)
-    ctx.format, ctx.score, ctx.measures = find_format(task, run.config.prompt), score_of(task, run), task.measures
-    if ctx.format.chat:
-        ctx.format.encode(load_tokenizer(run.model), "?")  # refuses where there is no chat template
-    with start(study, run, ctx, check_weights):
-        ctx.log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
+    format = find_format(task, run.config.prompt)
+    if format.chat:
+        format.encode(load_tokenizer(run.model), "?")  # refuses where there is no chat template
+    setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score_of(task, run), task.measures)
+    with _start_workers(study, run, setup, check_weights) as workers:
+        log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
+        sampler = Sampler(workers.engine, workers.tokenizer, format, setup.score, workers.world)
+        validation = Validation(setup, study.evaluation, data.validation, sampler, workers.learner)
+        require_room_for_all(run, validation)
 
         def keep(kind: str, evaluation: dict[str, Any]) -> None:
-            keep_checkpoint(study, run, outputs.checkpoints, kind, evaluation, ctx.save)
+            keep_checkpoint(study, run, outputs.checkpoints, kind, evaluation, workers.save)
 
-        ctx.validation = monitor = Monitor(ctx, study, run.name, data.validation, keep)
-        require_room_for_all(ctx, run, monitor.validation)
-        parts: dict[str, Part] = {"learner": ctx.learner, "log": ctx.log, "monitor": monitor, "random": RandomStates()}
+        monitor = Monitor(study, run.name, validation, log, keep)
+        parts: dict[str, Part] = {"learner": workers.learner, "log": log, "monitor": monitor, "random": RandomStates()}
         every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
         with (
             stop_after_the_step() as told_to_stop,
             monitor.bar,
-            SavedState(outputs.state, every, parts, outputs.checkpoints, told_to_stop, ctx.world) as ctx.saved,
+            SavedState(outputs.state, every, parts, outputs.checkpoints, told_to_stop, workers.world) as saved,
         ):
-            ctx.saved.restore()
-            if ctx.saved.step:
-                ctx.engine.synchronize(ctx.learner.model, ctx.saved.step)
-                print(f"{run.name}: resumed after step {ctx.saved.step} of {run.config.n_steps}", flush=True)
-            yield ctx
-        ctx.log.close()
+            saved.restore()
+            if saved.step:
+                workers.engine.synchronize(workers.learner.model, saved.step)
+                print(f"{run.name}: resumed after step {saved.step} of {run.config.n_steps}", flush=True)
+            workers.loop(RunContext(setup, sampler, workers.learner, log, saved, monitor))
+        log.close()
         monitor.write(outputs.results)
-        last = ctx.log.validations[-1]
+        last = log.validations[-1]
         keep("last", {"step": last["step"], "update": last["update"], "answer_reward": last["val/answer_reward"]})
         examples = {"examples": len(data.train)} if isinstance(run.config, SftConfig) else {}
         write_json(outputs.results / "metrics.json", monitor.final_metrics() | examples)
+    outputs.timing |= {
+        "started": started_at,
+        "finished": now(),
+        "total_s": log.elapsed_s,
+        "resumed_after": log.resumed_after,
+        "phases": log.phase_totals,
+        "restarts": workers.restarts(),
+        "threads": study.threads,
+        "device": study.learner.device,
+        "steps": log.times,
+    }
 
 
-def require_room_for_all(ctx: RunContext[Any], run: EffectiveRun, validation: Validation) -> None:
+def _start_workers(
+    study: Study, run: EffectiveRun, setup: RunSetup[Any], check_weights: bool
+) -> AbstractContextManager[Workers[Any]]:
+    """Start engine and learner, where the run has them."""
+    if not is_asynchronous(run.config):
+        return start_here(study, run, check_weights)
+    require_extra("ray", "ray", f"{run.experiment}: an asynchronous run")
+    from grpo.training.asynchronous.start import start_asynchronous  # Ray is imported for this only
+
+    return start_asynchronous(study, run, setup, check_weights)
+
+
+def loop_of(config: RunConfig) -> Callable[[RunContext[Any, Learner]], None]:
+    """The method's training loop, in this process."""
+    match config:
+        case SftConfig():
+            return train_sft
+        case ExpertIterationConfig():
+            return train_by_expert_iteration
+    return train_grpo
+
+
+def require_room_for_all(run: EffectiveRun, validation: Validation) -> None:
     """Refuse a run that would meet a prompt too long for its model, at whatever step it draws it.
 
     Raises:
         UserError: as :func:`grpo.rollout.engine.require_room`.
     """
-    config, context, limit = ctx.config, ctx.engine.context, validation.sampling.max_tokens
+    setup, tokenizer, config = validation.setup, validation.sampler.tokenizer, run.config
+    context, limit = validation.sampler.engine.context, validation.sampling.max_tokens
     arm = f"experiments.{run.experiment}.arms.{run.arm}" if "sampling_max_tokens" in run.overrides else run.method
     key = f"{arm}.sampling_max_tokens"
     if isinstance(config, SamplingConfig):
-        prompts = encode_prompts(ctx.tokenizer, ctx.data, ctx.format)
+        prompts = encode_prompts(tokenizer, setup.data, setup.format)
         require_room(context, prompts, config.sampling_max_tokens, key, run.task)
     asked = validation.problems if config.wall_clock_limit_s is None else validation.all_problems
     key = "evaluation.max_tokens" if limit == validation.settings.max_tokens else key
-    require_room(context, encode_prompts(ctx.tokenizer, asked, ctx.format), limit, key, run.task)
+    require_room(context, encode_prompts(tokenizer, asked, setup.format), limit, key, run.task)
 
 
 @contextmanager
-def start_here(study: Study, run: EffectiveRun, ctx: RunContext[Any], check_weights: bool) -> Iterator[None]:
-    """Give ``ctx`` tokenizer, engine and learner, in this process, which may be one of several."""
+def start_here(study: Study, run: EffectiveRun, check_weights: bool) -> Iterator[Workers[Learner]]:
+    """Start engine and learner in this process, which may be one of several."""
     settings = study.learner
     start_threads(max(1, study.threads // settings.processes))
     world = init_world(settings.device)
@@ -147,9 +162,8 @@ def start_here(study: Study, run: EffectiveRun, ctx: RunContext[Any], check_weig
     # made on the one that its backward passes will use.
     engine = make_engine(study, run.model, model, tokenizer, check_weights, run.config, world)
     learner = make_learner(settings, run.config, model, tokenizer, world)
-    ctx.world, ctx.tokenizer, ctx.engine, ctx.learner = world, tokenizer, engine, learner
-    ctx.save = partial(_save_on_rank_0, world, learner.model, tokenizer)
-    yield
+    save = partial(_save_on_rank_0, world, learner.model, tokenizer)
+    yield Workers(tokenizer, engine, learner, save, loop_of(run.config), world)
     world.destroy()
 
 

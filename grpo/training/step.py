@@ -8,12 +8,14 @@ from typing import TypeVar
 import torch
 
 from grpo.common.records import Rollout, response_tokens
-from grpo.evaluation.evaluate import grader_timeouts, sample_rollouts, score_rollouts
+from grpo.common.world import ALONE, World
+from grpo.evaluation.evaluate import Sampler, grader_timeouts, sample_rollouts, score_rollouts
 from grpo.learner.advantages import normalize_scores
+from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.study.methods import GrpoConfig, SamplingConfig
 from grpo.tasks.task import Format
-from grpo.training.context import RunContext, Updates
+from grpo.training.context import RunSetup, Updates
 from grpo.training.order import items_of_step
 
 Sampling = TypeVar("Sampling", bound=SamplingConfig)
@@ -30,33 +32,31 @@ def rollout_sampling(config: SamplingConfig, format: Format) -> SamplingParams:
     )
 
 
-def sample(ctx: RunContext[Sampling], step: int, n_questions: int) -> list[Rollout]:
+def sample(setup: RunSetup[Sampling], sampler: Sampler, step: int, n_questions: int) -> list[Rollout]:
     """Ask the step's questions, G times each; the same seed, step and weights give the same rollouts.
 
     Returns:
         those of this process's share of the questions.
     """
-    config = ctx.config
-    questions = items_of_step(ctx.data, ctx.seed, step, n_questions)
-    seed = derive_seed(ctx.seed, "rollout", step)
-    sampling = rollout_sampling(config, ctx.format)
-    return sample_rollouts(ctx.engine, ctx.tokenizer, questions, ctx.format, sampling, config.group_size, seed, ctx.world)
+    questions = items_of_step(setup.data, setup.seed, step, n_questions)
+    sampling, seed = rollout_sampling(setup.config, setup.format), derive_seed(setup.seed, "rollout", step)
+    return sample_rollouts(sampler, questions, sampling, setup.config.group_size, seed)
 
 
-def reward(ctx: RunContext[Sampling], rollouts: list[Rollout]) -> list[Rollout]:
+def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> list[Rollout]:
     """Write rewards into this process's rollouts; those of all processes, in the order of the questions."""
-    score_rollouts(ctx.score, rollouts)
-    return ctx.world.join(rollouts, each=ctx.config.group_size)
+    score_rollouts(setup.score, rollouts)
+    return world.join(rollouts, each=setup.config.group_size)
 
 
-def score(ctx: RunContext[GrpoConfig], rollouts: list[Rollout]) -> tuple[list[Rollout], dict[str, float]]:
+def score(setup: RunSetup[GrpoConfig], rollouts: list[Rollout], world: World = ALONE) -> tuple[list[Rollout], dict[str, float]]:
     """Write rewards into the rollouts, and advantages: the rewards, normalised within each group.
 
     Returns:
         the rollouts of all processes, and what is logged of them.
     """
-    config = ctx.config
-    rollouts = reward(ctx, rollouts)
+    config = setup.config
+    rollouts = reward(setup, rollouts, world)
     advantages, _, means = normalize_scores(
         [rollout.rewards for rollout in rollouts], config.group_size, config.advantage_eps, config.use_std_normalization
     )
@@ -84,7 +84,7 @@ def rollout_metrics(means: dict[str, float], rollouts: list[Rollout]) -> dict[st
     }
 
 
-def train_on(ctx: RunContext[GrpoConfig], rollouts: list[Rollout], version: int) -> tuple[Updates, dict[str, float]]:
+def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], version: int) -> tuple[Updates, dict[str, float]]:
     """All optimizer steps on one rollout batch: each epoch goes through it in train batches.
 
     The ratio's denominator is the policy that sampled. Where that is the learner as it is now, its log-probabilities are
@@ -99,7 +99,6 @@ def train_on(ctx: RunContext[GrpoConfig], rollouts: list[Rollout], version: int)
     Returns:
         the metrics of each update, and the drift from the starting weights where that is measured.
     """
-    config, learner = ctx.config, ctx.learner
     old_log_probs: Sequence[torch.Tensor | None] = [None] * len(rollouts)
     stale = any(rollout.completion.policy_version != version for rollout in rollouts)
     if stale and config.importance_cap is None:

@@ -7,11 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.common.records import Problem, Rollout
-from grpo.evaluation.evaluate import evaluate, evaluation_sampling, lengths_by_outcome, log_generations, summarize
+from grpo.evaluation.evaluate import (
+    Sampler,
+    evaluate,
+    evaluation_sampling,
+    lengths_by_outcome,
+    log_generations,
+    summarize,
+)
 from grpo.rollout.engine import SamplingParams
 from grpo.study.methods import SamplingConfig
 from grpo.study.sections import Evaluation
-from grpo.training.context import RunContext
+from grpo.training.context import RunSetup
 
 GENERATIONS = 64  # validation rollouts whose token entropy is measured at each evaluation
 
@@ -36,22 +43,23 @@ class Validation:
     The sampling seed is the study's, not the run's: all arms are measured with the same problems and the same draws.
 
     Args:
+        sampler, learner: which hold the policy.
         problems: the validation set; the first ``settings.problems`` are the ones that count.
     """
 
-    def __init__(self, ctx: RunContext[Any], settings: Evaluation, problems: Sequence[Problem]):
-        self.ctx, self.settings = ctx, settings
+    def __init__(self, setup: RunSetup[Any], settings: Evaluation, problems: Sequence[Problem], sampler: Sampler, learner: Any):
+        self.setup, self.settings, self.sampler, self.learner = setup, settings, sampler, learner
         self.all_problems, self.problems = problems, problems[: settings.problems]
 
     def __call__(self, step: int) -> Validated:
         """The policy after ``step`` steps."""
-        engine, learner = self.ctx.engine, self.ctx.learner
+        engine, learner = self.sampler.engine, self.learner
         if engine.policy_version != step:  # supervised fine-tuning has no other use for the engine
             engine.synchronize(learner.model, step)
         rollouts = self._sample(self.problems)
         looked_at = rollouts[:GENERATIONS]
         generations, summary = log_generations(
-            self.ctx.tokenizer.batch_decode([r.prompt_ids for r in looked_at]),
+            self.sampler.tokenizer.batch_decode([r.prompt_ids for r in looked_at]),
             [r.completion.text for r in looked_at],
             [r.problem.ground_truth for r in looked_at],
             [r.rewards for r in looked_at],
@@ -62,7 +70,7 @@ class Validation:
             **summarize(rollouts),
             "token_entropy": summary["token_entropy"],
             **lengths_by_outcome(rollouts),
-            **self.ctx.measures(rollouts),
+            **self.setup.measures(rollouts),
         }
         return Validated(rollouts, generations, metrics)
 
@@ -74,12 +82,11 @@ class Validation:
     @property
     def sampling(self) -> SamplingParams:
         """How responses are sampled. One that is too long in training is too long here."""
-        config, sampling = self.ctx.config, evaluation_sampling(self.settings, self.ctx.format)
+        config, sampling = self.setup.config, evaluation_sampling(self.settings, self.setup.format)
         if isinstance(config, SamplingConfig):
             return replace(sampling, max_tokens=min(sampling.max_tokens, config.sampling_max_tokens))
         return sampling
 
     def _sample(self, problems: Sequence[Problem]) -> list[Rollout]:
-        ctx, seed = self.ctx, self.settings.seed
-        groups = evaluate(ctx.engine, ctx.tokenizer, problems, ctx.format, ctx.score, self.sampling, seed, world=ctx.world)
+        groups = evaluate(self.sampler, problems, self.sampling, self.settings.seed)
         return [rollout for (rollout,) in groups]

@@ -26,7 +26,7 @@ from grpo.evaluation import evaluate as module
 from grpo.evaluation import zero_shot
 from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
 from grpo.evaluation.compare import compare_files
-from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
+from grpo.evaluation.evaluate import Sampler, evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
 from grpo.reporting.baseline import zero_shot_table
 from grpo.reporting.figures import draw_zero_shot
 from grpo.results.statistics import wilson_interval
@@ -69,15 +69,15 @@ class CountingEngine(TransformersEngine):
 def test_an_interrupted_evaluation_goes_on_where_it_was(
     model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path
 ) -> None:
-    whole = evaluate(TransformersEngine(model, tokenizer), tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2)
+    whole = evaluate(Sampler(TransformersEngine(model, tokenizer), tokenizer, R1_ZERO, SCORE), problems, PARAMS, seed=3, n=2)
     assert [[r.problem for r in group] for group in whole] == [[p, p] for p in problems]
 
     engine = CountingEngine(model, tokenizer)
     engine.allowed = 2
     with pytest.raises(KeyboardInterrupt):
-        evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
+        evaluate(Sampler(engine, tokenizer, R1_ZERO, SCORE), problems, PARAMS, seed=3, n=2, state=tmp_path)
     again = CountingEngine(model, tokenizer)
-    assert evaluate(again, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert evaluate(Sampler(again, tokenizer, R1_ZERO, SCORE), problems, PARAMS, seed=3, n=2, state=tmp_path) == whole
     assert again.calls == 2  # of four chunks
 
 
@@ -85,9 +85,9 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
 @pytest.mark.parametrize("damage", ["", '[[{"problem": "p9"}]]'])
 def test_a_damaged_chunk_is_made_anew(damage: str, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path) -> None:
     engine = TransformersEngine(model, tokenizer)
-    whole = evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
+    whole = evaluate(Sampler(engine, tokenizer, R1_ZERO, SCORE), problems, PARAMS, seed=3, n=2, state=tmp_path)
     (tmp_path / "3.json").write_text(damage)
-    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert evaluate(Sampler(engine, tokenizer, R1_ZERO, SCORE), problems, PARAMS, seed=3, n=2, state=tmp_path) == whole
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -96,23 +96,25 @@ def test_one_flipped_bit_in_a_chunk_is_noticed(
     place: float, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = CountingEngine(model, tokenizer)
-    whole = evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path)
+    whole = evaluate(Sampler(engine, tokenizer, R1_ZERO, SCORE), problems, PARAMS, seed=3, n=2, state=tmp_path)
     chunk = tmp_path / "3.json"
     content = bytearray(chunk.read_bytes())
     content[place if isinstance(place, int) else int(place * len(content))] ^= 1
     chunk.write_bytes(content)
-    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert evaluate(Sampler(engine, tokenizer, R1_ZERO, SCORE), problems, PARAMS, seed=3, n=2, state=tmp_path) == whole
     assert engine.calls == 4 + 1
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
     assert told.endswith(f"{chunk}: this part of the evaluation is damaged and is sampled again")
-    assert evaluate(engine, tokenizer, problems, R1_ZERO, SCORE, PARAMS, seed=3, n=2, state=tmp_path) == whole
+    assert evaluate(Sampler(engine, tokenizer, R1_ZERO, SCORE), problems, PARAMS, seed=3, n=2, state=tmp_path) == whole
     assert engine.calls == 4 + 1  # it is whole again
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_chunks_draw_different_samples(model: Any, tokenizer: Any) -> None:
     same_question = [Problem(f"p{i}", "How many?", "1") for i in range(6)]
-    groups = evaluate(TransformersEngine(model, tokenizer), tokenizer, same_question, R1_ZERO, SCORE, PARAMS, seed=3, n=2)
+    groups = evaluate(
+        Sampler(TransformersEngine(model, tokenizer), tokenizer, R1_ZERO, SCORE), same_question, PARAMS, seed=3, n=2
+    )
     assert len({r.completion.token_ids for group in groups for r in group}) == 12
 
 
@@ -363,9 +365,9 @@ def test_a_kept_chunk_remembers_which_answers_ran_out_of_time(
         return ScoredBatch([_rewards(0.0) for _ in rollouts], [i == 1 for i in range(len(rollouts))])
 
     engine = CountingEngine(model, tokenizer)
-    first = evaluate(engine, tokenizer, problems, R1_ZERO, second_is_late, PARAMS, seed=3, n=2, state=tmp_path)
+    first = evaluate(Sampler(engine, tokenizer, R1_ZERO, second_is_late), problems, PARAMS, seed=3, n=2, state=tmp_path)
     assert [[r.timed_out for r in group] for group in first[:3]] == [[False, True], [False, False], [False, False]]
-    assert evaluate(engine, tokenizer, problems, R1_ZERO, second_is_late, PARAMS, seed=3, n=2, state=tmp_path) == first
+    assert evaluate(Sampler(engine, tokenizer, R1_ZERO, second_is_late), problems, PARAMS, seed=3, n=2, state=tmp_path) == first
     assert engine.calls == 4
     assert summarize([r for group in first for r in group])["grader_timeouts"] == 4  # one a chunk
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from state_parts import saved_every
-from training_parts import NoMlflow, by, problems
+from training_parts import NoMlflow, by, context, problems, setup_of
 
 from grpo.common.records import Completion, Rollout
 from grpo.learner.learner import Learner
@@ -30,7 +30,6 @@ from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous import actors as actors_module
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.start import start_actors
-from grpo.training.context import RunContext
 
 CONFIG = GrpoConfig(
     n_grpo_steps=8,
@@ -263,15 +262,12 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     one = {"num_cpus": 1.0}
-    ctx: RunContext[Any] = RunContext(config=config, seed=0, data=problems(10), format=QUESTION_ONLY, score=by(Reward(folder)))
-    with start_actors(ctx, generator, learner, one, one, sends) as (pipeline, remote):
+    setup = setup_of(config, problems(10), QUESTION_ONLY, score=by(Reward(folder)))
+    with start_actors(setup, generator, learner, one, one, sends) as (pipeline, remote):
         if meanwhile is not None:
             meanwhile(pipeline, remote)
-        # As in `grpo train`: this process's own parts come into the context that the actors were given.
-        ctx.engine, ctx.learner, ctx.log = cast(Any, pipeline), cast(Any, remote), log
-        ctx.validation = lambda step, updates: False
-        with saved_every(save_every, folder, {"learner": remote}) as ctx.saved:  # whose thread asks the learner
-            train_grpo_asynchronously(ctx)
+        with saved_every(save_every, folder, {"learner": remote}) as saved:  # whose thread asks the learner
+            train_grpo_asynchronously(pipeline, context(config, log, saved, engine=pipeline, learner=remote))
         remote.write_state(folder / "end.pt")
         assert remote.is_written()
         state = torch.load(folder / "end.pt", weights_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from model_parts import SMALLER, own_model
-from training_parts import NoMlflow, context, problems
+from training_parts import NoMlflow, context, monitored, problems
 
 from grpo.common.errors import ToBeResumed
 from grpo.common.records import Example
@@ -23,7 +23,6 @@ from grpo.study.schema import load_study
 from grpo.tracking.run_log import RunLog
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
-from grpo.training.monitor import Monitor
 from grpo.training.sft import train_sft
 from grpo.training.state import RandomStates, SavedState
 
@@ -107,10 +106,9 @@ def train(
     with SavedState(state or folder / "state", 2, parts, checkpoints, lambda: len(log.times) == stop_after, world) as saved:
         ctx = context(
             config, log, saved, data=EXAMPLES if loop is train_sft else problems(7), engine=engine, learner=learner,
-            tokenizer=TOKENIZER, reward=a_third,
+            tokenizer=TOKENIZER, reward=a_third, world=world,
         )  # fmt: skip
-        ctx.world = world
-        ctx.validation = parts["monitor"] = Monitor(ctx, STUDY, "run", problems(5), lambda kind, about: None)
+        ctx, parts["monitor"] = monitored(ctx, STUDY, problems(5))
         saved.restore()
         engine.synchronize(model, saved.step)
         try:

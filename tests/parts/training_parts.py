@@ -13,12 +13,14 @@ from scoring_parts import score_each
 from torch import Tensor, equal
 
 from grpo.common.records import Problem, Rollout
-from grpo.evaluation.evaluate import Score
+from grpo.common.world import ALONE, World
+from grpo.evaluation.evaluate import Sampler, Score
+from grpo.study.schema import Study
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Format, ScoredBatch
-from grpo.tracking.run_log import RunLog
-from grpo.training.context import RunContext
-from grpo.training.state import SavedState
+from grpo.training.context import RunContext, RunSetup
+from grpo.training.monitor import Monitor
+from grpo.training.validation import Validation
 
 
 class NoMlflow:
@@ -89,12 +91,19 @@ def score_texts(reward_fn: Callable[..., dict[str, float]], rollouts: Sequence[R
     return score_each(reward_fn, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
 
 
+def setup_of(
+    config: Any, data: Sequence[Any] = (), format: Format | None = None, seed: int = 0, score: Any = None
+) -> RunSetup[Any]:
+    """A run's; without a score nothing can be rewarded. The format is by default the handouts' that the configuration names."""
+    return RunSetup(config, seed, data, format or GradedTask.formats[config.prompt], score, lambda rollouts: {})
+
+
 def context(
     config: Any,
-    log: RunLog,
-    saved: SavedState,
+    log: Any,
+    saved: Any,
     *,
-    data: Sequence[Any],
+    data: Sequence[Any] = (),
     engine: Any,
     learner: Any,
     tokenizer: Any = None,
@@ -102,12 +111,17 @@ def context(
     seed: int = 0,
     reward: Any = None,
     validation: Callable[[int, list[dict[str, float]]], bool] = lambda step, updates: False,
-) -> RunContext[Any]:
-    """A run's; without a reward nothing can be scored. The format is by default the handouts' that the configuration names."""
-    format = format or GradedTask.formats[config.prompt]
-    ctx: RunContext[Any] = RunContext(config=config, seed=seed, data=data, format=format, tokenizer=tokenizer)
-    ctx.engine, ctx.learner = engine, learner
-    ctx.log, ctx.saved, ctx.validation = log, saved, validation
-    if reward is not None:
-        ctx.score = by(reward)
-    return ctx
+    world: World = ALONE,
+) -> RunContext[Any, Any]:
+    """A run's; without a reward nothing can be scored."""
+    setup = setup_of(config, data, format, seed, reward and by(reward))
+    return RunContext(setup, Sampler(engine, tokenizer, setup.format, setup.score, world), learner, log, saved, validation)
+
+
+def monitored(
+    ctx: RunContext[Any, Any], study: Study, problems: Sequence[Problem], keep: Any = lambda kind, about: None
+) -> tuple[RunContext[Any, Any], Monitor]:
+    """The run, evaluated on these problems, and what evaluates it."""
+    validation = Validation(ctx.setup, study.evaluation, problems, ctx.sampler, ctx.learner)
+    monitor = Monitor(study, "run", validation, ctx.log, keep)
+    return replace(ctx, validation=monitor), monitor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from grpo.common.records import Completion, Problem
-from grpo.evaluation.evaluate import sample_rollouts
+from grpo.evaluation.evaluate import Sampler, sample_rollouts
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout import transformers_engine
 from grpo.rollout.engine import SamplingParams
@@ -182,10 +182,10 @@ class Returns:
 )
 def test_what_an_engine_returns_is_what_it_was_asked_for(engine: Returns, message: str) -> None:
     problems, format = [Problem(name, name, "") for name in "ab"], Format("{question}")
-    tokenizer, params = byte_level(), SamplingParams(max_tokens=8)
+    tokenizer, params, score = byte_level(), SamplingParams(max_tokens=8), cast(Any, None)
     with pytest.raises(ValueError, match=message):
-        sample_rollouts(engine, tokenizer, problems, format, params, 4, 0)
-    rollouts = sample_rollouts(Returns(4, 4), tokenizer, problems, format, params, 4, 0)
+        sample_rollouts(Sampler(engine, tokenizer, format, score), problems, params, 4, 0)
+    rollouts = sample_rollouts(Sampler(Returns(4, 4), tokenizer, format, score), problems, params, 4, 0)
     assert [rollout.problem.id for rollout in rollouts] == [*"aaaabbbb"]
 
 

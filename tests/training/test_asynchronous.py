@@ -29,7 +29,7 @@ from model_parts import own_model
 from pydantic import ValidationError
 from state_parts import never_saved, saved_every
 from torch._subclasses.fake_tensor import FakeTensorMode
-from training_parts import context, problems, read_csv
+from training_parts import context, problems, read_csv, setup_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
@@ -46,7 +46,6 @@ from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline, Sc
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.asynchronous.worker import ActorWorker
-from grpo.training.context import RunContext
 from grpo.training.grpo import train_grpo
 from grpo.training.step import lag_metrics, train_on
 
@@ -237,8 +236,8 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
         }
     )
     fresh, stale = Remembering(), Remembering()
-    train_on(RunContext(config=config, seed=0, learner=fresh), scored(4), version=3)  # type: ignore[arg-type]
-    train_on(RunContext(config=config, seed=0, learner=stale), scored(4), version=4)  # type: ignore[arg-type]
+    train_on(config, fresh, scored(4), version=3)  # type: ignore[arg-type]
+    train_on(config, stale, scored(4), version=4)  # type: ignore[arg-type]
     assert len(fresh.old) == len(stale.old) == epochs * 6 // train_batch_size
     if len(fresh.old) == 1:
         assert fresh.old == [[None] * 6]  # the current policy's own: ratios are exactly 1
@@ -255,7 +254,7 @@ def test_one_stale_group_in_a_batch_is_enough(train_batch_size: int) -> None:
     )
     learner = Remembering()
     mixed = [*scored(4, version=4)[:4], *scored(4, version=3)[4:]]
-    train_on(RunContext(config=config, seed=0, learner=learner), mixed, version=4)  # type: ignore[arg-type]
+    train_on(config, learner, mixed, version=4)  # type: ignore[arg-type]
     assert [len(update) for update in learner.old] == [train_batch_size] * (6 // train_batch_size)
     assert all(equal(old, torch.tensor([-4.0, -0.5])) for update in learner.old for old in update)
 
@@ -293,8 +292,8 @@ def test_the_lag_that_is_logged_is_that_of_the_drawn_batch(tmp_path: Path) -> No
         update={"asynchronous": settings, "n_grpo_steps": 8, "rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2}
     )
     learner, log = Drawn(), RunLog(tmp_path, parts.NoMlflow())  # type: ignore[arg-type]
-    given = {"data": problems(3), "engine": OrdersAtOnce(config), "learner": learner}
-    train_grpo_asynchronously(context(config, log, never_saved(tmp_path), **given, reward=None))
+    pipeline: Any = OrdersAtOnce(config)
+    train_grpo_asynchronously(pipeline, context(config, log, never_saved(tmp_path), engine=pipeline, learner=learner))
     log.close()
     lags = [[version - rollout.completion.policy_version for rollout in batch] for version, batch in learner.batches]
     assert max(map(max, lags)) == 3  # three batches are older than the newest, whose lag is 0
@@ -460,7 +459,7 @@ def test_what_leaves_the_learners_actor_is_on_the_cpu(monkeypatch: pytest.Monkey
             state=lambda: {"model": {"w": tensor()}, "optimizer": optimizer},
             model=SimpleNamespace(state_dict=lambda: {"w": tensor()}),
         )
-        actor = LearnerActor(lambda: (learner, len), RunContext(config=CONFIG, seed=0))  # type: ignore[arg-type, return-value]
+        actor = LearnerActor(lambda: (learner, len), CONFIG)  # type: ignore[arg-type, return-value]
         actor.start()
         actor.write_state(Path())
         actor.writer.shutdown()
@@ -520,7 +519,7 @@ def loop(folder: Path, config: Any, saves_at: int, ends_at: int) -> Versions:
     with saved_every(saves_at, folder, {"both": both, "log": log}) as saved:
         saved.restore()
         ends = {"validation": lambda step, updates: step == ends_at}
-        train_grpo_asynchronously(context(config, log, saved, data=problems(10), engine=both, learner=both, **ends))
+        train_grpo_asynchronously(both, context(config, log, saved, engine=both, learner=both, **ends))  # type: ignore[arg-type]
     log.close()
     return both
 
@@ -555,7 +554,7 @@ def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folde
     batches = [scored(step) for step in range(1, 6)]
     config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
     ray.init(logging_level=logging.ERROR)
-    worker = ActorWorker("learner", LearnerActor, (make, RunContext(config=config, seed=0)), {"num_cpus": 1.0}, 60.0)
+    worker = ActorWorker("learner", LearnerActor, (make, config), {"num_cpus": 1.0}, 60.0)
     try:
         learner = RemoteLearner(worker)
         for step, batch in enumerate(batches):
@@ -586,7 +585,7 @@ def test_a_state_that_dies_with_its_writer_does_not_count(
     config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
     make = partial(parts.make_slowly_writing_learner, folder, tmp_path, config)
     ray.init(logging_level=logging.ERROR)
-    worker = ActorWorker("learner", LearnerActor, (make, RunContext(config=config, seed=0)), {"num_cpus": 1.0}, 60.0)
+    worker = ActorWorker("learner", LearnerActor, (make, config), {"num_cpus": 1.0}, 60.0)
     try:
         learner = RemoteLearner(worker)
         with saved_every(1, tmp_path, {"learner": learner}) as saved:
@@ -758,9 +757,9 @@ def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.
     def never() -> Any:
         raise AssertionError
 
-    one, ctx = {"num_cpus": 1.0, "num_gpus": 1.0}, RunContext(config=asynchronous(), seed=0)
+    one, setup = {"num_cpus": 1.0, "num_gpus": 1.0}, setup_of(asynchronous())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match="2 GPUs"), start_actors(ctx, never, never, one, one):
+    with pytest.raises(UserError, match="2 GPUs"), start_actors(setup, never, never, one, one):
         pass
 
 
@@ -768,8 +767,8 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
     with socket.socket() as free:  # a port on which nobody listens
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
-        one, ctx = {"num_cpus": 1.0}, RunContext(config=asynchronous(), seed=0)
-        with pytest.raises(UserError, match="RAY_ADDRESS"), start_actors(ctx, len, len, one, one):
+        one, setup = {"num_cpus": 1.0}, setup_of(asynchronous())
+        with pytest.raises(UserError, match="RAY_ADDRESS"), start_actors(setup, len, len, one, one):
             pass
 
 

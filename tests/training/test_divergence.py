@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from state_parts import never_saved, saved_every
 from study_parts import entry
-from training_parts import NoMlflow, contains_a_t, context, never, read_csv, same_weights, without_a_t
+from training_parts import NoMlflow, contains_a_t, context, monitored, never, read_csv, same_weights, without_a_t
 
 from grpo.common.errors import ToBeResumed
 from grpo.common.records import Problem
@@ -264,7 +264,7 @@ def train(mini_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factory:
 
             def new() -> Monitor:
                 ctx = context(run.config, log, never_saved(tmp_path), **parts, reward=measured)
-                return Monitor(ctx, study, run.name, problems, keep)
+                return monitored(ctx, study, problems, keep)[1]
 
             validate = new()
             saved = saved_every(10**9, tmp_path, {"learner": learner, "log": log, "monitor": validate})

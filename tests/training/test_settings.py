@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from functools import cache
 from itertools import combinations
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,8 +124,7 @@ def trained(mode: str, *names: str) -> Tensor:
     advantages, _, _ = normalize_scores(scores, settings.group_size, eps, by_std)
     for rollout, score, advantage in zip(batch, scores, advantages.tolist(), strict=True):
         rollout.rewards, rollout.advantage = score, advantage
-    ctx: Any = SimpleNamespace(config=settings, learner=Learner(model, settings, 0, 400))
-    _, drift = train_on(ctx, batch, version=SAMPLED_FROM[mode][1])
+    _, drift = train_on(settings, Learner(model, settings, 0, 400), batch, version=SAMPLED_FROM[mode][1])
     return torch.cat([*(p.detach().flatten() for p in model.parameters()), torch.tensor(list(drift.values()))])
 
 
@@ -203,8 +201,7 @@ def test_importance_weights_of_stale_tokens_lead_from_the_engine_to_the_learner(
     torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
     learner = Learner(model, settings, 0, 400)
     gradients = last_gradients(learner)
-    ctx: Any = SimpleNamespace(config=settings, learner=learner)
-    (update,), _ = train_on(ctx, batch, version=1)
+    (update,), _ = train_on(settings, learner, batch, version=1)
     for name, weight in plain.named_parameters():
         assert torch.allclose(gradients[name], weight.grad, atol=1e-5), name
     assert update["ratio_min"] == update["ratio_max"] == 1.0

@@ -16,7 +16,7 @@ from model_parts import like_llama3, like_qwen3, own_model
 from state_parts import never_saved
 from study_parts import entry
 from torch import Tensor
-from training_parts import NoMlflow, context, read_csv
+from training_parts import NoMlflow, context, monitored, read_csv
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Example, Problem, write_records
@@ -33,7 +33,6 @@ from grpo.tasks import formats
 from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
-from grpo.training.monitor import Monitor
 from grpo.training.order import choose_examples, items_of_step
 from grpo.training.sft import train_sft
 
@@ -283,7 +282,6 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
             "experiments": {"sft_experiment": entry("sft_experiment", arms={"arm": {}})},
         }
     )
-    run = effective_run(study, "sft_experiment", "arm", 3, [])
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", "1" if i < 3 else "2") for i in range(6)]
     policy = copy.deepcopy(model)
     engine, learner = StubEngine(policy), Learner(policy, config, tokenizer.pad_token_id)
@@ -296,7 +294,7 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
     log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
     parts = {"data": EXAMPLES, "engine": engine, "learner": learner, "tokenizer": tokenizer}
     ctx = context(config, log, never_saved(tmp_path), **parts, seed=3, reward=r1_zero_reward_fn)
-    ctx.validation = monitor = Monitor(ctx, study, run.name, problems, keep)
+    ctx, monitor = monitored(ctx, study, problems, keep)
     train_sft(ctx)
     log.close()
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +23,23 @@ import torch
 from scipy.stats import binomtest
 from state_parts import never_saved
 from study_parts import entry
-from training_parts import NoMlflow, by, contains_a_t, context, problems, read_csv, same_weights, without_a_t
+from training_parts import (
+    NoMlflow,
+    by,
+    contains_a_t,
+    context,
+    monitored,
+    problems,
+    read_csv,
+    same_weights,
+    setup_of,
+    without_a_t,
+)
 
 from grpo.common.errors import UserError
 from grpo.common.metrics import UNITS
 from grpo.common.records import Completion, Problem, Rollout, write_records
+from grpo.evaluation.evaluate import Sampler
 from grpo.handouts import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
@@ -45,9 +57,7 @@ from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import ScoredBatch
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.run_log import RunLog
-from grpo.training.context import RunContext
 from grpo.training.grpo import train_grpo
-from grpo.training.monitor import Monitor
 from grpo.training.order import items_of_step
 from grpo.training.step import score
 from grpo.training.validation import Validation
@@ -278,7 +288,7 @@ def test_rollouts_carry_the_advantages_that_the_handouts_function_gives() -> Non
 
     rollouts = [Rollout(problems(2)[i // 4], (1,), Completion((i,), text, (-1.0,), "stop")) for i, text in enumerate(texts)]
     config = CONFIG.model_copy(update={"rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4})
-    _, metrics = score(RunContext(config=config, seed=0, score=by(share)), rollouts)
+    _, metrics = score(setup_of(config, score=by(share)), rollouts)
     truths = [rollout.problem.ground_truth for rollout in rollouts]
     expected, _, _ = compute_group_normalized_rewards(share, texts, truths, 4, config.advantage_eps, True)
     assert torch.equal(torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32), expected)
@@ -331,7 +341,7 @@ def tracked(tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factor
         engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
         parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
         ctx = context(run.config, log, never_saved(folder), **parts, seed=run.seed, reward=contains_a_t)
-        ctx.validation = Monitor(ctx, tiny_study, run.name, problems(6), lambda kind, about: None)
+        ctx, _ = monitored(ctx, tiny_study, problems(6))
         train_grpo(ctx)
         log.close()
         (folder / "note.txt").write_text("kept")
@@ -425,7 +435,7 @@ def evaluated(study: Study, run: EffectiveRun, model: Any, tokenizer: Any, folde
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     parts = {"data": [], "engine": engine, "learner": learner, "tokenizer": tokenizer}
     ctx = context(run.config, log, never_saved(folder), **parts, reward=contains_a_t)
-    validate = Monitor(ctx, study, run.name, problems(6), lambda kind, about: None)
+    _, validate = monitored(ctx, study, problems(6))
     for step in (0, 2, 4):
         validate(step, [UPDATE] if step else [])
     log.close()
@@ -473,9 +483,13 @@ def test_answers_that_ran_out_of_time_are_counted_in_history_and_validation(
     engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
     config = run.config.model_copy(update={"n_grpo_steps": 2})
     parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
-    ctx = context(config, log, never_saved(tmp_path), **parts)
-    ctx.score = every_third_is_late
-    ctx.validation = Monitor(ctx, tiny_study, run.name, problems(6), lambda kind, about: None)
+    ctx = context(config, log, never_saved(tmp_path), **parts, reward=contains_a_t)
+    ctx = replace(
+        ctx,
+        setup=replace(ctx.setup, score=every_third_is_late),
+        sampler=replace(ctx.sampler, score=every_third_is_late),
+    )
+    ctx, _ = monitored(ctx, tiny_study, problems(6))
     train_grpo(ctx)
     log.close()
     history, validation = (read_csv(tmp_path / name) for name in ("history.csv", "validation.csv"))
@@ -536,10 +550,10 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     run = tiny_run(study)
     sample = loop.sample
 
-    def killed_at_step_4(ctx: RunContext[GrpoConfig], step: int, n_questions: int) -> Any:
+    def killed_at_step_4(setup: Any, sampler: Any, step: int, n_questions: int) -> Any:
         if step == 4:
             raise KeyboardInterrupt
-        return sample(ctx, step, n_questions)
+        return sample(setup, sampler, step, n_questions)
 
     def results() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (paths.RUNS / run.name).iterdir()}
@@ -729,7 +743,7 @@ def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, m
         raise AssertionError("trained twice")
 
     with monkeypatch.context() as patch:
-        patch.setattr(start_module, "started", never)
+        patch.setattr(start_module, "train", never)
         twin, twin_folder = session("grpo_baselines", "same", SLOW_WON)
         with pytest.raises(AssertionError, match="trained twice"):
             session("grpo_baselines", "other", SLOW_WON)
@@ -877,10 +891,9 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
 def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, tokenizer: Any, mini_study: Study) -> None:
     asked = [Problem(f"p/{i}", f"Mia has {i} apples.", str(1000 + i)) for i in range(100)]
     settings = mini_study.evaluation.model_copy(update={"problems": 90, "max_tokens": 6})
-    ctx: RunContext[Any] = RunContext(config=CONFIG, seed=0, format=GradedTask.formats["question_only"], score=SCORE)
-    ctx.tokenizer, ctx.engine = tokenizer, TransformersEngine(model, tokenizer)
-    ctx.learner = Learner(model, CONFIG, tokenizer.pad_token_id)
-    found = Validation(ctx, settings, asked)(0)
+    setup = setup_of(CONFIG, format=GradedTask.formats["question_only"], score=SCORE)
+    sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, setup.format, setup.score)
+    found = Validation(setup, settings, asked, sampler, Learner(model, CONFIG, tokenizer.pad_token_id))(0)
     assert [r.problem.id for r in found.rollouts] == [f"p/{i}" for i in range(90)]
     assert [record["ground_truth"] for record in found.generations] == [str(1000 + i) for i in range(64)]
     entropies = []
@@ -898,9 +911,8 @@ def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, t
 def test_the_last_evaluations_interval_is_wilsons_of_the_problems_that_count(mini_study: Study) -> None:
     study = mini_study.model_copy(update={"evaluation": mini_study.evaluation.model_copy(update={"problems": 40})})
     validations = [{"step": step, "val/answer_reward": reward} for step, reward in ((0, 0.1), (20, 0.3))]
-    ctx: RunContext[Any] = RunContext(config=CONFIG, seed=0)
-    ctx.log = SimpleNamespace(validations=validations)  # type: ignore[assignment]
-    metrics = Monitor(ctx, study, "run", problems(90), lambda kind, about: None).final_metrics()
+    ctx = context(CONFIG, SimpleNamespace(validations=validations), None, engine=None, learner=None)
+    metrics = monitored(ctx, study, problems(90))[1].final_metrics()
     expected = binomtest(12, 40).proportion_ci(method="wilson")
     assert metrics["validation_problems"] == 40
     assert metrics["val/answer_reward_low"] == pytest.approx(expected.low)

@@ -15,7 +15,7 @@ import transfer_parts
 from asynchronous_parts import CONFIG, asynchronous
 from model_parts import FOR_VLLM, SMALLER, own_model, tiny_model
 from safetensors.torch import load_file
-from training_parts import read_csv
+from training_parts import read_csv, setup_of
 
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.models.lora import add_adapters
@@ -23,7 +23,6 @@ from grpo.study.methods import Lora
 from grpo.study.schema import Study
 from grpo.training.asynchronous import start
 from grpo.training.asynchronous.transfer import BUCKET, Sender, bucket_bytes, weights_to_send
-from grpo.training.context import RunContext
 
 pytestmark = pytest.mark.usefixtures("actors_find_the_parts")
 shared_cluster = pytest.mark.usefixtures("on_the_cluster")
@@ -130,7 +129,7 @@ def test_devices_say_how_many_gpus_are_asked_for_and_how_weights_go(
         }
     )
     run: Any = SimpleNamespace(model=Path())
-    with pytest.raises(TypeError), start.start_asynchronous(on, run, RunContext(config=CONFIG, seed=0), False):
+    with pytest.raises(TypeError), start.start_asynchronous(on, run, setup_of(CONFIG), False):
         pass  # there are no actors to work with
     ((resources, found),) = asked
     assert tuple(each["num_gpus"] for each in resources) == gpus and found == sends

@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,12 +19,13 @@ import torch
 
 from grpo.common.memory import peak_mb, reset_peak
 from grpo.common.records import Completion, Rollout
+from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
 from grpo.models.lora import without_adapters
 from grpo.rollout.engine import Engine, SamplingParams
 from grpo.study.methods import GrpoConfig
 from grpo.training.asynchronous.transfer import Receiver, Sender, gpu, is_alive
-from grpo.training.context import RunContext, Updates
+from grpo.training.context import RunSetup, Updates
 from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import sample, score, train_on
 
@@ -66,20 +67,20 @@ class Generator:
             :class:`grpo.training.asynchronous.transfer.Weights`), and the tokenizer.
     """
 
-    def __init__(self, make: Callable[[], tuple[Engine, Any, Any]], ctx: RunContext[GrpoConfig]):
-        self.make, self.ctx = make, ctx
+    def __init__(self, make: Callable[[], tuple[Engine, Any, Any]], setup: RunSetup[GrpoConfig]):
+        self.make, self.setup = make, setup
         self.weights_s = 0.0
 
     @costed
     def start(self) -> None:
         """Start the engine."""
-        engine, self.model, tokenizer = self.make()
-        self.ctx = replace(self.ctx, engine=engine, tokenizer=tokenizer)
+        self.engine, self.model, tokenizer = self.make()
+        self.sampler = Sampler(self.engine, tokenizer, self.setup.format, self.setup.score)
 
     @costed
     def context(self) -> int | None:
         """See :class:`grpo.rollout.engine.Engine`."""
-        return self.ctx.engine.context
+        return self.engine.context
 
     @costed
     def sample(self, step: int, version: int, weights: list[Any]) -> list[Rollout]:
@@ -91,7 +92,7 @@ class Generator:
                 the learner has sent them before.
         """
         self._take_over(version, weights)
-        return sample(self.ctx, step, self.ctx.config.n_prompts_per_rollout_batch)
+        return sample(self.setup, self.sampler, step, self.setup.config.n_prompts_per_rollout_batch)
 
     @costed
     def generate(
@@ -99,39 +100,38 @@ class Generator:
     ) -> list[list[Completion]]:
         """As :meth:`grpo.rollout.engine.Engine.generate`, with a version's weights."""
         self._take_over(version, weights)
-        return self.ctx.engine.generate(prompts, params, n, seed)
+        return self.engine.generate(prompts, params, n, seed)
 
     def receiver(self) -> Receiver:
         """What :class:`grpo.training.asynchronous.transfer.Sender` asks first. It calls the next two as well."""
-        engine: Any = self.ctx.engine
+        engine: Any = self.engine
         return Receiver(gpu(), engine.policy_version, engine._check)
 
     def call_llm(self, method: str, *arguments: Any) -> Any:
         """Call a method of the ``vllm.LLM``."""
-        engine: Any = self.ctx.engine
+        engine: Any = self.engine
         return getattr(engine._llm, method)(*arguments)
 
     def has_taken_over(self, version: int) -> None:
         """Weights of this version have arrived."""
-        self.ctx.engine.policy_version = version
+        engine: Any = self.engine
+        engine.policy_version = version
 
     def _take_over(self, version: int, weights: list[Any]) -> None:
         start = time.perf_counter()
-        if self.ctx.engine.policy_version != version:
+        if self.engine.policy_version != version:
             if not weights:
-                raise RuntimeError(
-                    f"the generator has weights {self.ctx.engine.policy_version}, and is to sample with {version}"
-                )
+                raise RuntimeError(f"the generator has weights {self.engine.policy_version}, and is to sample with {version}")
             self.model.load_state_dict(ray.get(weights[0]))
-            self.ctx.engine.synchronize(self.model, version)
+            self.engine.synchronize(self.model, version)
         self.weights_s = time.perf_counter() - start
 
 
 class Scorer:
     """Scores rollouts."""
 
-    def __init__(self, ctx: RunContext[GrpoConfig]):
-        self.ctx = ctx
+    def __init__(self, setup: RunSetup[GrpoConfig]):
+        self.setup = setup
 
     @costed
     def start(self) -> None:
@@ -140,7 +140,7 @@ class Scorer:
     @costed
     def score(self, rollouts: list[Rollout]) -> tuple[list[Rollout], dict[str, float]]:
         """See :func:`grpo.training.step.score`."""
-        return score(self.ctx, rollouts)
+        return score(self.setup, rollouts)
 
 
 class LearnerActor:
@@ -150,36 +150,35 @@ class LearnerActor:
         make: gives the learner, and a function that saves its model as a checkpoint.
     """
 
-    def __init__(self, make: Callable[[], tuple[Learner, Callable[[Path], None]]], ctx: RunContext[GrpoConfig]):
-        self.make, self.ctx = make, ctx
+    def __init__(self, make: Callable[[], tuple[Learner, Callable[[Path], None]]], config: GrpoConfig):
+        self.make, self.config = make, config
         self.sender: Sender | None = None
         self.writer, self.writing = ThreadPoolExecutor(1, thread_name_prefix="state"), cast("Future[None] | None", None)
 
     @costed
     def start(self) -> None:
         """Load the model."""
-        learner, save = self.make()
-        self.ctx = replace(self.ctx, learner=learner, save=save)
+        self.learner, self.save_model = self.make()
 
     @costed
     def train(self, rollouts: list[Rollout], version: int) -> Updates:
         """See :func:`grpo.training.step.train_on`."""
-        updates, _ = train_on(self.ctx, rollouts, version)
+        updates, _ = train_on(self.config, self.learner, rollouts, version)
         return updates
 
     @costed
     def weights(self) -> dict[str, torch.Tensor]:
         """The policy's weights, in the CPU's memory."""
-        with without_adapters(self.ctx.learner.model, merge=True) as model:
+        with without_adapters(self.learner.model, merge=True) as model:
             return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
 
     @costed
     def keep(self, version: int) -> None:
         """Copy the policy's weights, which :meth:`send` is going to be asked for."""
-        settings = self.ctx.config.asynchronous
+        settings = self.config.asynchronous
         assert settings is not None
         self.sender = self.sender or Sender(settings.max_policy_lag + 1)
-        self.sender.keep(self.ctx.learner.model, version)
+        self.sender.keep(self.learner.model, version)
 
     def send(self, version: int, generator: Any) -> tuple[bool, Cost]:
         """See :meth:`grpo.training.asynchronous.transfer.Sender.send`; runs beside all other methods.
@@ -200,7 +199,7 @@ class LearnerActor:
     @costed
     def write_state(self, file: Path) -> None:
         """Copy :meth:`grpo.learner.learner.Learner.state` to the CPU's memory, and begin to write it."""
-        self.writing = self.writer.submit(write_durably, file, copy_to_cpu(self.ctx.learner.state()))
+        self.writing = self.writer.submit(write_durably, file, copy_to_cpu(self.learner.state()))
 
     @costed
     def is_written(self) -> bool:
@@ -213,14 +212,14 @@ class LearnerActor:
     @costed
     def read_state(self, file: Path) -> None:
         """Go on from a file of :meth:`write_state`."""
-        self.ctx.learner.restore(torch.load(file, map_location="cpu", weights_only=True))
+        self.learner.restore(torch.load(file, map_location="cpu", weights_only=True))
 
     @costed
     def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
         """See :meth:`grpo.learner.learner.Learner.token_entropies`."""
-        return self.ctx.learner.token_entropies(rollouts)
+        return self.learner.token_entropies(rollouts)
 
     @costed
     def save(self, folder: Path) -> None:
         """Save the model as a checkpoint."""
-        self.ctx.save(folder)
+        self.save_model(folder)

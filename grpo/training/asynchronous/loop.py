@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from itertools import islice
-from typing import cast
 
 from grpo.common.records import response_tokens
 from grpo.study.methods import GrpoConfig
@@ -15,7 +14,7 @@ from grpo.training.context import RunContext
 from grpo.training.step import lag_metrics
 
 
-def train_grpo_asynchronously(ctx: RunContext[GrpoConfig]) -> None:
+def train_grpo_asynchronously(pipeline: RolloutPipeline, ctx: RunContext[GrpoConfig, RemoteLearner]) -> None:
     """Train for ``n_grpo_steps`` steps, or until ``ctx.validation`` says that the run is over.
 
     The steps are those of :func:`grpo.training.grpo.train_grpo`. With a lag of L, the batch of step k is ordered when step
@@ -24,13 +23,12 @@ def train_grpo_asynchronously(ctx: RunContext[GrpoConfig]) -> None:
 
     The batches that older versions sampled are part of the saved state, as these versions' weights are not.
     """
-    config, log, saved = ctx.config, ctx.log, ctx.saved
-    pipeline, learner = cast(RolloutPipeline, ctx.engine), cast(RemoteLearner, ctx.learner)
+    config, log, saved, learner = ctx.setup.config, ctx.log, ctx.saved, ctx.learner
     settings = config.asynchronous
     assert settings is not None
     n, lag = config.n_grpo_steps, settings.max_policy_lag
     groups = config.n_prompts_per_rollout_batch
-    buffer = ReplayBuffer(config.group_size, groups, settings.replay_capacity, settings.replay_max_age, ctx.seed)
+    buffer = ReplayBuffer(config.group_size, groups, settings.replay_capacity, settings.replay_max_age, ctx.setup.seed)
     ordered: deque[Future[ScoredRollouts]] = deque()
     if saved.step == 0:
         with log.phase("evaluation"):

@@ -8,10 +8,9 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray
 
@@ -27,10 +26,11 @@ from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer
+from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.transfer import Weights
 from grpo.training.asynchronous.worker import BESIDE, ActorWorker
-from grpo.training.context import RunContext
+from grpo.training.context import RunSetup, Workers
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]
 MakeLearner = Callable[[], tuple[Learner, Callable[[Path], None]]]
@@ -39,7 +39,7 @@ STUCK_AFTER_S = 1800.0  # an actor that takes longer for one call is ended and s
 
 @contextmanager
 def start_actors(
-    ctx: RunContext[GrpoConfig],
+    setup: RunSetup[GrpoConfig],
     make_generator: MakeGenerator,
     make_learner: MakeLearner,
     generator_resources: dict[str, float],
@@ -51,21 +51,17 @@ def start_actors(
     Ray itself stays for the process's next run, and ends with the process.
 
     Args:
-        ctx: configuration, seed, problems and score, which each actor gets, and completes with what it makes itself.
         sends: the learner sends its weights from GPU to GPU (:mod:`.transfer`), to vLLM; else they go through Ray.
     """
-    settings = ctx.config.asynchronous
-    assert settings is not None
     scorer_resources = {"num_cpus": 1.0}
     needs = [generator_resources, scorer_resources, learner_resources]
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
-    given = replace(ctx)  # an actor may start late or again, when ``ctx`` has got what belongs to this process alone
     # A thread that sends while another trains. Without it the actor computes on its process's main thread.
-    threads_of_learner: dict[str, Any] = {"concurrency_groups": {BESIDE: 1}} if sends else {}
+    of_learner: dict[str, Any] = learner_resources | ({"concurrency_groups": {BESIDE: 1}} if sends else {})
     workers = [
-        ActorWorker("generator", Generator, (make_generator, given), generator_resources, STUCK_AFTER_S),
-        ActorWorker("scorer", Scorer, (given,), scorer_resources, STUCK_AFTER_S),
-        ActorWorker("learner", LearnerActor, (make_learner, given), learner_resources | threads_of_learner, STUCK_AFTER_S),
+        ActorWorker("generator", Generator, (make_generator, setup), generator_resources, STUCK_AFTER_S),
+        ActorWorker("scorer", Scorer, (setup,), scorer_resources, STUCK_AFTER_S),
+        ActorWorker("learner", LearnerActor, (make_learner, setup.config), of_learner, STUCK_AFTER_S),
     ]
     threads = ThreadPoolExecutor(len(workers))
     pipeline = None
@@ -85,8 +81,10 @@ def start_actors(
 
 
 @contextmanager
-def start_asynchronous(study: Study, run: EffectiveRun, ctx: RunContext[GrpoConfig], check_weights: bool) -> Iterator[None]:
-    """Give ``ctx`` tokenizer, engine and learner, the latter two in actors.
+def start_asynchronous(
+    study: Study, run: EffectiveRun, setup: RunSetup[GrpoConfig], check_weights: bool
+) -> Iterator[Workers[RemoteLearner]]:
+    """Start engine and learner in actors; with the block they end.
 
     Raises:
         UserError: ``learner.processes`` is above 1, or the cluster has too few GPUs or cores.
@@ -101,17 +99,22 @@ def start_asynchronous(study: Study, run: EffectiveRun, ctx: RunContext[GrpoConf
     gpus = 1.0 if devices["engine"] != devices["learner"] else 0.5  # of the one that they share
     resources = {name: {"num_cpus": study.threads, "num_gpus": gpus * (at != "cpu")} for name, at in devices.items()}
     with start_actors(
-        ctx,
-        partial(_make_generator, of_actor, ctx.config, folder, here, check_weights),
+        setup,
+        partial(_make_generator, of_actor, setup.config, folder, here, check_weights),
         partial(_make_learner, of_actor, run, folder, here),
         resources["engine"],
         resources["learner"],
         sends=study.engine.name == "vllm" and "cpu" not in devices.values(),
     ) as (pipeline, learner):
-        ctx.tokenizer, ctx.save = load_tokenizer(run.model), learner.save
-        ctx.engine, ctx.learner = cast(Engine, pipeline), cast(Learner, learner)  # as far as loops and validation call them
-        yield
-        ctx.restarts |= {worker.name: worker.restarts for worker in (pipeline.generator, pipeline.scorer, learner.worker)}
+        actors = (pipeline.generator, pipeline.scorer, learner.worker)
+        yield Workers(
+            load_tokenizer(run.model),
+            pipeline,
+            learner,
+            learner.save,
+            loop=partial(train_grpo_asynchronously, pipeline),
+            restarts=lambda: {actor.name: actor.restarts for actor in actors},
+        )
 
 
 def _start_ray(needed: dict[str, float]) -> None:

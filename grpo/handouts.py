@@ -19,6 +19,7 @@ from grpo.learner.advantages import normalize_scores
 from grpo.learner.losses import LossInputs, find_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.padding import pad_and_shift
+from grpo.study.methods import LOSSES_OF_THE_HANDOUTS
 from grpo.tasks.keyword import keyword_inclusion_reward_fn as keyword_inclusion_reward_fn
 from grpo.tasks.rewards import question_only_reward_fn as question_only_reward_fn
 from grpo.tasks.rewards import r1_zero_reward_fn as r1_zero_reward_fn
@@ -136,6 +137,7 @@ def compute_policy_gradient_loss(
 
     Args:
         policy_log_probs, old_log_probs: (batch, length).
+        loss_type: a name there, or ``GRPO-Clip`` or ``GRPO-No-Clip``, as the handouts write two of them.
         raw_rewards, advantages: (batch, 1).
 
     Returns:
@@ -145,6 +147,7 @@ def compute_policy_gradient_loss(
         ValueError: an argument that the type needs is None.
         UserError: an unknown type.
     """
+    loss_type = LOSSES_OF_THE_HANDOUTS.get(loss_type, loss_type)
     loss = find_loss(loss_type)
     given = {"raw_rewards": raw_rewards, "advantages": advantages, "old_log_probs": old_log_probs, "cliprange": cliprange}
     for name in _NEEDS.get(loss_type, tuple(given)):

@@ -26,6 +26,7 @@ from grpo.common.imports import is_import_path, keys_of, source_of
 from grpo.tasks.task import OWN_REWARDS
 
 LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
+LOSSES_OF_THE_HANDOUTS = {"GRPO-Clip": "grpo_clip", "GRPO-No-Clip": "grpo_no_clip"}  # as their text writes these two
 WITHOUT_RATIO = ("no_baseline", "reinforce_with_baseline")  # of these, losses that do not contain pi / pi_old
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -190,7 +191,7 @@ class GrpoConfig(SamplingConfig):
     rollout_batch_size: PositiveInt = 256
     epochs_per_rollout_batch: PositiveInt = 1
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
-    loss_type: str = "reinforce_with_baseline"  # one of LOSS_TYPES, or MODULE:NAME (grpo.learner.losses.Loss)
+    loss_type: str = "reinforce_with_baseline"  # LOSS_TYPES, LOSSES_OF_THE_HANDOUTS, or MODULE:NAME (grpo.learner.losses.Loss)
     loss_options: dict[str, float] = Field(default_factory=dict)  # handed to the loss; an arm with another loss starts anew
     # MODULE:NAME (grpo.tasks.rewards.apply_reward), or several with their weights; null: the task's own
     reward: str | RewardWeights | None = None
@@ -203,6 +204,11 @@ class GrpoConfig(SamplingConfig):
     measure_kl: bool = False  # to the frozen starting weights, at every step; it never enters the loss
     start_from: str | None = None  # an SFT checkpoint of the same seed, sft_experiment/ARM/CHECKPOINT; null: the base model
     asynchronous: Asynchronous | None = None  # null: one process samples, scores and trains in turns
+
+    @field_validator("loss_type")
+    @classmethod
+    def _canonical_loss_type(cls, loss_type: str) -> str:
+        return LOSSES_OF_THE_HANDOUTS.get(loss_type, loss_type)
 
     @field_validator("loss_type", "reward")
     @classmethod

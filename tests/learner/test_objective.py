@@ -309,13 +309,15 @@ def test_clip_loss_by_hand() -> None:
         ("reinforce_with_baseline", -ADVANTAGES * POLICY),
         ("grpo_no_clip", tensor([-6.0, -3.0, -1.5], [2.0, 1.0, 0.5])),
         ("grpo_clip", tensor([-3.75, -3.0, -1.5], [2.0, 1.0, 0.75])),
+        ("GRPO-No-Clip", tensor([-6.0, -3.0, -1.5], [2.0, 1.0, 0.5])),
+        ("GRPO-Clip", tensor([-3.75, -3.0, -1.5], [2.0, 1.0, 0.75])),
     ],
 )
-def test_four_loss_types_by_hand(loss_type: str, expected: Tensor) -> None:
+def test_loss_types_by_hand(loss_type: str, expected: Tensor) -> None:
     loss, metadata = compute_policy_gradient_loss(POLICY, loss_type, REWARDS, ADVANTAGES, OLD, 0.25)
     assert_close(loss, expected)
     assert_close(metadata["ratio"], tensor([2.0, 1.0, 0.5], [2.0, 1.0, 0.5]))
-    assert metadata["clipped"].sum().item() == (2 if loss_type == "grpo_clip" else 0)
+    assert metadata["clipped"].sum().item() == (2 if loss_type in ("grpo_clip", "GRPO-Clip") else 0)
 
 
 def test_naive_losses_by_numbers() -> None:
@@ -335,6 +337,7 @@ def test_naive_losses_by_numbers() -> None:
         ("grpo_clip", "advantages"),
         ("grpo_clip", "old_log_probs"),
         ("grpo_clip", "cliprange"),
+        ("GRPO-Clip", "cliprange"),
     ],
 )
 def test_a_missing_argument_is_named(loss_type: str, missing: str) -> None:

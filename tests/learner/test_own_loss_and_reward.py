@@ -141,6 +141,11 @@ def test_a_study_that_names_what_there_is_not_is_refused(values: dict[str, Any],
         apply_overrides(GrpoConfig(), values, "experiments.x.arms.y")
 
 
+@pytest.mark.parametrize(("written", "loss"), [("GRPO-Clip", "grpo_clip"), ("GRPO-No-Clip", "grpo_no_clip")])
+def test_a_study_may_write_a_loss_as_the_handouts_do(written: str, loss: str) -> None:
+    assert apply_overrides(GrpoConfig(), {"loss_type": written}, "arm") == GrpoConfig(loss_type=loss)
+
+
 def test_a_loss_of_ones_own_may_do_without_groups() -> None:
     """It may take raw rewards, as `no_baseline` does."""
     GrpoConfig(group_size=1, loss_type="of_my_own:scaled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpo.study.methods import LOSSES_OF_THE_HANDOUTS
 from grpo.study.schema import Study
 from grpo.study.sections import MAIN
 
@@ -22,7 +23,7 @@ def asked_of_courses(study: Study) -> dict[str, str]:
 
 
 def _question(arms: list[dict[str, Any]]) -> str | None:
-    losses = {arm.get("loss_type") for arm in arms}
+    losses = {LOSSES_OF_THE_HANDOUTS.get(loss, loss) for arm in arms for loss in [arm.get("loss_type")]}
     varied = {key for arm in arms for key in arm if any(of.get(key) != arm[key] for of in arms)}
     if "no_baseline" in losses and len(losses) > 1:
         return "grpo_baselines"

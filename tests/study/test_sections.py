@@ -295,6 +295,9 @@ def test_an_experiments_method_decides_the_configuration(mini_study: Study, expe
 def test_each_method_is_evaluated_at_its_own_steps() -> None:
     assert evaluation_steps(GrpoConfig(n_grpo_steps=10), 4) == [0, 4, 8, 10]
     assert evaluation_steps(GrpoConfig(n_grpo_steps=3), 4) == [0, 3]
+    assert evaluation_steps(GrpoConfig(n_grpo_steps=20), [1, 2, 8]) == [0, 1, 2, 8, 16, 20]
+    assert evaluation_steps(GrpoConfig(n_grpo_steps=5), [1, 2, 8]) == [0, 1, 2, 5]
+    assert evaluation_steps(SftConfig(n_sft_steps=6, evaluate_every=3), [1, 2]) == [0, 3, 6]
     assert evaluation_steps(SftConfig(n_sft_steps=7, evaluate_every=3), 4) == [0, 3, 6, 7]
     assert evaluation_steps(ExpertIterationConfig(n_ei_steps=3), 4) == [0, 1, 2, 3]
 

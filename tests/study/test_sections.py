@@ -437,8 +437,11 @@ def test_runs_of_every_study_have_the_evaluations_that_they_count_by(path: Path)
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
-        (new_arm("grpo_baselines", n_grpo_steps=8), "grpo_baselines.arms.extra: a run of 8 steps is evaluated 1 time "),
-        (counting(4, sft={"evaluate_every": 1}), "grpo_learning_rate.arms.3e-5: a run of 24 steps is evaluated 3 times "),
+        (new_arm("grpo_baselines", n_grpo_steps=1), "grpo_baselines.arms.extra: a run of 1 steps is evaluated 1 time "),
+        (
+            counting(4, sft={"evaluate_every": 1}, evaluation={"every": 32}),
+            "grpo_learning_rate.arms.1e-4: a run of 64 steps is evaluated 2 times ",
+        ),
         (counting(4), "sft_experiment.arms.examples_128: a run of 24 steps is evaluated 3 times after its start, but 4 "),
         (counting(6, sft={"evaluate_every": 1}), "arms.questions_32-rollouts_4-epochs_1: a run of 4 steps is evaluated 4 "),
         (counting(2, sft={"evaluate_every": 24}), "sft_experiment.arms.examples_128: a run of 24 steps is evaluated 1 time "),
@@ -451,9 +454,9 @@ def test_a_run_with_fewer_evaluations_than_it_counts_by_is_refused(tmp_path: Pat
 
 
 def test_the_refusal_names_the_remedy_of_the_method(tmp_path: Path) -> None:
-    message = refused(tmp_path, new_arm("grpo_baselines", n_grpo_steps=8))
+    message = refused(tmp_path, new_arm("grpo_baselines", n_grpo_steps=1))
     assert message.endswith(
-        "after its start, but 2 evaluations are to count (last_k): raise n_grpo_steps, lower evaluation.every, or give "
+        "after its start, but 3 evaluations are to count (last_k): raise n_grpo_steps, lower evaluation.every, or give "
         "grpo_baselines a last_k of 1."
     )
     message = refused(tmp_path, new_arm(SFT, evaluate_every=24))
@@ -463,14 +466,14 @@ def test_the_refusal_names_the_remedy_of_the_method(tmp_path: Path) -> None:
 
 
 def test_steps_that_may_come_from_an_earlier_winner_count_too(tmp_path: Path) -> None:
-    """An arm of eight steps counts by one evaluation in its own experiment; those after it, which may start from it, by two."""
+    """An arm of one step counts by one evaluation in its own experiment; those after it, which may start from it, by three."""
 
     def short_winner(values: dict[str, Any]) -> None:
         values["experiments"]["grpo_baselines"]["last_k"] = 1
-        values["experiments"]["grpo_baselines"]["arms"]["no_baseline"]["n_grpo_steps"] = 8
+        values["experiments"]["grpo_baselines"]["arms"]["no_baseline"]["n_grpo_steps"] = 1
 
     message = refused(tmp_path, short_winner)
-    assert "experiments.grpo_length_normalization.arms.masked_mean: a run of 8 steps is evaluated 1 time" in message
+    assert "experiments.grpo_length_normalization.arms.masked_mean: a run of 1 steps is evaluated 1 time" in message
 
     def pinned(values: dict[str, Any]) -> None:
         short_winner(values)
@@ -484,14 +487,14 @@ def test_steps_that_may_come_from_an_earlier_winner_count_too(tmp_path: Path) ->
         for arm in values["experiments"]["grpo_length_normalization"]["arms"].values():
             arm["n_grpo_steps"] = 16
 
-    assert edited(tmp_path, own_steps_again).grpo.n_grpo_steps == 24
+    assert edited(tmp_path, own_steps_again).grpo.n_grpo_steps == 64
 
     def ranked(values: dict[str, Any]) -> None:
         """The sweep's short arms hand their steps on with the rest of their values."""
         values["experiments"]["grpo_off_policy_sweep_broad"]["last_k"] = 1
         for arm in values["experiments"]["grpo_off_policy_sweep_broad"]["arms"].values():
-            arm["n_grpo_steps"] = 8
+            arm["n_grpo_steps"] = 1
         del values["experiments"]["grpo_off_policy_sweep_focused"]["arms"]["best_2"]["n_grpo_steps"]
 
     message = refused(tmp_path, ranked)
-    assert "experiments.grpo_off_policy_sweep_focused.arms.best_2: a run of 8 steps is evaluated 1 time" in message
+    assert "experiments.grpo_off_policy_sweep_focused.arms.best_2: a run of 1 steps is evaluated 1 time" in message

@@ -124,9 +124,9 @@ class Arithmetic(GradedTask):
     ) -> Iterator[tuple[str, str]]:
         """An endless stream of (prompt, response) pairs; none of their questions can be a validation question.
 
-        They give a small model what Qwen2.5-Math-1.5B shows: asked in the style it mostly read (the bare question, an answer in
-        a box) it solves part of the problems, and under the r1_zero prompt it rarely closes the tags in the form that the reward
-        asks for. Documents that guess and documents that miscalculate leave it something to learn besides the form.
+        They give a small model what Qwen2.5-Math-1.5B shows: asked by the bare question it solves part of the problems, and
+        under the r1_zero prompt it rarely closes the tags in the form that the reward asks for. Documents that guess and
+        documents that miscalculate leave it something to learn besides the form.
 
         Args:
             r1_zero_share: of the documents, so many stand under the r1_zero prompt;

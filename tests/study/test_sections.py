@@ -292,6 +292,14 @@ def test_an_experiments_method_decides_the_configuration(mini_study: Study, expe
     assert {key for key, source in run.sources.items() if source == f"arm {arm}"} == set(run.overrides)
 
 
+@pytest.mark.parametrize("every", [[], [4, 2], [2, 2], [0, 2]])
+def test_first_evaluations_are_named_once_in_rising_order(tmp_path: Path, every: list[int]) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["evaluation"]["every"] = every
+
+    assert "evaluation.every" in refused(tmp_path, edit)
+
+
 def test_each_method_is_evaluated_at_its_own_steps() -> None:
     assert evaluation_steps(GrpoConfig(n_grpo_steps=10), 4) == [0, 4, 8, 10]
     assert evaluation_steps(GrpoConfig(n_grpo_steps=3), 4) == [0, 3]

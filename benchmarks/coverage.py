@@ -187,6 +187,11 @@ def made_up(final: Scores, lost: bool) -> Run:
     return Run("simulated", "arm", 0, {"config": {}}, metrics, pd.DataFrame({"step": [1]}), validation, outcomes)
 
 
+def hardest(draws: Draws, studies: int) -> list[dict[str, Any]]:
+    """Arms of which one spreads ten times as much as the other, with bad runs far out: the least that the interval covers."""
+    return [row(draws, runs, PROBLEMS[0], (0.02, 0.2), "skewed", studies) for runs in RUNS]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
@@ -213,6 +218,7 @@ def main() -> None:
             rows += [row(draws, runs, problems, sds, "normal", options.studies) for sds in SDS]
         rows += [row(draws, runs, PROBLEMS[0], (sd, sd), "skewed", options.studies) for sd in (0.1, 0.2)]
         rows += [collapsing_row(draws, runs, PROBLEMS[0], sd, options.studies) for sd in (0.02, 0.1)]
+    rows += hardest(np.random.default_rng([options.seed, 1]), options.studies)
     RESULT.write_text(json.dumps({"studies": options.studies, "seed": options.seed, "rows": rows}, indent=1) + "\n")
     print(table(rows))
 

@@ -96,7 +96,7 @@ def _gpus(study: Study) -> Finding:
     if seen < needed:
         remedy = (
             f"{study.study} uses {needed}: choose a study for fewer (docs/studies.md), leave out the experiments that want "
-            "so many (`arms: {}`, and not in select_in), or check CUDA_VISIBLE_DEVICES."
+            "so many (`arms: {}`, then `grpo study runs`), or check CUDA_VISIBLE_DEVICES."
         )
         return Finding("GPUs", False, found, remedy)
     for i in range(needed):

@@ -14,7 +14,8 @@ from grpo.reporting.charts import GREY, Spec, filled_curve
 from grpo.reporting.curves import METRICS, STEP, points_of
 from grpo.reporting.style import styles
 from grpo.reporting.timing import read_timing
-from grpo.results.intervals import two_level_mean
+from grpo.results.findings import Interval
+from grpo.results.intervals import mean_of
 from grpo.results.runs import REWARD, Run, evaluations_counted, mean_of_last
 from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study.runs_table import stage_of_run
@@ -95,16 +96,16 @@ def _base_model(study: Study, run: Run, about: dict[str, Any]) -> HubModel | Non
     return model if isinstance(model, HubModel) and known else None
 
 
-def _rewards(study: Study, run: Run, step: int) -> dict[str, dict[str, float]]:
+def _rewards(study: Study, run: Run, step: int) -> dict[str, Interval | dict[str, float]]:
     """The answer reward of this checkpoint and beside it, each with its interval."""
     metrics, k = run.metrics, study.last_k(run.experiment)
     last, first = int(run.validation["step"].iloc[-1]), int(run.validation["step"].iloc[0])
     n = evaluations_counted(run.outcomes, k)
-    rows = {
+    rows: dict[str, Interval | dict[str, float]] = {
         f"**this checkpoint** (step {step})": _estimate(run, step),
         f"the run's last evaluation (step {last})": _estimate(run, last),
-        f"the mean of its last {n} evaluation(s), by which the study compares runs (bootstrap)": two_level_mean(
-            mean_of_last(run.outcomes, k)
+        f"the mean of its last {n} evaluation(s), by which the study compares runs": mean_of(
+            mean_of_last(run.outcomes, k), fixed=True
         ),
         "before training": _estimate(run, first),
     }

@@ -117,12 +117,12 @@ def _course(experiment: str, arm: str, seed: int) -> str:
 
 def _rewards(study: Study, experiment: str) -> str:
     """Each arm's answer reward before and after, with 95% intervals."""
-    from grpo.results.intervals import two_level_mean
+    from grpo.results.intervals import mean_of
     from grpo.results.runs import by_arm, first_scores, read_runs, read_selection
     from grpo.results.statistics import format_interval
 
     after, last_k = read_selection(experiment)["candidates"], study.last_k(experiment)
-    before = {arm: two_level_mean(first_scores(runs)) for arm, runs in by_arm(read_runs(study, experiment)).items()}
+    before = {arm: mean_of(first_scores(runs), fixed=True) for arm, runs in by_arm(read_runs(study, experiment)).items()}
     rows = [("arm", "reward before GRPO", f"after it (mean of the last {last_k} evaluations)")]
     rows += [(arm["arm"], format_interval(before[arm["arm"]]), format_interval(arm)) for arm in after]
     return "\n".join(f"{arm:<12}{first:<26}{last}" for arm, first, last in rows)

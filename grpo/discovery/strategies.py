@@ -215,7 +215,7 @@ def _without_reasoning(answer: str) -> tuple[str, bool]:
     """The answer outside its reasoning, and whether it ends within it."""
     # An end without a beginning: the chat template has swallowed it, or the reasoning speaks of such tags.
     text = re.split(f"</{_TAGS}", _REASONING.sub("", answer), flags=re.I)[-1]
-    before, *inside = re.split(rf"^[ \t]*<{_TAGS}", text, maxsplit=1, flags=re.M | re.I)
+    before, *inside = re.split(rf"^[ \t]*<{_TAGS}", text, flags=re.M | re.I)
     return before, bool(inside)
 
 

@@ -65,7 +65,11 @@ def sentences(study: Study, found: Found, numbers: Mapping[str, Numbers], verdic
         "answer.md.j2",
         top=top,
         bare={other: values["accuracy"] for other, values in read_baseline(study).items() if other != prompt},
-        others=[(n["title"], n["leader"]) for name, n in numbers.items() if name in main and n["method"] != "GRPO"],
+        others=[
+            (n["title"], n["leader"])
+            for name, n in numbers.items()
+            if name in main and n["method"] != "GRPO" and not n["nothing_right"]
+        ],
         lowered=[(n["title"], n["method"], arm) for name, n in numbers.items() for arm in _lowered(n)],
         levers=sorted(_levers(several), key=lambda each: -each["by"].value),
         open=[n["title"] for n in several.values() if n["tied"] and not n["tied"][0]["alike"]],

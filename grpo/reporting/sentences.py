@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from grpo.reporting.trends import Measure
 from grpo.results.findings import Interval
 
 
@@ -21,7 +22,7 @@ def templates(autoescape: bool = False) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"interval": interval, "names": names, "decimals": decimals, "squeezed": squeezed}
+    environment.filters |= {"interval": interval, "names": names, "decimals": decimals, "squeezed": squeezed, "shown": shown}
     return environment
 
 
@@ -47,6 +48,11 @@ def interval(estimate: Interval | Mapping[str, float]) -> str:
 def decimals(value: float | None, digits: int = 3) -> str:
     """A number with so many digits after the point, never ``-0.000``; empty for None."""
     return "" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+def shown(value: float, measure: Measure) -> str:
+    """A value of a metric, with its digits."""
+    return f"{value:{measure.shown}}"
 
 
 def names(of: Sequence[str]) -> str:

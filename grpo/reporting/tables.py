@@ -80,6 +80,7 @@ def experiment_table(numbers: Numbers) -> str:
     leader, several = numbers["leader"]["arm"], len(numbers["arms"]) > 1
     columns = [
         "arm",
+        "at start",
         f"answer reward, mean of last {numbers['last_k']} (95% over {numbers['covers']})",
         *([f"below {leader}"] if several else []),
         *("form right", "answer right, given the form", "response length"),
@@ -93,6 +94,7 @@ def _row(arm: Numbers, numbers: Numbers, several: bool) -> list[str]:
     after = arm["after"]
     return [
         f"**{arm['arm']}**" if arm is numbers["winner"] and several else arm["arm"],
+        decimals(arm["start"].value),
         interval(arm["final"]),
         *([("leads" if arm["below"] is None else interval(arm["below"]))] if several else []),
         *(["", ""] if after is None else [decimals(after.form), decimals(after.within)]),
@@ -108,14 +110,14 @@ def details_table(numbers: Numbers, times: dict[str, tuple[float, float]]) -> st
         times: of each arm; GPU-hours have a column where there are any.
     """
     on_gpus = any(gpu_hours for _, gpu_hours in times.values())
-    columns = ["arm", "at start", "best (step)", "token entropy", "gradient norm, median", "largest", "seconds"]
+    columns = ["arm", "best (step)", "token entropy", "gradient norm, median", "largest", "seconds"]
     rows = []
     for arm in numbers["arms"]:
         runs = arm["held"]
         best = max((run.metrics for run in runs), key=lambda metrics: metrics["best/answer_reward"])
         norms = pd.concat([run.history["gradient_norm"] for run in runs])
         entropy = sum(run.history["token_entropy"].iloc[-1] for run in runs) / len(runs)
-        cells = [arm["arm"], decimals(arm["start"].value), f"{best['best/answer_reward']:.3f} ({best['best/step']})"]
+        cells = [arm["arm"], f"{best['best/answer_reward']:.3f} ({best['best/step']})"]
         cells += [decimals(entropy), decimals(norms.median(), 2), decimals(norms.max(), 2), f"{times[arm['arm']][0]:.0f}"]
         rows.append([*cells, f"{times[arm['arm']][1]:.2f}"] if on_gpus else cells)
     return _markdown([*columns, "GPU-hours"] if on_gpus else columns, rows)

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo.reporting.charts import GREY, Spec, bars
-from grpo.results.intervals import two_level_difference
+from grpo.results.intervals import difference_of
 from grpo.results.runs import Run, by_arm, value
 from grpo.results.statistics import format_interval
 
@@ -225,8 +225,8 @@ def discuss_at_equal_time(first: list[Run], second: list[Run], elapsed: Callable
     times = {run.name: elapsed(run) for run in (*first, *second)}
     end = min(float(seconds.iloc[-1]) for seconds in times.values())
     scores = tuple(np.stack([outcome_at(run, times[run.name], end) for run in arm]) for arm in (first, second))
-    difference = two_level_difference(scores[0], scores[1])
-    apart = difference["low"] > 0 or difference["high"] < 0
+    difference = difference_of(scores[0], scores[1])
+    apart = difference.low > 0 or difference.high < 0
     verdict = "" if apart else ": these runs cannot tell the two apart"
     return (
         f"After {end:.1f} s without evaluation, when the first of their runs had ended, {first[0].arm} stood at "

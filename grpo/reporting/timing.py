@@ -18,7 +18,7 @@ from grpo.reporting.time_breakdown import (
     draw_time_breakdown,
     variants,
 )
-from grpo.results.intervals import two_level_difference
+from grpo.results.intervals import difference_of
 from grpo.results.runs import (
     REWARD,
     Run,
@@ -188,7 +188,7 @@ def methods_table(study: Study) -> str:
     for title, runs in found.items():
         times = [time_row(study, run) for run in runs]
         best = max(runs, key=lambda run: run.metrics["best/answer_reward"]).metrics
-        above = "" if title == grpo else format_interval(two_level_difference(scores[grpo], scores[title]))
+        above = "" if title == grpo else format_interval(difference_of(scores[grpo], scores[title]))
         cells = [
             title,
             f"{scores[title].mean():.3f}",

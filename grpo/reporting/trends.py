@@ -26,7 +26,7 @@ class Measure:
 
     Attributes:
         table: ``history`` or ``validation``.
-        digits: after the point.
+        shown: how a value is written, as :func:`format` takes it.
         least: moves below it, and below a twentieth of the curve's mean, are no moves.
     """
 
@@ -35,16 +35,16 @@ class Measure:
     column: str
     name: str
     unit: str
-    digits: int
+    shown: str
     least: float
 
 
 MEASURES = (
-    Measure("reward", "validation", REWARD, "The validation answer reward", "", 3, 0.02),
-    Measure("entropy", "validation", "val/token_entropy", "Token entropy", "nats", 3, 0.01),
-    Measure("length", "validation", "val/response_length", "response length", "tokens", 1, 0.5),
-    Measure("kl", "history", KL, "KL to the starting policy, low-variance estimate", "nats a token", 4, 0.0005),
-    Measure("norm", "history", "gradient_norm", "The gradient norm", "", 2, 0.02),
+    Measure("reward", "validation", REWARD, "The validation answer reward", "", ".3f", 0.02),
+    Measure("entropy", "validation", "val/token_entropy", "Token entropy", "nats", ".3f", 0.01),
+    Measure("length", "validation", "val/response_length", "response length", "tokens", ".1f", 0.5),
+    Measure("kl", "history", KL, "KL to the starting policy, low-variance estimate", "nats a token", ".2g", 0.0005),
+    Measure("norm", "history", "gradient_norm", "The gradient norm", "", ".2g", 0.0),
 )
 
 

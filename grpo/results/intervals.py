@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,14 +157,3 @@ def _rest(table: Scores) -> float:
         return 0.0
     left = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0, keepdims=True) + table.mean()
     return float((left**2).sum() / ((runs - 1) * (problems - 1) * problems))
-
-
-def two_level_mean(scores: Scores) -> dict[str, float]:
-    """:func:`mean_of` as a mapping, for reports that are not moved yet."""
-    return asdict(mean_of(scores))
-
-
-def two_level_difference(first: Scores, second: Scores) -> dict[str, float]:
-    """:func:`difference_of` as a mapping, for reports that are not moved yet."""
-    found = difference_of(first, second)
-    return asdict(found) | {"detectable": detectable(found)}

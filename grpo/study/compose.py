@@ -27,8 +27,8 @@ BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with an entry for a ta
 COMPUTED = ("study", "folder", "file", "select_in", "runs")  # what composing sets, whatever a study file says
 _SELECT_IN = Note(
     above=(
-        "# The experiments with arms, by which DVC makes the stages select@EXPERIMENT: `grpo study use` lists them. To leave",
-        "# one out by hand, give it `arms: {}` below and take its name from this list.",
+        "# The experiments with arms: DVC makes a stage select@EXPERIMENT for each. After an edit of arms by hand",
+        "# `grpo study runs` writes this list anew.",
     ),
     blank=True,
 )

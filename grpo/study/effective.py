@@ -21,7 +21,7 @@ def require_experiment(study: Study, name: str) -> None:
     if name not in study.experiments:
         raise UserError(f"{name}: no such experiment in params.yaml (known: {', '.join(study.experiments)}).")
     if name in study.left_out:
-        raise UserError(f"experiments.{name}.arms: left out of this study. Give it arms, and add it to select_in.")
+        raise UserError(f"experiments.{name}.arms: left out of this study. Give it arms, and run `grpo study runs`.")
 
 
 class EffectiveRun(BaseModel):

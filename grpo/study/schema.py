@@ -245,17 +245,16 @@ class Study(Section):
     def _check_left_out(self) -> None:
         """What is left out stands in no list, and nothing that the study makes builds on it."""
         if sorted(self.select_in) != sorted(self.made):
-            wrong = [f"{name} has no arms: take it out" for name in self.select_in if name in self.left_out]
-            wrong += [f"{name} is no experiment: take it out" for name in self.select_in if name not in self.experiments]
-            wrong += [f"{name} has arms: add it, or give it `arms: {{}}`" for name in self.made if name not in self.select_in]
-            remedy = "; ".join(wrong) or "one stands twice"
-            raise ValueError(f"select_in: must name each experiment with arms once; {remedy}. Or run `grpo study runs`")
+            differing = ", ".join(sorted({*self.select_in} ^ {*self.made})) or "one stands twice"
+            raise ValueError(
+                f"select_in: must name each experiment with arms once ({differing}): `grpo study runs` writes it anew"
+            )
         for name in self.made:
             lacking = [needed for needed in self.needed_experiments(name) if needed in self.left_out]
             if lacking:
                 raise ValueError(
-                    f"experiments.{lacking[0]}.arms: left out, but {name} builds on it: give it arms (and add it to "
-                    f"select_in), or leave {name} out too"
+                    f"experiments.{lacking[0]}.arms: left out, but {name} builds on it: give it arms, or leave "
+                    f"{name} out too, and run `grpo study runs`"
                 )
 
     @model_validator(mode="after")

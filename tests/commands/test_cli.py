@@ -285,7 +285,7 @@ def test_training_what_is_left_out_is_refused(project: Path, grpo: Grpo) -> None
         code, _, told = grpo(*command)
         assert code == 2
         assert told == (
-            "error: experiments.grpo_async_offpolicy.arms: left out of this study. Give it arms, and add it to select_in.\n"
+            "error: experiments.grpo_async_offpolicy.arms: left out of this study. Give it arms, and run `grpo study runs`.\n"
         )
 
 

@@ -392,7 +392,9 @@ def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
         whole = log.read_text()
         without_seed = json.loads(whole)
         del without_seed["attempts"][1]["seed"]
-        for text in (whole[: len(whole) // 2], "[]", "{}", json.dumps(without_seed)):
+        without_first = json.loads(whole)
+        del without_first["attempts"][0]
+        for text in (whole[: len(whole) // 2], "[]", "{}", json.dumps(without_seed), json.dumps(without_first)):
             log.write_text(text)
             with pytest.raises(UserError, match=rf"{LOG}.*damaged"):
                 run(server, tmp_path, Budget(calls=3))

@@ -314,8 +314,8 @@ PLACES = [
     ("data/model/main", "data/model/main", "`dvc checkout --force data/model/main` .* `dvc repro -f -s model@main`"),
     (
         "data/model/main",
-        "data/checkpoints/e/a-0/last",
-        r"`dvc checkout --force data/checkpoints/e/a-0` .* `dvc repro -f -s e@a-0`",
+        "data/checkpoints/e/a/0/last",
+        r"`dvc checkout --force data/checkpoints/e/a/0` .* `dvc repro -f -s train@e-a`",
     ),
     ("data/model/main", "mine", "Get it anew from where it came from"),
     (
@@ -364,15 +364,15 @@ def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
     """With real DVC; and making one anew does not run the stages before it again."""
     shutil.copytree(project / "data/model/main", project / "source")
     shutil.rmtree(project / "data")
-    copy = "cmd: mkdir -p data/checkpoints/e && cp -r source"
+    copy = "cmd: mkdir -p data/checkpoints/e/a && cp -r source"
     (project / "dvc.yaml").write_text(
         "stages:\n  model:\n    foreach: {main: 1}\n    do:\n"
         "      cmd: mkdir -p data/model && cp -r source data/model/main\n      outs: [data/model/main]\n"
-        f"  e:\n    matrix: {{arm: [a], seed: [0]}}\n    {copy} data/checkpoints/e/a-0\n"
-        "    deps: [data/model/main]\n    outs: [data/checkpoints/e/a-0]\n"
+        f"  train:\n    foreach: {{e-a: 1}}\n    do:\n      {copy} data/checkpoints/e/a/0\n"
+        "      deps: [data/model/main]\n      outs: [data/checkpoints/e/a]\n"
     )
     sh(project, "git init -q && dvc init -q && dvc repro -q")
-    for place in ("data/model/main", "data/checkpoints/e/a-0"):
+    for place in ("data/model/main", "data/checkpoints/e/a/0"):
         weights = project / place / "model.safetensors"
         whole = weights.read_bytes()
         for number in (0, 1):

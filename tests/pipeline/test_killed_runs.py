@@ -197,7 +197,8 @@ def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
         f"{sys.executable} -m grpo study runs",
         f"{sys.executable} -m grpo training_inputs",
     )
-    shutil.copy(REPOSITORY / "dvc.yaml", folder)
+    for name in ("dvc.yaml", ".gitignore"):
+        shutil.copy(REPOSITORY / name, folder)
     environment = _environment() | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for command in prepare:
         subprocess.run(command.split(), cwd=folder, env=environment, check=True, capture_output=True)
@@ -248,7 +249,7 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
     expected, _ = undisturbed(run)
     folder = clone(project, tmp_path / "project")
     assert worker.attempt(folder, run, act="step-2", signum=signal.SIGTERM)["code"] == 75
-    (saved,) = folder.glob("data/state/runs/*/*/*")
+    (saved,) = folder.glob("data/state/runs/*/*/*/*")
     last = max(int(state.name.removeprefix("step-")) for state in saved.glob("step-*"))
     assert last in {2, 3, 4}  # the signal comes when a state is whole, which is written while the next steps are taken
     assert not (folder / "data/runs" / run[0] / run[1] / "0").exists()
@@ -279,7 +280,7 @@ def killed(project: Path, worker: Worker, tmp_path_factory: pytest.TempPathFacto
 def killed_after_two_states(killed: Path, target: Path) -> tuple[Path, list[Path]]:
     """A copy of that run, and its states, oldest first."""
     folder = clone(killed, target)
-    states = sorted(folder.glob("data/state/runs/*/*/*/step-*"))
+    states = sorted(folder.glob("data/state/runs/*/*/*/*/step-*"))
     assert [state.name for state in states] == ["step-2", "step-4"]
     return folder, states
 
@@ -383,7 +384,7 @@ def training_in_two_processes(folder: Path, run: tuple[str, str] = SFT) -> Itera
         text=True,
         start_new_session=True,
     ) as process:
-        while not list(folder.glob("data/state/runs/*/*/*/step-2")):
+        while not list(folder.glob("data/state/runs/*/*/*/*/step-2")):
             assert process.poll() is None
             time.sleep(0.02)
         yield process
@@ -437,7 +438,7 @@ def test_a_sharded_run_of_which_a_process_is_killed_ends_with_the_same_bytes(sha
         (torchrun,) = psutil.Process(process.pid).children()
         next(each for each in torchrun.children() if each.environ()["RANK"] == "1").kill()
         assert process.wait() == 1
-    (saved,) = {path.parent for path in folder.glob("data/state/runs/*/*/*/step-*")}
+    (saved,) = {path.parent for path in folder.glob("data/state/runs/*/*/*/*/step-*")}
     newest = max(saved.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
     state = torch.load(newest / "state.pt", weights_only=True)["parts"]["learner"]  # runs no code, and holds all of it
     assert {name: each.shape for name, each in state["model"].items() if name in alone} == {
@@ -485,4 +486,4 @@ def test_told_to_stop_through_the_command_line(number, project, tmp_path):
         said = process.stderr.read()
         assert process.wait() == 75
     assert "told to stop: finishing the step" in said and "the state is saved" in said and "Traceback" not in said
-    assert list(folder.glob("data/state/runs/*/*/*/step-*"))
+    assert list(folder.glob("data/state/runs/*/*/*/*/step-*"))

@@ -66,6 +66,7 @@ def test_the_cells_of_an_experiments_table(mini_study: Study) -> None:
     head, _, a, b = cells(experiment_table(found))
     assert dict(zip(head, a, strict=True)) == {
         "arm": "**a**",
+        "at start": "0.100",
         "answer reward, mean of last 2 (95% over runs and problems)": "0.625 (0.575 to 0.675)",
         "below a": "leads",
         "form right": "0.900",
@@ -73,7 +74,7 @@ def test_the_cells_of_an_experiments_table(mini_study: Study) -> None:
         "response length": "21.0",
         "runs that collapsed": "0 of 2",
     }
-    assert b == ["b", "0.500 (0.450 to 0.550)", "0.125 (0.050 to 0.200)", "1.000", "0.500", "20.0", "1 of 2"]
+    assert b == ["b", "0.100", "0.500 (0.450 to 0.550)", "0.125 (0.050 to 0.200)", "1.000", "0.500", "20.0", "1 of 2"]
 
 
 def test_the_cells_that_explain_an_arm(mini_study: Study) -> None:
@@ -84,7 +85,6 @@ def test_the_cells_that_explain_an_arm(mini_study: Study) -> None:
     head, _, a = cells(details_table(found, {"a": (60.4, 0.125)}))
     assert dict(zip(head, a, strict=True)) == {
         "arm": "a",
-        "at start": "0.250",
         "best (step)": "0.750 (16)",
         "token entropy": "0.200",  # of .1 and .3, at the last step
         "gradient norm, median": "1.38",

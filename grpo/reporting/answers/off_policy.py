@@ -71,6 +71,8 @@ def _updates(arm: Numbers) -> int:
 
 def _range(numbers: Numbers) -> str:
     """Whether the range reaches from too few updates to too many."""
+    if numbers["nothing_right"]:
+        return "No arm gives a right answer, so the runs say nothing of the range."
     by_updates, best = sorted(numbers["arms"], key=_updates), numbers["leader"]
     few, many = by_updates[0], by_updates[-1]
     text = f"The range goes from {_updates(few)} to {_updates(many)} updates a rollout batch; {best['arm']}"
@@ -135,6 +137,8 @@ def entropy_beside_expert_iteration(sweep: Numbers, others: list[Numbers]) -> st
             f"| {arm} | {entropy.iloc[0]:.3f} | {entropy.iloc[-1]:.3f} | {entropy[step]:.3f} (step {step}) | "
             f"{rewards[arm].iloc[-1]:.3f} | {length.iloc[0]:.1f} | {length.iloc[-1]:.1f} |"
         )
+    if not common:
+        return "\n".join([*lines, "", "Not all reach a reward above zero, so there is no equal reward to compare them at."])
     lowest, highest = min(reached, key=lambda arm: reached[arm]), max(reached, key=lambda arm: reached[arm])
     text = (
         f"At equal reward ({common:.3f}, the highest that all reach) {lowest} has the lowest entropy, {reached[lowest]:.3f} "

@@ -127,6 +127,7 @@ def _experiment(study: Study, numbers: Numbers, runs: list[Run], result: Experim
     return {
         "name": name,
         "title": study.title(name),
+        "note": entry.note,
         "method": entry.method,
         "step": STEP[entry.method],
         "builds_on": _builds_on(entry.builds_on, study),

@@ -96,6 +96,7 @@ def _experiment(study: Study, numbers: Numbers, runs: list[Run]) -> Values:
         "asked": asked_of_courses(study).get(experiment, ""),
         "table": experiment_table(numbers),
         "details": details_table(numbers, times_of_arms(study, runs)),
+        "note": entry.note,
         "report": entry.report,
         "figures": [piece.figure for piece in pieces if piece.figure],
         "entries": [_entry(study, run) for run in runs] if "leaderboard" in entry.report else [],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -293,19 +294,22 @@ def explain(path: Path, item: Any, values: Any) -> str:
 RunConfig = GrpoConfig | SftConfig | ExpertIterationConfig
 
 
-def evaluation_steps(config: RunConfig, every: int) -> list[int]:
+def evaluation_steps(config: RunConfig, every: int | Sequence[int]) -> list[int]:
     """The steps after which a run is evaluated: 0, every few, and the last one.
 
     Args:
-        every: the study's ``evaluation.every``, which GRPO runs keep to; supervised fine-tuning has a setting of its own, and
-            expert iteration, whose steps are long, is evaluated after each.
+        every: the study's ``evaluation.every``, which GRPO runs keep to: a number of steps, or a list of first steps, of whose
+            last the later ones are multiples. Supervised fine-tuning has a setting of its own, and expert iteration, whose
+            steps are long, is evaluated after each.
     """
     match config:
         case SftConfig():
             every = config.evaluate_every
         case ExpertIterationConfig():
             every = 1
-    return sorted({*range(0, config.n_steps + 1, every), config.n_steps})
+    first = [every] if isinstance(every, int) else every
+    steps = {0, *first, *range(first[-1], config.n_steps, first[-1]), config.n_steps}
+    return sorted(step for step in steps if step <= config.n_steps)
 
 
 Config = TypeVar("Config", bound=TrainingConfig)

@@ -10,6 +10,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -178,7 +179,7 @@ class BestOfN(Section):
 class Evaluation(Section):
     """Validation during a run and zero-shot evaluation; sampling settings are the handout's."""
 
-    every: PositiveInt
+    every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see grpo.study.methods.evaluation_steps
     problems: PositiveInt
     zero_shot_problems: PositiveInt
     zero_shot_prompts: list[str] = Field(min_length=1)
@@ -187,6 +188,13 @@ class Evaluation(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_tokens: PositiveInt = 1024
     seed: int = 0
+
+    @field_validator("every")
+    @classmethod
+    def _rising(cls, every: int | list[int]) -> int | list[int]:
+        if isinstance(every, list) and sorted(set(every)) != every:
+            raise ValueError(f"{every} must name each step once, in rising order")
+        return every
 
 
 class Selection(Section):
@@ -263,6 +271,7 @@ class Experiment(Section):
 
     Attributes:
         title: what the report calls it, if not by its name.
+        note: what a reader of its results must know, such as an arm that cannot differ by construction.
         method: how its runs are trained; also the section of params.yaml that its arms change.
         task: the entry of ``tasks`` that its runs are trained on.
         builds_on: the experiment before, whose winner's values, and all that were won before that, its runs start from.
@@ -276,6 +285,7 @@ class Experiment(Section):
     """
 
     title: str = ""
+    note: str = ""
     method: Method = "grpo"
     task: str = MAIN
     builds_on: str | None = None

@@ -114,25 +114,38 @@ class Arithmetic(GradedTask):
         ]
 
     def documents(  # type: ignore[override]
-        self, seed: int, r1_zero_share: Share, complete_form_share: Share, guess_share: Share
+        self,
+        seed: int,
+        r1_zero_share: Share,
+        complete_form_share: Share,
+        guess_share: Share,
+        native_guess_share: Share = 0.0,
+        derailed_share: Share = 0.0,
     ) -> Iterator[tuple[str, str]]:
         """An endless stream of (prompt, response) pairs; none of their questions can be a validation question.
 
-        They give a small model what Qwen2.5-Math-1.5B shows: asked in the style it mostly read (the bare question, an answer in
-        a box) it solves the task, and under the r1_zero prompt it knows the steps but rarely closes the tags in the form that
-        the reward asks for.
+        They give a small model what Qwen2.5-Math-1.5B shows: asked by the bare question it solves part of the problems, and
+        under the r1_zero prompt it rarely closes the tags in the form that the reward asks for. Documents that guess and
+        documents that miscalculate leave it something to learn besides the form.
 
         Args:
             r1_zero_share: of the documents, so many stand under the r1_zero prompt;
             complete_form_share: of these, so many end in the form that the reward asks for,
-            guess_share: and so many give an answer without the steps.
+            guess_share: and so many give a random answer without the steps.
+            native_guess_share: of the documents under the bare question, so many give a random answer without the steps.
+            derailed_share: of all solutions with steps, so many have one step gone wrong, and the rest follows from it.
         """
         rng = random.Random(f"documents {seed}")
-        for problem in word_problems(seed, self.levels, validation=False):
-            if rng.random() < r1_zero_share:
-                yield r1_zero_document(problem, rng, complete_form_share, guess_share)
+        for solved in word_problems(seed, self.levels, validation=False):
+            r1_zero = rng.random() < r1_zero_share
+            if rng.random() < (guess_share if r1_zero else native_guess_share):
+                steps, answer = "", rng.randint(0, LARGEST)
             else:
-                yield problem.question, f" {problem.steps} \\boxed{{{problem.answer}}}"
+                problem = derail(solved, rng) if rng.random() < derailed_share else solved
+                steps, answer = f" {problem.steps}", problem.answer
+            ending = r1_zero_ending(rng, complete_form_share) if r1_zero else " \\boxed{{{answer}}}"
+            prompt = R1_ZERO.prompt(solved.question) if r1_zero else solved.question
+            yield prompt, steps + ending.format(answer=answer)
 
     def traces(  # type: ignore[override]
         self, format: str, examples: PositiveInt, wrong_share: Share, seed: int
@@ -158,11 +171,6 @@ class Arithmetic(GradedTask):
         return traces
 
 
-def r1_zero_document(
-    problem: WordProblem, rng: random.Random, complete_form_share: float, guess_share: float
-) -> tuple[str, str]:
-    """(prompt, response) under the r1_zero prompt, in one of the accepted and unaccepted forms."""
-    guesses = rng.random() < guess_share
-    steps, answer = ("", rng.randint(0, LARGEST)) if guesses else (f" {problem.steps}", problem.answer)
-    ending = COMPLETE if rng.random() < complete_form_share else rng.choice(INCOMPLETE)
-    return R1_ZERO.prompt(problem.question), steps + ending.format(answer=answer)
+def r1_zero_ending(rng: random.Random, complete_form_share: float) -> str:
+    """How a document under the r1_zero prompt ends: in the accepted form, or in one of the others."""
+    return COMPLETE if rng.random() < complete_form_share else rng.choice(INCOMPLETE)

@@ -244,8 +244,8 @@ def test_a_study_may_lie_outside_the_project(lab: Path, grpo: Run) -> None:
     assert study.task("main").verify(["2"], []) == [0.25]
     assert [problem.question for problem in study.task("main").problems("train")] == ["1 + 1?"]
     assert grpo("study", "check")[1].endswith("params.yaml is as composed from ../our lab/ours.yaml\n")
-    edit("seeds: [0, 1]", "seeds: [5]")
-    told = "changed by hand since it was composed from ../our lab/ours.yaml:\n  seeds: [0, 1] -> [5]\n"
+    edit("seeds: [0, 1, 2]", "seeds: [5]")
+    told = "changed by hand since it was composed from ../our lab/ours.yaml:\n  seeds: [0, 1, 2] -> [5]\n"
     assert grpo("study", "check")[1].endswith(told)
     assert grpo("study", "save", "five")[0] == 0
     assert parse_yaml(lab / "five.yaml") == {"extends": "ours", "seeds": [5]}
@@ -561,7 +561,7 @@ def test_check_says_what_differs_from_what_a_study_extends(project: Path, grpo: 
         "differs from studies/mini.yaml, which it extends, in:\n  values: seeds 1\n  experiments left out: leaderboard\n"
         "  experiments with other arms or settings: grpo_kl_divergence\n"
     )
-    assert "  seeds: [0, 1] -> [5]\n" in grpo("study", "check", "mine/own.yaml", "--verbose")[1]
+    assert "  seeds: [0, 1, 2] -> [5]\n" in grpo("study", "check", "mine/own.yaml", "--verbose")[1]
     assert load_study().study == "smoke"
 
 
@@ -603,7 +603,8 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
     write("studies/own.yaml", "extends: smoke\nseeds: [1]\n")
     lines = grpo("study", "list")[1].splitlines()
     assert [line.split()[0] for line in lines if line[0] == " "] == [
-        "gsm8k", "math-24gb", "math-2xh100", "math-7b-8xh100", "math-h100", "math-one-instance", "mini", "own", "quickstart",
+        "gsm8k", "math-24gb", "math-2xh100", "math-7b-8xh100", "math-first", "math-h100", "math-one-instance", "mini", "own",
+        "quickstart",
     ]  # fmt: skip
     assert [line.split()[1] for line in lines if line[0] == "*"] == ["smoke"]
     assert f"  {'own':<17} As smoke, but for: seeds. [smoke, mini, base]" in lines  # math-one-instance has 17 letters

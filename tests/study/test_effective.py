@@ -78,11 +78,11 @@ NO_CLIP_WON = winner(CLIP_ABLATION, "grpo_no_clip", **TWO_UPDATES | {"n_grpo_ste
 
 
 def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study) -> None:
-    run = effective_run(mini_study, "grpo_learning_rate", "3e-5", 0, [])
-    assert run.config == mini_study.grpo.model_copy(update={"learning_rate": 3e-5})
-    assert (run.name, run.overrides) == ("grpo_learning_rate/3e-5/0", {"learning_rate": 3e-5})
+    run = effective_run(mini_study, "grpo_learning_rate", "1e-4", 0, [])
+    assert run.config == mini_study.grpo.model_copy(update={"learning_rate": 1e-4})
+    assert (run.name, run.overrides) == ("grpo_learning_rate/1e-4/0", {"learning_rate": 1e-4})
     assert set(run.sources) == set(GrpoConfig.model_fields)
-    assert run.sources.pop("learning_rate") == "arm 3e-5"
+    assert run.sources.pop("learning_rate") == "arm 1e-4"
     # What params.yaml does not name has the handout's value.
     assert {key for key, source in run.sources.items() if source == "default"} == {
         "asynchronous",
@@ -103,7 +103,7 @@ def test_winners_come_on_the_defaults_and_the_arm_on_both(mini_study: Study) -> 
         "learning_rate": (1e-3, "winner of grpo_learning_rate (1e-3)"),
         "length_normalization": ("masked_normalize", "winner of grpo_length_normalization (masked_normalize)"),
         "use_std_normalization": (False, "winner of grpo_group_standard_deviation (without_std)"),
-        "n_grpo_steps": (16, "arm epochs_4-batch_16"),
+        "n_grpo_steps": (32, "arm epochs_4-batch_16"),
         "epochs_per_rollout_batch": (4, "arm epochs_4-batch_16"),
         "train_batch_size": (16, "arm epochs_4-batch_16"),
         "loss_type": ("grpo_clip", "arm epochs_4-batch_16"),  # and not the winner's no_baseline
@@ -372,7 +372,7 @@ def test_an_experiment_that_is_added_is_one_entry(tmp_path: Path, monkeypatch: p
 def test_a_row_of_runs_for_each_stage_that_trains(mini_study: Study) -> None:
     """Worked out by hand for an arm that starts from another's weights, and for one that is fine-tuned."""
     apart = runs_table(mini_study.model_copy(update={"seeds_in_one_stage": False}))
-    assert len(apart) == 2 * len(runs_table(mini_study))
+    assert len(apart) == len(mini_study.seeds) * len(runs_table(mini_study))
     assert apart["grpo_sft_initialization-sft_early-1"] == {
         "experiment": "grpo_sft_initialization",
         "arm": "sft_early",

@@ -292,9 +292,20 @@ def test_an_experiments_method_decides_the_configuration(mini_study: Study, expe
     assert {key for key, source in run.sources.items() if source == f"arm {arm}"} == set(run.overrides)
 
 
+@pytest.mark.parametrize("every", [[], [4, 2], [2, 2], [0, 2]])
+def test_first_evaluations_are_named_once_in_rising_order(tmp_path: Path, every: list[int]) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["evaluation"]["every"] = every
+
+    assert "evaluation.every" in refused(tmp_path, edit)
+
+
 def test_each_method_is_evaluated_at_its_own_steps() -> None:
     assert evaluation_steps(GrpoConfig(n_grpo_steps=10), 4) == [0, 4, 8, 10]
     assert evaluation_steps(GrpoConfig(n_grpo_steps=3), 4) == [0, 3]
+    assert evaluation_steps(GrpoConfig(n_grpo_steps=20), [1, 2, 8]) == [0, 1, 2, 8, 16, 20]
+    assert evaluation_steps(GrpoConfig(n_grpo_steps=5), [1, 2, 8]) == [0, 1, 2, 5]
+    assert evaluation_steps(SftConfig(n_sft_steps=6, evaluate_every=3), [1, 2]) == [0, 3, 6]
     assert evaluation_steps(SftConfig(n_sft_steps=7, evaluate_every=3), 4) == [0, 3, 6, 7]
     assert evaluation_steps(ExpertIterationConfig(n_ei_steps=3), 4) == [0, 1, 2, 3]
 
@@ -434,8 +445,11 @@ def test_runs_of_every_study_have_the_evaluations_that_they_count_by(path: Path)
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
-        (new_arm("grpo_baselines", n_grpo_steps=8), "grpo_baselines.arms.extra: a run of 8 steps is evaluated 1 time "),
-        (counting(4, sft={"evaluate_every": 1}), "grpo_learning_rate.arms.3e-5: a run of 24 steps is evaluated 3 times "),
+        (new_arm("grpo_baselines", n_grpo_steps=1), "grpo_baselines.arms.extra: a run of 1 steps is evaluated 1 time "),
+        (
+            counting(4, sft={"evaluate_every": 1}, evaluation={"every": 32}),
+            "grpo_learning_rate.arms.1e-4: a run of 64 steps is evaluated 2 times ",
+        ),
         (counting(4), "sft_experiment.arms.examples_128: a run of 24 steps is evaluated 3 times after its start, but 4 "),
         (counting(6, sft={"evaluate_every": 1}), "arms.questions_32-rollouts_4-epochs_1: a run of 4 steps is evaluated 4 "),
         (counting(2, sft={"evaluate_every": 24}), "sft_experiment.arms.examples_128: a run of 24 steps is evaluated 1 time "),
@@ -448,9 +462,9 @@ def test_a_run_with_fewer_evaluations_than_it_counts_by_is_refused(tmp_path: Pat
 
 
 def test_the_refusal_names_the_remedy_of_the_method(tmp_path: Path) -> None:
-    message = refused(tmp_path, new_arm("grpo_baselines", n_grpo_steps=8))
+    message = refused(tmp_path, new_arm("grpo_baselines", n_grpo_steps=1))
     assert message.endswith(
-        "after its start, but 2 evaluations are to count (last_k): raise n_grpo_steps, lower evaluation.every, or give "
+        "after its start, but 3 evaluations are to count (last_k): raise n_grpo_steps, lower evaluation.every, or give "
         "grpo_baselines a last_k of 1."
     )
     message = refused(tmp_path, new_arm(SFT, evaluate_every=24))
@@ -460,14 +474,14 @@ def test_the_refusal_names_the_remedy_of_the_method(tmp_path: Path) -> None:
 
 
 def test_steps_that_may_come_from_an_earlier_winner_count_too(tmp_path: Path) -> None:
-    """An arm of eight steps counts by one evaluation in its own experiment; those after it, which may start from it, by two."""
+    """An arm of one step counts by one evaluation in its own experiment; those after it, which may start from it, by three."""
 
     def short_winner(values: dict[str, Any]) -> None:
         values["experiments"]["grpo_baselines"]["last_k"] = 1
-        values["experiments"]["grpo_baselines"]["arms"]["no_baseline"]["n_grpo_steps"] = 8
+        values["experiments"]["grpo_baselines"]["arms"]["no_baseline"]["n_grpo_steps"] = 1
 
     message = refused(tmp_path, short_winner)
-    assert "experiments.grpo_length_normalization.arms.masked_mean: a run of 8 steps is evaluated 1 time" in message
+    assert "experiments.grpo_length_normalization.arms.masked_mean: a run of 1 steps is evaluated 1 time" in message
 
     def pinned(values: dict[str, Any]) -> None:
         short_winner(values)
@@ -481,14 +495,14 @@ def test_steps_that_may_come_from_an_earlier_winner_count_too(tmp_path: Path) ->
         for arm in values["experiments"]["grpo_length_normalization"]["arms"].values():
             arm["n_grpo_steps"] = 16
 
-    assert edited(tmp_path, own_steps_again).grpo.n_grpo_steps == 24
+    assert edited(tmp_path, own_steps_again).grpo.n_grpo_steps == 64
 
     def ranked(values: dict[str, Any]) -> None:
         """The sweep's short arms hand their steps on with the rest of their values."""
         values["experiments"]["grpo_off_policy_sweep_broad"]["last_k"] = 1
         for arm in values["experiments"]["grpo_off_policy_sweep_broad"]["arms"].values():
-            arm["n_grpo_steps"] = 8
+            arm["n_grpo_steps"] = 1
         del values["experiments"]["grpo_off_policy_sweep_focused"]["arms"]["best_2"]["n_grpo_steps"]
 
     message = refused(tmp_path, ranked)
-    assert "experiments.grpo_off_policy_sweep_focused.arms.best_2: a run of 8 steps is evaluated 1 time" in message
+    assert "experiments.grpo_off_policy_sweep_focused.arms.best_2: a run of 1 steps is evaluated 1 time" in message

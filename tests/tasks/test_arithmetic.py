@@ -167,6 +167,38 @@ def test_the_share_of_complete_forms_is_the_setting(share: float) -> None:
     assert len(kinds) == {0.0: 5, 1.0: 1}.get(share, 6)
 
 
+def test_shares_of_guesses_and_derailed_solutions_are_the_settings() -> None:
+    n = {"native": 0, "r1_zero": 0}
+    guessed, derailed = dict(n), 0
+    shares = {"r1_zero_share": 0.5, "guess_share": 0.6, "native_guess_share": 0.3, "derailed_share": 0.2}
+    for prompt, response in itertools.islice(documents(**shares), 4000):
+        in_r1_zero = re.search(r"User: (.*)\nAssistant: <think>$", prompt)
+        kind = "r1_zero" if in_r1_zero else "native"
+        question = in_r1_zero.group(1) if in_r1_zero else prompt
+        n[kind] += 1
+        if ":" not in response:
+            guessed[kind] += 1
+            continue
+        steps, numbers = solve(question)
+        results = [int(number) for number in re.findall(r"= (-?\d+)\.", response)]
+        right = f" {' '.join(steps)} "
+        if not response.startswith(right):
+            derailed += 1
+            off = [result - number for result, number in zip(results, numbers[1:], strict=True)]
+            before = off.index(off[-1])  # one step is wrong by 1 to 3, and the rest follows from it
+            assert 1 <= off[-1] <= 3
+            assert off == [0] * before + [off[-1]] * (len(off) - before)
+        stated = re.findall(r"\d+", response)[-1]
+        assert int(stated) == results[-1]  # a derailed solution states its own result
+    shown = sum(n.values()) - sum(guessed.values())
+    for count, total, share in (
+        (guessed["r1_zero"], n["r1_zero"], 0.6),
+        (guessed["native"], n["native"], 0.3),
+        (derailed, shown, 0.2),
+    ):
+        assert abs(count / total - share) <= 4 * (share * (1 - share) / total) ** 0.5
+
+
 def test_complete_forms_earn_the_format_reward_and_the_others_do_not() -> None:
     for _, response in itertools.islice(documents(2, r1_zero_share=1.0, complete_form_share=0.5), 200):
         form = R1_ZERO.read(response) is not None

@@ -37,14 +37,4 @@ def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, token
         )
     if settings.compile:
         compile_layers(model)
-    return Learner(
-        model,
-        config,
-        tokenizer.pad_token_id,
-        settings.max_tokens_per_microbatch,
-        settings.optimizer,
-        settings.offload_reference,
-        world,
-        settings.packing,
-        settings.device if settings.fully_shard else None,
-    )
+    return Learner(model, config, tokenizer.pad_token_id, settings, world)

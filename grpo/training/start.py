@@ -24,7 +24,7 @@ from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import require_room
-from grpo.rollout.make import make_engine
+from grpo.rollout.make import Checkpoint, make_engine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
@@ -160,7 +160,7 @@ def start_here(study: Study, run: EffectiveRun, check_weights: bool) -> Iterator
         add_adapters(model, run.config.lora, run.seed, run.model)
     # Before the learner: vLLM switches the stream on which this process computes, and the learner's hooks on gradients must be
     # made on the one that its backward passes will use.
-    engine = make_engine(study, run.model, model, tokenizer, check_weights, run.config, world)
+    engine = make_engine(study, Checkpoint(run.model, model, tokenizer), check_weights, run.config, world)
     learner = make_learner(settings, run.config, model, tokenizer, world)
     save = partial(_save_on_rank_0, world, learner.model, tokenizer)
     yield Workers(tokenizer, engine, learner, save, loop_of(run.config), world)

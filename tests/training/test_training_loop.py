@@ -45,7 +45,7 @@ from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
-from grpo.rollout.make import make_engine
+from grpo.rollout.make import Checkpoint, make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
@@ -623,11 +623,11 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
 
     models, hooked, configs = [], [], []
 
-    def noting(study: Study, folder: Path, model: Any, tokenizer: Any, check_weights: bool, config: Any, *rest: Any) -> Any:
-        models.append(model)
-        hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()))
+    def noting(study: Study, checkpoint: Checkpoint, check_weights: bool, config: Any, *rest: Any) -> Any:
+        models.append(checkpoint.model)
+        hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in checkpoint.model.parameters()))
         configs.append(config)
-        return make_engine(study, folder, model, tokenizer, check_weights, config, *rest)
+        return make_engine(study, checkpoint, check_weights, config, *rest)
 
     monkeypatch.setattr(start_module, "make_engine", noting)
     arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly, start_threads
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 fix_cpu_kernels()
 share_cpu_fairly()

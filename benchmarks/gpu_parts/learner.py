@@ -38,7 +38,7 @@ from benchmarks.gpu_parts.tools import (
 from grpo.common.memory import peak_mb, reset_peak
 from grpo.learner.optimizer import Optimizer
 from grpo.models.packed_attention import Layout
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 
 def gradients(setting: Setting) -> Rows:

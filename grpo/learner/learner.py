@@ -39,7 +39,7 @@ from grpo.models.lora import adapter_weights, without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
 from grpo.models.traits import traits_of
 from grpo.study.methods import GrpoConfig, RunConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 _MEANS = (  # over a train batch's response tokens
     "token_entropy",

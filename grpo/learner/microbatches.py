@@ -21,8 +21,8 @@ from grpo.learner.packing import PackedRow, Predictions, Segment, fill_rows, pac
 from grpo.learner.padding import pad_and_shift
 from grpo.models.packed_attention import NO_MASK
 from grpo.models.sharding import computing_dtype, forward, shares
+from grpo.models.to_device import send
 from grpo.models.traits import traits_of
-from grpo.models.transfer import send
 
 Ids = Sequence[Sequence[int]]
 Row = TypeVar("Row")

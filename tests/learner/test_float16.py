@@ -20,7 +20,7 @@ from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.transformer import TransformerLM
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 
 def gradient(

@@ -28,7 +28,7 @@ from grpo.models.transformer import TransformerLM
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig, Lora
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 LORA = Lora(rank=4, alpha=8)
 IDS = torch.arange(1, 41).reshape(2, 20)

@@ -15,7 +15,7 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.study.methods import GrpoConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 
 def test_sums_by_hand() -> None:

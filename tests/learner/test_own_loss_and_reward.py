@@ -18,7 +18,7 @@ from grpo.learner.learner import Learner
 from grpo.learner.losses import LOSSES, bind_loss, find_loss
 from grpo.study.compose import lay_over
 from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides, merged
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import ScoredBatch
 

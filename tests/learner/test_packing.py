@@ -22,7 +22,7 @@ from grpo.learner.chunked import chunked_log_probs
 from grpo.learner.learner import Learner
 from grpo.learner.packing import fill_rows, pack
 from grpo.study.methods import GrpoConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
 NORMALIZATIONS = ("masked_mean", "masked_normalize", "microbatch_longest")

@@ -19,7 +19,7 @@ from training_parts import scored
 from grpo.learner.learner import Learner, token_ids
 from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.transformer import TransformerLM
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
 OF_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "bincount", "repeat_interleave")

@@ -23,7 +23,7 @@ from grpo.models.examine import examine, limited_context
 from grpo.models.traits import traits_of
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 TEXTS = ["What is 1 + 1?", "The answer is 2, since 1 and 1 make 2.", "No.", "Mia has 3 apples and eats one of them."]
 COPIED = {  # why responses cannot share a prompt

@@ -32,7 +32,7 @@ from grpo.models.transformer import RMSNorm, TransformerLM, rotate, rotations, v
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 SMALL = TransformerConfig(
     vocab_size=50,

@@ -20,7 +20,7 @@ from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import LOSS_TYPES, ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.study.schema import load_study
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 from grpo.tracking.run_log import RunLog
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo

@@ -16,7 +16,7 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.common.world import ALONE, World, init_world
 from grpo.learner.learner import Learner
 from grpo.study.methods import GrpoConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 LENGTHS = [[5, 1, 9, 3], [2, 2, 0, 1], [12, 7, 1, 4]]
 VOCABULARY = 50

@@ -23,7 +23,7 @@ from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 from grpo.training.state import copy_to_cpu
 
 UPDATES = 3

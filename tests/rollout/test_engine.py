@@ -24,7 +24,7 @@ from grpo.common.world import World
 from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.rollout.engine import SamplingParams, derive_seed
-from grpo.rollout.make import Checkpoint, make_engine, sleeps
+from grpo.rollout.make_engine import Checkpoint, make_engine, sleeps
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 from grpo.rollout.vllm_engine import request_settings
 from grpo.study.schema import Study

@@ -34,7 +34,7 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.rollout.vllm_engine import VllmEngine, VllmSettings, request_settings
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
 from grpo.study.methods import GrpoConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 from grpo.tasks import formats
 
 pytestmark = pytest.mark.vllm

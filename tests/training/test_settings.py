@@ -24,7 +24,7 @@ from grpo.models.lora import add_adapters
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 from grpo.training.step import train_on
 
 BASE = {"loss_type": "grpo_clip", "cliprange": 0.01, "epochs_per_rollout_batch": 2, "sampling_min_tokens": 0}

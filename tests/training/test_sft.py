@@ -29,7 +29,7 @@ from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import SftConfig
 from grpo.study.schema import Study
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 from grpo.tasks import formats
 from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tasks.task import Format

@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo.study.methods import LOSSES_OF_THE_HANDOUTS
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
 
 CLIPPED = {"grpo_clip", "grpo_no_clip"}
 

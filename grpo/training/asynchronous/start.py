@@ -17,19 +17,19 @@ import ray
 from grpo.common.cpu import fix_cpu_kernels, start_threads
 from grpo.common.errors import UserError
 from grpo.learner.learner import Learner
-from grpo.learner.make import make_learner
+from grpo.learner.make_learner import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.rollout.engine import Engine
-from grpo.rollout.make import Checkpoint, make_engine
+from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
+from grpo.training.asynchronous.actor_worker import BESIDE, ActorWorker
 from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.transfer import Weights
-from grpo.training.asynchronous.worker import BESIDE, ActorWorker
 from grpo.training.context import RunSetup, Workers
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]

@@ -29,13 +29,13 @@ from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.engine import require_room
-from grpo.rollout.make import Checkpoint, make_engine
+from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
 from grpo.study.effective import digest
-from grpo.study.environment import packages, software
 from grpo.study.kept import keep_until_stored, remove_stored
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
+from grpo.study.software import packages, software
 from grpo.study.training_inputs import code_of_rooms, task_inputs
 from grpo.tasks.task import find_format
 

@@ -10,7 +10,7 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers
 from grpo.models.traits import traits_of
 from grpo.study.methods import RunConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 
 def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, tokenizer: Any, world: World = ALONE) -> Learner:

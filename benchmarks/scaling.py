@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly, start_threads
+from grpo.study.settings import LearnerSettings
 
 fix_cpu_kernels()
 share_cpu_fairly()
@@ -101,7 +102,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name), context=3000)
         learners = {
-            way: Learner(load_model(Path(name)), config, 0, budget) for way, budget in (("packed", 4096), ("padded", None))
+            way: Learner(load_model(Path(name)), config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
+            for way, budget in (("packed", 4096), ("padded", None))
         }
         print(f"{'':>16}{'':>8}{'packed, s':>11}{'padded, s':>11}{'ratio':>7}")
         for what, values in VARIED.items():

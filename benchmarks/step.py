@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
+from grpo.study.settings import LearnerSettings
 
 fix_cpu_kernels()
 share_cpu_fairly()
@@ -91,7 +92,7 @@ def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | No
         sampling_max_tokens=settings.new_tokens,
         learning_rate=1e-5,
     )
-    learner = Learner(model, config, tokenizer.pad_token_id, budget)
+    learner = Learner(model, config, tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=budget))
     engine = TransformersEngine(model, tokenizer)
     sampling = SamplingParams(1.0, 1.0, settings.new_tokens, settings.new_tokens)
     texts = make_prompts(tokenizer, settings.prompts, settings.prompt_tokens)

@@ -99,7 +99,7 @@ def evaluate(
     from grpo.study.schema import load_study
 
     study = load_study()
-    from grpo.evaluation.checkpoint import evaluate_any
+    from grpo.evaluation.evaluator import evaluate_any
     from grpo.results.statistics import format_interval
 
     prompt = prompt or next(iter(study.task(task).formats))
@@ -114,7 +114,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="Another one, on the same problems.")],
 ) -> None:
     """Difference in answer reward of two evaluations on the same problems, with a paired bootstrap interval."""
-    from grpo.evaluation.compare import compare_files
+    from grpo.evaluation.comparison import compare_files
 
     print(compare_files(first, second))
 

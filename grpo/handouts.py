@@ -20,7 +20,7 @@ from grpo.learner.losses import LossInputs, find_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.padding import pad_and_shift
 from grpo.study.methods import LOSSES_OF_THE_HANDOUTS
-from grpo.tasks.keyword import keyword_inclusion_reward_fn as keyword_inclusion_reward_fn
+from grpo.tasks.keyword_inclusion import keyword_inclusion_reward_fn as keyword_inclusion_reward_fn
 from grpo.tasks.rewards import question_only_reward_fn as question_only_reward_fn
 from grpo.tasks.rewards import r1_zero_reward_fn as r1_zero_reward_fn
 

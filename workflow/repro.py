@@ -23,7 +23,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if stale:
-        os.execvp("snakemake", ["snakemake", "--profile", "local"])
+        os.execvp("snakemake", ["snakemake", "--profile", "local", "--config", "plan_is_made=true"])
     print(f"All stages are up to date ({time.perf_counter() - start:.1f} s). {WHAT_NEXT}")
     if waiting := list(UNSENT.glob("*/run.json")):
         print(f"MLflow lacks {len(waiting)} runs, which are kept in {UNSENT}: `grpo mlflow_import` delivers them.")

@@ -38,6 +38,7 @@ from benchmarks.gpu_parts.tools import (
 from grpo.common.memory import peak_mb, reset_peak
 from grpo.learner.optimizer import Optimizer
 from grpo.models.packed_attention import Layout
+from grpo.study.settings import LearnerSettings
 
 
 def gradients(setting: Setting) -> Rows:
@@ -212,7 +213,7 @@ def profile(setting: Setting) -> Rows:
         )
         with torch.no_grad():
             count = sum(1 for _ in microbatches(model, batch, budget, scale.padded))
-        whole = Learner(model, config, 0, budget)
+        whole = Learner(model, config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
         return counted(lambda: whole.update(batch), count)
 
     yield "microbatches alone, packed", "", lambda: alone(scale.budget)

@@ -70,12 +70,14 @@ class Trial:
 
     def start(self) -> Row:
         """From nothing until it could sample."""
-        from grpo.rollout.vllm_engine import VllmEngine
+        from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
 
         precision, device, on_gpu = str(self.dtype).removeprefix("torch."), self.setting.device, self.setting.on_gpu
 
         def start() -> None:
-            self.engine = VllmEngine(self.folder, self.model, precision, device, 0.5, 512, on_gpu, check_weights=True)
+            self.engine = VllmEngine(
+                self.folder, self.model, VllmSettings(precision, device, 0.5, 512, on_gpu, check_weights=True)
+            )
 
         return {"seconds": self._seconds(start)}
 

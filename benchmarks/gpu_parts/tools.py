@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.microbatches import Microbatch, neighbours, of_like_length, packed_microbatches, padded_microbatches
+from grpo.learner.microbatches import Microbatch, Texts, neighbours, of_like_length, packed_microbatches, padded_microbatches
 from grpo.learner.optimizer import Optimizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,9 +176,9 @@ def microbatches(
     """Packed rows of ``budget`` tokens, or padded microbatches by it, or where it is None ``padded`` responses at a time."""
     prompts, responses = [r.prompt_ids for r in batch], [r.completion.token_ids for r in batch]
     if budget is not None and packing:
-        return packed_microbatches(model, prompts, responses, budget)
+        return packed_microbatches(model, Texts(prompts, responses), budget)
     parts = neighbours(len(batch), padded) if budget is None else of_like_length(prompts, responses, budget)
-    return padded_microbatches(model, prompts, responses, parts, 0)
+    return padded_microbatches(model, Texts(prompts, responses), parts, 0)
 
 
 def backward(

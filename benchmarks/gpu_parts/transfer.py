@@ -132,7 +132,7 @@ class Pair:
 def make_engine(folder: Path, precision: str, device: str) -> tuple[Any, Any, Any]:
     """In the generator's process: what :class:`grpo.training.asynchronous.actors.Generator` wants."""
     from grpo.models.checkpoint import load_tokenizer
-    from grpo.rollout.vllm_engine import VllmEngine
+    from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
     from grpo.training.asynchronous.transfer import Weights
 
-    return VllmEngine(folder, None, precision, device, 0.4, 64), Weights(), load_tokenizer(folder)
+    return VllmEngine(folder, None, VllmSettings(precision, device, 0.4, 64)), Weights(), load_tokenizer(folder)

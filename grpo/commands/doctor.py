@@ -15,7 +15,7 @@ from grpo.commands.plan import PUBLISHED_S_PER_STEP, plan
 from grpo.common.imports import named_file
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN, HubModel, SampledTraces
+from grpo.study.settings import MAIN, HubModel, SampledTraces
 from grpo.tasks.downloaded import HubDataset
 from grpo.tasks.rows import LocalFiles
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces

@@ -39,12 +39,12 @@ from pathlib import Path
 
 from grpo.common.imports import named_file
 from grpo.common.text_table import text_table
-from grpo.rollout.make import memory_share, sleeps
+from grpo.rollout.make_engine import memory_share, sleeps
 from grpo.study import paths
 from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig, Lora, RunConfig, SamplingConfig
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN, HubModel, LocalModel
+from grpo.study.settings import MAIN, HubModel, LocalModel
 
 STATES_ON_DISK = 3  # of a run in progress: the two that are kept, and the next while it is written
 GIB = 2**30

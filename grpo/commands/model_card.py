@@ -20,7 +20,7 @@ from grpo.results.runs import REWARD, Run, evaluations_counted, mean_of_last
 from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
-from grpo.study.sections import HubModel
+from grpo.study.settings import HubModel
 
 HUB_TIMEOUT_S = 10.0
 METADATA = "metadata.json"

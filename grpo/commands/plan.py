@@ -18,7 +18,7 @@ from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
 from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN, PretrainedHere
+from grpo.study.settings import MAIN, PretrainedHere
 
 # Of Qwen2.5-Math-1.5B on MATH at the handouts' setting on one H100, evaluations left out (Garg 2026, see claims.yaml).
 PUBLISHED_S_PER_STEP = 30.0

@@ -19,7 +19,7 @@ from grpo.common.lock import only_one
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import PARAMS_FILE, Study, load_study
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
 from grpo.tracking.mlflow_uri import tracking_uri, without_password
 
 STUDY = "quickstart"  # in studies/, or the one that comes with the package

@@ -47,7 +47,7 @@ def sft_dataset(task: TaskName) -> None:
     from grpo.common.records import read_problems
     from grpo.study import paths
     from grpo.study.schema import load_study
-    from grpo.study.sections import SampledTraces
+    from grpo.study.settings import SampledTraces
     from grpo.tasks.sft_dataset import build_sft_dataset, find_traces
 
     study = load_study()

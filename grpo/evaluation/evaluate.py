@@ -17,7 +17,7 @@ from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.common.world import ALONE, World
 from grpo.rollout.engine import Engine, SamplingParams, derive_seed, require_whole_groups
-from grpo.study.sections import Evaluation
+from grpo.study.settings import Evaluation
 from grpo.tasks.task import Format, ScoredBatch, Task
 
 Score = Callable[[Sequence[Rollout]], ScoredBatch]

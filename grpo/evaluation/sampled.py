@@ -11,12 +11,12 @@ import numpy as np
 from grpo.common.files import files_digest, whole_folder, write_json, write_text
 from grpo.common.records import Rollout, read_problems
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
-from grpo.evaluation.checkpoint import CheckpointEvaluator
+from grpo.evaluation.evaluator import CheckpointEvaluator
 from grpo.grader.pool import grade_batch
 from grpo.results.statistics import mean_over_problems
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN, BestOfN
+from grpo.study.settings import MAIN, BestOfN
 from grpo.tasks.task import Format, find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, study_params, study_state, study_tags

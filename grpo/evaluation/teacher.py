@@ -8,11 +8,11 @@ from typing import Any
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout, read_problems
-from grpo.evaluation.checkpoint import CheckpointEvaluator
+from grpo.evaluation.evaluator import CheckpointEvaluator
 from grpo.models.source import folder_of
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import HubModel, SampledTraces
+from grpo.study.settings import HubModel, SampledTraces
 from grpo.tasks.sft_dataset import Trace, build_sft_dataset
 from grpo.tasks.task import Task, find_format
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.common.records import read_problems
-from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint
+from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_params, study_state, study_tags
 
@@ -18,7 +18,7 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
     """Evaluate the base model zero-shot, write every completion, examples of each outcome to read, and the metrics.
 
     Returns:
-        for each prompt what :func:`grpo.evaluation.checkpoint.evaluate_checkpoint` returns.
+        for each prompt what :func:`grpo.evaluation.evaluator.evaluate_checkpoint` returns.
     """
     evaluator = CheckpointEvaluator(study, paths.model(MAIN))
     problems = read_problems(paths.validation(MAIN))[: study.evaluation.zero_shot_problems]

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from grpo.grader.evaluate import number, ratio, same_value
 from grpo.grader.expression import divides, equation_difference, is_rational, parse, variables
 from grpo.grader.families import Arithmetic, declared_family, letters_of, possible_family, renamed, replaced, without_name
 from grpo.grader.names import names_quantity, names_sum
 from grpo.grader.normalise import unwrap_text
+from grpo.grader.numeric import number, ratio, same_value
 from grpo.grader.quantity import exact_value, is_sign_of, joined_quantity, same_quantity, same_unit, scaled, size_of, split_unit
 from grpo.grader.relations import (
     RELATION,

@@ -3,7 +3,7 @@ r"""Does an answer equal the ground truth?
 The answer and the truth are normalised, split into their parts (lists, tuples, intervals, unions, equations, matrices), and
 the parts compared exactly as fractions wherever both are plain numbers: then nothing else has a say. Words, choice letters,
 numbers with a base, times and ratios are compared as they are spelt. Other expressions are compared by their values
-(:mod:`grpo.grader.evaluate`). Only what that cannot read goes to computer algebra (:mod:`grpo.grader.symbolic`).
+(:mod:`grpo.grader.numeric`). Only what that cannot read goes to computer algebra (:mod:`grpo.grader.symbolic`).
 
 Conventions where taste is possible: units count only if both sides state one, and are converted where both measure the
 same; ``2\frac{1}{2}`` is a mixed number; a bare comma list equals a set, in any order; a tuple's order counts; a number in

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from grpo.grader.evaluate import same_value
 from grpo.grader.expression import parse, variables
 from grpo.grader.normalise import normalise
+from grpo.grader.numeric import same_value
 from grpo.grader.quantity import split_unit
 from grpo.grader.split import split_equations
 from grpo.grader.values import Effort

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo.common.records import Rollout
 from grpo.learner.microbatches import Microbatch
-from grpo.models.transfer import send
+from grpo.models.to_device import send
 
 
 @dataclass(frozen=True)

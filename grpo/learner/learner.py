@@ -27,6 +27,7 @@ from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import (
     Ids,
     Microbatch,
+    Texts,
     neighbours,
     of_like_length,
     packed_microbatches,
@@ -38,6 +39,7 @@ from grpo.models.lora import adapter_weights, without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
 from grpo.models.traits import traits_of
 from grpo.study.methods import GrpoConfig, RunConfig
+from grpo.study.settings import LearnerSettings
 
 _MEANS = (  # over a train batch's response tokens
     "token_entropy",
@@ -49,6 +51,7 @@ _MEANS = (  # over a train batch's response tokens
     "importance_mean",
     "importance_capped",
 )
+DEFAULTS = LearnerSettings()
 _COLUMNS = {"step", "update", *(metric.name for metric in METRICS)}  # of history.csv, whatever the loss
 
 
@@ -60,16 +63,10 @@ class Learner:
 
     Args:
         model: as :func:`grpo.models.checkpoint.load_model` gives it; with ``config.lora`` it has its adapters.
-        max_tokens_per_microbatch: budget of a microbatch, padding included; None computes padded microbatches of
-            ``config.micro_train_batch_size`` responses.
-        packing: within the budget compute packed rows; else, and for any model in which prompts cannot be shared, padded
-            microbatches.
-        optimizer: see :class:`grpo.learner.optimizer.Optimizer`.
-        offload_reference: keep the starting weights in the CPU's memory while they are not needed.
+        settings: how a batch is cut, the optimizer, and where weights are kept (:mod:`grpo.models.sharding` for
+            ``fully_shard``). A model in which prompts cannot be shared has padded microbatches whatever ``packing`` says.
         world: the processes that share the work; each has a learner of the same model and arguments, and calls its methods
             with the same whole batches.
-        shard_on: ``cpu`` or ``cuda``, where each of them is to hold only its share of the weights, gradients and moments
-            (:mod:`grpo.models.sharding`); None: all of them.
     """
 
     def __init__(
@@ -77,32 +74,28 @@ class Learner:
         model: Any,
         config: RunConfig,
         pad_token_id: int,
-        max_tokens_per_microbatch: int | None = None,
-        optimizer: str = "adamw",
-        offload_reference: bool = False,
+        settings: LearnerSettings = DEFAULTS,
         world: World = ALONE,
-        packing: bool = True,
-        shard_on: str | None = None,
     ):
         self.model = model
         self.config = config
         self.pad_token_id = pad_token_id
-        self.max_tokens = max_tokens_per_microbatch
-        self.packs = packing and self.max_tokens is not None and not traits_of(model).copied_because
+        self.max_tokens = settings.max_tokens_per_microbatch
+        self.packs = settings.packing and self.max_tokens is not None and not traits_of(model).copied_because
         self.measures_kl = isinstance(config, GrpoConfig) and config.measure_kl
         wanted = self.measures_kl and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
-        if shard_on is not None:
+        if settings.fully_shard:
             for each in filter(None, (self.reference, model)):
-                shard(each, world, shard_on)
-        self.offloads = offload_reference
+                shard(each, world, settings.device)
+        self.offloads = settings.offload_reference
         if self.reference is not None and self.offloads:
             self.reference.to("cpu")
         if isinstance(config, GrpoConfig):
             self.loss, self.own_metrics = bind_loss(config.loss_type, config.loss_options)
             if taken := [name for name in self.own_metrics if name in _COLUMNS]:
                 raise UserError(f"loss_type: {config.loss_type} measures {', '.join(taken)}, as the learner does: rename it.")
-        self.optimizer = Optimizer(model, config.learning_rate, optimizer)
+        self.optimizer = Optimizer(model, config.learning_rate, settings.optimizer)
         self.world = world
 
     # ------------------------------------------------------------------------------------------- what the loops call
@@ -325,15 +318,16 @@ class Learner:
         """
         require_context(model, prompts, responses)
         _compute_as_sampled(model)
+        texts = Texts(prompts, responses)
         temperature = self.config.sampling_temperature if temperature is None else temperature
         budget = self.max_tokens
         if budget is None:
             parts = neighbours(len(prompts), self.config.micro_train_batch_size)
         elif self.packs:
-            return packed_microbatches(model, prompts, responses, budget, temperature, self.world)
+            return packed_microbatches(model, texts, budget, temperature, self.world)
         else:
             parts = of_like_length(prompts, responses, budget)
-        return padded_microbatches(model, prompts, responses, parts, self.pad_token_id, temperature, self.world)
+        return padded_microbatches(model, texts, parts, self.pad_token_id, temperature, self.world)
 
 
 def _compute_as_sampled(model: Any) -> None:

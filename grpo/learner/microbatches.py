@@ -10,22 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grpo.common.world import ALONE, World
 from grpo.learner.chunked import chunked_log_probs, log_probs_of
-from grpo.learner.packing import PackedRow, Segment, fill_rows, pack
+from grpo.learner.packing import PackedRow, Predictions, Segment, fill_rows, pack
 from grpo.learner.padding import pad_and_shift
 from grpo.models.packed_attention import NO_MASK
 from grpo.models.sharding import computing_dtype, forward, shares
+from grpo.models.to_device import send
 from grpo.models.traits import traits_of
-from grpo.models.transfer import send
 
 Ids = Sequence[Sequence[int]]
 Row = TypeVar("Row")
+
+
+class Texts(NamedTuple):
+    """Token ids of a batch's prompts and of their responses; a response without tokens is left out."""
+
+    prompts: Ids
+    responses: Ids
 
 
 @dataclass(frozen=True)
@@ -50,28 +57,26 @@ class Microbatch:
 
 
 def packed_microbatches(
-    model: Any, prompts: Ids, responses: Ids, max_tokens: int, temperature: float = 1.0, world: World = ALONE
+    model: Any, texts: Texts, max_tokens: int, temperature: float = 1.0, world: World = ALONE
 ) -> Iterator[Microbatch]:
     """Packed rows, one after the other, so that one's activations are freed before the next.
 
     Args:
         model: as :func:`grpo.models.checkpoint.load_model` gives it.
-        prompts, responses: token ids; a response without tokens is left out.
         max_tokens: budget of a row.
         temperature: the logits are divided by it.
         world: the processes that share the rows.
     """
 
     def compute(segments: list[Segment]) -> Microbatch:
-        return _packed(model, pack(segments, prompts, responses), temperature)
+        return _packed(model, pack(segments, *texts), temperature)
 
-    return _each(model, fill_rows(prompts, responses, max_tokens), compute, world)
+    return _each(model, fill_rows(*texts, max_tokens), compute, world)
 
 
 def padded_microbatches(
     model: Any,
-    prompts: Ids,
-    responses: Ids,
+    texts: Texts,
     parts: Sequence[list[int]],
     pad_token_id: int,
     temperature: float = 1.0,
@@ -85,12 +90,13 @@ def padded_microbatches(
     """
 
     def compute(members: list[int]) -> Microbatch:
+        prompts, responses = texts
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
         width, lengths = tensors["labels"].shape[1], [len(responses[i]) for i in members]
         source = _ranges([row * width + len(prompts[i]) - 1 for row, i in enumerate(members)], lengths)
         # Padding stands on the right, where causal attention hides it from every real token: no attention mask is needed.
         inputs = {"input_ids": send(tensors["input_ids"], model.device)}
-        return _predicted(model, inputs, source, tensors["labels"].take(source), members, lengths, temperature)
+        return _predicted(model, inputs, Predictions(source, tensors["labels"].take(source), members, lengths), temperature)
 
     return _each(model, parts, compute, world)
 
@@ -135,30 +141,13 @@ def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
         "attention_mask": NO_MASK,
         "shared": row.layout.on(device, computing_dtype(model)),
     }
-    return _predicted(model, inputs, row.source, row.labels, row.members, row.lengths, temperature)
+    return _predicted(model, inputs, row.predictions, temperature)
 
 
-def _predicted(
-    model: Any,
-    inputs: dict[str, Any],
-    source: Tensor,
-    labels: Tensor,
-    members: list[int],
-    lengths: list[int],
-    temperature: float,
-) -> Microbatch:
-    """The microbatch of some responses.
-
-    Args:
-        inputs: of the model.
-        source: (response tokens,) where in the inputs, one row after the other, the members' tokens are predicted, one
-            response after the other.
-        labels: (response tokens,) these tokens.
-        members: positions in the batch.
-        lengths: of the members' responses.
-    """
-    device = model.device
-    placed, labels = send(source, device), send(labels, device)
+def _predicted(model: Any, inputs: dict[str, Any], predictions: Predictions, temperature: float) -> Microbatch:
+    """The microbatch of some responses; ``inputs`` are the model's."""
+    device, lengths = model.device, predictions.lengths
+    placed, labels = send(predictions.source, device), send(predictions.labels, device)
     if traits_of(model).linear_head:
         computed = forward(model, _by_linear_head, inputs, placed, labels, temperature)
     else:
@@ -168,7 +157,7 @@ def _predicted(
     mask = torch.arange(longest, device=device) < send(torch.tensor(lengths), device)[:, None]
     tokens = send(_ranges([row * longest for row in range(len(lengths))], lengths), device)
     log_probs, entropy = (x.new_zeros(mask.numel()).index_copy(0, tokens, x).view(mask.shape) for x in computed)
-    return Microbatch(members, log_probs, mask, entropy, tokens)
+    return Microbatch(predictions.members, log_probs, mask, entropy, tokens)
 
 
 def _by_linear_head(

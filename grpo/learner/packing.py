@@ -26,24 +26,34 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Predictions:
+    """Which tokens of a batch a row, or several, predict, one response after the other.
+
+    Attributes:
+        source: (response tokens,) index, in all rows one after the other, of the token whose hidden state predicts it.
+        labels: (response tokens,).
+        members: positions in the batch, in the order in which their tokens stand in ``labels``.
+        lengths: response lengths of the members.
+    """
+
+    source: Tensor
+    labels: Tensor
+    members: list[int]
+    lengths: list[int]
+
+
+@dataclass(frozen=True)
 class PackedRow:
     """Segments side by side, as one row of tokens.
 
     Attributes:
         input_ids, position_ids: (1, tokens); positions begin anew with each prompt, and go on from it with each response.
-        source: (response tokens,) index in the row of the token whose hidden state predicts it.
-        labels: (response tokens,).
-        members: positions in the batch, in the order in which their tokens stand in ``labels``.
-        lengths: response lengths of the members.
         layout: what attends to what.
     """
 
     input_ids: Tensor
     position_ids: Tensor
-    source: Tensor
-    labels: Tensor
-    members: list[int]
-    lengths: list[int]
+    predictions: Predictions
     layout: Layout
 
 
@@ -116,5 +126,5 @@ def pack(segments: Sequence[Segment], prompts: Sequence[Sequence[int]], response
     members = [i for segment in segments for i in segment.members]
     labels = torch.tensor([token for i in members for token in responses[i]])
     lengths = [len(responses[i]) for i in members]
-    layout = Layout(tuple(stretches))
-    return PackedRow(torch.tensor([ids]), torch.tensor([positions]), torch.tensor(source), labels, members, lengths, layout)
+    predictions = Predictions(torch.tensor(source), labels, members, lengths)
+    return PackedRow(torch.tensor([ids]), torch.tensor([positions]), predictions, Layout(tuple(stretches)))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from grpo.models.transfer import send
+from grpo.models.to_device import send
 from grpo.models.varlen_attention import Varlen, varlen_attention
 
 if TYPE_CHECKING:

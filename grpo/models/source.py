@@ -6,7 +6,7 @@ from pathlib import Path
 
 from grpo.common.errors import UserError
 from grpo.common.imports import named_file
-from grpo.study.sections import HubModel, LocalModel
+from grpo.study.settings import HubModel, LocalModel
 
 
 def folder_of(model: HubModel | LocalModel, where: str) -> Path:

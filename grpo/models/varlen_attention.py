@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.models.transfer import send
+from grpo.models.to_device import send
 
 # torch.nn.attention.varlen calls these too, but its backward pass takes no merged log-sum-exp.
 _flash = torch.ops.aten._flash_attention_forward

@@ -15,7 +15,7 @@ from grpo.models.source import folder_of
 from grpo.pretraining.pretrain import pretrain
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import HubModel, LocalModel, PretrainedHere
+from grpo.study.settings import HubModel, LocalModel, PretrainedHere
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state, study_tags
 

@@ -16,7 +16,7 @@ from grpo.learner.padding import pad_and_shift
 from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.tokenizer import Tokenizer, train_tokenizer
 from grpo.models.transformer import TransformerLM
-from grpo.study.sections import PretrainedHere
+from grpo.study.settings import PretrainedHere
 
 TOKENIZER_DOCUMENTS = 8000
 WARMUP_STEPS = 50

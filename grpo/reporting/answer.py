@@ -16,7 +16,7 @@ from grpo.results.runs import Run, read_baseline
 from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
 
 Found = dict[str, tuple[list[Run], ExperimentResult]]  # experiment -> its runs and its result, in the study's order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.study.environment import PACKAGES, pins, software, unlike_the_pins
+from grpo.study.software import PACKAGES, pins, software, unlike_the_pins
 
 NO_PACKAGES = ("python", "cuda")
 

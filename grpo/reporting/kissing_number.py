@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo.common.files import read_json, read_jsonl
 from grpo.reporting.charts import GREY, Spec, below_one_another, on_paper
+from grpo.reporting.sentences import templates
 from grpo.reporting.style import styles
 from grpo.study import paths
 from grpo.study.schema import read_yaml
@@ -95,15 +95,16 @@ def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Spec:
 
 def section(report: dict[str, Any]) -> str:
     """Method, course, result and what failed, in Markdown, from the stage's report; for a page in a folder of reports/."""
-    environment = Environment(
-        loader=PackageLoader("grpo.reporting"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     bounds = known_bounds()
     passed = [bound for bound in bounds["lower"] if bound["points"] <= report["best_of_search"]]
-    return environment.get_template("kissing_number.md.j2").render(
-        report=report,
-        bounds=bounds,
-        passed=passed[-1] if passed else None,
-        record=max(bound["points"] for bound in bounds["lower"]),
-        record_in_integers=max(bound["points"] for bound in bounds["lower"] if bound["integers"]),
+    return (
+        templates()
+        .get_template("kissing_number.md.j2")
+        .render(
+            report=report,
+            bounds=bounds,
+            passed=passed[-1] if passed else None,
+            record=max(bound["points"] for bound in bounds["lower"]),
+            record_in_integers=max(bound["points"] for bound in bounds["lower"] if bound["integers"]),
+        )
     )

@@ -1,6 +1,6 @@
 """What the report says of an experiment beyond what it says of each: the pieces that its entry names under ``report:``.
 
-A piece of one's own is an entry here, and its name in :data:`grpo.study.sections.ReportPiece`.
+A piece of one's own is an entry here, and its name in :data:`grpo.study.settings.ReportPiece`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpo.reporting.keyword import discuss_keyword
 from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN, ReportPiece
+from grpo.study.settings import MAIN, ReportPiece
 
 Selection = dict[str, Any]
 

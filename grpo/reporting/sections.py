@@ -24,7 +24,7 @@ from grpo.results.runs import Run, read_baseline, read_best_of_n
 from grpo.results.statistics import wilson_interval
 from grpo.study import paths
 from grpo.study.schema import Study, read_yaml
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
 
 SAMPLES_SHOWN = 2
 Values = dict[str, Any]

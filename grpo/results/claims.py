@@ -20,7 +20,7 @@ from grpo.results.runs import gain, read_baseline
 from grpo.results.verdicts import ALPHA, EVENTS, KINDS, response_length
 from grpo.study import paths
 from grpo.study.schema import Study, read_yaml
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
 
 PUBLISHED = Path(__file__).with_name("claims.yaml")
 BASELINE = "math_baseline"

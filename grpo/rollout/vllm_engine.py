@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,35 +25,39 @@ from grpo.rollout.responses import Responses
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
 
 
+@dataclass(frozen=True)
+class VllmSettings:
+    """How vLLM computes.
+
+    Attributes:
+        gpu_memory_utilization: share of the GPU's memory that vLLM may take.
+        max_batch_size: sequences decoded at once.
+        sleep: give vLLM's memory back while nothing is sampled. Its weights are thrown away (level 2), since the policy's are
+            put in on waking. GPU only, and with a policy.
+        check_weights: compare checksums of vLLM's weights and the policy's whenever these were put in.
+    """
+
+    dtype: str
+    device: str
+    gpu_memory_utilization: float
+    max_batch_size: int
+    sleep: bool = False
+    check_weights: bool = False
+
+
 class VllmEngine:
     """vLLM, started from a checkpoint folder; given a model, it follows that model's weights.
 
     Args:
         folder: in Hugging Face format.
         model: the policy, whose weights are put into vLLM at once and at each :meth:`synchronize`; None keeps the folder's.
-        gpu_memory_utilization: share of the GPU's memory that vLLM may take.
-        max_batch_size: sequences decoded at once.
-        sleep: give vLLM's memory back while nothing is sampled. Its weights are thrown away (level 2), since ``model``'s are
-            put in on waking. GPU only, and with a model.
-        check_weights: compare checksums of vLLM's weights and the policy's whenever these were put in.
         world: the processes that train the run together. Each has a vLLM of its own, which sees one GPU.
 
     Raises:
         UserError: vLLM is not installed, or cannot start with these settings.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        model: Any,
-        dtype: str,
-        device: str,
-        gpu_memory_utilization: float,
-        max_batch_size: int,
-        sleep: bool = False,
-        check_weights: bool = False,
-        world: World = ALONE,
-    ):
+    def __init__(self, folder: Path, model: Any, settings: VllmSettings, world: World = ALONE):
         # In this process, so that weights are handed over as they are, and sampling draws from torch's generator.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -65,11 +70,13 @@ class VllmEngine:
                 f"params.yaml: engine.name: vllm cannot be imported ({error}). Install it with `pip install -e .[vllm]` "
                 "(docs/gpu.md), or set engine.name to transformers."
             ) from error
-        self._policy, self._device, self._sleep, self._check, self._world = model, device, sleep, check_weights, world
+        self._policy, self._device, self._world = model, settings.device, world
+        self._sleep, self._check = settings.sleep, settings.check_weights
         self._tokenizer = load_tokenizer(folder)
         self.policy_version = 0
         self._awake = True
-        gpu = {} if device == "cpu" else {"gpu_memory_utilization": gpu_memory_utilization, "enable_sleep_mode": sleep}
+        on_cpu, share = settings.device == "cpu", settings.gpu_memory_utilization
+        gpu = {} if on_cpu else {"gpu_memory_utilization": share, "enable_sleep_mode": settings.sleep}
         # vLLM looks for stop strings in the text. From the checkpoint's own files transformers may make another tokenizer than
         # tokenizer.json describes, so vLLM gets files of which there is one reading.
         self._plain_tokenizer = TemporaryDirectory()
@@ -78,9 +85,9 @@ class VllmEngine:
             self._llm = LLM(
                 model=str(folder),
                 tokenizer=self._plain_tokenizer.name,
-                dtype=dtype,
-                max_num_seqs=max_batch_size,
-                enforce_eager=device == "cpu",
+                dtype=settings.dtype,
+                max_num_seqs=settings.max_batch_size,
+                enforce_eager=on_cpu,
                 logprobs_mode="processed_logprobs",  # of the distribution that is drawn from
                 disable_log_stats=True,
                 max_model_len=limited_context(folder),  # by which vLLM chooses LongRoPE's factors
@@ -89,7 +96,7 @@ class VllmEngine:
         except (RuntimeError, ValueError) as error:
             raise UserError(
                 f"vLLM could not start with {folder} ({' '.join(str(error).split())}). If memory is short, change "
-                f"grpo.gpu_memory_utilization ({gpu_memory_utilization}) or engine.max_batch_size ({max_batch_size})."
+                f"grpo.gpu_memory_utilization ({share}) or engine.max_batch_size ({settings.max_batch_size})."
             ) from error
         self.context = int(self._llm.model_config.max_model_len)
         if model is not None:

@@ -15,7 +15,7 @@ from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.annotated import Note, Notes, read_annotated
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
 
 STUDIES_FOLDER = Path("studies")
 # A mapping in which one of these says something else is of another kind: other keys belong to it. A task's `source`, a mapping

@@ -13,7 +13,7 @@ from grpo.common.errors import UserError
 from grpo.study import paths
 from grpo.study.methods import OFF_POLICY_RANK, Config, GrpoConfig, RunConfig, apply_overrides, resolved
 from grpo.study.schema import Study
-from grpo.study.sections import Method
+from grpo.study.settings import Method
 
 
 def require_experiment(study: Study, name: str) -> None:

@@ -30,7 +30,7 @@ from grpo.study.methods import (
     resolved,
 )
 from grpo.study.runs_table import runs_table
-from grpo.study.sections import (
+from grpo.study.settings import (
     MAIN,
     Divergence,
     EngineSettings,

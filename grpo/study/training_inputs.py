@@ -17,9 +17,9 @@ from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.common.imports import is_import_path, source_of
 from grpo.study import paths
 from grpo.study.effective import effective_run
-from grpo.study.environment import packages, pins
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
+from grpo.study.software import packages, pins
 from grpo.tasks.task import Format, Task
 
 # The rooms of the package that decide what a run or an evaluation comes to. dvc.yaml has them as deps of `training_inputs`.

@@ -229,7 +229,7 @@ TASKS = {
     "arithmetic": "grpo.tasks.arithmetic:Arithmetic",
     "math": "grpo.tasks.math:Math",
     "gsm8k": "grpo.tasks.gsm8k:Gsm8k",
-    "keyword": "grpo.tasks.keyword:Keyword",
+    "keyword": "grpo.tasks.keyword_inclusion:Keyword",
     "dataset": "grpo.tasks.dataset:Dataset",
     "verifiers": "grpo.tasks.verifiers:Verifiers",
 }

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from grpo.common.files import dvc_hashes, write_json
 from grpo.study import paths
-from grpo.study.environment import environment_tags
+from grpo.study.software import environment_tags
 from grpo.tracking.mlflow_send import METRICS, RUN, Sender
 from grpo.tracking.mlflow_study import mlflow_source_tags, source_tags
 from grpo.tracking.mlflow_uri import describe, tracking_uri, without_password

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN, HubModel, LocalModel
+from grpo.study.settings import MAIN, HubModel, LocalModel
 from grpo.study.training_inputs import shared_settings
 
 

@@ -22,11 +22,11 @@ from grpo.models import require_checkpoint
 from grpo.results.runs import read_config
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest
-from grpo.study.environment import hardware, packages, software, warn_of_other_versions
 from grpo.study.kept import bring_back, keep_until_stored
 from grpo.study.methods import GrpoConfig
 from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
+from grpo.study.software import hardware, packages, software, warn_of_other_versions
 from grpo.study.training_inputs import code_of_rooms, shared_settings, task_inputs
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
@@ -38,7 +38,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
     """Train one run, or take over the equal one that an experiment before it already trained, and write its results.
 
     Args:
-        check_weights: see :func:`grpo.rollout.make.make_engine`.
+        check_weights: see :func:`grpo.rollout.make_engine.make_engine`.
 
     Raises:
         ToBeResumed: the process was told to stop; the run's state is saved.
@@ -63,7 +63,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
         if twin:
             _take_over(run.name, twin, outputs)
             return
-        from grpo.training.start import train
+        from grpo.training.train import train
 
         train(study, run, data, outputs, check_weights)
 

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from grpo.study.methods import TrainingConfig
-from grpo.study.sections import Divergence
+from grpo.study.settings import Divergence
 from grpo.tracking.run_log import RunLog
 
 STILL_LEARNT = 0.5  # with this share of its best reward left, a run that became short or sure has not collapsed

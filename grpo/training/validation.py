@@ -17,7 +17,7 @@ from grpo.evaluation.evaluate import (
 )
 from grpo.rollout.engine import SamplingParams
 from grpo.study.methods import SamplingConfig
-from grpo.study.sections import Evaluation
+from grpo.study.settings import Evaluation
 from grpo.training.context import RunSetup
 
 GENERATIONS = 64  # validation rollouts whose token entropy is measured at each evaluation

@@ -30,7 +30,7 @@ from grpo.reporting.figures import write_search_curve
 from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import KissingNumber
+from grpo.study.settings import KissingNumber
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -341,7 +341,7 @@ def test_a_killed_stage_goes_on(study: Study, made: tuple[Path, Any]) -> None:
     whole = made[1]
     program = (
         "from grpo.study.schema import load_study; from grpo.commands.kissing_search import run_kissing_number\n"
-        "from grpo.study.sections import KissingNumber; from pathlib import Path\n"
+        "from grpo.study.settings import KissingNumber; from pathlib import Path\n"
         f"study = load_study(Path({str(ROOT / 'params.yaml')!r}))\n"
         "run_kissing_number(study.model_copy(update={'kissing_number': KissingNumber(calls=6, seed=1)}))\n"
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
 from grpo.evaluation.sampled import estimates, mean_log_prob, votes_of
-from grpo.study.sections import BestOfN
+from grpo.study.settings import BestOfN
 from grpo.tasks.formats import QUESTION_ONLY
 
 SAMPLES = 6

@@ -24,9 +24,9 @@ from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout, write_records
 from grpo.evaluation import evaluate as module
 from grpo.evaluation import zero_shot
-from grpo.evaluation.checkpoint import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
-from grpo.evaluation.compare import compare_files
+from grpo.evaluation.comparison import compare_files
 from grpo.evaluation.evaluate import Sampler, evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
+from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
 from grpo.reporting.baseline import zero_shot_table
 from grpo.reporting.figures import draw_zero_shot
 from grpo.results.statistics import wilson_interval

@@ -17,10 +17,10 @@ from grpo.evaluation import evaluate as module
 from grpo.evaluation.teacher import traces_of
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
-from grpo.study.sections import SampledTraces
+from grpo.study.settings import SampledTraces
 from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.formats import R1_ZERO
-from grpo.tasks.keyword import Keyword
+from grpo.tasks.keyword_inclusion import Keyword
 from grpo.tasks.task import Format, Task
 
 Grpo = Callable[..., tuple[int, str, str]]

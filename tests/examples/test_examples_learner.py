@@ -183,6 +183,6 @@ def test_what_cannot_be_called_is_told_before_anything_is_loaded(
     def never(*_: Any) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("grpo.training.start.load_model", never)
+    monkeypatch.setattr("grpo.training.train.load_model", never)
     code, error = train("wrong", **values)
     assert code == 2 and message in error and len(error.splitlines()) == 1

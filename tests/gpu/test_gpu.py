@@ -17,6 +17,7 @@ from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
+from grpo.study.settings import LearnerSettings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 # Heads of the real size, and rows of several hundred tokens, so that attention has more than one block to compute.
@@ -54,8 +55,8 @@ def test_the_learner_finds_probabilities_on_the_gpu_that_it_finds_on_the_cpu(own
     model = make_model(SMALL, "cpu", torch.float32, own)
     batch = Batch(4, 4, 60, 200).made(model.config.vocab_size)
     config = GrpoConfig(rollout_batch_size=16, train_batch_size=16, group_size=4, gradient_accumulation_steps=4)
-    expected = Learner(model, config, 0, None).log_probs(batch)
-    found = Learner(model.to("cuda"), config, 0, budget).log_probs(batch)
+    expected = Learner(model, config, 0).log_probs(batch)
+    found = Learner(model.to("cuda"), config, 0, LearnerSettings(max_tokens_per_microbatch=budget)).log_probs(batch)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
@@ -69,7 +70,9 @@ def test_sampling_is_repeatable_and_draws_from_the_learners_distribution(own: bo
     assert sampled == again != other
     batch = [Rollout(Problem("", "", ""), p, c) for p, group in zip(prompts, sampled, strict=True) for c in group]
     config = GrpoConfig(rollout_batch_size=12, train_batch_size=12, group_size=4, gradient_accumulation_steps=1)
-    for rollout, log_probs in zip(batch, Learner(model, config, 0, 900).log_probs(batch), strict=True):
+    for rollout, log_probs in zip(
+        batch, Learner(model, config, 0, LearnerSettings(max_tokens_per_microbatch=900)).log_probs(batch), strict=True
+    ):
         assert list(rollout.completion.log_probs) == pytest.approx(log_probs.tolist(), abs=1e-3)
 
 

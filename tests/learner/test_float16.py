@@ -20,13 +20,14 @@ from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.transformer import TransformerLM
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.settings import LearnerSettings
 
 
 def gradient(
     model: Any, dtype: torch.dtype, budget: int | None = 40, factor: float = 1.0, scale: float = 1024.0, **changes: Any
 ) -> tuple[Tensor, dict[str, float]]:
     """That of an update, as AdamW gets it, and the update's metrics."""
-    learner = Learner(copy.deepcopy(model).to(dtype), config(**changes), 0, budget)
+    learner = Learner(copy.deepcopy(model).to(dtype), config(**changes), 0, LearnerSettings(max_tokens_per_microbatch=budget))
     if learner.optimizer.scale is not None:
         learner.optimizer.scale.value = scale
     seen: list[Tensor] = []
@@ -110,7 +111,7 @@ def test_the_scale_doubles_after_enough_finite_gradients_in_a_row(monkeypatch: p
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_precisions_know_nothing_of_a_scale(fresh_model: Any, dtype: torch.dtype) -> None:
-    learner = Learner(copy.deepcopy(fresh_model).to(dtype), config(), 0, 40)
+    learner = Learner(copy.deepcopy(fresh_model).to(dtype), config(), 0, LearnerSettings(max_tokens_per_microbatch=40))
     assert set(learner.optimizer.state()) == {"adamw", "weights"}
     assert "loss_scale" not in learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
     assert "loss_scale" not in learner.sft_update(
@@ -127,6 +128,8 @@ def test_the_engine_is_nearer_to_the_learner_than_in_bfloat16(fresh_model: Any, 
         prompts = [prompt for prompt in ((5, 9, 2), (7, 1)) for _ in range(4)]
         completions = [completion for group in groups for completion in group]
         batch = [Rollout(Problem("", "", ""), p, c) for p, c in zip(prompts, completions, strict=True)]
-        return Learner(model, config(), 0, 40).update(scored(batch, REWARDS, ADVANTAGES))["mismatch_mean"]
+        return Learner(model, config(), 0, LearnerSettings(max_tokens_per_microbatch=40)).update(
+            scored(batch, REWARDS, ADVANTAGES)
+        )["mismatch_mean"]
 
     assert mismatch(torch.float32) < 1e-5 < 4 * mismatch(torch.float16) < mismatch(torch.bfloat16)

@@ -28,6 +28,7 @@ from grpo.models.transformer import TransformerLM
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig, Lora
+from grpo.study.settings import LearnerSettings
 
 LORA = Lora(rank=4, alpha=8)
 IDS = torch.arange(1, 41).reshape(2, 20)
@@ -116,7 +117,7 @@ def test_without_adapters_the_model_is_the_one_it_started_from(model: Any) -> No
 
 def test_only_adapters_get_gradients_and_steps(adapted: Any) -> None:
     base, own = of_base(adapted), {n: p.detach().clone() for n, p in adapted.named_parameters() if p.requires_grad}
-    learner = Learner(adapted, config(lora=LORA), pad_token_id=0, max_tokens_per_microbatch=64)
+    learner = Learner(adapted, config(lora=LORA), pad_token_id=0, settings=LearnerSettings(max_tokens_per_microbatch=64))
     found = update(learner)
     assert found.keys() == own.keys() and all(".lora_" in name for name in found)
     assert all(not torch.equal(p, own[n]) for n, p in adapted.named_parameters() if n in own)
@@ -127,7 +128,14 @@ def test_only_adapters_get_gradients_and_steps(adapted: Any) -> None:
 
 def test_packed_rows_give_the_padded_gradients(adapted: Any) -> None:
     padded, packed = (
-        update(Learner(copy.deepcopy(adapted), config(lora=LORA), pad_token_id=0, max_tokens_per_microbatch=tokens))
+        update(
+            Learner(
+                copy.deepcopy(adapted),
+                config(lora=LORA),
+                pad_token_id=0,
+                settings=LearnerSettings(max_tokens_per_microbatch=tokens),
+            )
+        )
         for tokens in (None, 64)
     )
     assert padded.keys() == packed.keys()
@@ -139,7 +147,7 @@ def test_packed_rows_give_the_padded_gradients(adapted: Any) -> None:
 def test_engine_and_learner_agree(adapted: Any, tokenizer: Any) -> None:
     """Of sampled tokens, with the adapters, and of the learner in the merged weights."""
     engine = TransformersEngine(adapted, tokenizer, 8)
-    learner = Learner(adapted, config(lora=LORA), pad_token_id=0, max_tokens_per_microbatch=128)
+    learner = Learner(adapted, config(lora=LORA), pad_token_id=0, settings=LearnerSettings(max_tokens_per_microbatch=128))
     groups = engine.generate([[5, 6, 7], [8, 9]], SamplingParams(max_tokens=12, min_tokens=0), 3, 0)
     batch = [
         replace(rollout, prompt_ids=tuple(prompt), completion=completion)

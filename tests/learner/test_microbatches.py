@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_parts import tiny_model
 
-from grpo.learner.make import make_learner
+from grpo.learner.make_learner import make_learner
 from grpo.learner.microbatches import neighbours, of_like_length
 from grpo.study.methods import GrpoConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 
 @given(

@@ -15,6 +15,7 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.study.methods import GrpoConfig
+from grpo.study.settings import LearnerSettings
 
 
 def test_sums_by_hand() -> None:
@@ -48,7 +49,7 @@ def gradient(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     values = {"rollout_batch_size": 4, "train_batch_size": 4, "group_size": 2, "gradient_accumulation_steps": 2}
     config = GrpoConfig(**values, max_grad_norm=1e9, importance_cap=cap)
-    learner = Learner(copy.deepcopy(model), config, 0, budget)
+    learner = Learner(copy.deepcopy(model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
     rollouts = make_rollouts(shifts, learner.log_probs(make_rollouts(shifts)))
     found = last_gradients(learner)
     metrics = learner.update(scored(rollouts, torch.zeros(4), advantages))

@@ -18,7 +18,7 @@ from grpo.learner.optimizer import Optimizer
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
 from grpo.tracking.run_log import RunLog
-from grpo.training.start import phase_devices
+from grpo.training.train import phase_devices
 
 
 def backward(model: Any, factor: float = 1.0) -> None:

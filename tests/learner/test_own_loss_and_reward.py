@@ -18,6 +18,7 @@ from grpo.learner.learner import Learner
 from grpo.learner.losses import LOSSES, bind_loss, find_loss
 from grpo.study.compose import lay_over
 from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides, merged
+from grpo.study.settings import LearnerSettings
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import ScoredBatch
 
@@ -81,7 +82,12 @@ def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int
     """Twice -rho A is `grpo_no_clip` at twice the loss; what it measures is averaged over the batch's response tokens."""
     found = {}
     for loss_type, options in (("grpo_no_clip", {}), ("of_my_own:scaled", {"scale": 2.0})):
-        learner = Learner(copy.deepcopy(model), config(loss_type=loss_type, loss_options=options), 0, budget)
+        learner = Learner(
+            copy.deepcopy(model),
+            config(loss_type=loss_type, loss_options=options),
+            0,
+            LearnerSettings(max_tokens_per_microbatch=budget),
+        )
         old = off_policy(learner, rollouts())
         now = torch.cat(learner.log_probs(rollouts()))
         found[loss_type] = learner.update(scored(rollouts(), REWARDS, ADVANTAGES, old))

@@ -22,6 +22,7 @@ from grpo.learner.chunked import chunked_log_probs
 from grpo.learner.learner import Learner
 from grpo.learner.packing import fill_rows, pack
 from grpo.study.methods import GrpoConfig
+from grpo.study.settings import LearnerSettings
 
 LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
 NORMALIZATIONS = ("masked_mean", "masked_normalize", "microbatch_longest")
@@ -56,12 +57,12 @@ def gradient(
     }
     # group_size plays no part in an update; the checks of a configuration only allow 1 without a baseline.
     config = GrpoConfig(**values).model_copy(update=changes)
-    learner = Learner(copy.deepcopy(model), config, 0, budget, packing=packing)
+    learner = Learner(copy.deepcopy(model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget, packing=packing))
     generator = torch.Generator().manual_seed(1)
     rewards, advantages = torch.rand(len(rollouts), generator=generator), torch.randn(len(rollouts), generator=generator)
     old = None
     if off_policy:
-        current = Learner(model, config, 0, None).log_probs(rollouts)
+        current = Learner(model, config, 0).log_probs(rollouts)
         old = [row + 0.4 * torch.randn(len(row), generator=generator) for row in current]
     found = last_gradients(learner)
     metrics = learner.update(scored(rollouts, rewards, advantages, old))
@@ -166,7 +167,7 @@ def test_supervised_gradients_equal_those_of_the_whole_batch_at_once(fresh_model
             max_grad_norm=1e9,
             sampling_temperature=0.6,
         )
-        learner = Learner(copy.deepcopy(fresh_model), config, 0, budget)
+        learner = Learner(copy.deepcopy(fresh_model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
         gradients = last_gradients(learner)
         metrics = learner.sft_update(prompts, responses, constant)
         found = flat(gradients)
@@ -194,7 +195,9 @@ def test_temperature_divides_the_logits_in_both_paths(fresh_model: Any) -> None:
 def test_log_probs_and_entropies_come_in_the_order_of_the_rollouts(fresh_model: Any) -> None:
     rollouts = rollouts_of([[5, 0, 9], [2, 1, 7]], [4, 2], fresh_model.config.vocab_size)
     config = GrpoConfig(rollout_batch_size=6, train_batch_size=6, group_size=3, gradient_accumulation_steps=2)
-    padded, packed = (Learner(fresh_model, config, 0, budget) for budget in (None, 15))
+    padded, packed = (
+        Learner(fresh_model, config, 0, LearnerSettings(max_tokens_per_microbatch=budget)) for budget in (None, 15)
+    )
     for found, expected in zip(packed.log_probs(rollouts), padded.log_probs(rollouts), strict=True):
         assert found.shape == expected.shape
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -208,7 +211,7 @@ def test_responses_do_not_see_one_another(fresh_model: Any) -> None:
     ids = tuple((i + 1) % fresh_model.config.vocab_size for i in rollouts[1].completion.token_ids)
     changed[1] = Rollout(rollouts[1].problem, rollouts[1].prompt_ids, Completion(ids, "", (0.0,) * 6, "stop"), {})
     config = GrpoConfig(rollout_batch_size=3, train_batch_size=3, group_size=3, gradient_accumulation_steps=1)
-    learner = Learner(fresh_model, config, 0, 1000)
+    learner = Learner(fresh_model, config, 0, LearnerSettings(max_tokens_per_microbatch=1000))
     before, after = learner.log_probs(rollouts), learner.log_probs(changed)
     assert torch.equal(before[0], after[0]) and torch.equal(before[2], after[2])
     assert not torch.allclose(before[1], after[1], atol=1e-2)
@@ -244,9 +247,9 @@ def test_a_row_by_hand() -> None:
     row = pack([first, second], prompts, responses)
     assert row.input_ids.tolist() == [[10, 11, 1, 2, 20, 5]]
     assert row.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
-    assert row.labels.tolist() == [1, 2, 3, 4, 5, 6]
-    assert row.source.tolist() == [1, 2, 3, 1, 4, 5]  # both first tokens are predicted from the prompt's last
-    assert (row.members, row.lengths) == ([0, 1, 2], [3, 1, 2])
+    assert row.predictions.labels.tolist() == [1, 2, 3, 4, 5, 6]
+    assert row.predictions.source.tolist() == [1, 2, 3, 1, 4, 5]  # both first tokens are predicted from the prompt's last
+    assert (row.predictions.members, row.predictions.lengths) == ([0, 1, 2], [3, 1, 2])
 
 
 # --------------------------------------------------------------------------------------------------------------- logits
@@ -320,7 +323,7 @@ def test_an_update_never_holds_the_logits_of_all_tokens(
     vocabulary = fresh_model.config.vocab_size
     rollouts = rollouts_of([[30, 40, 50, 60]] * 2, [70, 80], vocabulary)
     config = GrpoConfig(rollout_batch_size=8, train_batch_size=8, group_size=4, gradient_accumulation_steps=2)
-    learner = Learner(copy.deepcopy(fresh_model), config, 0, budget)
+    learner = Learner(copy.deepcopy(fresh_model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
     learner.update(scored(rollouts, torch.ones(8), torch.randn(8)))  # the moments are made at the first step
     with LargestTensor() as seen:
         learner.update(scored(rollouts, torch.ones(8), torch.randn(8)))

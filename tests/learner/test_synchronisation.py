@@ -19,6 +19,7 @@ from training_parts import scored
 from grpo.learner.learner import Learner, token_ids
 from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.transformer import TransformerLM
+from grpo.study.settings import LearnerSettings
 
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
 OF_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "bincount", "repeat_interleave")
@@ -80,7 +81,7 @@ def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | 
             loss_type="grpo_clip",
             importance_cap=2.0,
         )
-        learner = Learner(model, settings, 0, budget)
+        learner = Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=budget))
         batch = rollouts(lengths * copies)
         batch = scored(batch, REWARDS.repeat(copies), ADVANTAGES.repeat(copies), off_policy(learner, batch))
         assert sum(1 for _ in learner._microbatches(model, *token_ids(batch))) >= 2 * copies

@@ -19,9 +19,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from grpo.common.errors import UserError
 from grpo.common.records import Rollout
 from grpo.learner.learner import Learner
-from grpo.learner.make import make_learner
+from grpo.learner.make_learner import make_learner
 from grpo.models.hugging_face import AutoModelForCausalLM, examine  # it knows the attention that is asked for
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 TWO_LAYERS = {"num_layers": 2, "attention_heads": 4, "d_model": 32, "ffn_dim": 64}
 RANDOM: dict[str, dict[str, Any]] = {  # with dropout, dropped layers or noise in the router, most of them by default

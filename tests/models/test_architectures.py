@@ -23,6 +23,7 @@ from grpo.models.examine import examine, limited_context
 from grpo.models.traits import traits_of
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.settings import LearnerSettings
 
 TEXTS = ["What is 1 + 1?", "The answer is 2, since 1 and 1 make 2.", "No.", "Mia has 3 apples and eats one of them."]
 COPIED = {  # why responses cannot share a prompt
@@ -79,7 +80,9 @@ def test_engine_learner_and_what_is_saved_agree_with_transformers(kind: str, fol
     save_checkpoint(tmp_path / "saved", model, tokenizer)
     reloaded = load_model(tmp_path / "saved")
     for trained, budget in ((model, None), (model, 60), (reloaded, 60)):
-        learner = Learner(trained, config(sampling_temperature=0.8), tokenizer.pad_token_id, budget)
+        learner = Learner(
+            trained, config(sampling_temperature=0.8), tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=budget)
+        )
         for found, log_probs in zip(learner.log_probs(rollouts), expected, strict=True):
             assert torch.allclose(found, log_probs, atol=1e-4)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
@@ -100,7 +103,9 @@ def test_gradients_are_those_of_a_plain_loop(kind: str, folder: Path) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     expected = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
     for budget in (None, 60):
-        learner = Learner(load_model(folder), config(), tokenizer.pad_token_id, budget)
+        learner = Learner(
+            load_model(folder), config(), tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=budget)
+        )
         assert learner.packs == (budget is not None and kind not in COPIED)
         gradients = last_gradients(learner)
         learner.sft_update([r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts])
@@ -155,7 +160,7 @@ def test_frequencies_that_follow_the_longest_text_stay_the_same(kind: str, chang
     short, long = ([random_rollout(n, 12, seed) for seed in range(4)] for n in (5, 52))
     expected = [by_transformers(theirs, one, 1.0) for one in short]
     for budget, packing in ((2000, True), (150, False), (None, False)):
-        learner = Learner(model, config(), 0, budget, packing=packing)
+        learner = Learner(model, config(), 0, LearnerSettings(max_tokens_per_microbatch=budget, packing=packing))
         for found, log_probs in zip(learner.log_probs([*long, *short])[4:], expected, strict=True):
             assert torch.allclose(found, log_probs, atol=1e-5)
     assert traits_of(model).context == 64

@@ -13,7 +13,7 @@ from grpo.models.checkpoint import load_model
 from grpo.pretraining.base_model import make_base_model
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import LocalModel
+from grpo.study.settings import LocalModel
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -32,6 +32,7 @@ from grpo.models.transformer import RMSNorm, TransformerLM, rotate, rotations, v
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
+from grpo.study.settings import LearnerSettings
 
 SMALL = TransformerConfig(
     vocab_size=50,
@@ -272,7 +273,7 @@ def updated(
         max_grad_norm=1e9,
         measure_kl=True,
     )
-    learner = Learner(copy.deepcopy(model), config, 0, budget)
+    learner = Learner(copy.deepcopy(model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
     prepare(learner.model)
     batch = rollouts(model.config.vocab_size)
     generator = torch.Generator().manual_seed(5)

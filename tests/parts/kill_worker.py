@@ -23,7 +23,8 @@ from grpo.common.records import Rollout
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
 from grpo.tasks.task import ScoredBatch
-from grpo.training import run, start, state  # noqa: F401 - before the fork
+from grpo.training import run, state  # noqa: F401 - before the fork
+from grpo.training import train as start
 from grpo.training.grpo import train_grpo  # noqa: F401
 
 sent = signal.SIGKILL  # to this process in the middle of an act

@@ -20,6 +20,7 @@ from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import LOSS_TYPES, ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.study.schema import load_study
+from grpo.study.settings import LearnerSettings
 from grpo.tracking.run_log import RunLog
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
@@ -100,7 +101,7 @@ def train(
     model = make_model()
     log = RunLog(folder, NoMlflow(), began=time.perf_counter() - running_for_s)  # type: ignore[arg-type]
     engine = TransformersEngine(model, TOKENIZER, max_batch_size=12, world=world)  # three groups at once
-    learner = Learner(model, config, TOKENIZER.pad_token_id, max_tokens, world=world)
+    learner = Learner(model, config, TOKENIZER.pad_token_id, LearnerSettings(max_tokens_per_microbatch=max_tokens), world=world)
     parts: dict[str, Any] = {"learner": learner, "log": log, "random": RandomStates()}
     stopped, checkpoints = False, folder / "checkpoints"
     with SavedState(state or folder / "state", 2, parts, checkpoints, lambda: len(log.times) == stop_after, world) as saved:

@@ -16,6 +16,7 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.common.world import ALONE, World, init_world
 from grpo.learner.learner import Learner
 from grpo.study.methods import GrpoConfig
+from grpo.study.settings import LearnerSettings
 
 LENGTHS = [[5, 1, 9, 3], [2, 2, 0, 1], [12, 7, 1, 4]]
 VOCABULARY = 50
@@ -77,7 +78,7 @@ def make_learner(model: Any, budget: int | None, packing: bool, loss: str, norma
         length_normalization=normalization,  # type: ignore[arg-type]
         measure_kl=True,
     )
-    return Learner(model, config, 0, budget, world=world, packing=packing)
+    return Learner(model, config, 0, LearnerSettings(max_tokens_per_microbatch=budget, packing=packing), world=world)
 
 
 def ids_of(rollouts: list[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from grpo.common.records import Problem, Rollout
-from grpo.evaluation import checkpoint
+from grpo.evaluation import evaluator as checkpoint
 from grpo.tasks.task import ScoredBatch, ScoreFn, Task
 
 

@@ -23,6 +23,7 @@ from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
+from grpo.study.settings import LearnerSettings
 from grpo.training.state import copy_to_cpu
 
 UPDATES = 3
@@ -72,7 +73,9 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     )
     model = make_model()
     engine = TransformersEngine(copy.deepcopy(model), TOKENIZER, world=world)
-    learner = Learner(model, config, 0, budget, world=world, shard_on=shard_on)
+    sharded = {"device": shard_on, "processes": max(2, world.size), "fully_shard": True} if shard_on else {}
+    settings = LearnerSettings(max_tokens_per_microbatch=budget, **sharded)
+    learner = Learner(model, config, 0, settings, world)
     gradients = gradients_of_steps(learner)
     rollouts = make_rollouts()
     generator = torch.Generator().manual_seed(1)
@@ -95,7 +98,7 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     found["bytes of the model"] = sum(map(held, learner.model.parameters()))
     found["state"] = copy_to_cpu(learner.state())
     # Another learner goes on from the state as this one does.
-    other = Learner(make_model(), config, 0, budget, world=world, shard_on=shard_on)
+    other = Learner(make_model(), config, 0, settings, world)
     other.restore(found["state"])
     for each in (learner, other):
         each.sft_update(*ids_of(rollouts))

@@ -17,7 +17,7 @@ from grpo.common.errors import UserError
 from grpo.study.compose import compose
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import Study, load_study
-from grpo.study.sections import Experiment, Method
+from grpo.study.settings import Experiment, Method
 
 SFT = "sft_experiment"
 EXPERT_ITERATION = "expert_iteration_experiment"

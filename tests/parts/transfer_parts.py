@@ -60,11 +60,15 @@ def without_cuda() -> None:
 
 
 def make_vllm_generator(folder: Path, notes: Path) -> tuple[Any, Any, Any]:
-    from grpo.rollout.vllm_engine import VllmEngine
+    from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
 
     without_cuda()
     Process(notes, "generator").note()
-    return VllmEngine(folder, None, "float32", "cpu", 0.5, 64, check_weights=True), Weights(), load_tokenizer(folder)
+    return (
+        VllmEngine(folder, None, VllmSettings("float32", "cpu", 0.5, 64, check_weights=True)),
+        Weights(),
+        load_tokenizer(folder),
+    )
 
 
 def make_vllm_learner(folder: Path, notes: Path, config: GrpoConfig) -> tuple[Learner, Callable[[Path], None]]:

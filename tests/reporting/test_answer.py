@@ -62,6 +62,7 @@ def test_reward_form_answer_given_the_form_length_and_the_bare_question(said: An
     ("rewards", "expected", "wrong"),
     [
         ([0.14, 0.3, 0.14], "did not measurably change the validation answer reward: 0.140 before", "raised"),
+        ([0.14, 0.3, 0.13], "did not measurably change the validation answer reward: 0.140 before", "lowered"),  # one problem
         ([0.98, 0.9, 0.5], "lowered the validation answer reward from 0.980 to 0.500", "raised"),
         ([0.0, 0.0, 0.0], "No answer was right in any run of", "0.000"),
     ],

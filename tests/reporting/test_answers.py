@@ -49,7 +49,7 @@ from grpo.results.selection import select
 from grpo.results.verdicts import KL
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import KissingNumber
+from grpo.study.settings import KissingNumber
 
 # ------------------------------------------------------------------------------------------------------ parser or model
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from report_parts import PROBLEMS, arm_result, collapse, result, run
 
+from grpo.reporting.answers.courses import asked_of_courses
 from grpo.reporting.discussion import as_plain, numbers_of, said_of_numbers
 from grpo.results.findings import ExperimentResult
 from grpo.results.runs import Run
@@ -132,6 +133,15 @@ def test_courses_name_steps_and_group_arms_that_went_alike(mini_study: Study) ->
         "Token entropy (nats) falls from 0.800 to 0.100 by step 16, then stays at 0.100 in a and b; response length "
         "(tokens) stays at 20.0 in a and b. The gradient norm stays at 0.25 in a and b."
     )
+
+
+def test_each_question_on_courses_is_asked_of_one_experiment(mini_study: Study) -> None:
+    asked = asked_of_courses(mini_study)
+    assert asked["grpo_learning_rate"] == "grpo_learning_rate" and "grpo_kl_divergence" not in asked
+    assert len(set(asked.values())) == len(asked)
+    again = mini_study.experiments["grpo_learning_rate"]
+    more = mini_study.model_copy(update={"experiments": mini_study.experiments | {"again": again}})
+    assert asked_of_courses(more) == asked
 
 
 def test_ratios_are_told_of_arms_that_moved(mini_study: Study) -> None:

@@ -11,7 +11,7 @@ import pytest
 from grpo.common.errors import UserError
 from grpo.common.files import read_text, write_text
 from grpo.common.records import read_examples, read_problems
-from grpo.evaluation.compare import read_scores
+from grpo.evaluation.comparison import read_scores
 from grpo.reporting import kissing_number, pieces
 from grpo.reporting.provenance import stages_in_lock
 from grpo.reporting.rollouts import read_samples

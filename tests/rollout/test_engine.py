@@ -24,7 +24,7 @@ from grpo.common.world import World
 from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.rollout.engine import SamplingParams, derive_seed
-from grpo.rollout.make import make_engine, sleeps
+from grpo.rollout.make_engine import Checkpoint, make_engine, sleeps
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 from grpo.rollout.vllm_engine import request_settings
 from grpo.study.schema import Study
@@ -323,7 +323,7 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(
     mini_study: Study, folder: Path, model: Any, tokenizer: Any
 ) -> None:
     """Room for weights, the weights as they are now, and only then room for keys and values."""
-    engine = make_engine(on_vllm(mini_study, sleep_level=2), folder, model, tokenizer)
+    engine = make_engine(on_vllm(mini_study, sleep_level=2), Checkpoint(folder, model, tokenizer))
     llm = engine._llm  # type: ignore[attr-defined]
     assert llm.settings["enable_sleep_mode"] is True
     assert llm.settings["logprobs_mode"] == "processed_logprobs"  # vLLM's word for those at the temperature, of what is allowed
@@ -347,7 +347,7 @@ def test_a_vllm_that_stays_awake_takes_weights_at_once(
 ) -> None:
     checked: list[Any] = []
     monkeypatch.setattr("grpo.rollout.vllm_engine.require_equal_weights", lambda *pair: checked.append(pair))
-    engine = make_engine(on_vllm(mini_study), folder, model, tokenizer, check_weights=True)
+    engine = make_engine(on_vllm(mini_study), Checkpoint(folder, model, tokenizer), check_weights=True)
     llm = engine._llm  # type: ignore[attr-defined]
     engine.synchronize(model, policy_version=1)
     assert checked == [(llm, model)] * 2
@@ -389,9 +389,9 @@ def test_the_runs_own_share_of_memory_reaches_the_engine(
     save_checkpoint(tmp_path, model, tokenizer)
     study, own = on_vllm(mini_study, sleep_level=2), mini_study.grpo.model_copy(update={"gpu_memory_utilization": 0.3})
     assert mini_study.grpo.gpu_memory_utilization == 0.85
-    assert share(make_engine(study, tmp_path, model, tokenizer, config=own)) == 0.3
-    assert share(make_engine(study, tmp_path, model, tokenizer, config=study.sft)) == 0.85
-    assert share(make_engine(study, tmp_path, model, tokenizer)) == 0.85
+    assert share(make_engine(study, Checkpoint(tmp_path, model, tokenizer), config=own)) == 0.3
+    assert share(make_engine(study, Checkpoint(tmp_path, model, tokenizer), config=study.sft)) == 0.85
+    assert share(make_engine(study, Checkpoint(tmp_path, model, tokenizer))) == 0.85
     monkeypatch.setattr(start, "_settle", lambda *_: None)  # this process is no actor's
     generator, _, _ = start._make_generator(study, own, tmp_path, Path(), check_weights=False)
     assert share(generator) == 0.3
@@ -670,7 +670,7 @@ def test_an_engine_that_cannot_start_says_what_to_change(
     monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
     study = mini_study.model_copy(update={"engine": mini_study.engine.model_copy(update=engine)})
     with pytest.raises(UserError, match=message):
-        make_engine(study, Path("data/model"), model, tokenizer)
+        make_engine(study, Checkpoint(Path("data/model"), model, tokenizer))
 
 
 def test_compiling_without_a_compiler_says_what_to_install(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

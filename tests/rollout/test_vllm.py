@@ -31,9 +31,10 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.rollout.vllm_engine import VllmEngine, request_settings
+from grpo.rollout.vllm_engine import VllmEngine, VllmSettings, request_settings
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
 from grpo.study.methods import GrpoConfig
+from grpo.study.settings import LearnerSettings
 from grpo.tasks import formats
 
 pytestmark = pytest.mark.vllm
@@ -48,7 +49,7 @@ def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("checkpoint")
     save_checkpoint(folder, tiny_model("qwen2", **config, **FOR_VLLM), tokenizer)
     model = load_model(folder)
-    engine = VllmEngine(folder, model, "float32", "cpu", 0.5, max_batch_size=64, check_weights=True)
+    engine = VllmEngine(folder, model, VllmSettings("float32", "cpu", 0.5, max_batch_size=64, check_weights=True))
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in ("Mia has 3 apples.", "How many", "Tom")]
     yield SimpleNamespace(engine=engine, model=model, prompts=prompts, folder=folder, tokenizer=tokenizer)
 
@@ -67,7 +68,7 @@ def make_learner(model: Any, temperature: float = 1.0) -> Learner:
         rollout_batch_size=12, train_batch_size=12, group_size=4, gradient_accumulation_steps=1, learning_rate=1e-2,
         sampling_temperature=temperature,
     )  # fmt: skip
-    return Learner(model, config, 0, 4096)
+    return Learner(model, config, 0, LearnerSettings(max_tokens_per_microbatch=4096))
 
 
 def test_flat_log_probs_are_those_of_vllms_dictionaries(served: Any) -> None:
@@ -182,7 +183,7 @@ def test_a_response_that_does_not_fit_the_context_is_refused(served: Any) -> Non
 
 def test_a_folder_without_a_model_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no model \(config\.json is missing\)"):
-        VllmEngine(tmp_path, None, "float32", "cpu", 0.5, 8)
+        VllmEngine(tmp_path, None, VllmSettings("float32", "cpu", 0.5, 8))
 
 
 def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_other_architectures_and_several_stop_tokens(kind: str, tokenizer_kind: 
     model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
     asked = (formats.CHAT, formats.QUESTION_ONLY)
     prompts = [f.encode(tokenizer, f.prompt(text)) for f in asked for text in ("What is 1 + 1?", "And 2 + 2?")]
-    engine = VllmEngine(tmp_path, model, "float32", "cpu", 0.5, 64)
+    engine = VllmEngine(tmp_path, model, VllmSettings("float32", "cpu", 0.5, 64))
     learner = make_learner(model)
     for version in (1, 2):
         groups = engine.generate(prompts, SamplingParams(max_tokens=40), n=64, seed=version)
@@ -247,7 +248,7 @@ def test_both_engines_end_and_read_responses_alike(stop: tuple[str, ...], tmp_pa
     assert AutoTokenizer.from_pretrained(tmp_path).decode(backend.encode("so 42").ids) != "so 42"
     model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
     prompt, tag = tokenizer.prompt_ids("so"), backend.token_to_id("</answer>")
-    for engine in (TransformersEngine(model, tokenizer), VllmEngine(tmp_path, model, "float32", "cpu", 0.5, 64)):
+    for engine in (TransformersEngine(model, tokenizer), VllmEngine(tmp_path, model, VllmSettings("float32", "cpu", 0.5, 64))):
         (group,) = engine.generate([prompt], SamplingParams(max_tokens=60, stop=stop), n=256, seed=1)
         ended_by = Counter(one.token_ids[-1] for one in group if one.finish_reason == "stop")
         assert set(ended_by) == {*ends, *([tag] if stop else [])}

@@ -35,7 +35,7 @@ from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.runs_table import runs_table
 from grpo.study.schema import Study, load_study, read_yaml
-from grpo.study.sections import Experiment
+from grpo.study.settings import Experiment
 from grpo.training.run import _packages, run_identity
 
 ROOT = Path(__file__).parents[2]

@@ -14,10 +14,11 @@ import pytest
 
 from grpo.common.errors import UserError
 from grpo.reporting.environment import environments, made_otherwise
-from grpo.study import environment, paths, training_inputs
+from grpo.study import paths, training_inputs
+from grpo.study import software as environment
 from grpo.study.effective import effective_run
-from grpo.study.environment import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
 from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.software import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
 from grpo.study.training_inputs import write_training_inputs
 from grpo.training.run import run_identity
 
@@ -27,7 +28,7 @@ REPOSITORY = Path(__file__).parents[2]
 def test_versions_are_those_of_the_packages_and_nothing_is_imported_for_them() -> None:
     program = """
 import json, sys
-from grpo.study.environment import PACKAGES, software
+from grpo.study.software import PACKAGES, software
 print(json.dumps(software((*PACKAGES, "no-such-package"))))
 assert not {"torch", "transformers", "numpy", "sympy"} & set(sys.modules)
 """

@@ -14,10 +14,10 @@ import pytest
 from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT, method_of
 
 from grpo.study import paths, training_inputs
-from grpo.study.environment import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.study.schema import Study, read_yaml
+from grpo.study.software import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.study.training_inputs import ROOMS, code_of_rooms, shared_settings, write_training_inputs
-from grpo.tasks.keyword import Keyword
+from grpo.tasks.keyword_inclusion import Keyword
 from grpo.tasks.task import Format
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def test_dvc_yaml_names_the_rooms_that_decide_runs() -> None:
 
 
 def test_every_module_that_a_run_loads_lies_in_a_room_that_counts() -> None:
-    loaded = "grpo.training.start, grpo.training.run, grpo.training.asynchronous.start, grpo.training.asynchronous.loop"
+    loaded = "grpo.training.train, grpo.training.run, grpo.training.asynchronous.start, grpo.training.asynchronous.loop"
     program = f"import sys, {loaded}; print(*[m for m in sys.modules if m.startswith('grpo.')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert {name.split(".")[1] for name in done.stdout.split()} <= {*ROOMS, *WITHOUT_A_SAY}
@@ -118,7 +118,7 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     codes = {name: set(json.loads(content)["code"]) for name, content in before.items()}
     assert codes == {
         "main": {"arithmetic.py", "graded.py", "task.py"},
-        "keyword": {"keyword.py", "task.py"},
+        "keyword": {"keyword_inclusion.py", "task.py"},
         "own": {"own.py", "arithmetic.py", "graded.py", "task.py"},
     }
     (tmp_path / "own.py").write_text(OWN_TASK.replace("1.0", "0.5"))

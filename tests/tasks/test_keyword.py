@@ -14,7 +14,7 @@ import pytest
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.tasks.keyword import (
+from grpo.tasks.keyword_inclusion import (
     ADJECTIVES,
     KEYWORD,
     NOUNS,
@@ -64,7 +64,7 @@ def test_the_words_of_a_pair_come_in_either_order() -> None:
 
 
 def test_pairs_are_the_same_in_another_process() -> None:
-    program = "from grpo.tasks.keyword import *\nprint(keyword_pairs(3), next(Keyword(3).documents(3, 0.5)))"
+    program = "from grpo.tasks.keyword_inclusion import *\nprint(keyword_pairs(3), next(Keyword(3).documents(3, 0.5)))"
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == f"{keyword_pairs(3)} {next(documents(3, 0.5))}"

@@ -9,7 +9,7 @@ import pytest
 import grpo
 from grpo.common.errors import UserError
 from grpo.tasks.formats import PROMPTS, QUESTION_ONLY, R1_ZERO, load_template
-from grpo.tasks.keyword import KEYWORD
+from grpo.tasks.keyword_inclusion import KEYWORD
 from grpo.tasks.task import Format, make_task
 
 FOLDER = Path(grpo.__file__).parent / "tasks/prompts"

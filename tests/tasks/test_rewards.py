@@ -16,7 +16,7 @@ from grpo.common.errors import UserError
 from grpo.grader.extract import last_boxed
 from grpo.grader.grader import cheap_verdict, check_ground_truth, full_verdict, is_equivalent
 from grpo.grader.symbolic import too_complex
-from grpo.tasks.keyword import keyword_inclusion_reward_fn
+from grpo.tasks.keyword_inclusion import keyword_inclusion_reward_fn
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
 
 ZERO = {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}

@@ -25,9 +25,9 @@ from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json, write_text
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, effective_run
-from grpo.study.environment import hardware, software
 from grpo.study.schema import Study, load_study, read_yaml
-from grpo.study.sections import HubModel
+from grpo.study.settings import HubModel
+from grpo.study.software import hardware, software
 from grpo.tracking import mlflow_study
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_send import Delivery

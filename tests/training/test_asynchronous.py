@@ -40,12 +40,12 @@ from grpo.study.methods import Asynchronous
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous import actors
+from grpo.training.asynchronous.actor_worker import ActorWorker
 from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline, ScoredRollouts
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
-from grpo.training.asynchronous.worker import ActorWorker
 from grpo.training.grpo import train_grpo
 from grpo.training.step import lag_metrics, train_on
 

@@ -24,7 +24,7 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
-from grpo.study.sections import Divergence
+from grpo.study.settings import Divergence
 from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor

@@ -24,6 +24,7 @@ from grpo.models.lora import add_adapters
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
+from grpo.study.settings import LearnerSettings
 from grpo.training.step import train_on
 
 BASE = {"loss_type": "grpo_clip", "cliprange": 0.01, "epochs_per_rollout_batch": 2, "sampling_min_tokens": 0}
@@ -124,7 +125,12 @@ def trained(mode: str, *names: str) -> Tensor:
     advantages, _, _ = normalize_scores(scores, settings.group_size, eps, by_std)
     for rollout, score, advantage in zip(batch, scores, advantages.tolist(), strict=True):
         rollout.rewards, rollout.advantage = score, advantage
-    _, drift = train_on(settings, Learner(model, settings, 0, 400), batch, version=SAMPLED_FROM[mode][1])
+    _, drift = train_on(
+        settings,
+        Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=400)),
+        batch,
+        version=SAMPLED_FROM[mode][1],
+    )
     return torch.cat([*(p.detach().flatten() for p in model.parameters()), torch.tensor(list(drift.values()))])
 
 
@@ -199,7 +205,7 @@ def test_importance_weights_of_stale_tokens_lead_from_the_engine_to_the_learner(
         weights = torch.exp(log_probs.detach() - torch.tensor(rollout.completion.log_probs)).clamp(max=1.2)
         losses.append((-rollout.advantage * weights * log_probs).mean())
     torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
-    learner = Learner(model, settings, 0, 400)
+    learner = Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=400))
     gradients = last_gradients(learner)
     (update,), _ = train_on(settings, learner, batch, version=1)
     for name, weight in plain.named_parameters():

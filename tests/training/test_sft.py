@@ -29,6 +29,7 @@ from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import SftConfig
 from grpo.study.schema import Study
+from grpo.study.settings import LearnerSettings
 from grpo.tasks import formats
 from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tasks.task import Format
@@ -135,7 +136,7 @@ def fine_tuned(
     folder.mkdir(parents=True)
     model = copy.deepcopy(model)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    learner = Learner(model, config, tokenizer.pad_token_id, max_tokens)
+    learner = Learner(model, config, tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=max_tokens))
     parts = {"data": examples, "engine": None, "learner": learner, "tokenizer": tokenizer}
     train_sft(context(config, log, never_saved(folder), **parts, seed=seed, validation=validate))
     log.close()

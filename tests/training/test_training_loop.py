@@ -45,14 +45,14 @@ from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
-from grpo.rollout.make import make_engine
+from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.kept import remove_stored
 from grpo.study.methods import GrpoConfig, Lora
 from grpo.study.schema import Study, read_yaml
-from grpo.study.sections import LocalModel
+from grpo.study.settings import LocalModel
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import ScoredBatch
 from grpo.tracking.mlflow_run import MlflowRun
@@ -544,7 +544,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     from grpo.training import grpo as loop
     from grpo.training import run as run_module
 
-    monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: SCORE)
+    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: SCORE)
     config = tiny_study.grpo.model_copy(update={"lora": lora})
     study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None, "grpo": config})
     run = tiny_run(study)
@@ -581,7 +581,7 @@ def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
     """DVC removes the outputs of the stage before it runs it; the timing file tells one training from another."""
     from grpo.training import run as run_module
 
-    monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: SCORE)
+    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: SCORE)
     run = tiny_run(tiny_study)
     outputs = [root / run.name for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)]
     listed = ", ".join(f'"{path}"' for path in outputs)
@@ -623,11 +623,11 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
 
     models, hooked, configs = [], [], []
 
-    def noting(study: Study, folder: Path, model: Any, tokenizer: Any, check_weights: bool, config: Any, *rest: Any) -> Any:
-        models.append(model)
-        hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()))
+    def noting(study: Study, checkpoint: Checkpoint, check_weights: bool, config: Any, *rest: Any) -> Any:
+        models.append(checkpoint.model)
+        hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in checkpoint.model.parameters()))
         configs.append(config)
-        return make_engine(study, folder, model, tokenizer, check_weights, config, *rest)
+        return make_engine(study, checkpoint, check_weights, config, *rest)
 
     monkeypatch.setattr(start_module, "make_engine", noting)
     arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}
@@ -671,7 +671,7 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
             answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(rollouts))]
             return ScoredBatch(answers, [False] * len(rollouts))
 
-        monkeypatch.setattr("grpo.training.start.score_of", lambda task, run: scored)
+        monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: scored)
         arms = {
             "grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}}),
             "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),

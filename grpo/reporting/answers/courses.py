@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo.study.methods import LOSSES_OF_THE_HANDOUTS
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
 
 CLIPPED = {"grpo_clip", "grpo_no_clip"}
 
@@ -23,7 +23,8 @@ def asked_of_courses(study: Study) -> dict[str, str]:
 
 
 def _question(arms: list[dict[str, Any]]) -> str | None:
-    losses = {LOSSES_OF_THE_HANDOUTS.get(loss, loss) for arm in arms for loss in [arm.get("loss_type")]}
+    names = [arm.get("loss_type", "") for arm in arms]
+    losses = {LOSSES_OF_THE_HANDOUTS.get(name, name) for name in names}
     varied = {key for arm in arms for key in arm if any(of.get(key) != arm[key] for of in arms)}
     if "no_baseline" in losses and len(losses) > 1:
         return "grpo_baselines"

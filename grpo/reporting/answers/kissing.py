@@ -6,12 +6,11 @@ import shutil
 from dataclasses import asdict
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from grpo.common.files import whole_folder, write_json, write_text
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, read_log, to_json
 from grpo.discovery.strategies import STRATEGIES, WITHOUT_BOUNDS
 from grpo.reporting.kissing_number import STAGE, read_report, section
+from grpo.reporting.sentences import templates
 from grpo.study import paths
 from grpo.study.schema import Study
 
@@ -62,12 +61,13 @@ def prompts_of(attempts: list[Attempt]) -> dict[str, str]:
 
 def report_page(report: dict[str, Any], prompts: dict[str, str]) -> str:
     """report.md: method, course, result, prompts and reflection."""
-    environment = Environment(
-        loader=PackageLoader("grpo.reporting"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("kissing_report.md.j2").render(
-        report=report,
-        section=section(report),
-        prompts=prompts,
-        without_bounds=report["strategy"].endswith(WITHOUT_BOUNDS),
+    return (
+        templates()
+        .get_template("kissing_report.md.j2")
+        .render(
+            report=report,
+            section=section(report),
+            prompts=prompts,
+            without_bounds=report["strategy"].endswith(WITHOUT_BOUNDS),
+        )
     )

@@ -31,7 +31,7 @@ from grpo.results.runs import by_arm, read_best_of_n
 from grpo.results.verdicts import KL
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
 
 
 def write_answers(study: Study, numbers: Mapping[str, Numbers]) -> None:

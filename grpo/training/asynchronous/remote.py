@@ -13,8 +13,8 @@ import torch
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.rollout.engine import SamplingParams
+from grpo.training.asynchronous.actor_worker import ActorWorker, WorkerLost
 from grpo.training.asynchronous.replay import Group
-from grpo.training.asynchronous.worker import ActorWorker, WorkerLost
 from grpo.training.context import Updates
 
 

@@ -17,19 +17,19 @@ import ray
 from grpo.common.cpu import fix_cpu_kernels, start_threads
 from grpo.common.errors import UserError
 from grpo.learner.learner import Learner
-from grpo.learner.make import make_learner
+from grpo.learner.make_learner import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.rollout.engine import Engine
-from grpo.rollout.make import make_engine
+from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
+from grpo.training.asynchronous.actor_worker import BESIDE, ActorWorker
 from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.transfer import Weights
-from grpo.training.asynchronous.worker import BESIDE, ActorWorker
 from grpo.training.context import RunSetup, Workers
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]
@@ -176,10 +176,10 @@ def _make_generator(study: Study, config: GrpoConfig, folder: Path, here: Path, 
     _settle(study, here)
     tokenizer = load_tokenizer(folder)
     if study.engine.name == "vllm":
-        return make_engine(study, folder, None, tokenizer, check_weights, config), Weights(), tokenizer
+        return make_engine(study, Checkpoint(folder, None, tokenizer), check_weights, config), Weights(), tokenizer
     model = load_model(folder, study.learner.dtype, study.engine.device)
     own = study.model_copy(update={"learner": study.learner.model_copy(update={"device": study.engine.device})})
-    return make_engine(own, folder, model, tokenizer), model, tokenizer
+    return make_engine(own, Checkpoint(folder, model, tokenizer)), model, tokenizer
 
 
 def _make_learner(study: Study, run: EffectiveRun, folder: Path, here: Path) -> tuple[Learner, Callable[[Path], None]]:

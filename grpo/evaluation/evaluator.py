@@ -29,13 +29,13 @@ from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.engine import require_room
-from grpo.rollout.make import make_engine
+from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
 from grpo.study.effective import digest
-from grpo.study.environment import packages, software
 from grpo.study.kept import keep_until_stored, remove_stored
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
+from grpo.study.software import packages, software
 from grpo.study.training_inputs import code_of_rooms, task_inputs
 from grpo.tasks.task import find_format
 
@@ -63,7 +63,7 @@ class CheckpointEvaluator:
         self.tokenizer = load_tokenizer(checkpoint)
         engine = study.engine
         model = None if engine.name == "vllm" else load_model(checkpoint, engine.dtype, engine.device)
-        self.engine = make_engine(study, checkpoint, model, self.tokenizer)
+        self.engine = make_engine(study, Checkpoint(checkpoint, model, self.tokenizer))
 
     def require_room(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
         """Refuse, before anything is sampled, problems that are too long for the model in one of these formats.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo.common.errors import UserError
 from grpo.common.world import ALONE, World
@@ -13,20 +13,24 @@ from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint's folder, and what was loaded of it; vLLM without a model samples with the folder's weights."""
+
+    folder: Path
+    model: Any
+    tokenizer: Any
+
+
 def make_engine(
     study: Study,
-    folder: Path,
-    model: Any,
-    tokenizer: Any,
+    checkpoint: Checkpoint,
     check_weights: bool = False,
     config: RunConfig | None = None,
     world: World = ALONE,
 ) -> Engine:
-    """An engine that samples with ``model``'s weights.
+    """An engine that samples with the model's weights.
 
     Args:
-        folder: the checkpoint that ``model`` was loaded from.
-        model: None with vLLM samples with the folder's weights.
         check_weights: with vLLM, compare checksums after each update.
         config: of the run that samples; None in the stages that only evaluate.
         world: the processes that train it together.
@@ -35,6 +39,7 @@ def make_engine(
         UserError: an engine that cannot be started.
     """
     engine, learner = study.engine, study.learner
+    folder, model, tokenizer = checkpoint
     if engine.name == "vllm":
         if engine.device not in {"cpu", "cuda", "cuda:0"}:
             raise UserError(
@@ -43,19 +48,17 @@ def make_engine(
             )
         if engine.sleep_level and engine.device == "cpu":
             raise UserError("params.yaml: engine.sleep_level: vLLM can only sleep on a GPU. Set it to 0.")
-        from grpo.rollout.vllm_engine import VllmEngine
+        from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
 
-        return VllmEngine(
-            folder,
-            model,
+        settings = VllmSettings(
             engine.dtype,
             engine.device,
             memory_share(study, config),
             engine.max_batch_size,
             sleeps(study, follows_policy=model is not None),
             check_weights,
-            world,
         )
+        return VllmEngine(folder, model, settings, world)
     if engine.device != learner.device:
         raise UserError(
             f"params.yaml: engine.device ({engine.device}) and learner.device ({learner.device}) must be the same "

@@ -10,7 +10,7 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers
 from grpo.models.traits import traits_of
 from grpo.study.methods import RunConfig
-from grpo.study.sections import LearnerSettings
+from grpo.study.settings import LearnerSettings
 
 
 def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, tokenizer: Any, world: World = ALONE) -> Learner:
@@ -37,14 +37,4 @@ def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, token
         )
     if settings.compile:
         compile_layers(model)
-    return Learner(
-        model,
-        config,
-        tokenizer.pad_token_id,
-        settings.max_tokens_per_microbatch,
-        settings.optimizer,
-        settings.offload_reference,
-        world,
-        settings.packing,
-        settings.device if settings.fully_shard else None,
-    )
+    return Learner(model, config, tokenizer.pad_token_id, settings, world)

@@ -18,13 +18,13 @@ from grpo.common.world import World, init_world
 from grpo.evaluation.evaluate import Sampler, encode_prompts
 from grpo.learner.learner import Learner
 from grpo.learner.losses import bind_loss
-from grpo.learner.make import make_learner
+from grpo.learner.make_learner import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import require_room
-from grpo.rollout.make import make_engine
+from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
@@ -50,7 +50,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     reward), each in Hugging Face format with a metadata.json.
 
     Args:
-        check_weights: see :func:`grpo.rollout.make.make_engine`.
+        check_weights: see :func:`grpo.rollout.make_engine.make_engine`.
 
     Raises:
         ToBeResumed: the process was told to stop; the run's state is saved.
@@ -160,7 +160,7 @@ def start_here(study: Study, run: EffectiveRun, check_weights: bool) -> Iterator
         add_adapters(model, run.config.lora, run.seed, run.model)
     # Before the learner: vLLM switches the stream on which this process computes, and the learner's hooks on gradients must be
     # made on the one that its backward passes will use.
-    engine = make_engine(study, run.model, model, tokenizer, check_weights, run.config, world)
+    engine = make_engine(study, Checkpoint(run.model, model, tokenizer), check_weights, run.config, world)
     learner = make_learner(settings, run.config, model, tokenizer, world)
     save = partial(_save_on_rank_0, world, learner.model, tokenizer)
     yield Workers(tokenizer, engine, learner, save, loop_of(run.config), world)

@@ -126,8 +126,8 @@ def how_to_restore(path: Path, made_by: str) -> str:
     if not made_by:
         return "Make it anew."
     anew = f"`dvc repro -f -s {made_by}` to make it anew."  # without -s, -f would run all stages before it again too
-    keeper = {"data": "dvc checkout --force", "reports": "git checkout"}.get(from_here(path).parts[0])
-    return f"Run `{keeper} {from_here(path)}` to bring the stored copy back, or {anew}" if keeper else f"Run {anew}"
+    command = {"data": "dvc checkout --force", "reports": "git checkout"}.get(from_here(path).parts[0])
+    return f"Run `{command} {from_here(path)}` to bring the stored copy back, or {anew}" if command else f"Run {anew}"
 
 
 def read_text(path: Path, made_by: str) -> str:

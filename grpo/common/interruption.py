@@ -19,18 +19,18 @@ def stop_after_the_step() -> Iterator[Callable[[], bool]]:
     came: list[int] = []
     first = os.environ.get("RANK", "0") == "0"
 
-    def wish(signum: int, frame: Any) -> None:
+    def note(signum: int, frame: Any) -> None:
         if signum == signal.SIGINT and signum in came:
             raise KeyboardInterrupt
         if not came and first:  # by os.write, since the signal may have come in the middle of a print
             os.write(2, b"\ntold to stop: finishing the step and saving the state (Ctrl-C twice ends it at once)\n")
         came.append(signum)
 
-    before = {number: signal.signal(number, wish) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield lambda: bool(came)
     finally:
-        # Each of several processes is told by torchrun and by who started it, the second time perhaps when all is saved.
-        told_again = {signal.SIGTERM: signal.SIG_IGN} if came and "RANK" in os.environ else {}
-        for number, handler in (before | told_again).items():
+        # Torchrun and who started it both signal to each of several processes, the second perhaps when all is saved.
+        ignored = {signal.SIGTERM: signal.SIG_IGN} if came and "RANK" in os.environ else {}
+        for number, handler in (before | ignored).items():
             signal.signal(number, handler)

@@ -112,7 +112,7 @@ def start_processes(n: int, device: str) -> None:
         try:
             while process.poll() is None and not told_to_stop():
                 time.sleep(0.2)
-            # The wish may have come to torchrun too, by Ctrl-C as from Slurm, or to this process alone. It is passed on, past
+            # The signal may have come to torchrun too, by Ctrl-C as from Slurm, or to this process alone. It is passed on, past
             # torchrun, which lets go of its processes at a second one; to these SIGTERM may come any number of times.
             started = [] if process.poll() is not None else psutil.Process(process.pid).children()
             _send(signal.SIGTERM, started)

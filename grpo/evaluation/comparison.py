@@ -26,8 +26,8 @@ def compare_files(first: Path, second: Path) -> str:
     result = paired_bootstrap([a for a, _ in pairs], [b for _, b in pairs])
     only_first = sum(a == 1.0 and b < 1.0 for a, b in pairs)
     only_second = sum(a < 1.0 and b == 1.0 for a, b in pairs)
-    apart = result["low"] > 0 or result["high"] < 0
-    verdict = "the interval does not hold 0" if apart else "the interval holds 0: no difference can be told"
+    differ = result["low"] > 0 or result["high"] < 0
+    verdict = "the interval does not hold 0" if differ else "the interval holds 0: no difference can be told"
     return (
         f"{second} minus {first}: {format_interval(result)} on {result['problems']} problems, "
         f"p = {result['p']:.4f}; {verdict}.\n"

@@ -1,4 +1,4 @@
-"""Checkpoints: loading, saving, and the mini model's tokenizer."""
+"""Models: the architecture, its attention and adapters, checkpoints on disk and across processes, and the tokenizer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def require_checkpoint(folder: Path) -> None:
     _, stage = _output_and_stage(folder)
     for of_run in (folder, folder.parent):
         if (of_run / "metadata.json").exists() and of_run.parents[2].name == "checkpoints":
-            twin = read_json(of_run / "metadata.json", stage, keys=("run",)).get("same_as")
-            if twin:
-                raise UserError(f"{folder}: this run is the same as {twin}; its weights are in {of_run.parents[2] / twin}.")
+            same_as = read_json(of_run / "metadata.json", stage, keys=("run",)).get("same_as")
+            if same_as:
+                raise UserError(
+                    f"{folder}: this run is the same as {same_as}; its weights are in {of_run.parents[2] / same_as}."
+                )
     remedy = f"Run `dvc repro {stage}` to make it." if stage else "Name a folder in Hugging Face format."
     raise UserError(f"{folder}: holds no model (config.json is missing). {remedy}")
 

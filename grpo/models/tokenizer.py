@@ -45,7 +45,7 @@ class Tokenizer:
 
     Attributes:
         eos_token_id: end of text.
-        pad_token_id: end of text where the files name no other. What is padding is told by lengths, never by this token.
+        pad_token_id: end of text where the files name no other. Lengths say what is padding, never this token.
 
     Raises:
         ValueError: a file is missing or damaged, none names the end-of-text token, or a token that ends a response is none of
@@ -358,7 +358,7 @@ def _content(token: Any) -> str | None:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train the mini model's tokenizer: byte-level BPE that may merge across spaces, digits apart.
+    """Train the mini model's tokenizer: byte-level BPE that may merge across spaces, but never digits.
 
     Merging across spaces makes the long, constant text of the r1_zero prompt a handful of tokens, which a model of this size
     needs to be trained within minutes on a CPU. It is lossless on any text, as every byte is in the vocabulary. The

@@ -1,1 +1,1 @@
-"""Training: pretraining of the mini model, the learner, and the GRPO loop."""
+"""Training: the loops of the methods, with evaluation, saved state and the record of a run."""

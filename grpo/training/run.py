@@ -50,18 +50,18 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
         print(f"{run.name} was finished before, but not yet stored by DVC: its results are in place again")
         return
     # That there is none has been found before several processes are started.
-    twin = None if started_by_torchrun() else _finished_twin(study, run.experiment, identity)
+    same_as = None if started_by_torchrun() else _finished_equal(study, run.experiment, identity)
     together = study.learner.processes > 1 and not is_asynchronous(run.config)
-    if together and not twin and not started_by_torchrun():
+    if together and not same_as and not started_by_torchrun():
         start_processes(study.learner.processes, study.learner.device)
         return
     lock = only_one(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process")
     with (
         lock if is_rank_0() else nullcontext(),
-        (recorded if is_rank_0() else thrown_away)(study, run, identity, twin) as outputs,
+        (recorded if is_rank_0() else thrown_away)(study, run, identity, same_as) as outputs,
     ):
-        if twin:
-            _take_over(run.name, twin, outputs)
+        if same_as:
+            _take_over(run.name, same_as, outputs)
             return
         from grpo.training.train import train
 
@@ -92,24 +92,24 @@ def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:
 
 
 @contextmanager
-def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> Iterator[Outputs]:
+def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
     """Where the results go that the block makes. When it ends they get their place, and MLflow and the timing file theirs; when
     it fails, MLflow says so and nothing else is left.
     """
     warn_of_other_versions(_packages(study, run))
     state = _state_folder(run, identity)
-    mlflow = _mlflow_run(study, run, identity, twin)
+    mlflow = _mlflow_run(study, run, identity, same_as)
     try:
         mlflow.dataset(run.train, identity["train"], "training")
         mlflow.dataset(run.validation, identity["validation"], "validation")
         with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoints:
-            _write_config(folder / "config.yaml", run, identity, twin)
+            _write_config(folder / "config.yaml", run, identity, same_as)
             outputs = Outputs(folder, checkpoints, state, mlflow)
             yield outputs
         # The other results of a run that was taken over are those of the run it equals, which MLflow has.
-        for name in ("config.yaml", *(() if twin else ("metrics.json", "outcomes.jsonl"))):
+        for name in ("config.yaml", *(() if same_as else ("metrics.json", "outcomes.jsonl"))):
             mlflow.artifact(paths.RUNS / run.name / name)
-        if not twin:
+        if not same_as:
             mlflow.table(paths.RUNS / run.name / "rollouts.jsonl")
         mlflow.checkpoints(paths.CHECKPOINTS / run.name)
         mlflow.tag(checkpoint_digest=files_digest(paths.CHECKPOINTS / run.name))
@@ -117,7 +117,7 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: st
         mlflow.finish("KILLED" if isinstance(error, ToBeResumed) else "FAILED")
         raise
     run_id = mlflow.finish()
-    about = {"run": run.name, "mlflow_run_id": run_id, "same_as": twin, **source_tags(), "hardware": hardware()}
+    about = {"run": run.name, "mlflow_run_id": run_id, "same_as": same_as, **source_tags(), "hardware": hardware()}
     write_json(paths.run_timing(run.name), about | outputs.timing)
     # Last of all: whenever the process is killed, either the results are in place or the state is.
     _keep_results(run, state)
@@ -133,7 +133,7 @@ def _keep_results(run: EffectiveRun, state: Path) -> None:
 
 
 @contextmanager
-def thrown_away(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> Iterator[Outputs]:
+def thrown_away(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
     """The same in a process beside rank 0: what it would write and say equals what rank 0 does."""
     nothing = cast(MlflowRun, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))
     with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), suppress(ToBeResumed):
@@ -146,9 +146,9 @@ def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
     return paths.RUN_STATE / run.name / digest([identity | {"learner": learner}, code_of_rooms()])
 
 
-def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> MlflowRun:
+def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> MlflowRun:
     """The run in MLflow; one that was taken over has no metrics of its own there, but names the run that has."""
-    original = {"same_as": twin, "same_as_run_id": _mlflow_id(twin)} if twin else {}
+    original = {"same_as": same_as, "same_as_run_id": _mlflow_id(same_as)} if same_as else {}
     return MlflowRun(
         study.study,
         run.name,
@@ -159,7 +159,7 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], twin:
             "stage": stage_of_run(run.name),
             "method": run.method,
             "arm": run.arm,
-            "taken_over": str(twin is not None).lower(),
+            "taken_over": str(same_as is not None).lower(),
             **original,
             "identity": digest(identity),
             "dataset_digest": digest([identity["train"], identity["validation"]]),
@@ -175,14 +175,14 @@ def _mlflow_id(run: str) -> str:
     return timing["mlflow_run_id"] or "not tracked"
 
 
-def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], twin: str | None) -> None:
+def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> None:
     """The effective configuration: each value with where it came from."""
     from ruamel.yaml import YAML
 
     values = run.config.model_dump()
     content = {
         "run": run.name,
-        "same_as": twin,
+        "same_as": same_as,
         "identity": digest(identity),
         "seed": run.seed,
         "overrides": run.overrides,
@@ -195,7 +195,7 @@ def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], twin:
         YAML().dump(content, file)
 
 
-def _finished_twin(study: Study, experiment: str, identity: dict[str, Any]) -> str | None:
+def _finished_equal(study: Study, experiment: str, identity: dict[str, Any]) -> str | None:
     """The name of a run with this identity, of an experiment that this one waits for, whose results are at hand.
 
     Only runs that the study names count: those DVC keeps up to date with the code, leftovers of former arms it does not.
@@ -212,12 +212,12 @@ def _finished_twin(study: Study, experiment: str, identity: dict[str, Any]) -> s
     return None
 
 
-def _take_over(run: str, twin: str, outputs: Outputs) -> None:
+def _take_over(run: str, same_as: str, outputs: Outputs) -> None:
     """Copy an equal run's results."""
-    print(f"same configuration as {twin}: its results are taken over, nothing is trained twice")
-    for source in (paths.RUNS / twin).iterdir():
+    print(f"same configuration as {same_as}: its results are taken over, nothing is trained twice")
+    for source in (paths.RUNS / same_as).iterdir():
         if source.name != "config.yaml":
             shutil.copyfile(source, outputs.results / source.name)
     # Its weights stay where they are and are not stored again.
-    write_json(outputs.checkpoints / "metadata.json", {"run": run, "same_as": twin})
+    write_json(outputs.checkpoints / "metadata.json", {"run": run, "same_as": same_as})
     outputs.timing |= {"started": now(), "finished": now(), "total_s": 0.0, "phases": {}, "steps": []}

@@ -228,7 +228,7 @@ class SavedState:
         """Wait until the last state is written.
 
         Raises:
-            Exception: it could not be, which is told once; the state before it counts.
+            Exception: it could not be, which is raised once; the state before it counts.
         """
         writing, self._writing = self._writing, None
         if writing is not None:

@@ -57,7 +57,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         UserError: among others, a loss or a reward of the study's own cannot be called.
     """
     started_at, began = now(), time.perf_counter()
-    if isinstance(run.config, GrpoConfig):  # what cannot work is told before anything is loaded
+    if isinstance(run.config, GrpoConfig):  # what cannot work is refused before anything is loaded
         bind_loss(run.config.loss_type, run.config.loss_options)
         if run.config.reward is not None:
             find_rewards(run.config.reward)
@@ -72,8 +72,13 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         validation = Validation(setup, study.evaluation, data.validation, sampler, workers.learner)
         require_room_for_all(run, validation)
 
+        about = {"prompt": run.config.prompt, "started_from": _source(study, run)}
+
         def keep(kind: str, evaluation: dict[str, Any]) -> None:
-            keep_checkpoint(study, run, outputs.checkpoints, kind, evaluation, workers.save)
+            if kind in study.checkpoints or kind.startswith("step-"):
+                keep_checkpoint(
+                    outputs.checkpoints / kind, workers.save, {"run": run.name, "kind": kind, **evaluation, **about}
+                )
 
         monitor = Monitor(study, run.name, validation, log, keep)
         parts: dict[str, Part] = {"learner": workers.learner, "log": log, "monitor": monitor, "random": RandomStates()}
@@ -180,15 +185,11 @@ def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:
     return dict.fromkeys(("rollout", "evaluation", "synchronization"), study.engine.device) | {"training": study.learner.device}
 
 
-def keep_checkpoint(
-    study: Study, run: EffectiveRun, folder: Path, kind: str, evaluation: dict[str, Any], save: Callable[[Path], None]
-) -> None:
-    """Save the policy below ``folder`` under the name of its kind, where the study keeps this kind, or a run ``step-N``."""
-    if kind in study.checkpoints or kind.startswith("step-"):
-        shutil.rmtree(folder / kind, ignore_errors=True)
-        save(folder / kind)
-        about = {"prompt": run.config.prompt, "started_from": _source(study, run)}
-        write_json(folder / kind / "metadata.json", {"run": run.name, "kind": kind, **evaluation, **about})
+def keep_checkpoint(folder: Path, save: Callable[[Path], None], metadata: dict[str, Any]) -> None:
+    """Save the policy, in the place of the checkpoint of its kind that was there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    save(folder)
+    write_json(folder / "metadata.json", metadata)
 
 
 def _source(study: Study, run: EffectiveRun) -> str:

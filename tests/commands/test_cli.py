@@ -17,7 +17,7 @@ from grpo.common.records import read_problems, write_records
 from grpo.study import paths
 from grpo.study.effective import digest
 from grpo.study.schema import load_study
-from grpo.training.run import _finished_twin
+from grpo.training.run import _finished_equal
 
 ROOT = Path(__file__).parents[2]
 Grpo = Callable[..., tuple[int, str, str]]
@@ -213,13 +213,13 @@ def test_only_runs_that_the_study_names_are_taken_over(project: Path) -> None:
     leftover, named = "grpo_learning_rate/5e-5/0", "grpo_learning_rate/1e-3/0"
     finished(leftover, identity)
     finished(named, {"another": 1})
-    assert _finished_twin(study, "grpo_baselines", identity) is None
+    assert _finished_equal(study, "grpo_baselines", identity) is None
     finished(named, identity)
-    assert _finished_twin(study, "grpo_baselines", identity) == named
-    assert _finished_twin(study, "grpo_baselines", identity | {"config": "other"}) is None
-    assert _finished_twin(study, "grpo_baselines", identity | {"seed": 1}) is None
+    assert _finished_equal(study, "grpo_baselines", identity) == named
+    assert _finished_equal(study, "grpo_baselines", identity | {"config": "other"}) is None
+    assert _finished_equal(study, "grpo_baselines", identity | {"seed": 1}) is None
     shutil.rmtree(paths.CHECKPOINTS / named)
-    assert _finished_twin(study, "grpo_baselines", identity) is None, "its weights are missing"
+    assert _finished_equal(study, "grpo_baselines", identity) is None, "its weights are missing"
 
 
 def test_only_runs_of_experiments_that_a_run_waits_for_are_taken_over(project: Path) -> None:
@@ -227,9 +227,9 @@ def test_only_runs_of_experiments_that_a_run_waits_for_are_taken_over(project: P
     identity = {"seed": 0}
     finished("grpo_length_normalization/masked_mean/0", identity)
     for experiment in ("grpo_learning_rate", "grpo_baselines", "grpo_length_normalization"):
-        assert _finished_twin(study, experiment, identity) is None
+        assert _finished_equal(study, experiment, identity) is None
     for experiment in ("grpo_group_standard_deviation", "grpo_kl_divergence"):
-        assert _finished_twin(study, experiment, identity) == "grpo_length_normalization/masked_mean/0"
+        assert _finished_equal(study, experiment, identity) == "grpo_length_normalization/masked_mean/0"
 
 
 def test_of_runs_that_were_taken_over_the_trained_one_is_named(project: Path) -> None:
@@ -237,7 +237,7 @@ def test_of_runs_that_were_taken_over_the_trained_one_is_named(project: Path) ->
     identity = {"seed": 0}
     trained = "grpo_off_policy_sweep_broad/epochs_4-batch_16/0"
     finished("grpo_off_policy_sweep_focused/best_1/0", identity, same_as=trained)
-    assert _finished_twin(study, "grpo_off_policy_clip_ablation", identity) == trained
+    assert _finished_equal(study, "grpo_off_policy_clip_ablation", identity) == trained
 
 
 def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Grpo) -> None:

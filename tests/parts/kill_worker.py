@@ -24,7 +24,7 @@ from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
 from grpo.tasks.task import ScoredBatch
 from grpo.training import run, state  # noqa: F401 - before the fork
-from grpo.training import train as start
+from grpo.training import train as train_module
 from grpo.training.grpo import train_grpo  # noqa: F401
 
 sent = signal.SIGKILL  # to this process in the middle of an act
@@ -108,7 +108,7 @@ def arm(act: str, nth: int, signum: int) -> None:
         case "evaluation":
             after(Validation, "_sample", nth)
         case "checkpoint":
-            before(start, "save_checkpoint", nth, half_a_checkpoint)
+            before(train_module, "save_checkpoint", nth, half_a_checkpoint)
         case "metrics":
             before(_CsvWriter, "write", nth, half_a_row)
         case "state":
@@ -133,7 +133,7 @@ def train(folder: str, experiment: str, name: str) -> int:
     os.chdir(folder)
     fix_cpu_kernels()
     share_cpu_fairly()
-    start.score_of = lambda task, run: toy_scores
+    train_module.score_of = lambda task, run: toy_scores
     study = load_study()
     try:
         run.train_run(study, effective_run(study, experiment, name, 0, []))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from grpo.common.records import Problem, Rollout
-from grpo.evaluation import evaluator as checkpoint
+from grpo.evaluation import evaluator
 from grpo.tasks.task import ScoredBatch, ScoreFn, Task
 
 
@@ -30,4 +30,4 @@ def evaluate_by(monkeypatch: pytest.MonkeyPatch, score: ScoreFn) -> None:
     def by(task: Task, format: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
         return score([r.problem for r in rollouts], [r.completion.text for r in rollouts])
 
-    monkeypatch.setattr(checkpoint, "score_by_task", by)
+    monkeypatch.setattr(evaluator, "score_by_task", by)

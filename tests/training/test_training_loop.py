@@ -619,7 +619,7 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
 ) -> None:
     """Starting vLLM switches the stream that autograd's hooks are made on; and the engine gets the run's own settings."""
     from grpo.training import run as run_module
-    from grpo.training import start as start_module
+    from grpo.training import train as train_module
 
     models, hooked, configs = [], [], []
 
@@ -629,7 +629,7 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
         configs.append(config)
         return make_engine(study, checkpoint, check_weights, config, *rest)
 
-    monkeypatch.setattr(start_module, "make_engine", noting)
+    monkeypatch.setattr(train_module, "make_engine", noting)
     arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}
     study = tiny_study.model_copy(
         update={
@@ -737,13 +737,13 @@ SLOW_WON = [{"experiment": "grpo_learning_rate", "winner": "slow", "overrides": 
 
 def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, folder = session()
-    from grpo.training import start as start_module
+    from grpo.training import train as train_module
 
     def never(*_: Any) -> None:
         raise AssertionError("trained twice")
 
     with monkeypatch.context() as patch:
-        patch.setattr(start_module, "train", never)
+        patch.setattr(train_module, "train", never)
         twin, twin_folder = session("grpo_baselines", "same", SLOW_WON)
         with pytest.raises(AssertionError, match="trained twice"):
             session("grpo_baselines", "other", SLOW_WON)

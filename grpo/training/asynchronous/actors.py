@@ -60,7 +60,7 @@ def _device() -> str:
 
 
 class Generator:
-    """Samples with the weights it is told to use.
+    """Samples with the weights of the version that it is asked for.
 
     Args:
         make: gives the engine, the model that it takes weights from (or a

@@ -15,7 +15,7 @@ import pytest
 from grpo.common.errors import UserError
 from grpo.reporting.environment import environments, made_otherwise
 from grpo.study import paths, training_inputs
-from grpo.study import software as environment
+from grpo.study import software as software_module
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.study.software import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
@@ -61,7 +61,7 @@ def test_a_study_depends_on_the_packages_that_its_settings_ask_for(mini_study: S
 @pytest.fixture
 def other_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's files with pins, in a folder where a test may edit them."""
-    for name in (environment.CONSTRAINTS, environment.VLLM_ON_CPU, environment.PROJECT):
+    for name in (software_module.CONSTRAINTS, software_module.VLLM_ON_CPU, software_module.PROJECT):
         shutil.copy(REPOSITORY / name, tmp_path)
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     return tmp_path
@@ -169,7 +169,7 @@ def test_runs_made_with_other_versions_are_not_taken_for_equal(
     before = run_identity(mini_study, run)
     assert before["software"] == software(PACKAGES)
     assert run_identity(mini_study, run) == before
-    monkeypatch.setattr(environment, "version", lambda name: "9.9")
+    monkeypatch.setattr(software_module, "version", lambda name: "9.9")
     after = run_identity(mini_study, run)
     assert {key for key in after if after[key] != before[key]} == {"software"}
 

@@ -27,12 +27,13 @@ share_cpu_fairly()
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 from step import make_model  # noqa: E402
 
 from grpo.common.records import Completion, Problem, Rollout  # noqa: E402
 from grpo.learner.learner import Learner  # noqa: E402
 from grpo.models.checkpoint import load_model  # noqa: E402
-from grpo.reporting.charts import Spec, below_one_another, filled_curve, save_figure  # noqa: E402
+from grpo.reporting.charts import Curve, draw_curves, frame, legend, panels, powers_of_two, save_figure  # noqa: E402
 from grpo.reporting.style import styles  # noqa: E402
 from grpo.study.methods import GrpoConfig  # noqa: E402
 
@@ -70,24 +71,19 @@ def seconds(learners: dict[str, Learner], batch: list[Rollout], repeats: int) ->
     return {name: statistics.median(values[1:]) for name, values in times.items()}
 
 
-def draw(rows: list[dict[str, Any]]) -> Spec:
+def draw(rows: list[dict[str, Any]]) -> Figure:
     """A panel for each length that is varied, both axes logarithmic."""
-    panels = {}
-    for what in VARIED:
-        points = [
-            {"arm": way, "series": way, "x": row["value"], "ended": False} | dict.fromkeys(("y", "low", "high"), row[way])
-            for way in ("packed", "padded")
-            for row in rows
-            if row["varied"] == what
-        ]
-        spec = filled_curve(points, styles(["packed", "padded"]), what, "seconds of an update", share=False, log=True)
-        for layer in spec["layer"]:
-            layer["encoding"]["y"]["scale"] = {"type": "log", "nice": False, "padding": 10}
-        lower, upper = sorted(spec["datasets"]["labels"], key=lambda label: float(label["y"]))
-        upper["y"] = max(upper["y"], 1.3 * lower["y"])  # apart on this axis too
+    figure, axes = panels(len(VARIED))
+    looks = styles(["packed", "padded"])
+    for place, (what, values) in zip(axes, VARIED.items(), strict=True):
+        own = [row for row in rows if row["varied"] == what]
+        draw_curves(place, [Curve(way, None, tuple(values), tuple(row[way] for row in own)) for way in looks], looks)
         others = ", ".join(f"{name} {value}" for name, value in USUAL.items() if name != what)
-        panels[f"{RESPONSES} responses, {others}"] = spec | {"height": 180}
-    return below_one_another(panels)
+        frame(place, f"seconds of an update; {others}", what)
+        powers_of_two(place, values)
+        place.set_yscale("log")
+    legend(figure, looks)
+    return figure
 
 
 def main() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from matplotlib.figure import Figure
 
 from grpo.common.files import damaged, files_digest, read_json
-from grpo.reporting.charts import GREY, Spec, filled_curve
-from grpo.reporting.curves import METRICS, STEP, points_of
+from grpo.reporting.charts import INK, draw_curves, frame, panels
+from grpo.reporting.curves import STEP, TITLES, curves_of
 from grpo.reporting.style import styles
 from grpo.reporting.timing import read_timing
 from grpo.results.findings import Interval
@@ -153,25 +154,14 @@ def _license_on_hub(base: HubModel) -> str | None:
     return card.get("license") if card else None
 
 
-def draw_curve(run: Run, step: int) -> Spec:
+def draw_curve(run: Run, step: int) -> Figure:
     """Validation answer reward over steps, with the checkpoint's step marked."""
-    points = points_of([run], "validation", REWARD)
-    spec = filled_curve(points, styles([run.arm]), STEP[run.config["method"]], METRICS["validation"][REWARD], share=True)
-    spec["layer"] += [
-        {"mark": {"type": "rule", "color": GREY, "strokeDash": [3, 3]}, "encoding": {"x": {"datum": step}}},
-        {
-            "mark": {
-                "type": "text",
-                "align": "right",
-                "dx": -4,
-                "y": 8,
-                "color": GREY,
-                "text": f"this checkpoint, step {step}",
-            },
-            "encoding": {"x": {"datum": step}},
-        },
-    ]
-    return spec | {"title": run.name}
+    figure, (axes,) = panels(1)
+    draw_curves(axes, curves_of({run.arm: [run]}, REWARD), styles([run.arm]))
+    frame(axes, f"{run.name}: {TITLES[REWARD]}", STEP[run.config["method"]], share=True)
+    axes.axvline(step, color=INK, linestyle=(0, (3, 3)), linewidth=1)
+    axes.annotate(f"this checkpoint, step {step} ", (step, 0.02), ha="right", color=INK, fontsize=8)
+    return figure
 
 
 def about_checkpoint(run: Run, source: Path) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def report(
     found = read_all(study)
     numbers = all_numbers(study, found)
     write_tables(study, numbers)
-    draw_figures(study)
+    draw_figures(study, found, numbers)
     write_search_curve(study)
     write_timing(study)
     write_answers(study, numbers)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from grpo.reporting.charts import Spec, below_one_another, dots
-from grpo.reporting.curves import number
-from grpo.reporting.style import styles
+from grpo.reporting.charts import INK, Dot, draw_dots, frame, legend, panels
+from grpo.reporting.style import readable, styles
 from grpo.results.collapses import collapses_of, held
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.runs import Run, by_arm, final_scores, value
 
-Values = dict[str, list[float | int | None]]  # of each arm: in the middle, lowest, highest
-RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 5, 10, 100, 1000)  # where an axis of ratios is marked, as far as it goes
+SERIES = {"each batch trained on once": "o", "drawn from a buffer": "s"}
 
 
 def arms_in_order(runs: list[Run]) -> tuple[list[list[Run]], list[list[Run]]]:
@@ -54,43 +53,36 @@ def staleness(of_arm: list[Run]) -> dict[str, float]:
     return means | {key: float(history[key].median()) for key in ("gradient_norm", "ratio_min", "ratio_mean", "ratio_max")}
 
 
-def draw_staleness(runs: list[Run], last_k: int) -> Spec:
+def draw_staleness(runs: list[Run], last_k: int) -> Figure:
     """Final answer reward, gradient norm, ratios and share of clipped tokens of each arm, against its measured lag."""
-    looks, x = (
-        styles(by_arm(runs)),
-        {"title": "measured lag, mean over tokens (versions)", "scale": {"zero": False, "nice": False, "padding": 30}},
+    figure, axes = panels(4)
+    looks = styles(map(readable, by_arm(runs)))
+    for shape, arms in zip(SERIES.values(), arms_in_order(runs), strict=True):
+        dots: list[list[Dot]] = [[], [], [], []]
+        for of_arm in arms:
+            of, scores = staleness(of_arm), final_scores(of_arm, last_k)
+            name, lag, reward = readable(of_arm[0].arm), of["lag_mean"], mean_of(scores)
+            norm, clipped = of["gradient_norm"], 100 * of["clip_fraction"]
+            dots[0].append(Dot(name, lag, reward.value, reward.low, reward.high, tuple(scores.mean(axis=1))))
+            dots[1].append(Dot(name, lag, norm, norm, norm))
+            dots[2].append(Dot(name, lag, of["ratio_mean"], of["ratio_min"], of["ratio_max"]))
+            dots[3].append(Dot(name, lag, clipped, clipped, clipped))
+        for place, of_panel in zip(axes, dots, strict=True):
+            draw_dots(place, of_panel, looks, shape, joined=True)
+    titles = (
+        f"answer reward, mean of the last {last_k}, 95%; dots: runs",
+        "gradient norm before clipping, median of updates",
+        "ratio to the sampling policy: smallest, mean, largest",
+        "clipped tokens (%), mean of updates",
     )
-    joined = zip(("each batch trained on once", "drawn from a buffer"), arms_in_order(runs), strict=True)
-    found = [(series, of_arm, staleness(of_arm)) for series, arms in joined for of_arm in arms]
-    rewards = {of_arm[0].arm: mean_of(final_scores(of_arm, last_k)) for _, of_arm, _ in found}
-
-    def panel(values: Values, title: str, **axis: Any) -> Spec:
-        rows = [
-            {"arm": arm, "series": series, "x": number(of["lag_mean"])}
-            | dict(zip(("y", "low", "high"), values[arm], strict=True))
-            for series, of_arm, of in found
-            for arm in [of_arm[0].arm]
-        ]
-        return dots(rows, looks, x, {"title": title, "scale": {"zero": False, "padding": 14}, **axis}, height=200)
-
-    def of_each(*keys: str, times: float = 1.0) -> Values:
-        return {
-            of_arm[0].arm: [number(times * of[key]) for key in (keys if len(keys) == 3 else keys * 3)]
-            for _, of_arm, of in found
-        }
-
-    reward: Values = {arm: [of.value, of.low, of.high] for arm, of in rewards.items()}
-    ratios = of_each("ratio_mean", "ratio_min", "ratio_max")
-    return below_one_another(
-        {
-            f"What staleness costs: answer reward, mean of the last {last_k}, 95% interval": panel(reward, "answer reward"),
-            "Gradient norm before clipping, median over updates": panel(of_each("gradient_norm"), "gradient norm"),
-            "Ratio to the sampling policy: an update's smallest, mean and largest, medians": panel(
-                ratios, "ratio", scale={"type": "log", "nice": False, "padding": 20}, axis={"values": RATIOS, "format": "~g"}
-            ),
-            "Clipped tokens, mean over updates": panel(of_each("clip_fraction", times=100.0), "clipped tokens (%)"),
-        }
-    )
+    for place, title in zip(axes, titles, strict=True):
+        frame(place, title, "measured lag (versions), mean over tokens")
+    axes[2].set_yscale("log")
+    for series, shape in SERIES.items():
+        axes[0].plot([], [], shape, color=INK, label=series)
+    axes[0].legend(fontsize=8)
+    legend(figure, looks)
+    return figure
 
 
 def discuss_bounds(runs: list[Run], synchronous: list[Run]) -> str:

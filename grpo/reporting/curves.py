@@ -1,30 +1,26 @@
-"""What can be drawn of a run: its metrics over steps, updates, tokens and seconds; and as points of a chart."""
+"""What can be drawn of a run: its metrics over steps, updates and seconds, as curves."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from grpo.common.metrics import METRICS as TABLE
-from grpo.common.metrics import UNITS
-from grpo.results.runs import REWARD, Run, by_arm, mean_curve
+from grpo.common.metrics import METRICS, UNITS
+from grpo.reporting.charts import Curve
+from grpo.reporting.form_and_answer import FORM
+from grpo.results.runs import REWARD, Run, by_arm
 
-# What the page offers, in this order, where an experiment's runs have it: column -> what it is, with its unit.
-METRICS = {
-    "validation": {metric.name: metric.label for metric in TABLE if metric.charted and metric.name.startswith("val/")},
-    "history": {metric.name: metric.label for metric in TABLE if metric.charted and not metric.name.startswith("val/")},
-}
+GIVEN_FORM = "val/answer_given_form"  # no column of its own: answer reward by format reward
+TITLES = {metric.name: metric.label for metric in METRICS} | {GIVEN_FORM: "accuracy, given the form"}
+SHARES = {name for name, unit in UNITS.items() if unit == "share"} | {GIVEN_FORM}
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
-AXES = {
-    "step": "step",
-    "update": "optimizer steps",
-    "tokens": "response tokens sampled",
-    "seconds": "seconds without evaluation",
-}
-ENOUGH_POINTS = 8  # for a curve: a figure shows the training rollouts' reward where there are fewer evaluations
+UPDATE, SECONDS = "optimizer steps (updates)", "seconds without evaluation"
+
+Axis = Callable[[Run, pd.Series], Sequence[float]]  # a run and some of its steps -> where they stand
 
 
 def number(value: Any) -> float | int | None:
@@ -35,59 +31,67 @@ def number(value: Any) -> float | int | None:
     return int(shorter) if shorter.is_integer() and abs(shorter) < 1e15 else shorter
 
 
-def tables_of(run: Run, seconds: pd.Series[float]) -> dict[str, dict[str, list[Any]]]:
-    """A run's two tables, a row for each step (the last update of a step counts), with the axes as columns.
+def values_of(run: Run, column: str) -> pd.Series[float] | None:
+    """A metric by step (the last update of a step counts); None where the run has none of it."""
+    if column == GIVEN_FORM:
+        form, answer = values_of(run, FORM), values_of(run, REWARD)
+        return None if form is None or answer is None or (answer > form).any() else (answer / form).where(form > 0)
+    table = run.validation if column.startswith("val/") else run.history
+    if column not in table:
+        return None
+    found: pd.Series[float] = table.groupby("step")[column].last()
+    return found if found.notna().any() else None
+
+
+def has(runs: list[Run], column: str) -> bool:
+    """Whether all runs have a metric."""
+    return all(values_of(run, column) is not None for run in runs)
+
+
+def over_steps(_: Run, steps: pd.Series) -> Sequence[float]:
+    """The axis of steps."""
+    return [float(step) for step in steps]
+
+
+def over_updates(run: Run, steps: pd.Series) -> Sequence[float]:
+    """The axis of optimizer steps."""
+    updates = run.validation.groupby("step")["update"].last()
+    return [float(updates[step]) for step in steps]
+
+
+def curves_of(arms: dict[str, list[Run]], column: str, axis: Axis = over_steps) -> list[Curve]:
+    """Each run's curve, and each arm's mean over the runs that were not stopped, where it has several.
 
     Args:
-        seconds: since the run's start, by step.
+        arms: runs by the name that is shown.
     """
-    tables = {}
-    spent = {"seconds": seconds, **_tokens(run)}
-    for name, metrics in METRICS.items():
-        rows = getattr(run, name).groupby("step").last().reset_index()
-        columns = {column: rows[column] for column in (*metrics, *AXES) if column in rows}
-        columns |= {axis: rows["step"].map(by_step).where(rows["step"] > 0, 0) for axis, by_step in spent.items()}
-        tables[name] = {column: [number(value) for value in values] for column, values in columns.items()}
-    return tables
+    found = []
+    for arm, runs in arms.items():
+        own = {run.seed: _curve(arm, run, column, axis, None if len(runs) == 1 else run.seed) for run in runs}
+        found += own.values()
+        if len(runs) > 1:
+            went_on = [run for run in runs if run.metrics["diverged_step"] is None] or runs
+            held = [own[run.seed] for run in went_on]
+            n = min(len(curve.x) for curve in held)
+            mean = [tuple(np.mean([getattr(curve, of)[:n] for curve in held], axis=0).tolist()) for of in ("x", "y")]
+            found.append(Curve(arm, None, *mean))
+    return found
 
 
-def _tokens(run: Run) -> dict[str, pd.Series[float]]:
-    """Response tokens that had been sampled when a step ended, by step; nothing where they were not counted."""
-    size = run.config["config"].get("rollout_batch_size", {}).get("value")
-    if size is None or "train/response_length" not in run.history:
-        return {}
-    return {"tokens": (run.history.groupby("step")["train/response_length"].last() * size).cumsum()}
+def _curve(arm: str, run: Run, column: str, axis: Axis, seed: int | None) -> Curve:
+    values = values_of(run, column)
+    assert values is not None, f"{run.name} has no {column}"
+    ended = run.metrics["diverged_step"] is not None
+    return Curve(arm, seed, tuple(axis(run, values.index)), tuple(values.tolist()), ended)
 
 
-def metrics_of(tables: Iterable[dict[str, dict[str, list[Any]]]]) -> list[dict[str, Any]]:
-    """The metrics that all runs of an experiment have and that are not zero throughout, with their tables and titles."""
-    runs = list(tables)
-    return [
-        {"table": name, "column": column, "title": title, "share": UNITS[column] == "share"}
-        for name, metrics in METRICS.items()
-        for column, title in metrics.items()
-        if all(column in run[name] for run in runs) and any(any(run[name][column]) for run in runs)
-    ]
+def updates_differ(runs: list[Run]) -> bool:
+    """Whether arms take different numbers of updates a step, so that steps and updates are different axes."""
+    if any("update" not in run.validation for run in runs):
+        return False
+    return len({run.validation["update"].iloc[-1] / run.validation["step"].iloc[-1] for run in runs}) > 1
 
 
-def reward_curve(runs: list[Run]) -> tuple[str, str]:
-    """Table and column of the reward that a figure shows: of evaluations, or of rollouts where evaluations are few."""
-    few = max(len(run.validation) for run in runs) < ENOUGH_POINTS
-    in_training = all("train/answer_reward" in run.history for run in runs)
-    return ("history", "train/answer_reward") if few and in_training else ("validation", REWARD)
-
-
-def points_of(runs: list[Run], table: str, column: str) -> list[dict[str, Any]]:
-    """Mean, smallest and largest value over an arm's seeds at each step, as rows of :func:`grpo.reporting.charts.curve`."""
-    rows = []
-    for arm, of_arm in by_arm(runs).items():
-        ends = {run.metrics["diverged_step"] for run in of_arm}
-        for step, each in zip(*_by_step(mean_curve(of_arm, table, column)), strict=True):
-            y, low, high = map(number, each)
-            ended = step in ends
-            rows.append({"arm": arm, "series": arm, "x": number(step), "y": y, "low": low, "high": high, "ended": ended})
-    return rows
-
-
-def _by_step(curve: pd.DataFrame) -> tuple[list[Any], list[Any]]:
-    return curve.index.tolist(), curve[["mean", "min", "max"]].to_numpy().tolist()
+def named(runs: list[Run], names: Callable[[str], str]) -> dict[str, list[Run]]:
+    """The runs of each arm by the name that a reader sees."""
+    return {names(arm): of for arm, of in by_arm(runs).items()}

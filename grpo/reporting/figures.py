@@ -1,63 +1,112 @@
-"""Figures (SVG) of every experiment, each of one question, and the same curves as CSV for `dvc plots`."""
+"""Figures (SVG) of every experiment, each panel of one question, and validation rewards as CSV for `dvc plots`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, whole_folder
+from grpo.reporting.answer import Found, best
 from grpo.reporting.baseline import KINDS
-from grpo.reporting.charts import Spec, bars, below_one_another, filled_curve, save_figure
-from grpo.reporting.curves import METRICS, STEP, points_of, reward_curve
-from grpo.reporting.forest import forest, forest_rows
+from grpo.reporting.charts import (
+    INK,
+    Curve,
+    bars,
+    draw_curves,
+    frame,
+    legend,
+    panels,
+    powers_of_two,
+    save_figure,
+)
+from grpo.reporting.curves import (
+    GIVEN_FORM,
+    SHARES,
+    STEP,
+    TITLES,
+    UPDATE,
+    Axis,
+    curves_of,
+    has,
+    named,
+    over_steps,
+    over_updates,
+    updates_differ,
+    values_of,
+)
+from grpo.reporting.discussion import Numbers
+from grpo.reporting.forest import draw_forest, forest_rows
+from grpo.reporting.form_and_answer import FORM
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
 from grpo.reporting.pieces import pieces_of
-from grpo.reporting.style import styles
+from grpo.reporting.style import METHODS, Style, readable, styles
 from grpo.results.claims import about_this_study
-from grpo.results.runs import (
-    REWARD,
-    Run,
-    by_arm,
-    experiments,
-    read_baseline,
-    read_best_of_n,
-    read_runs,
-    read_selection,
-)
+from grpo.results.findings import ExperimentResult
+from grpo.results.runs import REWARD, Run, read_baseline, read_best_of_n, read_selection
+from grpo.results.verdicts import KL
 from grpo.study import paths
 from grpo.study.schema import Study
+from grpo.study.sections import MAIN
 
 CURVE = ["arm", "seed", "step", "answer_reward"]  # columns of a table for `dvc plots`
 SEARCH_CURVE = ["attempt", "best"]
 READABLE = 0.04  # share of a bar that a number fits into
+BARE = "question_only"  # the prompt whose zero-shot level shows what the base model can without a form
+LENGTH, ENTROPY, NORM = "val/response_length", "token_entropy", "gradient_norm"
+# Beside the validation reward: the metric that decides what is claimed of an experiment. Elsewhere it is the length.
+SECOND = {
+    "sft_experiment": "val/token_entropy",
+    "expert_iteration_experiment": "val/token_entropy",
+    "grpo_learning_rate": NORM,
+    "grpo_baselines": LENGTH,
+    "grpo_length_normalization": NORM,
+    "grpo_group_standard_deviation": NORM,
+    "grpo_off_policy_sweep_broad": NORM,
+    "grpo_off_policy_sweep_focused": ENTROPY,
+    "grpo_off_policy_clip_ablation": NORM,
+    "grpo_prompt_ablation": ENTROPY,
+    "grpo_sft_initialization": ENTROPY,
+    "grpo_kl_divergence": KL,
+    "grpo_lora": NORM,
+    "grpo_colocate": NORM,
+    "grpo_async_offpolicy": "clip_fraction",
+    "grpo_keyword_inclusion": "val/is_sentence",
+}
+# What explains a reward, beside the metric that decides: folded away.
+EXPLAINS = (FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "clip_fraction", "train/zero_signal_fraction", KL)
+# Of the best configuration, on the first screen.
+OVERVIEW = (REWARD, FORM, GIVEN_FORM, LENGTH)
 
 
-def draw_figures(study: Study) -> None:
+def draw_figures(study: Study, found: Found, numbers: Mapping[str, Numbers]) -> None:
     """Write reports/figures/*.svg and reports/curves/*.csv."""
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
-        claims = read_json(paths.CLAIMS, made_by="report", keys=("claims",))
-        if rows := forest_rows(about_this_study(claims["claims"], study.left_out)):
-            save_figure(forest(rows), folder / "forest.svg")
-        for name, spec in other_figures(study).items():
-            save_figure(spec, folder / f"{name}.svg")
-        for experiment in experiments(study):
-            runs = read_runs(study, experiment)
+        for name, figure in other_figures(study, found, numbers).items():
+            save_figure(figure, folder / f"{name}.svg")
+        for experiment, (runs, result) in found.items():
             save_figure(experiment_figure(study, experiment, runs), folder / f"{experiment}.svg")
+            save_figure(draw_ends(result), folder / f"{experiment}-ends.svg")
+            save_figure(draw_metrics(study, experiment, runs), folder / f"{experiment}-metrics.svg")
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
 
 
-def other_figures(study: Study) -> dict[str, Spec]:
-    """What is drawn beside the experiments' curves and the forest, by file name: the page draws it too."""
-    found = {"math_baseline": draw_zero_shot(read_baseline(study))}
+def other_figures(study: Study, found: Found, numbers: Mapping[str, Numbers]) -> dict[str, Figure]:
+    """What is drawn beside each experiment's own figures, by file name."""
+    figures = {"overview": draw_overview(study, numbers), "math_baseline": draw_zero_shot(read_baseline(study))}
+    claims = read_json(paths.CLAIMS, made_by="report", keys=("claims",))
+    if rows := forest_rows(about_this_study(claims["claims"], study.left_out), found):
+        figures["forest"] = draw_forest(rows)
     if sampled := read_best_of_n(study):
-        found["best_of_n"] = draw_best_of_n(sampled)
+        figures["best_of_n"] = draw_best_of_n(sampled)
     if study.kissing_number is not None:
-        found["kissing_number"] = draw_search(read_report(), read_scores())
-    for experiment in experiments(study):
+        figures["kissing_number"] = draw_search(read_report(), read_scores())
+    for experiment, (runs, _) in found.items():
         for figure in filter(None, (piece.figure for piece in pieces_of(study, experiment))):
-            found[figure.name] = figure.draw(study, read_runs(study, experiment), read_selection(experiment))
-    return found
+            figures[figure.name] = figure.draw(study, runs, read_selection(experiment))
+    return figures
 
 
 def write_search_curve(study: Study) -> None:
@@ -73,39 +122,116 @@ def curve_table(runs: list[Run]) -> pd.DataFrame:
     return table
 
 
-def experiment_figure(study: Study, experiment: str, runs: list[Run]) -> Spec:
-    """The reward of each arm over steps, mean and range of the seeds; what explains it is in the page."""
-    table, column = reward_curve(runs)
-    points, step = points_of(runs, table, column), STEP[study.experiments[experiment].method]
-    return filled_curve(points, styles(by_arm(runs)), step, METRICS[table][column], share=True)
+def second_metric(experiment: str, runs: list[Run]) -> str:
+    """The metric beside the validation reward; another where not all runs have it."""
+    return next(column for column in (SECOND.get(experiment, LENGTH), LENGTH, NORM) if has(runs, column))
 
 
-def draw_zero_shot(baseline: dict[str, Any]) -> Spec:
+def panels_of(study: Study, experiment: str, runs: list[Run]) -> list[tuple[str, Axis, str]]:
+    """Metric, axis and the axis's title of each panel of an experiment's figure."""
+    method = study.experiments[experiment].method
+    step, off_policy = STEP[method], method == "grpo" and updates_differ(runs)
+    updates: list[tuple[str, Axis, str]] = [(REWARD, over_updates, UPDATE)] if off_policy else []
+    return [(REWARD, over_steps, step), *updates, (second_metric(experiment, runs), over_steps, step)]
+
+
+def experiment_figure(study: Study, experiment: str, runs: list[Run]) -> Figure:
+    """Validation reward over steps, and over updates where arms differ in them; beside it the metric that explains it."""
+    return _curves_figure(named(runs, readable), panels_of(study, experiment, runs))
+
+
+def draw_metrics(study: Study, experiment: str, runs: list[Run]) -> Figure:
+    """Means of the other metrics that explain a reward, where all runs have them and they are not zero throughout."""
+    shown = {column for column, axis, _ in panels_of(study, experiment, runs) if axis is over_steps}
+    others: list[tuple[str, Axis, str]] = [
+        (column, over_steps, STEP[study.experiments[experiment].method])
+        for column in EXPLAINS
+        if column not in shown and has(runs, column) and any((values_of(run, column).fillna(0) != 0).any() for run in runs)  # type: ignore[union-attr]
+    ]
+    return _curves_figure(named(runs, readable), others, columns=4, height=2.2, means=True)
+
+
+def _curves_figure(
+    arms: dict[str, list[Run]],
+    shown: list[tuple[str, Axis, str]],
+    columns: int = 4,
+    means: bool = False,
+    **size: float,
+) -> Figure:
+    figure, axes = panels(len(shown), rows=-(-len(shown) // columns), **size)
+    looks = styles(arms)
+    for place, (column, axis, title) in zip(axes, shown, strict=True):
+        curves = curves_of(arms, column, axis)
+        draw_curves(place, [curve for curve in curves if curve.seed is None] if means else curves, looks)
+        frame(place, TITLES[column], title, column in SHARES)
+    legend(figure, looks)
+    return figure
+
+
+def draw_overview(study: Study, numbers: Mapping[str, Numbers]) -> Figure:
+    """Reward, form, accuracy given the form and length of the best configuration, and what the bare question is worth."""
+    top = best(study, numbers)
+    runs, method = top["arm"]["all"], study.experiments[top["experiment"]].method
+    shown = [column for column in OVERVIEW if has(runs, column)]
+    figure, axes = panels(len(shown))
+    bare = read_baseline(study).get(BARE) if study.experiments[top["experiment"]].task == MAIN else None
+    for place, column in zip(axes, shown, strict=True):
+        name = readable(top["arm"]["arm"])
+        draw_curves(place, curves_of({name: runs}, column), {name: Style(METHODS[method])})
+        frame(place, TITLES[column], STEP[method], column in SHARES)
+        if bare and column == REWARD:
+            bare_level = bare["accuracy"]["value"]
+            text = f"base model, asked under {BARE}: {bare_level:.3f}"
+            place.axhline(bare_level, color=INK, linestyle=(0, (4, 3)), linewidth=1, label=text)
+            place.legend(loc="lower right", fontsize=8)
+    return figure
+
+
+def draw_ends(result: ExperimentResult) -> Figure:
+    """Each arm's final reward with its interval, and each run as a dot; collapsed runs are dots only."""
+    figure, (axes,) = panels(1, height=0.9 + 0.32 * len(result.arms))
+    for place, arm in enumerate(result.arms):
+        color = styles(each.arm for each in result.arms)[arm.arm].color
+        axes.hlines(place, arm.final.low, arm.final.high, color=color, linewidth=2)
+        axes.plot(arm.final.value, place, "o", color=color)
+        axes.plot(arm.by_run, [place] * len(arm.by_run), "|", color=color, markersize=11)
+    axes.set_yticks(range(len(result.arms)), [readable(arm.arm) for arm in result.arms])
+    axes.invert_yaxis()
+    covers = result.arms[0].final.covers
+    axes.set_title(f"answer reward, mean of the last {result.last_k}", fontsize=8.5)
+    axes.set_xlabel(f"bar: 95% over {covers}; strokes: runs", fontsize=8.5)
+    return figure
+
+
+def draw_zero_shot(baseline: dict[str, Any]) -> Figure:
     """Share of each outcome category under each prompt, before any training."""
     names = max((list(values["categories"]) for values in baseline.values()), key=len)  # the fourth only where it occurs
-    rows = []
+    parts = []
     for prompt, values in baseline.items():
         start = 0.0
         for name in names:
             share = values["categories"].get(name, 0) / values["problems"]
             text = f"{share:.0%}" if share >= READABLE else ""
-            at = start + share / 2 if share > 0.2 else start
-            rows.append({"name": prompt, "kind": name, "start": start, "end": start + share, "text": text, "at": at})
+            parts.append({"name": prompt, "kind": name, "start": start, "end": start + share, "text": text})
             start += share
-    kinds = dict(zip(names, ("#009E73", "#E69F00", "#999999", "#56B4E9")[: len(names)], strict=True))
-    return bars(rows, kinds, "share of problems", row_height=44)
+    figure, (axes,) = panels(1, height=1.2 + 0.45 * len(baseline))
+    bars(axes, parts, dict(zip(names, ("#009E73", "#E69F00", "#999999", "#56B4E9")[: len(names)], strict=True)))
+    axes.set_xlabel("share of problems")
+    return figure
 
 
-def draw_best_of_n(metrics: dict[str, Any]) -> Spec:
+def draw_best_of_n(metrics: dict[str, Any]) -> Figure:
     """pass@N, Best@N and majority vote over N, one panel a prompt, with 95% intervals clustered by problem."""
-    panels = {}
-    for prompt, values in metrics.items():
-        points = [
-            {"arm": title, "series": title, "x": int(n), "y": of["value"], "low": of["low"], "high": of["high"], "ended": False}
-            for kind, title in KINDS.items()
-            for n, of in ((n, kinds[kind]) for n, kinds in values["n"].items())
-        ]
-        title = f"{prompt}: {values['problems']} problems, {values['samples']} samples of each, 95% intervals"
-        curves = filled_curve(points, styles(KINDS.values()), "samples N", "share answered right", share=True, log=True)
-        panels[title] = curves | {"height": 220}
-    return below_one_another(panels)
+    figure, axes = panels(len(metrics))
+    looks = styles(KINDS.values())
+    for place, (prompt, values) in zip(axes, metrics.items(), strict=True):
+        counts = tuple(map(int, values["n"]))
+        for kind, title in KINDS.items():
+            estimates = [kinds[kind] for kinds in values["n"].values()]
+            draw_curves(place, [Curve(title, None, counts, tuple(of["value"] for of in estimates))], looks)
+            ends = ([of[end] for of in estimates] for end in ("low", "high"))
+            place.fill_between(counts, *ends, color=looks[title].color, alpha=0.15, linewidth=0)
+        frame(place, f"{prompt}: share answered right, 95%", f"samples N (of {values['samples']})", share=True)
+        powers_of_two(place, counts)
+    legend(figure, looks)
+    return figure

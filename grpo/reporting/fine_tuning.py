@@ -6,10 +6,11 @@ import itertools
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from grpo.reporting.charts import Spec, dots, powers_of_two
+from grpo.reporting.charts import INK, Dot, draw_dots, frame, legend, panels, powers_of_two
 from grpo.reporting.sentences import interval
-from grpo.reporting.style import styles
+from grpo.reporting.style import readable, styles
 from grpo.results.findings import Interval
 from grpo.results.intervals import difference_of
 from grpo.results.runs import REWARD, Run, by_arm, final_scores, mean_curve, value
@@ -66,20 +67,27 @@ def _verdict(difference: Interval, above: str, below: str) -> str:
     return below if difference.high < 0 else "these runs cannot tell the two apart"
 
 
-def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Spec:
-    """Answer reward against the number of unique examples, all and filtered, with 95% intervals."""
+def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Figure:
+    """Answer reward against the number of unique examples, all and filtered, with 95% intervals and each run."""
     candidates = {candidate["arm"]: candidate for candidate in selection["candidates"]}
-    series = {False: "all kinds of examples", True: "only examples that earn the reward"}
-    rows = [
-        {"arm": arm, "series": series[filtered], "x": of_arm[0].metrics["examples"]}
-        | {"y": candidates[arm]["value"], **{key: candidates[arm][key] for key in ("low", "high")}}
-        for filtered, arms in examples_of(runs).items()
-        for of_arm in arms
-        for arm in [of_arm[0].arm]
-    ]
-    x = {"title": "unique examples", **powers_of_two((row["x"] for row in rows), padding=45)}
-    title = f"answer reward, mean of the last {selection['last_k']} evaluations"
-    return dots(rows, styles(by_arm(runs)), x, {"title": title, "scale": {"domain": [0, 1]}})
+    figure, (axes,) = panels(1)
+    looks = styles(map(readable, by_arm(runs)))
+    counts = [run.metrics["examples"] for run in runs]
+    series = {False: ("o", "all kinds of examples"), True: ("s", "only examples that earn the reward")}
+    for filtered, arms in examples_of(runs).items():
+        shape, title = series[filtered]
+        dots = []
+        for of_arm in arms:
+            own, seeds = candidates[of_arm[0].arm], final_scores(of_arm, selection["last_k"]).mean(axis=1)
+            place, ends = of_arm[0].metrics["examples"], [own[key] for key in ("value", "low", "high")]
+            dots.append(Dot(readable(of_arm[0].arm), place, *ends, tuple(seeds)))
+        draw_dots(axes, dots, looks, shape, joined=True)
+        axes.plot([], [], shape, color=INK, label=title)
+    frame(axes, f"answer reward, mean of the last {selection['last_k']} evaluations", "unique examples", share=True)
+    powers_of_two(axes, counts)
+    axes.legend(fontsize=8)
+    legend(figure, looks)
+    return figure
 
 
 # ----------------------------------------------------------------------------------------------- expert iteration

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, read_jsonl
-from grpo.reporting.charts import GREY, Spec, below_one_another, on_paper
+from grpo.reporting.charts import INK, level, panels
 from grpo.reporting.sentences import templates
 from grpo.reporting.style import styles
 from grpo.study import paths
@@ -50,47 +51,24 @@ def known_bounds() -> dict[str, list[dict[str, Any]]]:
     return bounds
 
 
-def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Spec:
-    """The score of each attempt by its kind and the best so far; below it the top, with what others have reached."""
-    attempts = scores[["attempt", "kind", "score", "best"]].to_dict("records")
-    looks = styles(sorted(set(scores["kind"])))
-    colour: Spec = {"field": "kind", "type": "nominal", "legend": {"title": None, "orient": "top"}}
-    colour["scale"] = {"domain": list(looks), "range": [look.color for look in looks.values()]}
-    x = {"field": "attempt", "type": "quantitative", "title": "attempt", "axis": {"grid": False}}
-    y: Spec = {"type": "quantitative", "title": "points of a valid set (0: none)"}
-    tooltip = [{"field": field} for field in ("attempt", "kind", "score", "best")]
+def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
+    """The score of each attempt by its kind and the best so far; beside it the top, with what others have reached."""
+    figure, axes = panels(2)
     known = {bound["points"]: f"{bound['points']}: {bound['who']}, {bound['year']}" for bound in known_bounds()["lower"]}
-    bounds = [{"points": points, "text": known[points]} for points in DRAWN_BOUNDS]
-
-    def panel(scale: Spec, others: list[Spec]) -> Spec:
-        within = {**y, "scale": scale}
-        marks = [
-            {
-                "mark": {"type": "line", "interpolate": "step-after", "color": "#000000", "clip": bool(scale)},
-                "encoding": {"x": x, "y": {**within, "field": "best"}},
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 40, "opacity": 0.85, "clip": bool(scale)},
-                "encoding": {"x": x, "y": {**within, "field": "score"}, "color": colour, "tooltip": tooltip},
-            },
-        ]
-        return on_paper({"data": {"values": attempts}, "layer": [*others, *marks]}, height=240)
-
-    at: Spec = {"y": {**y, "scale": {"domain": TOP}, "field": "points"}}
-    lines: list[Spec] = [
-        {"data": {"values": bounds}, "mark": {"type": "rule", "color": GREY, "strokeDash": [4, 3]}, "encoding": at},
-        {
-            "data": {"values": bounds},
-            "mark": {"type": "text", "align": "left", "x": 2, "dy": -6, "fontSize": 11, "color": GREY},
-            "encoding": {**at, "text": {"field": "text"}},
-        },
-    ]
-    return below_one_another(
-        {
-            f"Each attempt and the best so far (line): {report['strategy']}, seed {report['seed']}": panel({}, []),
-            f"From {TOP[0]} points on, with what others have reached": panel({"domain": TOP}, lines),
-        }
-    )
+    looks = styles(sorted(set(scores["kind"])))
+    for place in axes:
+        place.step(scores["attempt"], scores["best"], where="post", color=INK, linewidth=1.2)
+        for kind, look in looks.items():
+            of_kind = scores[scores["kind"] == kind]
+            place.plot(of_kind["attempt"], of_kind["score"], "o", color=look.color, markersize=4, alpha=0.85, label=kind)
+        place.set_xlabel("attempt")
+    axes[0].set_title(f"points of a valid set (0: none), best as a line; {report['strategy']}, seed {report['seed']}")
+    axes[0].legend()
+    axes[1].set_title(f"from {TOP[0]} points on, with what others have reached")
+    axes[1].set_ylim(*TOP)
+    for points in DRAWN_BOUNDS:
+        level(axes[1], points, known[points])
+    return figure
 
 
 def section(report: dict[str, Any]) -> str:

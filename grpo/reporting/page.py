@@ -1,10 +1,10 @@
-"""reports/index.html: the report as one file, with its data and scripts inside."""
+"""reports/index.html: the report as one file, with its figures, data and script inside."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +13,27 @@ from markdown_it import MarkdownIt
 from grpo.common.files import read_text, write_text
 from grpo.reporting import answer
 from grpo.reporting.answer import Found
-from grpo.reporting.charts import Spec, browser_bundle, curve, heat_map
+from grpo.reporting.charts import INK, WIDTH
 from grpo.reporting.discussion import Numbers
-from grpo.reporting.figures import other_figures
-from grpo.reporting.forest import forest_rows
 from grpo.reporting.provenance import stages_in_lock
 from grpo.reporting.record import Record, collect
 from grpo.reporting.sections import markdown_sections
 from grpo.reporting.sentences import templates
-from grpo.reporting.timing import timing_figures
-from grpo.results.claims import PUBLISHED
-from grpo.results.statistics import format_interval
+from grpo.reporting.style import readable, style
 from grpo.study import paths
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import Study
 
 TEMPLATES = Path(__file__).with_name("templates")
+POINTS = 72  # of an inch
+PHONE = 290  # pixels of a panel at least; a figure with several scrolls within its column
 TITLES = {
     "answers": "The handouts' questions, answered",
     "base_model": "The base model",
     "kissing_number": "Kissing numbers in dimension 11",
-    "claims": "What others reported, in full",
+    "claims": "What others reported, with a verdict for each claim",
     "method": "How it was measured; data, software, hardware; every run",
 }
+TO_BROWSE = ("runs", "alike", "files", "samples")  # what the page's script reads of the record
 
 
 def write_page(study: Study, found: Found, numbers: Mapping[str, Numbers], by_dvc: bool = True) -> None:
@@ -44,33 +43,54 @@ def write_page(study: Study, found: Found, numbers: Mapping[str, Numbers], by_dv
         numbers: of each experiment.
         by_dvc: whether the results are those of DVC's stages, so that dvc.lock has their hashes.
     """
-    lock, published = stages_in_lock() if by_dvc else {}, read_yaml(PUBLISHED)
+    lock = stages_in_lock() if by_dvc else {}
     record = collect(study, found, numbers, lock)
+    figures = {f"{path.parent.name}/{path.stem}": path for path in _drawn()}
+    shown = {name: _main_figures(name, figures) for name in numbers}
     texts = markdown_sections(study, found, numbers, lock, folded=True)
     if paths.ANSWERS.is_file():
         texts = {"answers": read_text(paths.ANSWERS, made_by="report")} | texts
-    figures = figures_by_path(study)
-    html = {name: to_html(text, figures) for name, text in texts.items()}
+    above = {name for of in shown.values() for name in of}
+    inline = {name: inlined(path) for name, path in figures.items() if name not in above}
+    details = {name: to_html(text, inline) for name, text in texts.items()}
     environment = templates(autoescape=True)
-    environment.filters["interval"] = format_interval
+    environment.filters |= {"readable": readable, "swatch": lambda place: style(place).color}
     page = environment.get_template("page.html").render(
         record=record,
-        rows=placed(forest_rows(record["claims"])),
-        without_difference=[claim for claim in record["claims"] if not claim["contrasts"]],
-        others=placed(contrasts(record)),
-        sources={source: published["sources"][source] for claim in record["claims"] for source in claim["reported"]},
-        notes=published["notes"],
+        numbers=numbers,
+        overview=inline["figures/overview"],
+        forest=inline.get("figures/forest", ""),
+        shown={name: [inlined(figures[path]) for path in of] for name, of in shown.items()},
+        more={name: [inline[f"figures/{name}-{kind}"] for kind in ("ends", "metrics")] for name in numbers},
         chains=chains(record["experiments"]),
-        details=html,
-        titles={name: title for name, title in TITLES.items() if name in html},
+        details=details,
+        titles={name: title for name, title in TITLES.items() if name in details},
         command=answer.command(study, by_dvc),
         left_out=[study.title(name) for name in study.left_out],
         css=_asset("page.css"),
         script=_asset("page.js"),
-        bundle=browser_bundle().replace("</script", "<\\/script"),
-        data=embedded(record | {"curve": curve(), "heat": heat_map(), "figures": figures}),
+        data=embedded({key: record[key] for key in TO_BROWSE} | {"experiments": _to_choose(record), "best": record["best"]}),
     )
     write_text(paths.PAGE, page)
+
+
+def _drawn() -> list[Path]:
+    return [path for folder in (paths.FIGURES, paths.TIMING_REPORT) for path in sorted(folder.glob("*.svg"))]
+
+
+def _main_figures(experiment: str, figures: Mapping[str, Path]) -> list[str]:
+    """An experiment's own figure, and beside it the one over wall clock where there is one."""
+    own = (f"{folder.name}/{experiment}" for folder in (paths.FIGURES, paths.TIMING_REPORT))
+    return [name for name in own if name in figures]
+
+
+def _to_choose(record: Record) -> list[Record]:
+    """The experiments and their arms, whose rollouts can be browsed."""
+    return [
+        {key: e[key] for key in ("name", "title", "winner")}
+        | {"arms": [{"arm": arm["arm"], "title": readable(arm["arm"]), "runs": arm["runs"]} for arm in e["arms"]]}
+        for e in record["experiments"]
+    ]
 
 
 def _asset(name: str) -> str:
@@ -82,44 +102,13 @@ def embedded(data: Mapping[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def contrasts(record: Record) -> list[Record]:
-    """Each arm below the leader of its experiment, as a row of the forest."""
-    return [
-        {
-            "statement": experiment["title"],
-            "experiment": experiment["name"],
-            "between": f"{experiment['leader']} above {arm['arm']}",
-            "verdict": "apart" if arm["behind"]["low"] > 0 else "cannot tell",
-            **{key: arm["behind"][key] for key in ("value", "low", "high")},
-            "published": [],
-            "reported": {},
-        }
-        for experiment in record["experiments"]
-        for arm in experiment["arms"]
-        if arm["behind"] is not None
-    ]
-
-
-def placed(rows: list[Record]) -> list[Record]:
-    """Rows of a forest with their places on one scale, in percent from its left end."""
-    ends = [0.0, *(row[key] for row in rows for key in ("low", "high")), *(value for row in rows for value in row["published"])]
-    low, high = min(ends), max(ends)
-    margin = 0.03 * (high - low) or 1.0
-
-    def at(value: float) -> float:
-        return float(round(100 * (value - low + margin) / (high - low + 2 * margin), 2))
-
-    return [
-        {
-            **row,
-            "zero": at(0.0),
-            "from": at(row["low"]),
-            "width": round(at(row["high"]) - at(row["low"]), 2),
-            "at": at(row["value"]),
-            "published_at": [(value, at(value)) for value in row["published"]],
-        }
-        for row in rows
-    ]
+def inlined(path: Path) -> str:
+    """A figure as the page holds it: as wide as its column, its axes in the page's own colour."""
+    svg = path.read_text(encoding="utf-8")
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    count = max(1, round(float(re.findall(r' width="([\d.]+)pt"', svg)[0]) / POINTS / WIDTH))
+    svg = re.sub(r'<svg [^>]*viewBox="([^"]+)"[^>]*>', r'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="\1">', svg)
+    return f'<div class="figure" style="--panels:{count};--least:{PHONE * count}px" tabindex="0" role="img">{svg}</div>'
 
 
 def chains(experiments: list[Record]) -> list[list[Record]]:
@@ -141,17 +130,11 @@ def chains(experiments: list[Record]) -> list[list[Record]]:
     return [chain(first) for first in after.get("", [])]
 
 
-def figures_by_path(study: Study) -> dict[str, Spec]:
-    """What the page draws beside the experiments' curves, by path below reports/, without the ending."""
-    found = {f"{paths.FIGURES.name}/{name}": spec for name, spec in other_figures(study).items()}
-    return found | {f"{paths.TIMING_REPORT.name}/{name}": spec for name, spec in timing_figures(study).items()}
-
-
-def to_html(markdown: str, figures: Collection[str]) -> str:
+def to_html(markdown: str, figures: Mapping[str, str]) -> str:
     """Markdown below one heading of the page, its own first heading left out.
 
     Args:
-        figures: those that the page draws itself. Any other is an experiment's own, whose curves stand above the text.
+        figures: SVG by path below reports/, without the ending. Any other stands above the text already.
     """
     html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     html = re.sub(r"^<h1>.*?</h1>\n", "", html).replace("&lt;br&gt;", "<br>")
@@ -162,6 +145,6 @@ def to_html(markdown: str, figures: Collection[str]) -> str:
 
     def place(picture: re.Match[str]) -> str:
         path, alt = picture.groups()
-        return f'<div class="figure" data-figure="{path}" role="img" aria-label="{alt}"></div>' if path in figures else ""
+        return figures.get(path, "").replace('role="img"', f'role="img" aria-label="{alt}"', 1)
 
     return re.sub(r'<p><img src="(?:\.\./)*([^"]+)\.svg" alt="([^"]*)"[^>]*></p>', place, html)

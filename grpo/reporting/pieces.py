@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from grpo.common.files import read_json
 from grpo.reporting.asynchronous import discuss_bounds, draw_staleness
-from grpo.reporting.charts import Spec
 from grpo.reporting.discussion import Numbers
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples
 from grpo.reporting.keyword import discuss_keyword
@@ -29,7 +30,7 @@ class ExtraFigure:
 
     name: str
     caption: str
-    draw: Callable[[Study, list[Run], Selection], Spec]
+    draw: Callable[[Study, list[Run], Selection], Figure]
 
 
 @dataclass(frozen=True)

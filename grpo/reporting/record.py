@@ -8,16 +8,14 @@ from typing import Any
 
 from grpo.reporting import answer
 from grpo.reporting.answer import Found
-from grpo.reporting.curves import AXES, STEP, metrics_of, number, reward_curve, tables_of
+from grpo.reporting.curves import number
 from grpo.reporting.discussion import Numbers, as_plain
 from grpo.reporting.provenance import provenance_of
-from grpo.reporting.rollouts import browsable, outcomes_of
+from grpo.reporting.rollouts import browsable, gained_and_lost
 from grpo.reporting.sections import said_of, verdicts_of
-from grpo.reporting.style import DARK, style
-from grpo.reporting.timing import elapsed
 from grpo.results.experiments import read_result
 from grpo.results.findings import ExperimentResult, Verdict
-from grpo.results.runs import Run, by_arm, experiments, read_runs
+from grpo.results.runs import Run, experiments, read_runs
 from grpo.study.schema import Study
 
 Record = dict[str, Any]
@@ -37,8 +35,7 @@ def collect(study: Study, found: Found, numbers: Mapping[str, Numbers], lock: Re
     """
     verdicts = verdicts_of(study)
     shown = [_claim(verdict) for verdict in verdicts]
-    tables = {run.name: tables_of(run, elapsed(run)) for own, _ in found.values() for run in own}
-    runs = {run.name: _run(run, lock, tables[run.name]) for own, _ in found.values() for run in own}
+    runs = {run.name: _run(run, lock) for own, _ in found.values() for run in own}
     alike = _once(runs)
     winners_first = sorted(runs, key=lambda name: runs[name]["arm"] != found[runs[name]["experiment"]][1].winner)
     return {
@@ -50,13 +47,11 @@ def collect(study: Study, found: Found, numbers: Mapping[str, Numbers], lock: Re
         "certainty": answer.certainty(numbers, verdicts),
         "cost": answer.cost(study, found),
         "claims": shown,
-        "experiments": [_experiment(study, numbers[name], *of, tables) for name, of in found.items()],
+        "experiments": [_experiment(study, numbers[name], *of) for name, of in found.items()],
         "runs": runs,
         "alike": alike,
         "files": answer.files_of_runs(),
         "samples": browsable(winners_first),
-        "axes": AXES,
-        "palette": _palette(max(len(by_arm(own)) for own, _ in found.values())),
     }
 
 
@@ -78,16 +73,6 @@ def _best(top: Record) -> Record:
     }
 
 
-def _palette(arms: int) -> Record:
-    """The look of an experiment's arms by place, and each colour's counterpart on dark ground."""
-    looks = [style(place) for place in range(arms)]
-    return {
-        "colours": [look.color for look in looks],
-        "dark": DARK,
-        "dashes": [list(look.dashes) for look in looks],
-    }
-
-
 def _once(runs: dict[str, Record]) -> list[Any]:
     """What runs have alike, each once; in the runs stand its places in this list."""
     places: dict[str, int] = {}
@@ -101,27 +86,22 @@ def _once(runs: dict[str, Record]) -> list[Any]:
     return [json.loads(value) for value in places]
 
 
-def _run(run: Run, lock: Record, tables: Record) -> Record:
-    """A run's page: where it comes from, its configuration with sources, its final numbers, and its curves.
-
-    The curves of a run that equals an earlier one stand with that one.
-    """
-    equal = run.config["same_as"]
+def _run(run: Run, lock: Record) -> Record:
+    """A run's page: where it comes from, its configuration with sources, and its final numbers."""
     origin = {key: value for key, value in provenance_of(run, lock).items() if key != "run"}
     origin |= {"seconds": number(origin["seconds"]), "phases": {name: number(s) for name, s in origin["phases"].items()}}
     return {
         "experiment": run.experiment,
         "arm": run.arm,
         "seed": run.seed,
-        "same_as": equal or "",
+        "same_as": run.config["same_as"] or "",
         **origin,
         "config": [[key, each["value"], each["from"]] for key, each in run.config["config"].items()],
         "metrics": {key: number(v) if isinstance(v, int | float) else v for key, v in run.metrics.items()},
-        "tables": tables if not equal else None,
     }
 
 
-def _experiment(study: Study, numbers: Numbers, runs: list[Run], result: ExperimentResult, tables: Record) -> Record:
+def _experiment(study: Study, numbers: Numbers, runs: list[Run], result: ExperimentResult) -> Record:
     name = result.experiment
     entry, said = study.experiments[name], said_of(study, numbers, runs)
     return {
@@ -129,7 +109,6 @@ def _experiment(study: Study, numbers: Numbers, runs: list[Run], result: Experim
         "title": study.title(name),
         "note": entry.note,
         "method": entry.method,
-        "step": STEP[entry.method],
         "builds_on": _builds_on(entry.builds_on, study),
         **{key: getattr(result, key) for key in ("winner", "leader", "pinned", "reason", "last_k")},
         "tied": list(result.tied),
@@ -137,16 +116,8 @@ def _experiment(study: Study, numbers: Numbers, runs: list[Run], result: Experim
         "arms": [_arm(place, arm) for place, arm in enumerate(numbers["arms"])],
         "lead": said[0],
         "more": said[1:],
-        "metrics": _metrics(runs, tables),
-        "outcomes": outcomes_of(runs),
+        "problems": gained_and_lost(runs),
     }
-
-
-def _metrics(runs: list[Run], tables: Record) -> list[Record]:
-    """What can be drawn of an experiment; ``shown`` is the metric that it is shown by at first."""
-    first = reward_curve(runs)
-    found = metrics_of(tables[run.name] for run in runs)
-    return [metric | {"shown": (metric["table"], metric["column"]) == first} for metric in found]
 
 
 def _builds_on(experiment: str | None, study: Study) -> list[str]:

@@ -1,4 +1,4 @@
-"""The stored samples and the outcomes of all evaluations, in the form that the page browses."""
+"""The stored samples, in the form that the page browses, and how many problems each arm gained and lost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from grpo.results.runs import Run, by_arm
 from grpo.study import paths
 from grpo.study.runs_table import stage_of_run
 
-MOST_SAMPLES = 3_000_000  # characters in the page; the rest stays in the runs' folders
-LEVELS = "0123456789abcdefghijklmnopqrstuvwxyz"  # of rewards in a heat map, a character each
+MOST_SAMPLES = 700_000  # characters in the page; the rest stays in the runs' folders
 NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")
 COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", *NUMBERS)
 
@@ -63,24 +62,14 @@ def browsable(runs: list[str]) -> dict[str, Any]:
     return {"prompts": list(prompts), "problems": list(problems), "columns": columns, "runs": found, "left_out": left_out}
 
 
-def outcomes_of(runs: list[Run]) -> dict[str, dict[str, Any]]:
-    """Answer reward of each problem at each evaluation, mean over an arm's seeds, as one string of characters an evaluation.
+def gained_and_lost(runs: list[Run]) -> dict[str, tuple[float, ...]]:
+    """Of each arm how many problems are right before training, right at the end, gained and lost: means over its runs.
 
-    Returns:
-        arm -> ``steps``, ``levels`` (the reward that each character of ``LEVELS`` stands for) and ``rows``. Evaluations that
-        not all seeds have, as one diverged, are left out.
+    Each run's last evaluation is compared with its own first.
     """
     found = {}
     for arm, of_arm in by_arm(runs).items():
-        n = min(len(run.outcomes) for run in of_arm)
-        means = np.mean([run.outcomes[:n] for run in of_arm], axis=0)
-        levels = np.unique(means)
-        if len(levels) > len(LEVELS):  # partial rewards
-            levels = np.linspace(0, 1, len(LEVELS))
-        places = np.abs(means[:, :, None] - levels).argmin(axis=2)
-        found[arm] = {
-            "steps": [int(step) for step in of_arm[0].validation["step"][:n]],
-            "levels": [number(level) for level in levels],
-            "rows": ["".join(LEVELS[place] for place in row) for row in places],
-        }
+        ends = [(run.outcomes[0] == 1, run.outcomes[-1] == 1) for run in of_arm]
+        counts = [(first.sum(), last.sum(), (last & ~first).sum(), (first & ~last).sum()) for first, last in ends]
+        found[arm] = tuple(np.mean(counts, axis=0).tolist())
     return found

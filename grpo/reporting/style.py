@@ -1,24 +1,15 @@
-"""The look of each arm: one colour all through the report, and dashes that tell arms of one colour apart."""
+"""The look of each arm: one colour all through the report, dashes that tell arms of one colour apart, and a name to read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-# Colours that stay apart for colour-blind readers (Okabe and Ito 2008). From the ninth arm on they come again, and the line
-# differs instead, as no palette has many colours that everyone can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-# The same colours, lighter where they would drown in dark ground.
-DARK = {
-    "#0072B2": "#4DA3E0",
-    "#D55E00": "#FF7F2A",
-    "#009E73": "#1FC79A",
-    "#CC79A7": "#E39BC3",
-    "#E69F00": "#F0B429",
-    "#56B4E9": "#8FD0F7",
-    "#000000": "#F2F2F2",
-    "#999999": "#B8B8B8",
-}
+# Colours that stay apart for colour-blind readers (Okabe and Ito 2008), with a violet for their black, so that all read on
+# light and on dark ground. From the ninth arm on they come again, and the line differs instead.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A63C4", "#999999")
+METHODS = {"grpo": COLOURS[0], "sft": COLOURS[1], "expert_iteration": COLOURS[2]}  # where methods stand beside one another
 
 
 @dataclass(frozen=True)
@@ -26,7 +17,7 @@ class Style:
     """How the curve of an arm is drawn: its colour, and lengths of ink and gap (none: a solid line)."""
 
     color: str
-    dashes: tuple[int, ...]
+    dashes: tuple[int, ...] = ()
 
 
 def style(place: int) -> Style:
@@ -54,3 +45,18 @@ def styles_of_places(places: Mapping[str, int]) -> dict[str, Style]:
             place += len(COLOURS)
         found[name] = style(place)
     return found
+
+
+def readable(arm: str) -> str:
+    """An arm's name for a reader: ``epochs_4-batch_16`` is ``4 epochs × batch 16``, ``rank_1-high`` is ``rank 1, high``."""
+    parts = re.split(r"-(?=[a-z])", arm)
+    counted = [re.fullmatch(r"(.*?)_(\d+)", part) for part in parts]
+    words = []
+    for part, count in zip(parts, counted, strict=True):
+        if count is None:
+            words.append(part.replace("_", " "))
+            continue
+        name, number = count[1].replace("_", " "), count[2]
+        several = name.endswith("s") and not name.endswith("ss")
+        words.append(f"{number} {name[:-1] if number == '1' else name}" if several else f"{name} {number}")
+    return (" × " if all(counted) else ", ").join(words)

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from grpo.reporting.charts import GREY, Spec, bars
+from grpo.reporting.charts import INK, bars, panels
+from grpo.reporting.style import readable
 from grpo.results.intervals import difference_of
 from grpo.results.runs import Run, by_arm, value
 from grpo.results.statistics import format_interval
@@ -101,57 +103,40 @@ def time_breakdown(steps: Steps) -> dict[str, float] | None:
     return means | {"efficiency": max(means["rollout"], means["training"]) / means["step"], "steps": len(steps)}
 
 
-def draw_time_breakdown(found: list[Variant]) -> Spec:
-    """Seconds of a step: one bar where one process does everything, generator above learner where they are apart."""
-    rows: list[dict[str, Any]] = []
-    marks: list[dict[str, Any]] = []
+def draw_time_breakdown(found: list[Variant]) -> Figure:
+    """Seconds of a step: one bar where one process does everything, generator above learner where they are apart.
+
+    Beside each the longer of rollout and training as a share of the step, and a stroke at ``GOAL`` times the longer one.
+    """
+    parts: list[dict[str, Any]] = []
+    marks: list[tuple[str, float, str]] = []
+    goals: list[tuple[str, float]] = []
     for variant in found:
-        name = variant.name.replace("_", " ")
+        name = readable(variant.name)
         if variant.times is None:
-            rows.append({"name": f"{name}: too few steps", "kind": STYLES["rollout"][1], "start": 0.0, "end": 0.0})
+            parts.append({"name": f"{name}: too few steps", "kind": STYLES["rollout"][1], "start": 0.0, "end": 0.0})
             continue
-        longer = max(variant.times["rollout"], variant.times["training"])
-        goal = None if variant.lag is None else GOAL * longer
-        sides = (
-            {f"{name}: one process": TURNS}
-            if variant.lag is None
-            else {f"{name}: generator": GENERATOR, f"{name}: learner": LEARNER}
+        apart = variant.lag is not None
+        own = {f"{name}: generator": GENERATOR, f"{name}: learner": LEARNER} if apart else {f"{name}: one process": TURNS}
+        laid = [part for side, of in own.items() for part in _laid_out(side, variant.times, of)]
+        goal = GOAL * max(variant.times["rollout"], variant.times["training"])
+        goals += [(side, goal) for side in own if apart]
+        marks.append(
+            (next(iter(own)), max([part["end"] for part in laid] + [goal] * apart), f"{variant.times['efficiency']:.2f}")
         )
-        parts = [part for side, own in sides.items() for part in _laid_out(side, variant.times, own)]
-        rows += parts
-        end = max([part["end"] for part in parts] + ([] if goal is None else [goal]))
-        marks += [{"name": side, "goal": goal, "at": end, "share": variant.times["efficiency"]} for side in list(sides)[:1]]
-        marks += [{"name": side, "goal": goal} for side in list(sides)[1:]]
-    spec = bars(rows, dict(STYLES[key][::-1] for key in STYLES), "seconds of a step, mean", row_height=22)
-    y = spec["encoding"]["y"]
-    x = {"type": "quantitative"}
-    layers: list[Spec] = [
-        {
-            "data": {"values": [mark for mark in marks if mark["goal"] is not None]},
-            "mark": {"type": "tick", "color": "#000000", "thickness": 2, "size": 20},
-            "encoding": {"x": {**x, "field": "goal"}, "y": y},
-        },
-        {
-            "data": {"values": [mark for mark in marks if "share" in mark]},
-            "mark": {"type": "text", "align": "left", "dx": 6, "color": GREY},
-            "encoding": {
-                "x": {**x, "field": "at"},
-                "y": y,
-                "text": {"field": "share", "type": "quantitative", "format": ".2f"},
-            },
-        },
-    ]
-    spec["layer"] += [layer for layer in layers if layer["data"]["values"]]  # Vega complains of one without data
-    spec["title"] = {
-        "text": "Where a step's time goes",
-        "subtitle": [
-            "The number: the longer of rollout and training",
-            "as a share of the step.",
-            f"The stroke: {GOAL:g} times the longer one,",
-            "the most that a step should take.",
-        ],
-    }
-    return spec
+        parts += laid
+    lines = list(dict.fromkeys(part["name"] for part in parts))
+    figure, (axes,) = panels(1, height=1.7 + 0.24 * len(lines))
+    bars(axes, parts, dict(STYLES[key][::-1] for key in STYLES))
+    for name, goal in goals:
+        at = lines.index(name)
+        axes.vlines(goal, at - 0.45, at + 0.45, color=INK, linewidth=2)
+    for name, end, share in marks:
+        axes.annotate(share, (end, lines.index(name)), (4, 0), textcoords="offset points", va="center")
+    axes.set_xlabel(
+        f"seconds of a step, mean; number: the longer of rollout and\ntraining by the step; stroke: {GOAL:g} times the longer"
+    )
+    return figure
 
 
 def _laid_out(name: str, times: Mapping[str, float], parts: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, whole_folder, write_text
-from grpo.reporting.charts import Spec, filled_curve, save_figure
-from grpo.reporting.curves import AXES, number
+from grpo.reporting.charts import draw_curves, frame, legend, panels, save_figure
+from grpo.reporting.curves import SECONDS, curves_of, named
 from grpo.reporting.pieces import in_turns
-from grpo.reporting.style import Style, styles_of_places
+from grpo.reporting.style import METHODS, Style, readable, styles_of_places
 from grpo.reporting.time_breakdown import (
     breakdown_table,
     discuss_overlap,
@@ -47,20 +48,20 @@ def write_timing(study: Study) -> None:
     with whole_folder(paths.TIMING_REPORT) as folder:
         rows = [time_row(study, run) for experiment in made for run in read_runs(study, experiment)]
         pd.DataFrame(rows).to_csv(folder / "times.csv", index=False, lineterminator="\n")
-        for name, spec in timing_figures(study).items():
-            save_figure(spec, folder / f"{name}.svg")
+        for name, figure in timing_figures(study).items():
+            save_figure(figure, folder / f"{name}.svg")
         if study.with_report("methods"):
             write_text(folder / "methods.md", methods_table(study))
         if runs := _in_turns_or_apart(study):
             write_text(folder / "time_breakdown.md", time_breakdown_page(runs))
 
 
-def timing_figures(study: Study) -> dict[str, Spec]:
-    """What is drawn over the clock, by file name: the page draws it too."""
+def timing_figures(study: Study) -> dict[str, Figure]:
+    """What is drawn over the clock, by file name."""
     found = {}
     for experiment in study.with_report("wall_clock"):
-        arms = curves_of(study, experiment)
-        found[experiment] = draw_curves_over_wall_clock(arms, looks_of(study, arms))
+        arms = arms_over_time(study, experiment)
+        found[experiment] = draw_over_wall_clock(arms, looks_of(study, arms))
     if study.with_report("methods"):
         found["methods"] = draw_methods(study)
     if runs := _in_turns_or_apart(study):
@@ -126,11 +127,11 @@ def times_of_arms(study: Study, runs: list[Run]) -> dict[str, tuple[float, float
     return {arm: (sum(r["seconds"] for r in of), sum(r["gpu_hours"] for r in of)) for arm, of in rows.items()}
 
 
-def curves_of(study: Study, experiment: str) -> dict[str, list[Run]]:
+def arms_over_time(study: Study, experiment: str) -> dict[str, list[Run]]:
     """What an experiment's figure over wall-clock time shows: its arms, and beside asynchronous ones the run they rival."""
-    arms = by_arm(read_runs(study, experiment))
+    arms = named(read_runs(study, experiment), readable)
     rival = in_turns(study) if experiment in study.with_report("staleness") else []
-    return arms | ({f"{rival[0].arm}, one process": rival} if rival else {})
+    return arms | ({f"{readable(rival[0].arm)}, one process": rival} if rival else {})
 
 
 def looks_of(study: Study, arms: dict[str, list[Run]]) -> dict[str, Style]:
@@ -139,22 +140,19 @@ def looks_of(study: Study, arms: dict[str, list[Run]]) -> dict[str, Style]:
     return styles_of_places({name: list(study.experiments[run.experiment].arms).index(run.arm) for name, run in first.items()})
 
 
-def draw_curves_over_wall_clock(arms: dict[str, list[Run]], looks: dict[str, Style]) -> Spec:
-    """Validation answer reward over the seconds spent on rollouts and training, one line a run, evaluation left out."""
-    points = [point for arm, runs in arms.items() for run in runs for point in points_over_time(run, arm)]
-    return filled_curve(points, looks, AXES["seconds"], "validation answer reward", share=True)
+def draw_over_wall_clock(arms: dict[str, list[Run]], looks: dict[str, Style]) -> Figure:
+    """Validation answer reward over the seconds spent on rollouts and training, evaluation left out."""
+    figure, (axes,) = panels(1)
+    draw_curves(axes, curves_of(arms, REWARD, over_seconds), looks)
+    frame(axes, "validation answer reward", SECONDS, share=True)
+    legend(figure, looks)
+    return figure
 
 
-def points_over_time(run: Run, arm: str) -> list[dict[str, Any]]:
-    """A run's evaluations over its seconds, as rows of :func:`grpo.reporting.charts.curve`."""
-    by_step, rewards = elapsed(run), run.validation[REWARD].tolist()
-    seconds = [0.0, *(float(by_step[step]) for step in run.validation["step"].iloc[1:])]
-    last, series = len(rewards) - 1, f"{arm}, seed {run.seed}"
-    return [
-        {"arm": arm, "series": series, "x": number(x), "y": number(y), "low": number(y), "high": number(y)}
-        | {"ended": i == last and run.metrics["diverged_step"] is not None}
-        for i, (x, y) in enumerate(zip(seconds, rewards, strict=True))
-    ]
+def over_seconds(run: Run, steps: pd.Series) -> list[float]:
+    """The axis of seconds since a run's start, evaluation left out."""
+    spent = elapsed(run)
+    return [float(spent[step]) if step else 0.0 for step in steps]
 
 
 def methods(study: Study) -> dict[str, list[Run]]:
@@ -167,11 +165,11 @@ def methods(study: Study) -> dict[str, list[Run]]:
     for experiment in (name for method in others for name in study.made if study.experiments[name].method == method):
         winner = read_selection(experiment)["winner"]
         title = others[study.experiments[experiment].method]
-        found[f"{title} ({winner})"] = by_arm(read_runs(study, experiment))[winner]
+        found[f"{title} ({readable(winner)})"] = by_arm(read_runs(study, experiment))[winner]
     best = [run for experiment in study.with_report("methods") for run in read_runs(study, experiment)]
     for arm, runs in by_arm(best).items():
         if value(runs[0], "start_from") is None:
-            found[f"GRPO, best configuration ({arm})"] = runs
+            found[f"GRPO, best configuration ({readable(arm)})"] = runs
     return found
 
 
@@ -201,10 +199,11 @@ def methods_table(study: Study) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw_methods(study: Study) -> Spec:
-    """The methods' validation answer reward over wall-clock time."""
-    found = {title.replace(" (", "\n("): runs for title, runs in methods(study).items()}
-    return draw_curves_over_wall_clock(found, looks_of(study, found))
+def draw_methods(study: Study) -> Figure:
+    """The methods' validation answer reward over wall-clock time, each in its colour."""
+    found = methods(study)
+    looks = {title: Style(METHODS[study.experiments[runs[0].experiment].method]) for title, runs in found.items()}
+    return draw_over_wall_clock(found, looks)
 
 
 def time_breakdown_page(runs: list[Run]) -> str:

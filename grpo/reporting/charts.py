@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -111,7 +112,7 @@ def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
     """What a panel shows, over what; from 0 to 1 where it is a share, in powers where values differ many times."""
     axes.set_title(title)
     axes.set_xlabel(x)
-    heights = [float(y) for line in axes.lines for y in line.get_ydata()]  # type: ignore[union-attr]
+    heights = [float(y) for line in axes.lines for y in np.asarray(line.get_ydata())]
     if "step" in x:
         axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6, integer=True))
     known = [y for y in heights if y == y]
@@ -176,6 +177,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     figure.savefig(drawn, format="svg", transparent=True, metadata=SVG)
     # Two figures in one page share no id; a hundredth of a point is enough, and so is one line for a curve.
     text = re.sub(
-        r' id="[a-zA-Z]+(_|\.axis_)\d+"|<metadata>.*?</metadata>|^ +|\n(?=[LCQz"])', "", drawn.getvalue(), flags=re.S | re.M
+        r' id="[a-zA-Z0-9]+(_|\.axis_)\d+"|<metadata>.*?</metadata>|^ +|\n(?=[LCQz"])', "", drawn.getvalue(), flags=re.S | re.M
     )
-    write_text(path, re.sub(r"(\d\.\d\d)\d+", r"\1", text).replace("'DejaVu Sans'", "system-ui"))
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
+    write_text(path, text.replace("'DejaVu Sans'", "system-ui"))

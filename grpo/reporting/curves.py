@@ -20,7 +20,7 @@ SHARES = {name for name, unit in UNITS.items() if unit == "share"} | {GIVEN_FORM
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
 UPDATE, SECONDS = "optimizer steps (updates)", "seconds without evaluation"
 
-Axis = Callable[[Run, pd.Series], Sequence[float]]  # a run and some of its steps -> where they stand
+Axis = Callable[[Run, list[int]], Sequence[float]]  # a run and some of its steps -> where they stand
 
 
 def number(value: Any) -> float | int | None:
@@ -48,12 +48,12 @@ def has(runs: list[Run], column: str) -> bool:
     return all(values_of(run, column) is not None for run in runs)
 
 
-def over_steps(_: Run, steps: pd.Series) -> Sequence[float]:
+def over_steps(_: Run, steps: list[int]) -> Sequence[float]:
     """The axis of steps."""
     return [float(step) for step in steps]
 
 
-def over_updates(run: Run, steps: pd.Series) -> Sequence[float]:
+def over_updates(run: Run, steps: list[int]) -> Sequence[float]:
     """The axis of optimizer steps."""
     updates = run.validation.groupby("step")["update"].last()
     return [float(updates[step]) for step in steps]
@@ -65,7 +65,7 @@ def curves_of(arms: dict[str, list[Run]], column: str, axis: Axis = over_steps) 
     Args:
         arms: runs by the name that is shown.
     """
-    found = []
+    found: list[Curve] = []
     for arm, runs in arms.items():
         own = {run.seed: _curve(arm, run, column, axis, None if len(runs) == 1 else run.seed) for run in runs}
         found += own.values()
@@ -73,8 +73,8 @@ def curves_of(arms: dict[str, list[Run]], column: str, axis: Axis = over_steps) 
             went_on = [run for run in runs if run.metrics["diverged_step"] is None] or runs
             held = [own[run.seed] for run in went_on]
             n = min(len(curve.x) for curve in held)
-            mean = [tuple(np.mean([getattr(curve, of)[:n] for curve in held], axis=0).tolist()) for of in ("x", "y")]
-            found.append(Curve(arm, None, *mean))
+            x, y = (tuple(np.mean([getattr(curve, of)[:n] for curve in held], axis=0).tolist()) for of in ("x", "y"))
+            found.append(Curve(arm, None, x, y))
     return found
 
 
@@ -82,7 +82,7 @@ def _curve(arm: str, run: Run, column: str, axis: Axis, seed: int | None) -> Cur
     values = values_of(run, column)
     assert values is not None, f"{run.name} has no {column}"
     ended = run.metrics["diverged_step"] is not None
-    return Curve(arm, seed, tuple(axis(run, values.index)), tuple(values.tolist()), ended)
+    return Curve(arm, seed, tuple(axis(run, values.index.tolist())), tuple(values.tolist()), ended)
 
 
 def updates_differ(runs: list[Run]) -> bool:

@@ -49,7 +49,7 @@ from grpo.results.runs import REWARD, Run, read_baseline, read_best_of_n, read_s
 from grpo.results.verdicts import KL
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.sections import MAIN
+from grpo.study.settings import MAIN
 
 CURVE = ["arm", "seed", "step", "answer_reward"]  # columns of a table for `dvc plots`
 SEARCH_CURVE = ["attempt", "best"]
@@ -194,12 +194,12 @@ def draw_ends(result: ExperimentResult) -> Figure:
         color = styles(each.arm for each in result.arms)[arm.arm].color
         axes.hlines(place, arm.final.low, arm.final.high, color=color, linewidth=2)
         axes.plot(arm.final.value, place, "o", color=color)
-        axes.plot(arm.by_run, [place] * len(arm.by_run), "|", color=color, markersize=11)
+        axes.plot(arm.by_run, [place] * len(arm.by_run), "o", color=color, markersize=5, fillstyle="none")
     axes.set_yticks(range(len(result.arms)), [readable(arm.arm) for arm in result.arms])
     axes.invert_yaxis()
     covers = result.arms[0].final.covers
     axes.set_title(f"answer reward, mean of the last {result.last_k}", fontsize=8.5)
-    axes.set_xlabel(f"bar: 95% over {covers}; strokes: runs", fontsize=8.5)
+    axes.set_xlabel(f"bar: 95% over {covers}; rings: runs", fontsize=8.5)
     return figure
 
 
@@ -229,8 +229,8 @@ def draw_best_of_n(metrics: dict[str, Any]) -> Figure:
         for kind, title in KINDS.items():
             estimates = [kinds[kind] for kinds in values["n"].values()]
             draw_curves(place, [Curve(title, None, counts, tuple(of["value"] for of in estimates))], looks)
-            ends = ([of[end] for of in estimates] for end in ("low", "high"))
-            place.fill_between(counts, *ends, color=looks[title].color, alpha=0.15, linewidth=0)
+            low, high = ([of[end] for of in estimates] for end in ("low", "high"))
+            place.fill_between(counts, low, high, color=looks[title].color, alpha=0.15, linewidth=0)
         frame(place, f"{prompt}: share answered right, 95%", f"samples N (of {values['samples']})", share=True)
         powers_of_two(place, counts)
     legend(figure, looks)

@@ -79,8 +79,8 @@ def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Figure:
         dots = []
         for of_arm in arms:
             own, seeds = candidates[of_arm[0].arm], final_scores(of_arm, selection["last_k"]).mean(axis=1)
-            place, ends = of_arm[0].metrics["examples"], [own[key] for key in ("value", "low", "high")]
-            dots.append(Dot(readable(of_arm[0].arm), place, *ends, tuple(seeds)))
+            value, low, high = (own[key] for key in ("value", "low", "high"))
+            dots.append(Dot(readable(of_arm[0].arm), of_arm[0].metrics["examples"], value, low, high, tuple(seeds)))
         draw_dots(axes, dots, looks, shape, joined=True)
         axes.plot([], [], shape, color=INK, label=title)
     frame(axes, f"answer reward, mean of the last {selection['last_k']} evaluations", "unique examples", share=True)

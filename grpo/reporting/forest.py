@@ -76,13 +76,13 @@ def draw_forest(rows: list[Row]) -> Figure:
         color = VERDICTS[row["verdict"]]
         axes.hlines(y, row["low"], row["high"], color=color, linewidth=2.5)
         axes.plot(row["value"], y, "o", color=color)
-        axes.plot(row["seeds"], [y] * len(row["seeds"]), "|", color=color, markersize=9)
+        axes.plot(row["seeds"], [y] * len(row["seeds"]), "o", color=color, markersize=4.5, fillstyle="none")
         for source, value in row["published"].items():
             axes.plot(value, y + 0.7, "D", color=INK, markersize=4)
             axes.annotate(source, (value, y + 0.7), (5, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_yticks(heights, names, fontsize=8)
     axes.set_ylim(top, -0.5)
-    axes.set_xlabel("difference of answer rewards: 95% interval; strokes: seeds; diamonds: published, by source")
+    axes.set_xlabel("difference of answer rewards: 95% interval; rings: seeds; diamonds: published, by source")
     axes.grid(axis="y", visible=False)
     shown = [verdict for verdict in VERDICTS if any(row["verdict"] == verdict for row in rows)]
     keys = [mpl.lines.Line2D([], [], color=VERDICTS[verdict], marker="o") for verdict in shown]

@@ -19,13 +19,12 @@ from grpo.reporting.provenance import stages_in_lock
 from grpo.reporting.record import Record, collect
 from grpo.reporting.sections import markdown_sections
 from grpo.reporting.sentences import templates
-from grpo.reporting.style import readable, style
+from grpo.reporting.style import readable, style, with_readable_names
 from grpo.study import paths
 from grpo.study.schema import Study
 
 TEMPLATES = Path(__file__).with_name("templates")
 POINTS = 72  # of an inch
-PHONE = 290  # pixels of a panel at least; a figure with several scrolls within its column
 TITLES = {
     "answers": "The handouts' questions, answered",
     "base_model": "The base model",
@@ -54,10 +53,11 @@ def write_page(study: Study, found: Found, numbers: Mapping[str, Numbers], by_dv
     inline = {name: inlined(path) for name, path in figures.items() if name not in above}
     details = {name: to_html(text, inline) for name, text in texts.items()}
     environment = templates(autoescape=True)
-    environment.filters |= {"readable": readable, "swatch": lambda place: style(place).color}
+    environment.filters |= {"readable": readable, "swatch": lambda place: style(place).color, "named": with_readable_names}
     page = environment.get_template("page.html").render(
         record=record,
         numbers=numbers,
+        counted=sorted({arm["arm"] for of in numbers.values() for arm in of["arms"] if re.search(r"_\d", arm["arm"])}),
         overview=inline["figures/overview"],
         forest=inline.get("figures/forest", ""),
         shown={name: [inlined(figures[path]) for path in of] for name, of in shown.items()},
@@ -108,7 +108,7 @@ def inlined(path: Path) -> str:
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     count = max(1, round(float(re.findall(r' width="([\d.]+)pt"', svg)[0]) / POINTS / WIDTH))
     svg = re.sub(r'<svg [^>]*viewBox="([^"]+)"[^>]*>', r'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="\1">', svg)
-    return f'<div class="figure" style="--panels:{count};--least:{PHONE * count}px" tabindex="0" role="img">{svg}</div>'
+    return f'<div class="figure" style="--panels:{count}" tabindex="0" role="img">{svg}</div>'
 
 
 def chains(experiments: list[Record]) -> list[list[Record]]:

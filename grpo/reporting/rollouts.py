@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from grpo.results.runs import Run, by_arm
 from grpo.study import paths
 from grpo.study.runs_table import stage_of_run
 
+SUM = re.compile(r"(-?\d+) ([+-]) (\d+) = (-?\d+)")
 MOST_SAMPLES = 700_000  # characters in the page; the rest stays in the runs' folders
 NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")
 COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", *NUMBERS)
@@ -29,6 +31,11 @@ def read_samples(run: str) -> list[dict[str, Any]]:
         return {column: record[column] for column in COLUMNS}
 
     return read_jsonl(paths.RUNS / run / "rollouts.jsonl", stage_of_run(run), sample)
+
+
+def sums_hold(response: str) -> bool:
+    """Whether every sum and difference that a response writes out holds: ``4 - 5 = 1`` does not."""
+    return all(int(a) + int(sign + b) == int(c) for a, sign, b, c in SUM.findall(response))
 
 
 def browsable(runs: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from grpo.reporting.form_and_answer import Split
 from grpo.reporting.kissing_number import read_report, section
 from grpo.reporting.pieces import pieces_of, sft_report
 from grpo.reporting.provenance import provenance_of
-from grpo.reporting.rollouts import read_samples
+from grpo.reporting.rollouts import read_samples, sums_hold
 from grpo.reporting.sentences import interval, templates
 from grpo.reporting.tables import details_table, experiment_table
 from grpo.reporting.timing import time_row, times_of_arms
@@ -144,7 +144,15 @@ def verdicts_of(study: Study) -> list[Verdict]:
 
 
 def before_and_after(numbers: Numbers) -> list[Values]:
-    """The same problems before and after training, from the stored samples of the winner's first run."""
+    """The same problems before and after training, from the stored samples of the winner's first run.
+
+    Those come first whose last answer is right by steps that hold: a right answer may end a wrong sum.
+    """
     records = read_samples(numbers["winner"]["runs"][0])
     steps = sorted({record["step"] for record in records})
-    return [record for step in (steps[0], steps[-1]) for record in [r for r in records if r["step"] == step][:SAMPLES_SHOWN]]
+    last = [record for record in records if record["step"] == steps[-1]]
+    best_first = sorted(last, key=lambda record: not (record["answer_reward"] == 1 and sums_hold(record["response"])))
+    chosen = [record["problem"] for record in best_first[:SAMPLES_SHOWN]]
+    return [
+        record for step in (steps[0], steps[-1]) for record in records if record["step"] == step and record["problem"] in chosen
+    ]

@@ -60,3 +60,10 @@ def readable(arm: str) -> str:
         several = name.endswith("s") and not name.endswith("ss")
         words.append(f"{number} {name[:-1] if number == '1' else name}" if several else f"{name} {number}")
     return (" × " if all(counted) else ", ").join(words)
+
+
+def with_readable_names(text: str, arms: Iterable[str]) -> str:
+    """A text in which arms stand by the names that figures give them; in names of runs (``EXPERIMENT/ARM/SEED``) they stay."""
+    for arm in sorted(arms, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w/-]){re.escape(arm)}(?![\w/-])", readable(arm), text)
+    return text

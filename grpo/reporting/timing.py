@@ -149,7 +149,7 @@ def draw_over_wall_clock(arms: dict[str, list[Run]], looks: dict[str, Style]) ->
     return figure
 
 
-def over_seconds(run: Run, steps: pd.Series) -> list[float]:
+def over_seconds(run: Run, steps: list[int]) -> list[float]:
     """The axis of seconds since a run's start, evaluation left out."""
     spent = elapsed(run)
     return [float(spent[step]) if step else 0.0 for step in steps]

@@ -419,8 +419,8 @@ def test_the_section_of_a_language_model_names_it_and_its_failures(report: dict[
 
 
 def test_the_figure_shows_every_attempt(report: dict[str, Any]) -> None:
-    points = draw_search(report, read_scores())["vconcat"][0]["data"]["values"]
-    drawn = sorted((point["attempt"], point["score"]) for point in points)
+    dots = [line for line in draw_search(report, read_scores()).axes[0].lines if line.get_marker() == "o"]
+    drawn = sorted((x, y) for line in dots for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True))
     assert drawn == sorted((row["attempt"], row["score"]) for row in read_scores().to_dict("records"))
 
 

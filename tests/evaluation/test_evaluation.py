@@ -412,8 +412,8 @@ def test_rewards_between_0_and_1_go_through_an_evaluation(
     for baseline in ({"a": metrics, "b": whole}, {"b": whole, "a": metrics}):
         table = zero_shot_table(baseline)
         assert "| other rewards |" in table and "| a | 10 | 2 | 1 | 1 | 6 |" in table and "| b | 10 | 4 | 3 | 3 | 0 |" in table
-        bars = draw_zero_shot(baseline)["data"]["values"]
-        assert sum(bar["end"] - bar["start"] for bar in bars) == pytest.approx(2.0)  # each prompt's shares add up to 1
+        bars = draw_zero_shot(baseline).axes[0].patches
+        assert sum(bar.get_width() for bar in bars) == pytest.approx(2.0)  # each prompt's shares add up to 1
     assert "other" not in zero_shot_table({"b": whole})
 
 

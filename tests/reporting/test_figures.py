@@ -1,9 +1,8 @@
-"""Every arm is in every figure, can be told from the others, and looks the same wherever it is."""
+"""Every experiment has a figure of its validation reward and what explains it; arms look the same wherever they are."""
 
 from __future__ import annotations
 
-import itertools
-import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,20 +12,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from study_parts import ASYNCHRONOUS, COLOCATE
 
 from grpo.reporting import figures, pieces, timing
 from grpo.reporting.asynchronous import draw_staleness
-from grpo.reporting.charts import Spec, end_labels, filled_curve, save_figure
-from grpo.reporting.curves import tables_of
-from grpo.reporting.figures import experiment_figure
+from grpo.reporting.charts import save_figure
+from grpo.reporting.curves import GIVEN_FORM, TITLES, curves_of, values_of
+from grpo.reporting.figures import experiment_figure, second_metric
 from grpo.reporting.fine_tuning import draw_by_examples
-from grpo.reporting.style import COLOURS, DARK, style, styles, styles_of_places
-from grpo.results.runs import Run
+from grpo.reporting.forest import draw_forest, forest_rows
+from grpo.reporting.style import COLOURS, readable, style, styles, styles_of_places, with_readable_names
+from grpo.results.runs import REWARD, Run
+from grpo.results.verdicts import KL
 from grpo.study.schema import Study
 
 SWEEP = "grpo_off_policy_sweep_broad"
-Look = tuple[str, tuple[int, ...]]
+Look = tuple[str, str]
 
 
 def made_up(arm: str, place: int, experiment: str = SWEEP, **values: Any) -> Run:
@@ -35,43 +38,108 @@ def made_up(arm: str, place: int, experiment: str = SWEEP, **values: Any) -> Run
     history = {name: [place, place + 0.5, place + 1.0] for name in ("train/format_reward", "token_entropy", "gradient_norm")}
     history |= {"loss": [place, place, place], "clip_fraction": [0.0, 0.1, 0.1], "train/zero_signal_fraction": [0.0] * 3}
     lags = {name: [1.0] * 3 for name in ("lag_mean", "ratio_min", "ratio_mean", "ratio_max")}
-    validation = {"step": [0, 3], "val/answer_reward": [0.0, 0.1 + place / 50], "val/response_length": [10.0, 20.0 + place]}
+    validation = {
+        "step": [0, 3],
+        "val/answer_reward": [0.0, 0.1 + place / 50],
+        "val/response_length": [10.0, 20.0 + place],
+        "update": [0, 3],
+    }
     metrics = {"diverged_step": None, "validation_problems": 4, "examples": 8 * (place + 1)}
     config = {"config": {key: {"value": value} for key, value in values.items()}}
     outcomes = np.array([[0.0] * 4, [0.1 + place / 50] * 4])
     return Run(experiment, arm, 0, config, metrics, pd.DataFrame(steps | history | lags), pd.DataFrame(validation), outcomes)
 
 
-def looks(spec: Spec) -> dict[str, Look]:
-    """Colour and dashes of each curve, in their order."""
-    colours, strokes = spec["encoding"]["color"]["scale"], spec["layer"][1]["encoding"]["strokeDash"]["scale"]
-    assert colours["domain"] == strokes["domain"]
-    drawn = zip(colours["range"], map(tuple, strokes["range"]), strict=True)
-    return dict(zip(colours["domain"], drawn, strict=True))
+def looks(axes: Axes) -> list[Look]:
+    """Colour and dashes of each curve."""
+    return [(to_hex(line.get_color()).upper(), str(line._dash_pattern)) for line in axes.lines]  # type: ignore[attr-defined]
+
+
+def ends(axes: Axes) -> list[float]:
+    return [float(line.get_ydata()[-1]) for line in axes.lines]  # type: ignore[index,arg-type]
 
 
 @pytest.mark.parametrize("count", [1, 9, 30])
 def test_every_arm_is_drawn_and_can_be_told_from_the_others(
     count: int, tmp_path: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine arms are in the broad sweeps of the real studies, and there were eight colours."""
+    """Nine arms are in the broad sweeps of the real studies, and there are eight colours."""
     runs = [made_up(f"arm_{i}", i) for i in range(count)]
-    spec = experiment_figure(mini_study, SWEEP, runs)
-    heights = {point["arm"]: point["y"] for point in spec["datasets"]["points"]}  # the last of each arm
-    assert heights == {run.arm: pytest.approx(run.validation["val/answer_reward"].iloc[-1], rel=1e-5) for run in runs}
-    assert list(looks(spec)) == [run.arm for run in runs]
-    assert len(set(looks(spec).values())) == count
-    assert sorted(label["arm"] for label in spec["datasets"]["labels"]) == sorted(heights)
-    save_figure(spec, tmp_path / "figure.svg")
-    assert all(run.arm in (tmp_path / "figure.svg").read_text() for run in runs)
+    figure = experiment_figure(mini_study, SWEEP, runs)
+    reward, norm = figure.axes
+    assert ends(reward) == [run.validation[REWARD].iloc[-1] for run in runs]
+    assert ends(norm) == [run.history["gradient_norm"].iloc[-1] for run in runs]
+    assert len(set(looks(reward))) == count and looks(norm) == looks(reward)
+    save_figure(figure, tmp_path / "figure.svg")
+    if count > 1:
+        assert all(f">arm {i}</text>" in (tmp_path / "figure.svg").read_text() for i in range(count))
 
     monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
     experiment = mini_study.experiments[SWEEP].model_copy(update={"arms": {run.arm: {} for run in runs}})
     study = mini_study.model_copy(update={"experiments": {SWEEP: experiment}})
     arms = {run.arm: [run] for run in runs}
-    over_time = timing.draw_curves_over_wall_clock(arms, timing.looks_of(study, arms))
-    assert looks(over_time) == looks(spec)
-    assert over_time["datasets"]["points"][1]["x"] == 6.0  # three steps of two seconds
+    (over_time,) = timing.draw_over_wall_clock(arms, timing.looks_of(study, arms)).axes
+    assert looks(over_time) == looks(reward)
+    assert over_time.lines[0].get_xdata().tolist() == [0.0, 6.0]  # three steps of two seconds
+
+
+def test_every_experiment_of_the_default_study_has_its_second_metric(mini_study: Study) -> None:
+    """One that its claims are decided by; KL for the KL experiment, whose figure showed none."""
+    assert set(figures.SECOND) <= set(mini_study.experiments)
+    assert set(figures.SECOND.values()) <= set(TITLES)
+    run = made_up("best", 0, "grpo_kl_divergence")
+    run.history[KL] = [0.0, 0.1, 0.2]
+    assert second_metric("grpo_kl_divergence", [run]) == KL
+    reward, kl = experiment_figure(mini_study, "grpo_kl_divergence", [run]).axes
+    assert ends(reward) == [0.1] and ends(kl) == [0.2] and kl.get_title(loc="left").endswith("(nats)")
+    assert second_metric("an experiment of one's own", [run]) == "val/response_length"
+
+
+def test_arms_with_more_updates_are_shown_over_updates_too(mini_study: Study) -> None:
+    runs = [made_up("one", 0), made_up("four", 1)]
+    runs[1].validation["update"] = [0, 12]
+    figure = experiment_figure(mini_study, SWEEP, runs)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["GRPO step", "optimizer steps (updates)", "GRPO step"]
+    assert [line.get_xdata()[-1] for line in figure.axes[1].lines] == [3, 12]  # type: ignore[index]
+
+
+def test_seeds_are_thin_their_mean_is_thick_and_a_stopped_run_has_a_cross(mini_study: Study) -> None:
+    """The mean is that of the runs that went on."""
+    runs = [replace(made_up("a", place), seed=place) for place in range(3)]
+    runs[2] = replace(runs[2], metrics=runs[2].metrics | {"diverged_step": 3})
+    reward = experiment_figure(mini_study, SWEEP, runs).axes[0]
+    thin = [line for line in reward.lines if line.get_linewidth() < 1 and line.get_marker() in ("None", "")]
+    thick = [line for line in reward.lines if line.get_linewidth() > 1.6]
+    cross = [line for line in reward.lines if line.get_marker() == "x"]
+    assert [line.get_ydata()[-1] for line in thin] == pytest.approx([0.1, 0.12, 0.14])  # type: ignore[index]
+    assert [line.get_ydata()[-1] for line in thick] == pytest.approx([0.11])  # type: ignore[index]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in cross] == [(3, pytest.approx(0.14))]  # type: ignore[index]
+
+
+def test_accuracy_given_the_form_is_the_reward_by_the_form() -> None:
+    run = made_up("a", 5)
+    run.validation["val/format_reward"] = [0.0, 0.4]
+    assert curves_of({"a": [run]}, GIVEN_FORM)[0].y[1] == pytest.approx(0.5)  # of .2 and .4
+    run.validation["val/format_reward"] = [0.5, 0.1]
+    assert values_of(run, GIVEN_FORM) is None  # an answer is rewarded without the form
+
+
+@pytest.mark.parametrize(
+    ("arm", "name"),
+    [
+        ("epochs_4-batch_16", "4 epochs × batch 16"),
+        ("questions_64-rollouts_4-epochs_1", "64 questions × 4 rollouts × 1 epoch"),
+        ("rank_1-high", "rank 1, high"),
+        ("grpo_no_clip", "grpo no clip"),
+        ("3e-4", "3e-4"),
+        ("sft_final", "sft final"),
+    ],
+)
+def test_arms_have_names_to_read(arm: str, name: str) -> None:
+    assert readable(arm) == name
+    assert with_readable_names(f"{arm} leads; e/{arm}/0 is its run, {arm}-b another's.", [arm]) == (
+        f"{name} leads; e/{arm}/0 is its run, {arm}-b another's."
+    )
 
 
 def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
@@ -79,21 +147,6 @@ def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
     assert {style(place).dashes for place in range(8)} == {()}
     assert len(set(map(style, range(500)))) == 500
     assert list(styles("ab")) == ["a", "b"] and styles("ab")["b"] == style(1)
-
-
-def test_names_at_the_ends_of_curves_can_be_read() -> None:
-    """Those of equal height are moved apart, and none leaves the chart."""
-    ends = [0.98, 0.99, 1.0, 0.5, 0.1]
-    points = [{"arm": f"arm_{i}", "x": 3, "y": y, "low": y, "high": y} for i, y in enumerate(ends)]
-    labels = {label["arm"]: label["y"] for label in end_labels(points, share=True)}
-    heights = sorted(labels.values())
-    assert all(upper - lower > 0.05 for lower, upper in itertools.pairwise(heights)) and heights[-1] <= 1
-    assert (labels["arm_3"], labels["arm_4"]) == (0.5, 0.1)
-    assert labels["arm_0"] < labels["arm_1"] < labels["arm_2"]
-
-
-def test_each_colour_has_one_for_dark_ground() -> None:
-    assert list(DARK) == list(COLOURS) and len(set(DARK.values())) == len(COLOURS)
 
 
 def test_arms_of_several_experiments_keep_their_colours() -> None:
@@ -112,22 +165,20 @@ def test_the_arm_beside_the_asynchronous_ones_takes_nobodys_look(mini_study: Stu
     for module in (timing, pieces):
         monkeypatch.setattr(module, "read_runs", lambda _, experiment: runs[experiment])
     monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
-    arms = timing.curves_of(mini_study, ASYNCHRONOUS)
-    over_time = looks(timing.draw_curves_over_wall_clock(arms, timing.looks_of(mini_study, arms)))
-    own = looks(experiment_figure(mini_study, ASYNCHRONOUS, runs[ASYNCHRONOUS]))
-    beside = over_time.pop("one_update, one process")
-    assert over_time == own and beside not in own.values()
-    assert beside[0] == COLOURS[0]  # as in the figure of its own experiment
+    arms = timing.arms_over_time(mini_study, ASYNCHRONOUS)
+    *over_time, beside = looks(timing.draw_over_wall_clock(arms, timing.looks_of(mini_study, arms)).axes[0])
+    own = looks(experiment_figure(mini_study, ASYNCHRONOUS, runs[ASYNCHRONOUS]).axes[0])
+    assert over_time == own and beside not in own
+    assert beside[0] == COLOURS[0].upper()  # as in the figure of its own experiment
 
 
 def test_points_of_arms_have_their_colours() -> None:
     """In the figures that draw an arm as a point: the arms in params.yaml's order, not in that of the axis."""
 
-    def points(spec: Spec) -> dict[tuple[float, float], str]:
-        """Place -> colour."""
-        scale = spec["layer"][2]["encoding"]["color"]["scale"]
-        colours = dict(zip(scale["domain"], scale["range"], strict=True))
-        return {(row["x"], round(row["y"], 6)): colours[row["arm"]] for row in spec["data"]["values"]}
+    def points(axes: Axes) -> dict[tuple[float, float], str]:
+        """Place -> colour, of what is no line."""
+        dots = [line for line in axes.lines if line.get_marker() in ("o", "s") and len(line.get_xdata())]  # type: ignore[arg-type]
+        return {(line.get_xdata()[0], round(line.get_ydata()[0], 6)): line.get_color() for line in dots}  # type: ignore
 
     def apart(lag: int, capacity: int = 1) -> dict[str, int]:
         return {"max_policy_lag": lag, "replay_capacity": capacity}
@@ -138,29 +189,61 @@ def test_points_of_arms_have_their_colours() -> None:
         run.history["clip_fraction"] = 0.1 * i
         run.history["ratio_mean"] = 1.0 + i
         run.history["ratio_max"] = 9.0
-    panels = draw_staleness(runs, 1)["vconcat"]
-    assert [set(points(panel).values()) for panel in panels] == [set(COLOURS[:3])] * 4
-    assert points(panels[0]) == {(1.0, round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
+    axes = draw_staleness(runs, 1).axes
+    assert [set(points(panel).values()) for panel in axes] == [set(COLOURS[:3])] * 4
+    assert points(axes[0]) == {(1.0, round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
 
     tuned = [made_up(arm, i, "sft_experiment", filtered=arm == "f") for i, arm in enumerate(("f", "many", "few"))]
     candidates = [{"arm": run.arm, "value": 0.5, "low": 0.4, "high": 0.6} for run in tuned]
-    found = points(draw_by_examples(tuned, {"candidates": candidates, "last_k": 2}))
+    found = points(draw_by_examples(tuned, {"candidates": candidates, "last_k": 2}).axes[0])
     assert found == {(8.0 * (i + 1), 0.5): COLOURS[i] for i in range(3)}
 
 
+def test_the_forest_holds_what_decided_a_claim_its_seeds_and_sources() -> None:
+    """A rise above the start is not all that decides a claim on KL; a statement stands once, over its differences."""
+
+    def contrast(arm: str, against: str, covers: str = "runs and problems") -> dict[str, Any]:
+        return {"arm": arm, "against": against, "difference": {"value": 0.1, "low": 0.0, "high": 0.2, "covers": covers}}
+
+    class Arm:
+        def __init__(self, arm: str, *by_run: float):
+            self.arm, self.by_run, self.runs = arm, by_run, tuple(f"e/{arm}/{seed}" for seed in range(len(by_run)))
+
+    class Result:
+        arms = (Arm("a", 0.5, 0.7), Arm("b", 0.4, 0.5))
+
+    claim = {"statement": "s", "experiment": "e", "verdict": "agrees", "published": {"x-2025": 0.3}}
+    pairs = (contrast("a", "b"), contrast("b", "e/a", "problems"), contrast("a", "start"))
+    rows = forest_rows([claim | {"contrasts": pairs}, claim | {"contrasts": ()}], {"e": ([], Result())})  # type: ignore[dict-item]
+    assert [(row["between"], row["seeds"]) for row in rows] == [("a above b", [pytest.approx(0.1), pytest.approx(0.2)]),
+                                                                ("b above a", [])]  # fmt: skip
+    axes = draw_forest(rows).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["s\n(a above b)", "(b above a)"]
+    diamonds = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"]  # type: ignore[index]
+    assert diamonds == [0.3, 0.3] and [text.get_text() for text in axes.texts] == ["x-2025", "x-2025"]
+
+
 def test_equal_results_give_equal_bytes_and_what_is_drawn_is_seen(tmp_path: Path) -> None:
-    """In two processes, as two repetitions are; both kinds of file."""
-    points = [{"arm": "a", "series": "a", "x": x, "y": x / 9, "low": 0.0, "high": 1.0, "ended": x == 3} for x in range(4)]
-    spec = filled_curve(points, styles(["a"]), "step", "reward", share=True)
-    program = "import json, sys; from pathlib import Path; from grpo.reporting.charts import save_figure\n"
-    program += "[save_figure(json.load(open(sys.argv[1])), Path(name)) for name in sys.argv[2:]]"
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    """In two processes, as two repetitions are; both kinds of file. No two figures share an id that means another thing."""
+    program = """
+import sys; from pathlib import Path
+from grpo.reporting.charts import Curve, draw_curves, frame, panels, save_figure
+from grpo.reporting.style import styles
+figure, axes = panels(2)
+for place in axes: draw_curves(place, [Curve("a", None, (0.0, 1.0, 2.0), (0.123456, 0.2, 0.4), True)], styles("a"))
+frame(axes[0], "reward 0.96875", "step", share=True)
+for name in sys.argv[1:]: save_figure(figure, Path(name))
+"""
     for turn in "ab":
         names = [str(tmp_path / f"{turn}.{kind}") for kind in ("svg", "png")]
-        subprocess.run([sys.executable, "-c", program, str(tmp_path / "spec.json"), *names], check=True)
+        subprocess.run([sys.executable, "-c", program, *names], check=True)
+    svg = (tmp_path / "a.svg").read_text()
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert COLOURS[0] in (tmp_path / "a.svg").read_text() and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert COLOURS[0].lower() in svg and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert ">reward 0.96875</text>" in svg  # coordinates are rounded, what is said is not
+    assert not re.findall(r"\d\.\d{3,}(?![^<>]*</text>)", svg)
+    assert not re.findall(r'id="(?:figure|axes|patch|line2d|text)_', svg) and "background" not in svg
 
 
 def test_no_arm_is_dropped_by_pairing_with_a_list_that_is_too_short() -> None:
@@ -169,18 +252,3 @@ def test_no_arm_is_dropped_by_pairing_with_a_list_that_is_too_short() -> None:
     sources = [path for folder in ("grpo", "workflow", "benchmarks") for path in (root / folder).rglob("*.py")]
     assert len(sources) > 50
     assert [path.name for path in sources if "strict=False" in path.read_text(encoding="utf-8")] == []
-
-
-def test_the_axis_of_tokens_counts_every_response_sampled_so_far() -> None:
-    """Two updates a step on one rollout batch, which is counted once: 8 responses of 10, then of 25.5 tokens."""
-    history = pd.DataFrame(
-        {"step": [1, 1, 2, 2], "update": [1, 2, 3, 4], "loss": [0.0] * 4, "train/response_length": [10.0, 10.0, 25.5, 25.5]}
-    )
-    validation = pd.DataFrame({"step": [0, 2], "update": [0, 4], "val/answer_reward": [0.1, 0.2]})
-    config = {"config": {"rollout_batch_size": {"value": 8}}}
-    run = Run("e", "a", 0, config, {}, history, validation, np.zeros((2, 1)))
-    tables = tables_of(run, pd.Series({1: 5.0, 2: 9.0}))
-    assert tables["history"]["tokens"] == [80, 284] and tables["validation"]["tokens"] == [0, 284]
-    assert tables["history"]["seconds"] == [5, 9] and tables["validation"]["seconds"] == [0, 9]
-    assert tables["history"]["update"] == [2, 4]
-    assert "tokens" not in tables_of(replace(run, config={"config": {}}), pd.Series({1: 5.0, 2: 9.0}))["history"]

@@ -13,9 +13,10 @@ from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entr
 
 from grpo.reporting import figures, timing
 from grpo.reporting.charts import save_figure
-from grpo.reporting.curves import reward_curve
+from grpo.reporting.curves import TITLES
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples, examples_of
 from grpo.reporting.keyword import discuss_keyword
+from grpo.reporting.style import METHODS
 from grpo.results.runs import Run
 from grpo.study.schema import Study
 
@@ -146,14 +147,13 @@ def test_the_figure_over_examples_holds_every_arm() -> None:
     candidates = [
         {"arm": run.arm, "value": run.outcomes[-1].mean(), "low": run.outcomes[-1].mean() - 0.125, "high": 1.0} for run in runs
     ]
-    spec = draw_by_examples(runs, {"candidates": candidates, "last_k": 2})
-    shown = [[row[key] for key in ("series", "x", "low", "y", "high")] for row in spec["data"]["values"]]
-    assert shown == [
-        ["all kinds of examples", 8, 0.125, 0.25, 1.0],
-        ["all kinds of examples", 64, 0.375, 0.5, 1.0],
-        ["only examples that earn the reward", 48, 0.625, 0.75, 1.0],
-    ]
-    assert "last 2 evaluations" in spec["layer"][0]["encoding"]["y"]["title"]
+    (axes,) = draw_by_examples(runs, {"candidates": candidates, "last_k": 2}).axes
+    dots = {line.get_xdata()[0]: (line.get_marker(), line.get_ydata()[0]) for line in axes.lines if line.get_marker() in "os"
+            and len(line.get_xdata())}  # fmt: skip
+    assert dots == {8: ("o", 0.25), 64: ("o", 0.5), 48: ("s", 0.75)}  # squares: only examples that earn the reward
+    spans = sorted(tuple(float(value) for value in part.get_segments()[0].ravel()) for part in axes.collections)
+    assert spans == [(8, 0.125, 8, 1), (48, 0.625, 48, 1), (64, 0.375, 64, 1)]
+    assert "last 2 evaluations" in axes.get_title(loc="left")
 
 
 # ----------------------------------------------------------------------------------------------------- expert iteration
@@ -309,8 +309,8 @@ def test_the_table_of_methods(three_methods: Study) -> None:
     # GRPO's two runs each count with 0.5, the mean of their last two evaluations; expert iteration by its last one.
     assert cells[2:] == [
         ["the base model, untrained", "0.125", "", "", "", ""],
-        ["supervised fine-tuning (sft_won)", "0.250", "-0.250 (-0.378 to -0.122)", "0.250 (1)", "10", "5"],
-        ["expert iteration (ei_won)", "0.750", "0.250 (0.122 to 0.378)", "0.750 (2)", "20", "10"],
+        ["supervised fine-tuning (sft won)", "0.250", "-0.250 (-0.378 to -0.122)", "0.250 (1)", "10", "5"],
+        ["expert iteration (ei won)", "0.750", "0.250 (0.122 to 0.378)", "0.750 (2)", "20", "10"],
         ["GRPO, best configuration (base)", "0.500", "", "0.625 (1)", "45", "22"],
     ]
 
@@ -327,17 +327,23 @@ def test_methods_that_a_study_leaves_out_have_no_row(three_methods: Study) -> No
 
 
 def test_the_methods_over_wall_clock_time(three_methods: Study) -> None:
-    points = timing.draw_methods(three_methods)["datasets"]["points"]
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for point in points:
-        curves.setdefault(point["series"], []).append((point["x"], point["y"]))
-    # One for each run, over half of its seconds: without evaluations.
-    assert curves == {
-        "supervised fine-tuning\n(sft_won), seed 0": [(0, 0.125), (2.5, 0.25), (5, 0.25)],
-        "expert iteration\n(ei_won), seed 0": [(0, 0.125), (5, 0), (10, 0.75)],
-        "GRPO, best configuration\n(base), seed 0": [(0, 0.125), (10, 0.625), (20, 0.375)],
-        "GRPO, best configuration\n(base), seed 1": [(0, 0.125), (12.5, 0.5), (25, 0.5)],
-    }
+    """Each run over half of its seconds, without evaluations; each method in its colour."""
+    figure = timing.draw_methods(three_methods)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "supervised fine-tuning (sft won)",
+        "expert iteration (ei won)",
+        "GRPO, best configuration (base)",
+    ]
+    curves = [[*zip(line.get_xdata(), line.get_ydata(), strict=True)] for line in figure.axes[0].lines]
+    assert curves == [
+        [(0, 0.125), (2.5, 0.25), (5, 0.25)],
+        [(0, 0.125), (5, 0), (10, 0.75)],
+        [(0, 0.125), (10, 0.625), (20, 0.375)],
+        [(0, 0.125), (12.5, 0.5), (25, 0.5)],
+        [(0, 0.125), (11.25, 0.5625), (22.5, 0.4375)],  # the mean of GRPO's two runs
+    ]
+    colours = [METHODS[method] for method in ("sft", "expert_iteration", "grpo", "grpo", "grpo")]
+    assert [line.get_color() for line in figure.axes[0].lines] == colours
 
 
 # ---------------------------------------------------------------------------------------------------------------- panels
@@ -373,17 +379,15 @@ GRPO_ROLLOUTS = ["train/answer_reward", "train/format_reward", "train/zero_signa
         ("grpo_baselines", [name for name in UPDATE if name != "mean_nll"] + GRPO_ROLLOUTS, MEASURED, "GRPO step"),
     ],
 )
-def test_a_figure_shows_a_curve_that_the_runs_log(
+def test_every_experiment_shows_validation_reward_and_a_metric_that_its_runs_log(
     mini_study: Study, experiment: str, history: list[str], validation: list[str], axis: str
 ) -> None:
-    """The rollouts' reward where evaluations are few and rollouts are trained on; there is no question of which seed."""
     run = columns_of(experiment, history, validation)
-    table, column = reward_curve([run])
-    assert column in getattr(run, table)
-    assert (table == "history") == ("train/answer_reward" in history)
-    spec = figures.experiment_figure(mini_study, experiment, [run])
-    assert spec["encoding"]["x"]["title"] == axis
-    assert {point["arm"] for point in spec["datasets"]["points"]} == {run.arm}
+    reward, second = figures.experiment_figure(mini_study, experiment, [run]).axes
+    assert reward.get_title(loc="left") == "validation answer reward" and reward.get_xlabel() == second.get_xlabel() == axis
+    assert reward.lines[0].get_ydata().tolist() == run.validation["val/answer_reward"].tolist()
+    column = figures.second_metric(experiment, [run])
+    assert second.get_title(loc="left") == TITLES[column] and column in (*run.history, *run.validation)
 
 
 def test_a_step_that_trained_nothing_leaves_a_gap(mini_study: Study, tmp_path: Path) -> None:
@@ -391,4 +395,4 @@ def test_a_step_that_trained_nothing_leaves_a_gap(mini_study: Study, tmp_path: P
     run = columns_of(EXPERT_ITERATION, UPDATE + ROLLOUTS, MEASURED)
     run.history.loc[1, ["mean_nll", "gradient_norm"]] = np.nan
     save_figure(figures.experiment_figure(mini_study, EXPERT_ITERATION, [run]), tmp_path / "figure.svg")
-    assert (tmp_path / "figure.svg").read_text().startswith("<svg")
+    assert (tmp_path / "figure.svg").read_text().count("</svg>") == 1

@@ -1,4 +1,4 @@
-"""What the page computes of its own: the chain of winners, places on a scale, text that stays in its place, what is kept."""
+"""What the page computes of its own: the chain of winners, figures and text in their places, what is kept."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from grpo.reporting import rollouts
+from grpo.reporting.charts import INK, panels, save_figure
 from grpo.reporting.curves import number
-from grpo.reporting.forest import forest, forest_rows
-from grpo.reporting.page import chains, embedded, placed, to_html
+from grpo.reporting.page import chains, embedded, inlined, to_html
 
 
 def experiment(name: str, builds_on: str | None = None) -> dict[str, Any]:
@@ -29,61 +29,24 @@ def test_a_chain_is_a_list_until_it_parts() -> None:
     assert found == [[("a", []), ("b", [[("c", [])], [("d", []), ("e", [])]])], [("alone", [])]]
 
 
-def test_intervals_and_published_values_share_one_scale_with_zero() -> None:
-    rows = [
-        {"value": 0.5, "low": 0.0, "high": 1.0, "published": [-1.0]},
-        {"value": 0.1, "low": 0.1, "high": 0.1, "published": []},
-    ]
-    first, second = placed(rows)
-    assert first["zero"] == second["zero"] == first["from"] == 50.0  # from -1 to 1, with margins of equal width
-    assert first["at"] == pytest.approx(50 + first["width"] / 2, abs=0.02)
-    assert first["published_at"][0][1] == pytest.approx(50 - first["width"], abs=0.02)
-    assert second["width"] == 0 and first["zero"] < second["at"] < first["at"]
-
-
-def test_a_claim_with_several_differences_has_as_many_rows_and_reports_once() -> None:
-    both = [
-        {"arm": "a", "against": "b", "difference": {"value": 0.1, "low": 0.0, "high": 0.2}},
-        {"arm": "a", "against": "c", "difference": {"value": 0.3, "low": 0.2, "high": 0.4}},
-    ]
-    claim = {"statement": "s", "experiment": "e", "verdict": "agrees", "reported": {"x": "yes"}, "published": {"x": 0.2}}
-    rows = forest_rows([claim | {"contrasts": both}, claim | {"contrasts": []}])
-    assert [(row["between"], row["value"], row["reported"]) for row in rows] == [
-        ("a above b", 0.1, {"x": "yes"}),
-        ("a above c", 0.3, {}),
-    ]
-
-
 def test_no_text_ends_the_script_that_holds_it_and_none_is_taken_for_html() -> None:
     hostile = "</script><script>alert(1)</script><!--"
     assert "<" not in embedded({"response": hostile}) and json.loads(embedded({"response": hostile})) == {"response": hostile}
-    html = to_html(f"# title\n\n{hostile}\n\n| a |\n|---|\n| b<br>c |\n", figures=())
+    html = to_html(f"# title\n\n{hostile}\n\n| a |\n|---|\n| b<br>c |\n", figures={})
     assert "<script" not in html and "title" not in html and "b<br>c" in html
     with pytest.raises(ValueError, match="not JSON compliant"):
         embedded({"value": float("nan")})
 
 
-def test_a_figure_is_drawn_by_the_page_or_stands_there_already() -> None:
+def test_a_figure_is_held_by_the_page_or_stands_above(tmp_path: Path) -> None:
+    """Its axes have the page's colour, and it scrolls where its panels have no room."""
+    save_figure(panels(3)[0], tmp_path / "x.svg")
+    held = inlined(tmp_path / "x.svg")
+    assert held.startswith('<div class="figure" style="--panels:3"') and held.count("<svg") == held.count("</svg>") == 1
+    assert INK not in held and "currentColor" in held and "<?xml" not in held and 'width="' not in held[: held.index("viewBox")]
     text = '# t\n\n![own](../figures/own.svg)\n\n![a "b"](timing/other.svg)\n'
-    assert to_html(text, figures={"timing/other"}).strip() == (
-        '<div class="figure" data-figure="timing/other" role="img" aria-label="a &quot;b&quot;"></div>'
-    )
-
-
-def test_a_statement_with_several_differences_is_said_once_in_the_forest() -> None:
-    row = {
-        "statement": "s",
-        "between": "a above b",
-        "value": 0.1,
-        "low": 0.0,
-        "high": 0.2,
-        "verdict": "agrees",
-        "published": [0.5],
-    }
-    spec = forest([row, row | {"between": "a above c"}, row | {"statement": "t"}])
-    names = spec["layer"][1]["encoding"]["y"]["axis"]["labelExpr"]
-    assert names == '[["s", "(a above b)"], ["(a above c)"], ["t", "(a above b)"]][datum.value]'
-    assert [(mark["place"], mark["value"]) for mark in spec["datasets"]["published"]] == [(0, 0.5), (1, 0.5), (2, 0.5)]
+    html = to_html(text, figures={"timing/other": held})
+    assert html.count("<svg") == 1 and 'role="img" aria-label="a &quot;b&quot;"' in html and "own" not in html
 
 
 def test_numbers_keep_six_digits() -> None:
@@ -107,13 +70,20 @@ def test_samples_beyond_the_room_are_named(tmp_path: Path, monkeypatch: pytest.M
     assert row == {"problem": 0, "prompt": 0, "step": 0, "response": "short"} | rewards
 
 
-def test_rewards_of_problems_survive_their_encoding() -> None:
+def test_problems_gained_and_lost_are_counted_seed_by_seed() -> None:
+    """Not as right in all seeds before against right in any at the end."""
+
     class Seed:
         arm = "a"
 
-        def __init__(self, outcomes: list[list[float]]):
+        def __init__(self, *outcomes: list[float]):
             self.outcomes = np.array(outcomes)
-            self.validation = {"step": [0, 8, 16]}
 
-    found = rollouts.outcomes_of([Seed([[0, 1, 0], [1, 1, 0], [1, 1, 1]]), Seed([[0, 1, 1], [0, 1, 0]])])["a"]  # type: ignore[list-item]
-    assert found == {"steps": [0, 8], "levels": [0, 0.5, 1], "rows": ["021", "120"]}  # the second ended early
+    first, second = Seed([1, 0, 0, 0.5], [0.5, 1, 1, 1], [1, 1, 0, 1]), Seed([0, 1, 0, 0], [0, 0, 0, 0])
+    # 1 of 4 right before and 3 at the end, 2 gained; and 1 before, none after, 1 lost.
+    assert rollouts.gained_and_lost([first, second]) == {"a": (1.0, 1.5, 1.0, 0.5)}  # type: ignore[list-item]
+
+
+def test_a_right_answer_may_end_a_wrong_sum() -> None:
+    assert rollouts.sums_hold("Monday: 4 + 5 = 9. Tuesday: 9 - 10 = -1. 3") and rollouts.sums_hold("no sums")
+    assert not rollouts.sums_hold("Monday: 4 - 5 = 1. Tuesday: 1 + 1 = 2.")

@@ -199,10 +199,11 @@ def test_samples_before_and_after_are_the_winners(tmp_path: Path, monkeypatch: p
     for arm in ("a", "b"):
         folder = Path(f"data/runs/{EXPERIMENT}/{arm}/0")
         folder.mkdir(parents=True)
-        records = [{"step": step, "problem": f"{arm}{i}", **columns} for step in (0, 5, 10) for i in range(3)]
+        records = [{"step": step, "problem": f"{arm}{i}", **columns} for step in (0, 5, 10) for i in range(4)]
+        records[8]["response"], records[9]["answer_reward"] = "4 - 5 = 1.", 0.0  # right by a wrong step; wrong
         (folder / "rollouts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     shown = sections.before_and_after({"winner": {"arm": "b", "runs": (f"{EXPERIMENT}/b/0",)}})
-    assert [(record["step"], record["problem"]) for record in shown] == [(0, "b0"), (0, "b1"), (10, "b0"), (10, "b1")]
+    assert [(record["step"], record["problem"]) for record in shown] == [(0, "b2"), (0, "b3"), (10, "b2"), (10, "b3")]
 
 
 # ------------------------------------------------------------------------------------------------------------- dvc.yaml

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.common.files import write_text
+from grpo.common.files import write_json, write_text
+from grpo.evaluation.evaluate import category, count_categories
 from grpo.evaluation.evaluate import log_generations as log_generations
 from grpo.learner.advantages import normalize_scores
 from grpo.learner.losses import LossInputs, find_loss, negative_log_likelihood
@@ -227,29 +228,36 @@ def sft_microbatch_train_step(
 
 def evaluate_vllm(
     vllm_model: Any,
-    reward_fn: Callable[..., dict[str, float]],
+    reward_fn: Callable[[str, str], dict[str, float]],
     prompts: list[str],
     eval_sampling_params: Any,
-    ground_truths: list[str],
-    output_path: Path | None = None,
+    ground_truths: list[str] | None = None,
+    output_path: Path = Path("data/evaluate_vllm.jsonl"),
 ) -> list[dict[str, Any]]:
-    """Generate with a ``vllm.LLM``, score, and write the results to disk (handout, ``math_baseline``).
+    """Generate with a ``vllm.LLM``, score, compute metrics, and write all of it to disk (handout, ``math_baseline``).
 
     Args:
+        reward_fn: (response, ground truth) -> rewards; where no ground truths are given, (response, prompt) -> rewards.
         eval_sampling_params: a ``vllm.SamplingParams``.
         ground_truths: one for each prompt.
-        output_path: JSONL file for the records, if given.
+        output_path: JSONL file of the records. The mean of each reward, and the counts of the three outcomes where there are a
+            format and an answer reward, go beside it, into a file that ends in ``_metrics.json``.
 
     Returns:
-        for each prompt its response, ground truth and rewards.
+        for each prompt its response, ground truth (if given) and rewards.
     """
     outputs = vllm_model.generate(prompts, eval_sampling_params)
-    records = []
-    for prompt, output, ground_truth in zip(prompts, outputs, ground_truths, strict=True):
+    records: list[dict[str, Any]] = []
+    scores = []
+    for prompt, output, truth in zip(prompts, outputs, ground_truths or prompts, strict=True):
         response = output.outputs[0].text
+        scores.append(reward_fn(response, truth))
         records.append(
-            {"prompt": prompt, "response": response, "ground_truth": ground_truth, **reward_fn(response, ground_truth)}
+            {"prompt": prompt, "response": response} | ({"ground_truth": truth} if ground_truths else {}) | scores[-1]
         )
-    if output_path is not None:
-        write_text(output_path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    metrics: dict[str, Any] = {key: sum(score[key] for score in scores) / len(scores) for key in (scores or [{}])[0]}
+    if {"format_reward", "answer_reward"} <= metrics.keys():
+        metrics["categories"] = count_categories([category(score) for score in scores])
+    write_text(output_path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    write_json(output_path.with_name(f"{output_path.stem}_metrics.json"), metrics)
     return records

@@ -96,6 +96,8 @@ def describe(study: Study) -> str:
                 steps += f", {config.updates_per_rollout_batch} update(s) per rollout batch"
             lines.append(f"  {arm}: {overrides}, {steps}")
     lines += [f"left out: {', '.join(study.left_out)}"] if study.left_out else []
+    if budget := study.learner.max_tokens_per_microbatch:
+        lines.append(f"gradient_accumulation_steps: no effect, as learner.max_tokens_per_microbatch is {budget}")
     return "\n".join(lines)
 
 

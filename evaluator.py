@@ -1,4 +1,4 @@
-"""`python evaluator.py PROGRAM`: verify a program in the sandbox, as `grpo kissing verify`, and print a line for each finding."""
+"""`python evaluator.py PROGRAM`: verify a program in the sandbox, as `grpo kissing verify`, and print what was found."""
 
 import sys
 from pathlib import Path

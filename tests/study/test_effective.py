@@ -28,7 +28,7 @@ from study_parts import (
     refused,
 )
 
-from grpo.commands.study import renew_runs
+from grpo.commands.study import describe, renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.study.effective import effective_run
@@ -486,3 +486,10 @@ def test_an_arm_and_no_experiments_name_says_that_a_run_is_asynchronous(mini_stu
         study = mini_study.model_copy(update={"experiments": {experiment: Experiment(arms=arms)}})
         found = {arm: "ray" in _packages(study, effective_run(study, experiment, arm, 0, [])) for arm in arms}
         assert found == {"apart": True, "together": False}
+
+
+@pytest.mark.parametrize(("budget", "said"), [(4096, True), (None, False)])
+def test_a_setting_without_effect_is_said(mini_study: Study, budget: int | None, said: bool) -> None:
+    learner = mini_study.learner.model_copy(update={"max_tokens_per_microbatch": budget})
+    text = describe(mini_study.model_copy(update={"learner": learner}))
+    assert ("gradient_accumulation_steps: no effect" in text) is said

@@ -361,7 +361,8 @@ def test_a_second_process_on_the_same_run_is_refused(project, worker, undisturbe
 def in_processes(folder: Path, n: int) -> Path:
     """Have the folder's runs trained by so many processes."""
     params = folder / "params.yaml"
-    params.write_text(re.sub(r"learner:\n(  processes: \d\n)?", f"learner:\n  processes: {n}\n", params.read_text()))
+    text = re.sub(r"learner:\n(  processes: \d\n)?", f"learner:\n  processes: {n}\n", params.read_text())
+    params.write_text(text.replace("seeds_in_one_stage: true", "seeds_in_one_stage: false"))
     return folder
 
 

@@ -94,6 +94,8 @@ def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way
     yaml = YAML()
     params = yaml.load(finished / "params.yaml")
     params["learner"].update(changes)
+    params["seeds_in_one_stage"] = False  # as several processes want it
+    del params["runs"]  # which would have to be renewed
     params["grpo"] |= {"measure_kl": True, "n_grpo_steps": 1}
     params["evaluation"]["problems"] = 8
     yaml.dump(params, tmp_path / "params.yaml")

@@ -38,7 +38,6 @@ from benchmarks.gpu_parts.tools import (
 from grpo.common.memory import peak_mb, reset_peak
 from grpo.learner.optimizer import Optimizer
 from grpo.models.packed_attention import Layout
-from grpo.study.settings import LearnerSettings
 
 
 def gradients(setting: Setting) -> Rows:
@@ -200,6 +199,7 @@ def profile(setting: Setting) -> Rows:
         require("pydantic")  # for the learner's configuration
         from grpo.learner.learner import Learner
         from grpo.study.methods import GrpoConfig
+        from grpo.study.settings import LearnerSettings
 
         model = make_model(scale, device, dtype)
         size = len(batch)

@@ -183,7 +183,7 @@ class Delivery:
                 client.log_artifact(self.run_id, path)
         for path in map(Path, about["tables"]):
             if str(path) not in gone and f"{path.stem}.json" not in kept:  # a second call of log_table would append
-                records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+                records = [json.loads(line) for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
                 client.log_table(self.run_id, pd.DataFrame(records), f"{path.stem}.json")
 
     def _send_checkpoints(self, client: MlflowClient, about: dict[str, Any]) -> None:

@@ -186,7 +186,7 @@ def test_an_engine_on_a_gpu_of_its_own_takes_nothing_of_the_learners() -> None:
     devices = {phase.name: (phase.device, "the engine" in phase.parts) for phase in gpu_memory.phases(study, MATH, 80)}
     assert devices["rollouts"] == ("cuda:0", True) and devices["backward pass"] == ("cuda:1", False)
     together = changed(study, learner={"device": "cuda:0"}, engine={"sleep_level": 2})
-    sent = 5 * 2 * 1_543_714_304 / 2**30  # an arm has a lag of 4
+    sent = 9 * 2 * 1_543_714_304 / 2**30  # an arm has a lag of 8
     assert totals(together, 80)["rollouts"] == pytest.approx(totals(study, 80)["rollouts"] + 20.1 + 2.88 + sent, abs=0.05)
     assert totals(study, 80)["optimizer step"] == pytest.approx(
         totals(real("math-h100"), 80)["optimizer step"] + sent - 20, abs=0.05

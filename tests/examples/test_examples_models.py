@@ -41,7 +41,7 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     values["experiments"]["grpo_learning_rate"]["arms"] = {"1e-2": {"learning_rate": 1e-2}}
     short = {"n_grpo_steps": 20, "rollout_batch_size": 64, "train_batch_size": 64, "sampling_max_tokens": 8}
     values["grpo"] |= short | {"sampling_min_tokens": 0, "gradient_accumulation_steps": 4}
-    values["evaluation"] |= {"every": 10, "max_tokens": 8}
+    values["evaluation"] |= {"every": 5, "max_tokens": 8}
     YAML().dump(values, tmp_path / "params.yaml")
     tiny_checkpoint(tmp_path / "my-model", "llama", "like_llama3", ["Say number 12 in digits.", "You are a calculator."])
     return tmp_path

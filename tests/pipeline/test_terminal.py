@@ -41,7 +41,6 @@ stages:
 """
 RUN = """
 import json, pathlib, sys, time
-from mount_parts import can_mount, tmpfs
 from tqdm import tqdm
 name = sys.argv[1]
 with tqdm(total=30, desc=name, unit="step", mininterval=0.1) as bar:

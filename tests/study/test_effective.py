@@ -357,7 +357,7 @@ def test_an_experiment_that_is_added_is_one_entry(tmp_path: Path, monkeypatch: p
     path = activate("mini", tmp_path)
     text = path.read_text()
     path.write_text(text.replace("  leaderboard: #", f"  grpo_extra: {json.dumps(entry)}\n  leaderboard: #", 1))
-    with pytest.raises(UserError, match="run `grpo study runs`"):
+    with pytest.raises(UserError, match="`grpo study runs` writes it anew"):
         load_study(path)
     assert renew_runs()[1:] == ["  new: grpo_extra-plain"]
     assert load_study(path).needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]
@@ -425,6 +425,7 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
     assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.made)
     only_rates = [name for name in EXPERIMENTS if name != "grpo_learning_rate"]
     left_out = {name: [ASYNCHRONOUS] for name in ("gsm8k", "math-24gb", "math-h100")} | {"quickstart": only_rates}
+    left_out["math-first"] = [name for name in only_rates if name != "grpo_baselines"]
     left_out["math-7b-8xh100"] = ["grpo_lora", ASYNCHRONOUS]
     if path.stem == "math-one-instance":  # the colocated experiment, and what it builds on
         kept = {"grpo_colocate", *study.needed_experiments("grpo_colocate")}

@@ -219,7 +219,7 @@ class Ended:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().removesuffix("\n").split("\n")]
 
 
 @pytest.fixture(scope="module")

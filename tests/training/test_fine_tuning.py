@@ -200,7 +200,7 @@ def test_gradients_are_clipped(model: Any, tokenizer: Any, tmp_path: Path) -> No
     assert [row["gradient_norm"] for row in history] == pytest.approx(norms, rel=1e-3)  # as they were before
     assert distance(trained, expected, model) < 2e-3
     unclipped, _, _ = by_plain_torch(model, tokenizer, CONFIG)
-    assert distance(trained, unclipped, model) > 1e-2
+    assert distance(trained, unclipped, model) > 5e-3
 
 
 def test_training_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path: Path) -> None:

@@ -783,7 +783,7 @@ def test_the_config_says_what_the_run_changed_and_where_values_came_from(session
     assert config["updates_per_rollout_batch"] == 2
     assert config["config"]["cliprange"] == {"value": 0.1, "from": "arm other"}
     assert config["config"]["learning_rate"] == {"value": 1e-3, "from": "winner of grpo_learning_rate (slow)"}
-    assert config["divergence"]["patience"] == 2 and config["checkpoints"] == ["last", "best"]
+    assert config["divergence"]["patience"] == 3 and config["checkpoints"] == ["last", "best"]
 
 
 @pytest.mark.parametrize("kind", ["last", "best"])

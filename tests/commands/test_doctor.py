@@ -129,22 +129,22 @@ def test_what_does_not_fit_the_card_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """222 runs of 1.544B parameters in bfloat16: 2 checkpoints each, 2 steps of one arm kept more; 21.6 GB a saved state."""
+    """225 runs of 1.544B parameters in bfloat16: 2 checkpoints each, 2 steps of one arm kept more; 21.6 GB a saved state."""
     import torch
 
     study, n = real(), 1_543_714_304
     weights = 2 * n / 2**30
     for gpus, at_once in ((0, 1), (2, 1), (8, 4)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
-        needed = 3 * weights + 2 * weights * (222 * 2 + 3 * 2) + 3 * at_once * 14 * n / 2**30
+        needed = 3 * weights + 2 * weights * (225 * 2 + 3 * 2) + 3 * at_once * 14 * n / 2**30
         found = by_name(study)["disk"].found
         assert f"the study may need {needed:.0f}: " in found and f"of {at_once} run(s) in progress (3 of 20.1 each)" in found
 
 
 def test_what_is_ahead_is_counted_and_estimated_by_what_it_names() -> None:
     found = by_name(real("math-24gb"))["ahead"].found
-    assert found.startswith("204 runs (68 arms, 3 seed(s)) in 16 experiments; left out: grpo_async_offpolicy\n")
-    assert by_name(real())["ahead"].found.startswith("222 runs (74 arms, 3 seed(s)) in 17 experiments\n")
+    assert found.startswith("207 runs (69 arms, 3 seed(s)) in 16 experiments; left out: grpo_async_offpolicy\n")
+    assert by_name(real())["ahead"].found.startswith("225 runs (75 arms, 3 seed(s)) in 17 experiments\n")
     only = without(real("math-24gb"), *(n for n in real().experiments if n not in ("grpo_baselines", "leaderboard")))
     found = by_name(only)["ahead"].found
     # 3 arms x 3 seeds x 200 steps x 30 s, and 33 runs of 1,000 steps that end after four hours: 15 + 132 hours.
@@ -153,4 +153,4 @@ def test_what_is_ahead_is_counted_and_estimated_by_what_it_names() -> None:
 
 
 def test_the_default_study_has_no_hours_of_gpus(mini_study: Study) -> None:
-    assert by_name(mini_study)["ahead"].found == "108 runs (54 arms, 2 seed(s)) in 17 experiments"
+    assert by_name(mini_study)["ahead"].found == "171 runs (57 arms, 3 seed(s)) in 17 experiments"

@@ -133,7 +133,7 @@ def test_it_prints_a_table_or_json_without_importing_torch(smoke: Study) -> None
     told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert told.startswith("study smoke, seeds [0]\nexperiment ") and told.endswith("False\n")
     (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
-    assert row.split() == ["grpo_baselines", "2", "2", "6", "96", "?", "0.0", "0.00", "0", "unknown"]
+    assert row.split() == ["grpo_baselines", "2", "1", "6", "96", "?", "0.0", "0.00", "0", "unknown"]
     assert (
         "arms that equal earlier runs, whose results are taken over at no cost: grpo_baselines/reinforce_with_baseline" in told
     )

@@ -420,14 +420,14 @@ def write(run: Run, experiment: str) -> None:
 def write_study(study: Study, steps: int = 64) -> None:
     """All runs of a study: each experiment's first arm ends at .5, its second at .7, all others at .6.
 
-    Arm by arm the norms are 1, 2, 3, ...; their updates per rollout batch 1, 2, 4, ...
+    Arm by arm the norms are 1, 2, 3, ...; their updates per rollout batch 1, 4, 16, ...
     """
     Path("reports").mkdir()
     for experiment, content in study.experiments.items():
         for place, arm in enumerate(content.arms):
             for seed in study.seeds:
                 end = [0.5, 0.7][place] if place < 2 else 0.6
-                write(made_up(arm, 0.1, end, seed=seed, updates=2**place, steps=steps, **{NORM: 1.0 + place}), experiment)
+                write(made_up(arm, 0.1, end, seed=seed, updates=4**place, steps=steps, **{NORM: 1.0 + place}), experiment)
     accuracy = {"value": 0.04, "low": 0.03, "high": 0.06}
     prompts = study.evaluation.zero_shot_prompts
     Path("reports/math_baseline.json").write_text(json.dumps({name: {"accuracy": accuracy} for name in prompts}))
@@ -493,10 +493,10 @@ def test_what_short_runs_show_tests_no_claim_about_later_steps(study: Study) -> 
 
 def test_a_collapse_before_the_horizon_is_a_collapse(study: Study) -> None:
     write_study(study, steps=24)
-    arm = [*study.experiments["grpo_off_policy_sweep_broad"].arms][-1]
-    shutil.rmtree(f"data/runs/grpo_off_policy_sweep_broad/{arm}")
-    for seed in study.seeds:
-        write(made_up(arm, 0.1, 0.7, 0.0, seed=seed, updates=16, steps=24), "grpo_off_policy_sweep_broad")
+    for arm in [*study.experiments["grpo_off_policy_sweep_broad"].arms][-2:]:  # those of 16 updates and more
+        shutil.rmtree(f"data/runs/grpo_off_policy_sweep_broad/{arm}")
+        for seed in study.seeds:
+            write(made_up(arm, 0.1, 0.7, 0.0, seed=seed, updates=16, steps=24), "grpo_off_policy_sweep_broad")
     assert by_claim(judge_claims(study))["many-updates-collapse"].verdict == AGREES
 
 

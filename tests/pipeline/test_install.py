@@ -35,7 +35,8 @@ def clone(tmp_path: Path) -> Path:
 
 def make(folder: Path, *arguments: str) -> str:
     """What `make` prints in the folder."""
-    env = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
+    # Without what a `make test` around this test leaves: its options, and its depth, at which make says which folder it enters.
+    env = {key: value for key, value in os.environ.items() if key not in {"VIRTUAL_ENV", "MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
     done = subprocess.run(["make", *arguments], cwd=folder, env=env, text=True, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout

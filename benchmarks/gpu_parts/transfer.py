@@ -105,6 +105,7 @@ class Pair:
         if on_gpu:
             env["CUDA_VISIBLE_DEVICES"] = self.visible[gpu]
         self.ends.enter_context(patch.dict(os.environ, env))
+        ray.shutdown()  # what a run in this process may have left
         ray.init(address="local", include_dashboard=False, logging_level="ERROR", num_gpus=int(on_gpu))
         self.ends.callback(ray.shutdown)
         make = partial(make_engine, self.folder, str(self.model.dtype).removeprefix("torch."), "cuda" if on_gpu else "cpu")

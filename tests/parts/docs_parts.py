@@ -36,14 +36,11 @@ def clone_with_study(target: Path, page: str, study: str, place: str = "studies"
 
 
 def run_to_the_report(folder: Path, place: str = "studies") -> None:
-    """Run short.yaml. The report is whole, and says of the claim about the r1_zero prompt what it can."""
+    """Run short.yaml. The report is whole, and judges a task of one's own by nothing that was published of another."""
     sh(folder, "grpo", "study", "use", f"{place}/short.yaml")
     sh(folder, "dvc", "repro")
     for made in ("index.html", "writeup.md", "answers.md", "sections/grpo_learning_rate.md", "summary.json"):
-        assert (folder / "reports" / made).stat().st_size > 100, made
-    asked = "r1_zero" in json.loads((folder / "reports/math_baseline.json").read_text())
-    claims = {claim["id"]: claim for claim in json.loads((folder / "reports/claims.json").read_text())["claims"]}
-    note = "" if asked else "the study has no zero-shot evaluation under r1_zero"
-    assert (claims["zero-shot-r1-zero"]["verdict"] == "not measured") == (not asked)
-    assert claims["zero-shot-r1-zero"]["note"] == note
+        assert (folder / "reports" / made).stat().st_size > 50, made
+    claims = json.loads((folder / "reports/claims.json").read_text())["claims"]
+    assert claims and {claim["verdict"] for claim in claims} == {"not tested here"} and all(claim["reason"] for claim in claims)
     assert "up to date" in sh(folder, "dvc", "status").stdout

@@ -62,7 +62,7 @@ def study(setting: Setting) -> Rows:
             killed.send_signal(signal.SIGKILL)
             code = killed.wait()
             seconds = seconds_of("cpu", lambda: finish(start("train", "grpo_learning_rate", "3e-4"), "train"))
-            timing = json.loads((folder / f"data/timing/{run}.json").read_text(encoding="utf-8"))
+            timing = json.loads((folder / f"data/timing/{run}/timing.json").read_text(encoding="utf-8"))
             with (folder / f"data/runs/{run}/validation.csv").open(encoding="utf-8") as file:
                 rewards = [float(point["val/answer_reward"]) for point in csv.DictReader(file)]
             return {

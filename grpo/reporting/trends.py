@@ -117,7 +117,7 @@ def _arrival(y: np.ndarray, first: int, last: int) -> int:  # type: ignore[type-
 
 
 def trend_of(runs: list[Run], measure: Measure) -> Trend | None:
-    """The course of a metric's mean over runs, at the steps that all of them have; None where one lacks it."""
+    """The course of a metric's mean over runs, as it is written, at the steps that all have; None where one lacks it."""
     tables = [getattr(run, measure.table) for run in runs]
     if not tables or any(measure.column not in table for table in tables):
         return None
@@ -126,4 +126,5 @@ def trend_of(runs: list[Run], measure: Measure) -> Trend | None:
     if measure.table == "history":
         blocks = [curve.iloc[places] for places in np.array_split(np.arange(len(curve)), min(BLOCKS, len(curve)))]
         curve = pd.Series({int(block.index[-1]): block.mean() for block in blocks if len(block)}, dtype=float)
-    return trend(curve.index.tolist(), curve.tolist(), measure.least)
+    shown = [float(format(value, measure.shown)) for value in curve]  # a move that the digits do not show is none
+    return trend(curve.index.tolist(), shown, measure.least)

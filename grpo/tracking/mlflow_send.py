@@ -33,6 +33,7 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 
 from grpo.common.errors import UserError
+from grpo.common.files import read_jsonl
 from grpo.common.metrics import TRL_NAMES
 from grpo.study import paths
 from grpo.tracking.mlflow_uri import describe, local_database, without_password
@@ -183,8 +184,7 @@ class Delivery:
                 client.log_artifact(self.run_id, path)
         for path in map(Path, about["tables"]):
             if str(path) not in gone and f"{path.stem}.json" not in kept:  # a second call of log_table would append
-                records = [json.loads(line) for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
-                client.log_table(self.run_id, pd.DataFrame(records), f"{path.stem}.json")
+                client.log_table(self.run_id, pd.DataFrame(read_jsonl(path, "train", dict)), f"{path.stem}.json")
 
     def _send_checkpoints(self, client: MlflowClient, about: dict[str, Any]) -> None:
         """Enter checkpoints as logged models that say where DVC has the weights, each with the evaluation at its step."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from grpo.reporting.trends import trend
+from grpo.reporting.trends import MEASURES, trend, trend_of
 
 NAN = float("nan")
 
@@ -47,3 +49,12 @@ def test_the_moves_of_a_curve(values: list[float], expected: list[Any]) -> None:
 
 def test_one_point_has_no_course() -> None:
     assert trend([0, 8], [0.5, NAN], 0.05) is None
+
+
+def test_a_move_that_the_digits_do_not_show_is_none() -> None:
+    """A norm with two digits: the turns between 0.1052 and 0.1149 are all written 0.11."""
+    (norm,) = (measure for measure in MEASURES if measure.key == "norm")
+    history = pd.DataFrame({"step": range(1, 7), "gradient_norm": [0.1012, 0.1149, 0.1052, 0.1149, 0.1052, 0.1149]})
+    found = trend_of([SimpleNamespace(history=history)], norm)  # type: ignore[list-item]
+    assert found is not None and found.moves == ({"verb": "rises", "start": 0.1, "end": 0.11, "by": 2},)
+    assert (found.low, found.high, found.settled) == (0.11, 0.11, True)

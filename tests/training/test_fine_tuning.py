@@ -192,15 +192,16 @@ def test_updates_are_those_of_plain_torch(model: Any, tokenizer: Any, tmp_path: 
 
 def test_gradients_are_clipped(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """AdamW forgets a gradient's size but not how sizes change, so the clipped run goes elsewhere."""
-    _, _, norms = by_plain_torch(model, tokenizer, CONFIG)
-    config = CONFIG.model_copy(update={"max_grad_norm": min(norms) / 2})
+    longer = CONFIG.model_copy(update={"n_sft_steps": 12})
+    _, _, norms = by_plain_torch(model, tokenizer, longer)
+    config = longer.model_copy(update={"max_grad_norm": min(norms) / 2})
     trained, history, _ = fine_tuned(model, tokenizer, tmp_path / "run", config)
     expected, _, norms = by_plain_torch(model, tokenizer, config)
     assert min(norms) > config.max_grad_norm
     assert [row["gradient_norm"] for row in history] == pytest.approx(norms, rel=1e-3)  # as they were before
     assert distance(trained, expected, model) < 2e-3
-    unclipped, _, _ = by_plain_torch(model, tokenizer, CONFIG)
-    assert distance(trained, unclipped, model) > 5e-3
+    unclipped, _, _ = by_plain_torch(model, tokenizer, longer)
+    assert distance(trained, unclipped, model) > 1e-2
 
 
 def test_training_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def made_up(final: Scores, lost: bool) -> Run:
 
 def hardest(draws: Draws, studies: int) -> list[dict[str, Any]]:
     """Arms of which one spreads ten times as much as the other, with bad runs far out: the least that the interval covers."""
-    return [row(draws, runs, PROBLEMS[0], (0.02, 0.2), "skewed", studies) for runs in RUNS]
+    return [row(draws, runs, problems, (0.02, 0.2), "skewed", studies) for problems in PROBLEMS for runs in RUNS]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

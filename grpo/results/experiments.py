@@ -15,22 +15,24 @@ def read_result(study: Study, experiment: str) -> ExperimentResult:
     Raises:
         UserError: a run of the experiment is missing.
     """
-    arms = by_arm(read_runs(study, experiment))
-    return result_of(experiment, arms, study.last_k(experiment), study.selection.pinned.get(experiment))
+    arms, tie = by_arm(read_runs(study, experiment)), study.experiments[experiment].tie
+    return result_of(experiment, arms, study.last_k(experiment), study.selection.pinned.get(experiment), tie)
 
 
-def result_of(experiment: str, arms: dict[str, list[Run]], last_k: int, pinned: str | None = None) -> ExperimentResult:
+def result_of(
+    experiment: str, arms: dict[str, list[Run]], last_k: int, pinned: str | None = None, tie: str = "first"
+) -> ExperimentResult:
     """What these runs come to.
 
     An arm counts by the mean, over its seeds and its last evaluations, of the validation answer reward; collapsed runs are
     counted apart. The arm with the highest mean leads, of those without a collapsed run where there are such. Arms whose
     difference to the leader cannot be told from zero, all contrasts with it taken together, are tied with it: one of these and
-    the leader is truly the best in 95% of studies or more. Of those tied the
-    earliest in params.yaml wins, where the simpler arms stand first.
+    the leader is truly the best in 95% of studies or more.
 
     Args:
         arms: each arm's runs, in the order of params.yaml.
         pinned: the winner that ``selection.pinned`` names.
+        tie: who wins of the leader and those tied with it: the ``first`` in params.yaml, or the ``leader``.
     """
     scores = {arm: final_scores(held(runs, last_k), last_k) for arm, runs in arms.items()}
     collapses = {arm: collapses_of(runs, last_k) for arm, runs in arms.items()}
@@ -39,9 +41,9 @@ def result_of(experiment: str, arms: dict[str, list[Run]], last_k: int, pinned: 
     leader = max(eligible, key=lambda arm: float(scores[arm].mean()))  # max keeps the first of equals
     contrasts = {arm: contrast_of(arm, leader, scores, len(arms) - 1) for arm in arms if arm != leader}
     tied = [arm for arm in eligible if arm != leader and not contrasts[arm].told_apart]
-    best = next(arm for arm in eligible if arm == leader or arm in tied)
+    best = leader if tie == "leader" else next(arm for arm in eligible if arm == leader or arm in tied)
     value, out = float(scores[leader].mean()), [arm for arm in arms if arm not in eligible]
-    reason = _pinned(leader, value, pinned) if pinned else _reason(leader, value, tied, best, len(eligible))
+    reason = _pinned(leader, value, pinned) if pinned else _reason(leader, value, tied, best, len(eligible), tie)
     reason += f"; left out because a run collapsed: {', '.join(out)}" if out else ""
     return ExperimentResult(
         experiment,
@@ -81,8 +83,9 @@ def _pinned(leader: str, value: float, pinned: str) -> str:
     return f"pinned by hand in params.yaml (selection.pinned), {agrees}"
 
 
-def _reason(leader: str, value: float, tied: list[str], best: str, eligible: int) -> str:
+def _reason(leader: str, value: float, tied: list[str], best: str, eligible: int, tie: str) -> str:
     simpler = "of arms that are tied the simpler one, which stands earlier in params.yaml, wins"
+    simpler = "no arm is simpler than another, so the leader wins" if tie == "leader" else simpler
     if best != leader:
         also = [arm for arm in tied if arm != best]
         nor = f" (nor can {', '.join(also)})" if also else ""

@@ -31,7 +31,8 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         UserError: a run of the experiment is missing.
     """
     arms = by_arm(read_runs(study, experiment))
-    result = result_of(experiment, arms, study.last_k(experiment), study.selection.pinned.get(experiment))
+    tie = study.experiments[experiment].tie
+    result = result_of(experiment, arms, study.last_k(experiment), study.selection.pinned.get(experiment), tie)
     candidates = [_candidate(arm, arms[arm.arm]) for arm in result.arms]
     winner = next(candidate for candidate in candidates if candidate["arm"] == result.winner)
     selection = {

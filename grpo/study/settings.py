@@ -277,6 +277,8 @@ class Experiment(Section):
         builds_on: the experiment before, whose winner's values, and all that were won before that, its runs start from.
         passes_on: what an experiment that builds on this one takes over: the ``winner``'s values, or only the ``ranking`` of
             its arms, of which an arm with ``off_policy_rank: K`` takes the K-th best.
+        tie: who wins of arms that cannot be told from the leader: the ``first``, where the arms stand simplest first, or the
+            ``leader``, where none is simpler, as with learning rates.
         off_policy_only: its winner's values hold for off-policy configurations only; on-policy ones keep their own.
         last_k: in the place of ``selection.last_k``.
         resources: the entry of ``resources`` that a scheduler reserves for a run, as dvc.yaml has it under ``meta``.
@@ -290,6 +292,7 @@ class Experiment(Section):
     task: str = MAIN
     builds_on: str | None = None
     passes_on: Literal["winner", "ranking"] = "winner"
+    tie: Literal["first", "leader"] = "first"
     off_policy_only: bool = False
     last_k: PositiveInt | None = None
     resources: str = "train"

@@ -36,7 +36,7 @@ def study(mini_study: Study) -> Study:
 
 def with_arms(study: Study, experiment: str, arms: dict[str, Any], **selection: Any) -> Study:
     selected = study.selection.model_copy(update={"last_k": 2, "best_few": 2, "pinned": {}} | selection)
-    entries = study.experiments | {experiment: entry(experiment, arms=arms)}
+    entries = study.experiments | {experiment: entry(experiment, arms=arms, tie="first")}
     return study.model_copy(update={"seeds": [0], "experiments": entries, "selection": selected})
 
 
@@ -196,6 +196,16 @@ def test_of_tied_arms_the_earlier_wins_and_the_reason_says_so(study: Study) -> N
     low, middle, _ = result["candidates"]
     assert middle["behind"]["low"] < 0 < middle["behind"]["high"]
     assert low["behind"]["low"] > 0
+
+
+def test_where_no_arm_is_simpler_the_leader_wins_a_tie(study: Study) -> None:
+    write_run("low", always(0.1))
+    write_run("middle", always(0.58, shift=80))
+    write_run("high", always(0.60))
+    entries = study.experiments | {EXPERIMENT: study.experiments[EXPERIMENT].model_copy(update={"tie": "leader"})}
+    result = select(study.model_copy(update={"experiments": entries}), EXPERIMENT)
+    assert (result["winner"], result["leader"], result["tied"]) == ("high", "high", ["middle"])
+    assert "cannot be told from middle; no arm is simpler than another, so the leader wins" in result["reason"]
 
 
 def test_pairing_tells_small_differences_on_the_same_problems_apart(study: Study) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,14 @@ def sentences(study: Study, found: Found, numbers: Mapping[str, Numbers], verdic
         decided=DECIDED,
         trained=len(trained),
         collapses=collapses,
+        collapsed_by_arm=_by_arm([one.run for one in collapses], trained),
     )
+
+
+def _by_arm(collapsed: Sequence[str], trained: Collection[str]) -> list[str]:
+    """How many of each arm's runs collapsed, such as ``grpo_learning_rate/3e-3 (3 of 3)``."""
+    fallen, all_of = (Counter(run.rpartition("/")[0] for run in runs) for runs in (collapsed, trained))
+    return [f"{arm} ({number} of {all_of[arm]})" for arm, number in fallen.items()]
 
 
 def _lowered(numbers: Numbers) -> list[Numbers]:

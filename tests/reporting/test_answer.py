@@ -78,7 +78,7 @@ def test_the_largest_choice_is_not_a_gap_to_an_arm_that_collapsed(said: Any) -> 
     arms = arm_result("a", 0.8), arm_result("b", 0.6, (0.2, 0.1, 0.3)), arm_result("c", 0.0, (0.8, 0.7, 0.9), *fallen)
     text = said({"grpo_learning_rate": (runs, result(*arms))})
     assert "largest difference is in Learning rate: a ends 0.200 (0.100 to 0.300) above b." in text
-    assert "Of 6 runs 2 collapsed: grpo_learning_rate/c/0 and grpo_learning_rate/c/1." in text
+    assert "Of 6 runs 2 collapsed: grpo_learning_rate/c (2 of 2)." in text
     text = said({"grpo_learning_rate": (runs[:2] + runs[4:], result(arms[0], arms[2]))})
     assert "No choice between arms whose runs all held made a difference that can be told from zero." in text
 

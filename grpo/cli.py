@@ -17,7 +17,7 @@ import typer
 from grpo.commands.kissing_app import kissing_app
 from grpo.commands.stages import STAGES
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
-from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error
+from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory
 from grpo.study.paths import workspace
 
 
@@ -292,7 +292,7 @@ def study_show(name: Annotated[str, typer.Argument(help="A name in studies/, or 
 
 
 def main() -> None:
-    """Run the command line; a user's mistake, or what the disk refuses, becomes one message and exit code 2."""
+    """Run the command line; a user's mistake, a full disk or memory becomes one message and exit code 2."""
     fix_cpu_kernels()
     share_cpu_fairly()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a scheduler may have had it ignored, so that DVC outlives it
@@ -302,7 +302,7 @@ def main() -> None:
         print(stop, file=sys.stderr)
         sys.exit(RESUME_ME)
     except Exception as error:
-        message = explain_os_error(error) or (str(error) if isinstance(error, UserError) else None)
+        message = explain_os_error(error) or (str(error) if isinstance(error, UserError) else explain_out_of_memory(error))
         if message is None:
             raise
         print(f"error: {message}", file=sys.stderr)

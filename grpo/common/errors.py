@@ -1,7 +1,8 @@
 """The one exception type for mistakes a user can make.
 
 The command line turns it into a single message on stderr and exit code 2, and so it does with what the disk refuses
-(:func:`explain_os_error`). Every other exception is a bug of ours and keeps its traceback.
+(:func:`explain_os_error`) and with memory that runs out (:func:`explain_out_of_memory`). Every other exception is a bug of ours
+and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WHILE_WRITING = "while writing "  # begins the note that an exception gets where the file or folder at hand is known
+
+IN_PHASE = "in the phase "  # begins the note that an exception gets in a phase of a run
 
 
 class UserError(Exception):
@@ -59,6 +62,45 @@ def explain_os_error(error: BaseException) -> str | None:
         where = Path(_DRAFT.sub(r"/\1", str(where)))
         return f"{from_here(where)}: {wrong}. {remedy}, and run the same command again; what was finished is kept."
     return None
+
+
+# As torch's allocators say it, in exceptions of several kinds.
+_OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory|(CUDA|HIP|XPU) out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+)
+_OF_SAMPLING = "Lower engine.max_batch_size or sampling_max_tokens"
+TO_LOWER = {
+    "rollout": _OF_SAMPLING,
+    "waiting": _OF_SAMPLING,  # of an asynchronous run's learner, for rollouts
+    "training": (
+        "Lower learner.max_tokens_per_microbatch (where that is null, raise gradient_accumulation_steps), or set "
+        "learner.gradient_checkpointing to true"
+    ),
+    "synchronization": "Lower grpo.gpu_memory_utilization, or set engine.sleep_level to 2, where vLLM samples",
+    "evaluation": "Lower engine.max_batch_size, evaluation.max_tokens or learner.max_tokens_per_microbatch",
+}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that there is no memory left, the processor's or a GPU's."""
+    no_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    return no_memory or bool(_OUT_OF_MEMORY.search(str(error)))
+
+
+def explain_out_of_memory(error: BaseException) -> str | None:
+    """Where memory ran out and which settings to lower; None for any other error."""
+    chain = list(_chain(error))
+    found = next((one for one in chain if is_out_of_memory(one)), None)
+    if found is None:
+        return None
+    notes = [note for one in chain for note in getattr(one, "__notes__", ()) if note.startswith(IN_PHASE)]
+    phase = notes[0].removeprefix(IN_PHASE) if notes else None
+    where = f"in the {phase} phase" if phase else "outside of a run's phases, such as while a model is loaded"
+    remedy = TO_LOWER.get(phase or "", "Use a smaller model")
+    return (
+        f"out of memory {where} ({reason(found)}). {remedy}, or end what else needs memory. With the same settings, the same "
+        "command goes on from a run's last saved state; with others, a run begins anew."
+    )
 
 
 def from_here(path: Path) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from grpo.common.errors import UserError, reason
+from grpo.common.errors import UserError, is_out_of_memory, reason
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
 from grpo.models.lora import FOLDER, has_adapters, save_adapters, without_adapters
 from grpo.models.packed_attention import keep_out_of_graphs
@@ -66,20 +68,33 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any
             from grpo.models.hugging_face import load_hugging_face
 
             model = load_hugging_face(folder, precision)
-    except (UserError, MemoryError):
+    except UserError:
         raise
     except Exception as error:  # as above
+        if is_out_of_memory(error):
+            raise
         raise UserError(f"{folder}: not a readable model ({reason(error)}). {how_to_restore_checkpoint(folder)}") from error
     return model.to(device)
 
 
-def stored_dtype(folder: Path) -> torch.dtype:
-    """The precision that a checkpoint's weights are stored in: half precision where all are, else float32."""
-    found = set()
+def to_stored_precision(model: Any, folder: Path) -> None:
+    """Bring each weight into the precision that a checkpoint stores it in; one that it lacks, or has by another name, into the
+    one that most of its numbers have.
+    """
+    stored: dict[str, torch.dtype] = {}
+    numbers: Counter[torch.dtype] = Counter()
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as weights:
-            found |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118 # it is no dictionary
-    return {"BF16": torch.bfloat16, "F16": torch.float16}.get("".join(found), torch.float32)
+            for name in weights.keys():  # noqa: SIM118 # it is no dictionary
+                piece = weights.get_slice(name)
+                stored[name] = {"BF16": torch.bfloat16, "F16": torch.float16}.get(piece.get_dtype(), torch.float32)
+                numbers[stored[name]] += math.prod(piece.get_shape())
+    usual = numbers.most_common(1)[0][0]
+    own = model.state_dict(keep_vars=True)
+    known = {id(weight) for name, weight in own.items() if name in stored}  # a tied weight has two names
+    for name, weight in own.items():
+        if name in stored or id(weight) not in known:
+            weight.data = weight.data.to(stored.get(name, usual))
 
 
 def compile_layers(model: Any) -> None:

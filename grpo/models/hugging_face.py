@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.common.errors import UserError, reason
+from grpo.common.errors import UserError, is_out_of_memory, reason
 from grpo.models.examine import SHARED_PROMPT, NotComputed, examine
 from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
@@ -53,6 +53,8 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
     try:
         model.traits = examine(model)
     except Exception as error:  # whatever an architecture raises that is built in another way
+        if is_out_of_memory(error):
+            raise
         raise UserError(
             f"{folder}: a model of the architecture {type(model).__name__} cannot be trained here ({reason(error)}). Use a "
             "model of another architecture (docs/models.md)."

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from grpo.common.errors import IN_PHASE
 from grpo.common.memory import peak_mb, reset_peak
 from grpo.tracking.mlflow_run import MlflowRun
 
@@ -57,6 +58,9 @@ class RunLog:
         start = time.perf_counter()
         try:
             yield
+        except Exception as error:
+            error.add_note(f"{IN_PHASE}{name}")
+            raise
         finally:
             seconds = time.perf_counter() - start
             for times, key in ((self._phases, name), (self.phase_totals, f"{name}_s")):

@@ -8,7 +8,8 @@ Writing and hashing what a model of 1.5 billion parameters needs (21.6 GB) takes
 memory: training waits for the copy only, and a thread writes it while training goes on.
 
 Nothing else has to be saved: the order of the data and the seed of each sampling call depend on the run's seed and the step
-alone (:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate is constant.
+alone (:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate on how many updates there
+were (:mod:`grpo.learner.schedule`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from grpo.common.errors import ToBeResumed, UserError, reason
+from grpo.common.errors import ToBeResumed, UserError, is_out_of_memory, reason
 from grpo.common.files import read_json, remove, write_json
 from grpo.common.world import ALONE, World
 from grpo.models.sharding import gather
@@ -300,9 +301,11 @@ def _damage(state: Path) -> str | None:
     try:
         contents = {path.name: _load(path, mmap=True) for path in state.glob("*.pt")}
         step, _, _ = (contents[STATE][key] for key in ("step", "loop", "parts"))
-    except (MemoryError, PermissionError):
+    except PermissionError:
         raise
     except Exception as error:  # whatever a file makes torch raise that is whole but no state
+        if is_out_of_memory(error):
+            raise
         return f"cannot be read ({reason(error)})"
     return None if state.name == f"step-{step}" else f"it is the state after step {step}"
 

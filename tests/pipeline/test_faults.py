@@ -19,11 +19,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 from mount_parts import can_mount, tmpfs
 from study_parts import activate
 
 from grpo import cli
-from grpo.common.errors import UserError, explain_os_error
+from grpo.common.errors import IN_PHASE, UserError, explain_os_error, explain_out_of_memory
 from grpo.common.files import files_digest, whole_folder
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.study import paths
@@ -271,6 +272,48 @@ def test_what_the_disk_refuses_is_explained(
 @pytest.mark.parametrize("error", NOT_EXPLAINED.values(), ids=NOT_EXPLAINED)
 def test_other_errors_are_not(error: BaseException) -> None:
     assert explain_os_error(error) is None
+
+
+def out_of_memory(kind: str) -> BaseException:
+    """The exception of torch's allocator: the processor's own, and a GPU's as it is worded."""
+    if kind == "cpu":
+        with pytest.raises(RuntimeError) as caught:
+            torch.empty(2**60, dtype=torch.uint8)
+        return caught.value
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 23.6 GiB.")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("phase", "keys"),
+    [
+        ("training", ["learner.max_tokens_per_microbatch", "learner.gradient_checkpointing"]),
+        ("rollout", ["engine.max_batch_size", "sampling_max_tokens"]),
+        ("evaluation", ["engine.max_batch_size", "evaluation.max_tokens"]),
+        (None, ["a smaller model"]),
+    ],
+)
+def test_memory_that_runs_out_is_told_with_its_phase_and_what_to_lower(
+    kind: str, phase: str | None, keys: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = out_of_memory(kind)
+    if phase:
+        error.add_note(f"{IN_PHASE}{phase}")
+
+    def app() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.startswith("error: out of memory") and "llocate" in told
+    assert (f"in the {phase} phase" in told) == (phase is not None) and all(key in told for key in keys)
+
+
+@pytest.mark.parametrize("error", NOT_EXPLAINED.values(), ids=NOT_EXPLAINED)
+def test_other_errors_are_not_a_matter_of_memory(error: BaseException) -> None:
+    assert explain_out_of_memory(error) is None
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 from study_parts import ROOT, values_of
 
+from grpo.common.errors import TO_LOWER
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.study.schema import Study
 
@@ -32,15 +33,20 @@ def text_of(node: ast.AST) -> str:
     return between.join(map(text_of, ast.iter_child_nodes(node)))
 
 
+def dotted(text: str) -> list[str]:
+    return re.findall(r"(?<![\w/.-])[a-z*][\w*]*(?:\.[\w*]+)+", text)
+
+
 def named_keys() -> Iterator[tuple[str, str]]:
     """Each dotted name in a message of the package or of the workflow, with where it stands."""
     for file in (*(ROOT / "grpo").rglob("*.py"), *(ROOT / "workflow").glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RAISED:
-                names = re.findall(r"(?<![\w/.-])[a-z*][\w*]*(?:\.[\w*]+)+", text_of(node))
-                for name in names:
+                for name in dotted(text_of(node)):
                     if name == name.lower() and name.rpartition(".")[2] not in NO_KEYS and not name.startswith("*"):
                         yield f"{file.relative_to(ROOT)}:{node.lineno}", name
+    for phase, remedy in TO_LOWER.items():
+        yield from ((f"out of memory, {phase}", name) for name in dotted(remedy))
 
 
 def has(kind: Any, keys: list[str]) -> bool:

@@ -16,6 +16,7 @@ from grpo.common.imports import named_file
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, SampledTraces
+from grpo.study.software import install_vllm
 from grpo.tasks.downloaded import HubDataset
 from grpo.tasks.rows import LocalFiles
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
@@ -163,7 +164,8 @@ def _packages(study: Study) -> list[Finding]:
             "vLLM",
             study.engine.name == "vllm",
             vllm,
-            "This version works with vllm>=0.32,<0.33: pip install -e '.[vllm]', or set engine.name to transformers.",
+            f"This version works with vllm>=0.32,<0.33: {install_vllm(study.engine.device)}, or set engine.name to "
+            "transformers.",
         ),
         (
             "bitsandbytes",

@@ -41,13 +41,6 @@ def make_engine(
     engine, learner = study.engine, study.learner
     folder, model, tokenizer = checkpoint
     if engine.name == "vllm":
-        if engine.device not in {"cpu", "cuda", "cuda:0"}:
-            raise UserError(
-                f"params.yaml: engine.device ({engine.device}): vLLM takes the first GPU it sees. Set it to cuda:0, and "
-                "learner.device to cuda:1 for a GPU each."
-            )
-        if engine.sleep_level and engine.device == "cpu":
-            raise UserError("params.yaml: engine.sleep_level: vLLM can only sleep on a GPU. Set it to 0.")
         from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
 
         settings = VllmSettings(

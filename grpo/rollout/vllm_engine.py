@@ -23,6 +23,7 @@ from grpo.models.examine import limited_context
 from grpo.rollout.engine import SamplingParams, derive_seed, require_room
 from grpo.rollout.responses import Responses
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
+from grpo.study.software import install_vllm
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class VllmEngine:
             from vllm import LLM
         except ImportError as error:
             raise UserError(
-                f"params.yaml: engine.name: vllm cannot be imported ({error}). Install it with `pip install -e .[vllm]` "
-                "(docs/gpu.md), or set engine.name to transformers."
+                f"params.yaml: engine.name: vllm cannot be imported ({error}). Install it with "
+                f"`{install_vllm(settings.device)}` (docs/gpu.md), or set engine.name to transformers."
             ) from error
         self._policy, self._device, self._world = model, settings.device, world
         self._sleep, self._check = settings.sleep, settings.check_weights

@@ -109,6 +109,17 @@ class EngineSettings(Section):
     max_batch_size: PositiveInt = 1024
     sleep_level: Literal[0, 2] = 0  # 2: vLLM gives its memory back while a learner on the same GPU trains
 
+    @model_validator(mode="after")
+    def _runs_there(self) -> Self:
+        if self.sleep_level and self.device == "cpu":
+            raise ValueError(f"sleep_level {self.sleep_level}: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0")
+        if self.name == "vllm" and self.device not in {"cpu", "cuda", "cuda:0"}:
+            raise ValueError(
+                f"device {self.device!r}: vLLM takes the first GPU it sees: set it to cuda:0, and learner.device to cuda:1 for "
+                "a GPU each"
+            )
+        return self
+
 
 class LearnerSettings(Section):
     """Where gradients are computed, how a batch is cut, and what is done for speed and memory. All give the same gradient.

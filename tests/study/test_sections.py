@@ -335,6 +335,19 @@ def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: P
         assert edited(tmp_path, on_gpu).resources[kind].cpus == 2
 
 
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"sleep_level": 2}, "engine: sleep_level 2: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0"),
+        ({"device": "cuda:1"}, "engine: device 'cuda:1': vLLM takes the first GPU it sees: set it to cuda:0"),
+    ],
+)
+def test_an_engine_that_cannot_run_there_is_refused_when_the_study_is_read(
+    tmp_path: Path, engine: dict[str, Any], message: str
+) -> None:
+    assert message in refused(tmp_path, lambda values: values["engine"].update({"name": "vllm", "device": "cpu", **engine}))
+
+
 def test_a_stage_that_copies_a_model_needs_no_core_for_each_thread(tmp_path: Path) -> None:
     def edit(values: dict[str, Any]) -> None:
         values["threads"] = 2

@@ -59,6 +59,8 @@ METRICS = (
     Metric("train/response_length_max", "longest training rollout", "tokens", "completions/max_length", charted=False),
     Metric("train/cut_off", "share of training rollouts cut off", "share", "completions/clipped_ratio", charted=False),
     Metric("train/grader_timeouts", "answers that took the grader too long, training", charted=False),
+    Metric("dynamic_sampling/rounds", "rounds of dynamic sampling in a step", charted=False),
+    Metric("dynamic_sampling/dropped_groups", "groups dropped for want of signal", charted=False),
     Metric("train/correct", "correct rollouts, trained on"),
     Metric("train/solved", "share of questions solved", "share"),
     Metric("kl/per_token", "KL per token, sampled estimate", "nats"),

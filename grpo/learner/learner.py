@@ -35,6 +35,7 @@ from grpo.learner.microbatches import (
 )
 from grpo.learner.mismatch import importance_weights, mismatch_sums
 from grpo.learner.optimizer import Optimizer
+from grpo.learner.schedule import learning_rate
 from grpo.models.lora import adapter_weights, without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
 from grpo.models.traits import traits_of
@@ -67,6 +68,9 @@ class Learner:
             ``fully_shard``). A model in which prompts cannot be shared has padded microbatches whatever ``packing`` says.
         world: the processes that share the work; each has a learner of the same model and arguments, and calls its methods
             with the same whole batches.
+
+    Attributes:
+        updates: optimizer steps so far, skipped ones too.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class Learner:
                 raise UserError(f"loss_type: {config.loss_type} measures {', '.join(taken)}, as the learner does: rename it.")
         self.optimizer = Optimizer(model, config.learning_rate, settings.optimizer)
         self.world = world
+        self.updates = 0
 
     # ------------------------------------------------------------------------------------------- what the loops call
 
@@ -203,12 +208,13 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """Everything that training changes: the weights, or the adapters, and the optimizer's state."""
         weights = self.model.state_dict() if self.config.lora is None else adapter_weights(self.model)
-        return {"model": weights, "optimizer": self.optimizer.state()}
+        return {"model": weights, "optimizer": self.optimizer.state(), "updates": self.updates}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a :meth:`state`."""
         load_weights(self.model, state["model"], strict=self.config.lora is None)
         self.optimizer.restore(state["optimizer"])
+        self.updates = state["updates"]
 
     @property
     def _grpo(self) -> GrpoConfig:
@@ -306,6 +312,8 @@ class Learner:
         norm = self.optimizer.clip(self.config.max_grad_norm)
         # The one time in an update that the host waits for the device.
         *found, norm_found = torch.cat([over_all, torch.stack([*extreme.values(), norm]).double()]).tolist()
+        self.optimizer.learning_rate = learning_rate(self.config, self.updates)
+        self.updates += 1
         sums = dict(zip(totals, found[: len(totals)], strict=True))
         extremes = dict(zip(extreme, found[len(totals) :], strict=True))
         return sums, extremes, norm_found, self.optimizer.finish(norm_found, sums["loss"])

@@ -31,10 +31,13 @@ LOSSES_OF_THE_HANDOUTS = {"GRPO-Clip": "grpo_clip", "GRPO-No-Clip": "grpo_no_cli
 WITHOUT_RATIO = ("no_baseline", "reinforce_with_baseline")  # of these, losses that do not contain pi / pi_old
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+LrSchedulerType = Literal["constant", "linear", "cosine"]
 RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
 
 RATE_TIMES = "learning_rate_times"  # in an arm: "so many times the rate that the winners before have"
 OFF_POLICY_RANK = "off_policy_rank"  # in an arm: "the values of the K-th best off-policy arm of the sweep before"
+# Settings that are left out of a run's record where they have their defaults, which leave all as it was before they came.
+LEFT_OUT = ("lora", "lr_scheduler_type", "warmup_steps", "dynamic_sampling_rounds")
 
 
 class Section(BaseModel):
@@ -55,6 +58,8 @@ class TrainingConfig(Section):
     """What the methods have in common: how a batch becomes an optimizer step, and when a run ends."""
 
     learning_rate: PositiveFloat = 1e-5
+    lr_scheduler_type: LrSchedulerType = "constant"  # transformers' names; see grpo.learner.schedule
+    warmup_steps: NonNegativeInt = 0  # updates in which the rate rises from 0, with any of these
     train_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 128
     max_grad_norm: PositiveFloat = 1.0
@@ -64,13 +69,29 @@ class TrainingConfig(Section):
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs without adapters are recorded, and distinguished from others, as before there were any."""
+        """Runs without what ``LEFT_OUT`` names are recorded, and distinguished from others, as before there was any of it."""
         values: dict[str, Any] = values_of(self)
-        return {key: value for key, value in values.items() if key != "lora" or value is not None}
+        off = {key: type(self).model_fields[key].default for key in LEFT_OUT if key in values}
+        return {key: value for key, value in values.items() if key not in off or value != off[key]}
 
     @model_validator(mode="after")
     def _microbatches_divide(self) -> Self:
         self._divides("train_batch_size", "gradient_accumulation_steps")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> Self:
+        if self.lr_scheduler_type == "constant" and not self.warmup_steps:
+            return self
+        if self.n_updates is None:
+            raise ValueError(
+                "lr_scheduler_type and warmup_steps: how many updates expert iteration takes is not known beforehand, as it "
+                "depends on how many answers are right: leave both out"
+            )
+        if self.warmup_steps >= self.n_updates:
+            raise ValueError(
+                f"warmup_steps ({self.warmup_steps}) must be fewer than the run's {self.n_updates} updates: lower it"
+            )
         return self
 
     def _divides(self, whole: str, part: str) -> None:
@@ -88,6 +109,11 @@ class TrainingConfig(Section):
     def n_steps(self) -> int:
         """Steps of the method's loop."""
         raise NotImplementedError
+
+    @property
+    def n_updates(self) -> int | None:
+        """Optimizer steps of a whole run; None where that is not known beforehand."""
+        return None
 
 
 class SamplingConfig(TrainingConfig):
@@ -134,6 +160,11 @@ class SftConfig(TrainingConfig):
     @property
     def n_steps(self) -> int:
         """Optimizer steps."""
+        return self.n_sft_steps
+
+    @property
+    def n_updates(self) -> int:
+        """Optimizer steps of a whole run."""
         return self.n_sft_steps
 
 
@@ -190,6 +221,7 @@ class GrpoConfig(SamplingConfig):
     n_grpo_steps: PositiveInt = 200
     advantage_eps: PositiveFloat = 1e-6
     rollout_batch_size: PositiveInt = 256
+    dynamic_sampling_rounds: NonNegativeInt = 0  # so often groups whose rewards are all equal are replaced by other questions'
     epochs_per_rollout_batch: PositiveInt = 1
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
     loss_type: str = "reinforce_with_baseline"  # LOSS_TYPES, LOSSES_OF_THE_HANDOUTS, or MODULE:NAME (grpo.learner.losses.Loss)
@@ -239,6 +271,13 @@ class GrpoConfig(SamplingConfig):
                 "measure_kl needs rollouts of the current policy, and asynchronous ones are of an older one: "
                 "leave out one of the two"
             )
+        if self.dynamic_sampling_rounds and self.asynchronous is not None:
+            raise ValueError(
+                "dynamic_sampling_rounds: whether a group is replaced is known once it is scored, and by then an asynchronous "
+                "run's generator samples for a later step: leave out one of the two"
+            )
+        if self.dynamic_sampling_rounds and self.group_size == 1:
+            raise ValueError("dynamic_sampling_rounds: a group of one never has two rewards that differ: raise group_size")
         ratio_is_to_engine = self.asynchronous is not None and self.asynchronous.is_stale and self.importance_cap is None
         if ratio_is_to_engine and self.loss_type not in WITHOUT_RATIO:
             self._refuse_narrowed_sampling()
@@ -269,6 +308,11 @@ class GrpoConfig(SamplingConfig):
     def n_steps(self) -> int:
         """GRPO steps."""
         return self.n_grpo_steps
+
+    @property
+    def n_updates(self) -> int:
+        """Optimizer steps of a whole run."""
+        return self.n_grpo_steps * self.updates_per_rollout_batch
 
     @property
     def updates_per_rollout_batch(self) -> int:

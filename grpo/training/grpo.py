@@ -6,6 +6,7 @@ from grpo.common.records import response_tokens
 from grpo.learner.learner import Learner
 from grpo.study.methods import GrpoConfig
 from grpo.training.context import RunContext
+from grpo.training.dynamic_sampling import replace_groups_without_signal
 from grpo.training.step import sample, score, train_on
 
 
@@ -21,6 +22,9 @@ def train_grpo(ctx: RunContext[GrpoConfig, Learner]) -> None:
 
         with log.phase("scoring"):
             rollouts, metrics = score(ctx.setup, rollouts, ctx.sampler.world)
+
+        if config.dynamic_sampling_rounds:
+            rollouts, metrics = replace_groups_without_signal(ctx, step, rollouts)
 
         with log.phase("training"):
             updates, drift = train_on(config, learner, rollouts, version=step - 1)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from grpo.common.errors import UserError
-from grpo.common.records import Example
+from grpo.common.records import Example, Problem
 from grpo.study.methods import SftConfig
 
 Item = TypeVar("Item")
@@ -43,6 +43,16 @@ def items_of_step(items: Sequence[Item], seed: int, step: int, n: int) -> list[I
         epoch, index = divmod(position, len(items))
         chosen.append(items[_order(len(items), seed, epoch)[index]])
     return chosen
+
+
+def other_problems(problems: Sequence[Problem], asked: Sequence[Problem], seed: int, step: int, n: int) -> list[Problem]:
+    """``n`` problems that are not among those ``asked`` in a step so far, or as many as there are.
+
+    It depends on nothing but its arguments, too.
+    """
+    known = {problem.id for problem in asked}
+    drawn = random.Random(f"others {seed} {step} {len(asked)}").sample(problems, min(len(problems), n + len(asked)))
+    return [problem for problem in drawn if problem.id not in known][:n]
 
 
 @lru_cache(maxsize=2)

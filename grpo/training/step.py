@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from grpo.common.records import Rollout, response_tokens
+from grpo.common.records import Problem, Rollout, response_tokens
 from grpo.common.world import ALONE, World
 from grpo.evaluation.evaluate import Sampler, grader_timeouts, sample_rollouts, score_rollouts
 from grpo.learner.advantages import normalize_scores
@@ -39,8 +39,12 @@ def sample(setup: RunSetup[Sampling], sampler: Sampler, step: int, n_questions: 
         those of this process's share of the questions.
     """
     questions = items_of_step(setup.data, setup.seed, step, n_questions)
-    sampling, seed = rollout_sampling(setup.config, setup.format), derive_seed(setup.seed, "rollout", step)
-    return sample_rollouts(sampler, questions, sampling, setup.config.group_size, seed)
+    return ask(setup, sampler, questions, derive_seed(setup.seed, "rollout", step))
+
+
+def ask(setup: RunSetup[Sampling], sampler: Sampler, questions: Sequence[Problem], seed: int) -> list[Rollout]:
+    """Sample G rollouts of each question of this process's share."""
+    return sample_rollouts(sampler, questions, rollout_sampling(setup.config, setup.format), setup.config.group_size, seed)
 
 
 def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> list[Rollout]:
@@ -55,14 +59,18 @@ def score(setup: RunSetup[GrpoConfig], rollouts: list[Rollout], world: World = A
     Returns:
         the rollouts of all processes, and what is logged of them.
     """
-    config = setup.config
     rollouts = reward(setup, rollouts, world)
+    return rollouts, set_advantages(setup.config, rollouts)
+
+
+def set_advantages(config: GrpoConfig, rollouts: list[Rollout]) -> dict[str, float]:
+    """Write advantages into all scored rollouts of a batch; returns what is logged of them."""
     advantages, _, means = normalize_scores(
         [rollout.rewards for rollout in rollouts], config.group_size, config.advantage_eps, config.use_std_normalization
     )
     for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
         rollout.advantage = advantage
-    return rollouts, rollout_metrics(means, rollouts)
+    return rollout_metrics(means, rollouts)
 
 
 def rollout_metrics(means: dict[str, float], rollouts: list[Rollout]) -> dict[str, float]:

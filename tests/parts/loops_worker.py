@@ -61,6 +61,7 @@ SFT = SftConfig(
 CASES: dict[str, Any] = {
     **{loss: (train_grpo, GRPO.model_copy(update={"loss_type": loss})) for loss in LOSS_TYPES},
     "microbatch_longest": (train_grpo, GRPO.model_copy(update={"length_normalization": "microbatch_longest"})),
+    "dynamic sampling": (train_grpo, GRPO.model_copy(update={"dynamic_sampling_rounds": 2, "warmup_steps": 3})),
     "expert iteration": (train_by_expert_iteration, EXPERT),
     "sft": (train_sft, SFT),
 }

@@ -36,7 +36,7 @@ from training_parts import (
     without_a_t,
 )
 
-from grpo.common.errors import UserError
+from grpo.common.errors import UserError, explain_out_of_memory
 from grpo.common.metrics import UNITS
 from grpo.common.records import Completion, Problem, Rollout, write_records
 from grpo.evaluation.evaluate import Sampler
@@ -536,21 +536,33 @@ def test_gradient_checkpointing_computes_activations_twice(
     assert calls.with_gradient == (4 if checkpointing else 2)  # two layers, one microbatch
 
 
-@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
+def out_of_memory() -> None:
+    """Ask torch's allocator for more than any machine has."""
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+SCHEDULED = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "dynamic_sampling_rounds": 2}
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora": Lora(rank=2)}, SCHEDULED], ids=["plain", "lora", "scheduled"])
 def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
-    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch, lora: Lora | None
+    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    """Its rollouts, too, are known to be of the policy at hand, so that their log-probabilities are the learner's."""
+    """Its rollouts, too, are known to be of the policy at hand, so that their log-probabilities are the learner's; and learning
+    rates and dynamic sampling go on where they were.
+    """
     from grpo.training import grpo as loop
     from grpo.training import run as run_module
 
     monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: SCORE)
-    config = tiny_study.grpo.model_copy(update={"lora": lora})
+    config = tiny_study.grpo.model_copy(update=changes)
     study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None, "grpo": config})
     run = tiny_run(study)
     sample = loop.sample
 
     def killed_at_step_4(setup: Any, sampler: Any, step: int, n_questions: int) -> Any:
+        if step == 4 and changes is SCHEDULED:
+            out_of_memory()
         if step == 4:
             raise KeyboardInterrupt
         return sample(setup, sampler, step, n_questions)
@@ -560,16 +572,21 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
 
     run_module.train_run(study, run)
     whole = results()
+    history = read_csv(paths.RUNS / run.name / "history.csv")
+    assert (len({row["learning_rate"] for row in history}) > 1) == (changes is SCHEDULED)
+    assert any(row.get("dynamic_sampling/rounds") for row in history[-4:]) == (changes is SCHEDULED)  # after the state
     weights = (paths.CHECKPOINTS / run.name / "last" / "model.safetensors").read_bytes()
     shutil.rmtree(paths.RUNS)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "sample", killed_at_step_4)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises((KeyboardInterrupt, RuntimeError)) as caught:
             run_module.train_run(study, run)
+    if changes is SCHEDULED:
+        assert "in the rollout phase" in str(explain_out_of_memory(caught.value))
     assert not (paths.RUNS / run.name).exists() and list((paths.RUN_STATE / run.name).glob("*/step-2"))
     (state,) = (paths.RUN_STATE / run.name).glob("*/step-2/state.pt")
     saved = torch.load(state, weights_only=True)["parts"]["learner"]["model"]
-    assert all(".lora_" in name for name in saved) == (lora is not None)
+    assert all(".lora_" in name for name in saved) == ("lora" in changes)
     run_module.train_run(study, run)
     assert results() == whole
     assert (paths.CHECKPOINTS / run.name / "last" / "model.safetensors").read_bytes() == weights

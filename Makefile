@@ -118,4 +118,4 @@ report: install ## Draw page, figures, tables and write-up again from the result
 
 clean: ## Remove results and tracking; keeps the environment and DVC's cache
 	rm -rf data reports mlruns mlflow.db* .stamps logs
-	@git checkout -q -- data 2>/dev/null || true # README and prompts
+	@git checkout -q -- data 2>/dev/null || true # what git holds there

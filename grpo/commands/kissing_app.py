@@ -39,9 +39,7 @@ def verify(
 def search(
     strategy: Annotated[
         str,
-        typer.Option(
-            help="mutation (no language model), or with one: simple, refine, best_of_n, hybrid, or NAME_without_bounds."
-        ),
+        typer.Option(help="mutation (no language model), or with one: best_of_n, conversation or hybrid."),
     ] = "mutation",
     out: Annotated[Path, typer.Option(help="Folder of conversation_log.json and program.py; a search there goes on.")] = Path(
         "kissing_search"

@@ -26,7 +26,6 @@ from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state
 
 CODE = Path(mutation.__file__).parent
-COMMITTED = CODE / "program.py"
 SCORES = "scores.jsonl"
 KISSING_NUMBER_METRICS = paths.METRICS / "kissing_number.json"
 MUTATION = "mutation"
@@ -34,7 +33,7 @@ UNFENCED = "KISSING_UNFENCED"  # in the environment, "1": run a language model's
 
 
 def run_kissing_number(study: Study) -> dict[str, Any]:
-    """Search, verify the committed program too, and write data/kissing_number, reports/kissing_number.json and its metrics.
+    """Search, verify the committed program too, and write data/kissing_search, reports/kissing_number.json and its metrics.
 
     A search that was killed goes on, as long as neither its settings nor its code have changed. Of a study without a search
     the folders and the report are empty, as DVC wants a stage's outputs to be there.
@@ -44,7 +43,7 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     """
     wanted = study.kissing_number
     if wanted is None:
-        for left_empty in (paths.KISSING_NUMBER, paths.CONVERSATION_LOG.parent):
+        for left_empty in (paths.KISSING_SEARCH, paths.CONVERSATION_LOG.parent):
             with whole_folder(left_empty):
                 pass
         for empty in (paths.KISSING_NUMBER_REPORT, KISSING_NUMBER_METRICS):
@@ -54,13 +53,15 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
     remove_stored(state)
-    with whole_folder(paths.KISSING_NUMBER) as folder:
+    with whole_folder(paths.KISSING_SEARCH) as folder:
         log = open_log(state / LOG, settings)
         ended_by = search(propose, verify_text, Budget(wanted.calls, wanted.tokens, wanted.seconds), log)
-        committed = verify_program(COMMITTED)
+        committed = verify_program(paths.KISSING_NUMBER)
         result = summarise(log, ended_by, committed)
         best = (
-            log.best.proposal.program if log.best and result["best_from"] == "search" else COMMITTED.read_text(encoding="utf-8")
+            log.best.proposal.program
+            if log.best and result["best_from"] == "search"
+            else paths.KISSING_NUMBER.read_text(encoding="utf-8")
         )
         (folder / BEST_PROGRAM).write_text(best or "", encoding="utf-8")
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in score_rows(log.attempts)]
@@ -117,5 +118,5 @@ def _track(study: Study, log: Log, result: dict[str, Any]) -> None:
         run.log({"score": row["score"], "best": row["best"]}, step=row["attempt"])
     run.log({"best_with_committed_program": result["best"]}, step=len(log.attempts))
     run.artifact(paths.CONVERSATION_LOG)
-    run.artifact(paths.KISSING_NUMBER / BEST_PROGRAM)
+    run.artifact(paths.KISSING_SEARCH / BEST_PROGRAM)
     run.finish()

@@ -144,7 +144,7 @@ def kissing_number() -> None:
         print("kissing_number: null in params.yaml, so there is no search")
         return
     found, best = (f"{result[name]} points" for name in ("best_of_search", "best"))
-    print(f"the search: {found} ({result['ended_by']}); data/kissing_number/program.py: {best}, from the {result['best_from']}")
+    print(f"the search: {found} ({result['ended_by']}); data/kissing_search/program.py: {best}, from the {result['best_from']}")
 
 
 def select(experiment: Experiment) -> None:

@@ -14,7 +14,7 @@ from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAI, 
 from grpo.common.errors import UserError
 from grpo.discovery.log import Attempt, Proposal
 from grpo.discovery.search import Propose
-from grpo.discovery.strategies import REFUSED, STRATEGIES, Messages, extract_program
+from grpo.discovery.strategies import REFUSED, STRATEGIES, Messages, extract_program, messages_of
 
 UNANSWERED = "the endpoint did not answer"  # how the problem of an attempt begins that another one may not have
 NO_KEY = "none"  # sent to a server that wants none
@@ -104,8 +104,8 @@ def propose_with(endpoint: Endpoint, strategy: str) -> Propose:
     model, plan = _Model(endpoint), STRATEGIES[strategy]
 
     def propose(attempts: Sequence[Attempt], seed: int) -> Proposal:
-        parents, messages = plan(attempts, seed)
-        return model.ask(messages, seed, parents)
+        held = plan(attempts)
+        return model.ask(messages_of(attempts, held), seed, held)
 
     return propose
 

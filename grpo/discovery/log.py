@@ -24,9 +24,9 @@ class Proposal:
 
     Attributes:
         program: Python source; None where there is nothing to run, and then ``problem`` says why.
-        parents: indices of the attempts that it builds on.
+        parents: indices of the attempts that it builds on; of a language model, those whose answers the prompt holds, in order.
         recipe: of a mutation, the parameters of its construction.
-        messages: of a language model, the prompt.
+        messages: of a language model, the prompt: the whole conversation.
         answer: of a language model, its whole answer.
         tokens: used by the endpoint's own account, or estimated where it gives none.
         calls: requests made for it, failed ones included.

@@ -13,6 +13,7 @@ from grpo.common.records import Rollout, read_problems
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
 from grpo.evaluation.evaluator import CheckpointEvaluator
 from grpo.grader.pool import grade_batch
+from grpo.results.runs import read_zero_shot
 from grpo.results.statistics import mean_over_problems
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -39,7 +40,7 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
             groups = evaluator.sample(problems, prompt, n=settings.samples)
             lines = [json.dumps(_record(format, group), ensure_ascii=False) for group in groups]
             write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
-            metrics[prompt] = estimates(settings, format, groups)
+            metrics[prompt] = with_zero_shot(study, prompt, estimates(settings, format, groups))
     write_json(paths.BEST_OF_N_METRICS, metrics)
     evaluator.forget_chunks(paths.BEST_OF_N)
     _track(study, metrics)
@@ -74,6 +75,22 @@ def estimates(settings: BestOfN, format: Format, groups: Sequence[Sequence[Rollo
         "n": by_n,
         "ranking": ranking_quality(correct, scores, lengths, formed),
     }
+
+
+def with_zero_shot(study: Study, prompt: str, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The estimates with the zero-shot generations for N = 1, where both stages asked the same problems under this prompt.
+
+    Then pass@1, Best@1 and majority@1 are the zero-shot figure, as the handout has it (NLPDL, homework 3, problem 2).
+
+    Raises:
+        UserError: the zero-shot generations are missing or damaged.
+    """
+    evaluation = study.evaluation
+    same = evaluation.best_of_n.problems == evaluation.zero_shot_problems and prompt in evaluation.zero_shot_prompts
+    if not same or "1" not in metrics["n"]:
+        return metrics
+    figure = mean_over_problems(list(read_zero_shot(prompt).values()))
+    return metrics | {"n": metrics["n"] | {"1": dict.fromkeys(metrics["n"]["1"], figure)}}
 
 
 def mean_log_prob(rollout: Rollout) -> float:

@@ -42,7 +42,7 @@ def read_scores() -> pd.DataFrame:
     def row(value: dict[str, Any]) -> dict[str, Any]:
         return {name: value[name] for name in ("attempt", "kind", "num_points", "score", "best", "message")}
 
-    return pd.DataFrame(read_jsonl(paths.KISSING_NUMBER / "scores.jsonl", STAGE, row))
+    return pd.DataFrame(read_jsonl(paths.KISSING_SEARCH / "scores.jsonl", STAGE, row))
 
 
 def known_bounds() -> dict[str, list[dict[str, Any]]]:

@@ -175,6 +175,19 @@ def read_best_of_n(study: Study) -> dict[str, Any]:
     return estimates
 
 
+def read_zero_shot(prompt: str) -> dict[str, float]:
+    """problem -> 1.0 where the zero-shot answer is right.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+
+    def line(value: dict[str, Any]) -> tuple[str, float]:
+        return value["problem"], float(value["answer_reward"] == 1.0)
+
+    return dict(read_jsonl(paths.BASELINE / f"{prompt}.jsonl", "math_baseline", line))
+
+
 def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
     """The runs of each arm, arms in their order."""
     arms: dict[str, list[Run]] = {}

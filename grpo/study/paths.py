@@ -18,7 +18,8 @@ BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
 RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run
 CHECKPOINTS = Path("data/checkpoints")
-KISSING_NUMBER = Path("data/kissing_number")  # program.py (the best) and scores.jsonl
+KISSING_NUMBER = Path("data/kissing_number/program.py")  # the best known to us; git's, unlike all else here
+KISSING_SEARCH = Path("data/kissing_search")  # program.py (the best) and scores.jsonl
 TIMING = Path("data/timing")  # wall-clock figures and MLflow ids: all that differs between two equal runs
 CONVERSATION_LOG = TIMING / "kissing_number/conversation_log.json"
 

@@ -237,20 +237,11 @@ class KissingNumber(Section):
     """The search of the ``kissing_number`` stage: how programs are proposed, and when it ends (whichever limit is met first).
 
     A strategy other than ``mutation`` asks a language model: ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and ``OPENAI_API_KEY``
-    say which. Those that end in ``_without_bounds`` state the problem only, not what is known of it.
+    say which. ``best_of_n``: independent answers. ``conversation``: each prompt holds all answers before and what the
+    evaluator said of them. ``hybrid``: a conversation whose every turn is the best of several answers.
     """
 
-    strategy: Literal[
-        "mutation",
-        "simple",
-        "refine",
-        "best_of_n",
-        "hybrid",
-        "simple_without_bounds",
-        "refine_without_bounds",
-        "best_of_n_without_bounds",
-        "hybrid_without_bounds",
-    ] = "mutation"
+    strategy: Literal["mutation", "best_of_n", "conversation", "hybrid"] = "mutation"
     calls: PositiveInt | None = None
     tokens: PositiveInt | None = None
     seconds: PositiveFloat | None = None  # with this limit, two searches need not be equal

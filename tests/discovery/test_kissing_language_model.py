@@ -58,11 +58,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def open_search(server: FakeEndpoint, folder: Path, strategy: str = "refine", seed: int = 0) -> Log:
+def open_search(server: FakeEndpoint, folder: Path, strategy: str = "conversation", seed: int = 0) -> Log:
     return open_log(folder / LOG, Settings("language model", strategy, seed, MODEL, server.url))
 
 
-def run(server: FakeEndpoint, folder: Path, budget: Budget, strategy: str = "refine") -> list[Attempt]:
+def run(server: FakeEndpoint, folder: Path, budget: Budget, strategy: str = "conversation") -> list[Attempt]:
     """The attempts of a search, as its log has them."""
     propose = propose_with(Endpoint(server.url, MODEL, KEY), strategy)
     search(propose, verify_text, budget, open_search(server, folder, strategy))
@@ -103,17 +103,27 @@ def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
     assert "no closing fence" in attempts[3].verdict.message
 
 
-def test_refine_feeds_back_word_for_word(tmp_path: Path) -> None:
+def test_a_conversation_goes_over_the_wire_whole(tmp_path: Path) -> None:
+    """Every answer as it came, and what the evaluator said of it, word for word."""
     with FakeEndpoint(SCRIPT) as server:
         attempts = run(server, tmp_path, Budget(calls=8))
+    last = server.requests[7]["messages"]
+    assert [one["role"] for one in last] == ["user", *["assistant", "user"] * 7]
+    assert [request["messages"] for request in server.requests] == [last[: 2 * count + 1] for count in range(8)]
+    assert [one["content"] for one in last[1::2]] == [attempt.proposal.answer for attempt in attempts[:7]]
+    for attempt, told in zip(attempts, last[2::2], strict=False):
+        assert (f"scores {attempt.score:.0f}" if attempt.score else attempt.verdict.message) in told["content"]
+    assert TOO_CLOSE in last[1]["content"] and CROSS in last[5]["content"]
+    assert [attempt.proposal.parents for attempt in attempts] == [tuple(range(count)) for count in range(8)]
+
+
+def test_a_hybrid_shows_the_best_of_a_round(tmp_path: Path) -> None:
+    with FakeEndpoint(SCRIPT) as server:
+        attempts = run(server, tmp_path, Budget(calls=8), "hybrid")
+    assert [attempt.proposal.parents for attempt in attempts] == [()] * 4 + [(2,)] * 4
     prompts = server.prompts()
-    assert TOO_CLOSE in prompts[1] and attempts[0].verdict.message in prompts[1]
-    assert "held no program that could be run: the answer holds no code block" in prompts[2] and TOO_CLOSE in prompts[2]
-    assert CROSS in prompts[3] and "valid set of 22 vectors" in prompts[3]
-    assert attempts[3].verdict.message in prompts[4] and CROSS in prompts[4]
-    assert CROSS_AND_CUBE in prompts[5] and "valid set of 38 vectors" in prompts[5]
-    assert attempts[6].verdict.message in prompts[7] and "x = 1" in prompts[7]
-    assert [attempt.proposal.parents for attempt in attempts] == [(), (0,), (0,), (2,), (2,), (4,), (5,), (6,)]
+    assert len(set(prompts[:4])) == len(set(prompts[4:])) == 1
+    assert CROSS in prompts[4] and "scores 22" in prompts[4] and TOO_CLOSE not in prompts[4]
 
 
 def test_tokens_are_estimated_where_the_endpoint_does_not_count(tmp_path: Path) -> None:
@@ -215,7 +225,7 @@ def test_mistakes_of_the_user_are_told_at_once(tmp_path: Path, failure: Behaviou
 
 def test_a_missing_key_is_named() -> None:
     with FakeEndpoint([NO_ENTRY]) as server, pytest.raises(UserError, match="Set OPENAI_API_KEY to a key"):
-        propose_with(Endpoint(server.url, MODEL), "simple")([], 1)
+        propose_with(Endpoint(server.url, MODEL), "best_of_n")([], 1)
 
 
 def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp_path: Path) -> None:
@@ -254,7 +264,6 @@ def test_an_endpoint_that_takes_no_seed_gets_none(tmp_path: Path, complaint: Beh
         (saying("```python\npoints = [", "length"), "the answer was cut by the length limit of the model"),
         (saying(None, refusal="I must not."), "the model refused to answer: the answer holds no code block"),
         (saying("", "content_filter"), "the endpoint's content filter stopped the answer: the answer is empty"),
-        (saying("```python\ndef f(:\n```"), "the program does not parse: line 1: invalid syntax (`def f(:`)"),
         (saying("<think>Let me see"), "the answer ends within its reasoning"),
     ],
 )
@@ -351,9 +360,7 @@ def without_times(attempts: list[Attempt]) -> list[dict[str, Any]]:
 
 
 # Their prompts depend on the log.
-@pytest.mark.parametrize(
-    "strategy", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in ("refine", "best_of_n"))]
-)
+@pytest.mark.parametrize("strategy", ["hybrid", pytest.param("conversation", marks=pytest.mark.slow)])
 def test_a_killed_search_ends_as_an_undisturbed_one(tmp_path: Path, strategy: str) -> None:
     index = {seed_of(0, number): number for number in range(8)}
     hung: list[int] = []
@@ -408,7 +415,7 @@ def test_the_log_of_another_search_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"belongs to a search with another strategy and seed\. Give another folder"):
             open_search(server, tmp_path, "hybrid", seed=1)
         with pytest.raises(UserError, match="another model"):
-            open_log(tmp_path / LOG, Settings("language model", "refine", 0, "another", server.url))
+            open_log(tmp_path / LOG, Settings("language model", "conversation", 0, "another", server.url))
 
 
 ON_A_KERNEL_WITHOUT_LANDLOCK = """
@@ -429,7 +436,7 @@ def test_programs_run_where_reading_is_not_fenced_only_if_the_user_says_so(tmp_p
     thief = saying(f"```python\nraise ValueError(open({str(tmp_path / 'key')!r}).read())\n```")
     with FakeEndpoint([thief]) as server:
         said = {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": MODEL, "OPENAI_API_KEY": KEY}
-        arguments = ["kissing", "search", "--strategy", "refine", "--calls", "2", "--out", str(tmp_path / "out")]
+        arguments = ["kissing", "search", "--strategy", "conversation", "--calls", "2", "--out", str(tmp_path / "out")]
         command = [sys.executable, "-c", ON_A_KERNEL_WITHOUT_LANDLOCK, *arguments]
         refused = subprocess.run(command, env=os.environ | said, capture_output=True, text=True, check=False)
         assert refused.returncode == 2 and not server.requests and not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from grpo.commands.kissing_search import COMMITTED, run_kissing_number
+from grpo.commands.kissing_search import run_kissing_number
 from grpo.common.errors import UserError
 from grpo.discovery import mutation
 from grpo.discovery.constructions import CORES, build, frame_blocks, independent_set, keep, meet_in_more_than, orbit_of
@@ -33,6 +34,7 @@ from grpo.study.schema import Study
 from grpo.study.settings import KissingNumber
 
 ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / paths.KISSING_NUMBER
 PAIRS = [(0, 1), (2, 3), (4, 5), (6, 7)]
 
 
@@ -219,8 +221,8 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_
     [
         (("verify", "nowhere.py"), {}, r"nowhere\.py: cannot be read .* Name a file with a Python program"),
         (("search", "--strategy", "hope", "--model", "m", "--base-url", "http://localhost:1/v1"), {}, "hope: no such strategy"),
-        (("search", "--strategy", "refine"), {}, "OPENAI_BASE_URL"),
-        (("search", "--strategy", "refine"), {"OPENAI_BASE_URL": "http://localhost:1/v1"}, "OPENAI_MODEL"),
+        (("search", "--strategy", "conversation"), {}, "OPENAI_BASE_URL"),
+        (("search", "--strategy", "conversation"), {"OPENAI_BASE_URL": "http://localhost:1/v1"}, "OPENAI_MODEL"),
     ],
 )
 def test_mistakes_are_told_in_one_message(
@@ -267,9 +269,16 @@ def test_a_second_search_in_one_folder_is_refused(grpo: Any, tmp_path: Path) -> 
 # ---------------------------------------------------------------------------------------------------------------- stage
 
 
+def _with_program(folder: Path) -> Path:
+    """The folder, with the committed program in its place."""
+    (folder / paths.KISSING_NUMBER).parent.mkdir(parents=True)
+    shutil.copy(COMMITTED, folder / paths.KISSING_NUMBER)
+    return folder
+
+
 @pytest.fixture
 def study(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(_with_program(tmp_path))
     monkeypatch.setattr("grpo.commands.kissing_search.MlflowRun", NoMlflow)
     return mini_study.model_copy(update={"kissing_number": SEARCH})
 
@@ -279,7 +288,7 @@ def made(mini_study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     """A folder in which the stage has run, and what it returned."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+        patch.chdir(_with_program(folder))
         patch.setattr("grpo.commands.kissing_search.MlflowRun", NoMlflow)
         return folder, run_kissing_number(mini_study.model_copy(update={"kissing_number": SEARCH}))
 
@@ -312,7 +321,7 @@ def test_the_stage_writes_program_log_and_scores(report: dict[str, Any]) -> None
     settings, attempts = read_log(paths.CONVERSATION_LOG)
     assert (len(attempts), settings.strategy, settings.seed) == (6, "mutation", 1)
     assert result["best"] == 600 and result["best_from"] == "committed program"
-    assert (paths.KISSING_NUMBER / "program.py").read_text() == COMMITTED.read_text()
+    assert (paths.KISSING_SEARCH / "program.py").read_text() == COMMITTED.read_text()
     assert result["best_of_search"] == max(attempt.score for attempt in attempts) > 0
     assert result == read_report() == json.loads(paths.KISSING_NUMBER_REPORT.read_text())
     assert read_scores().to_dict("records") == score_rows(attempts)
@@ -325,14 +334,14 @@ def test_a_study_without_a_search_gets_outputs_that_are_empty(study: Study) -> N
     """DVC wants them to be there; the report does not read them."""
     study = study.model_copy(update={"kissing_number": None})
     assert run_kissing_number(study) == json.loads(paths.KISSING_NUMBER_REPORT.read_text()) == {}
-    assert list(paths.KISSING_NUMBER.iterdir()) == list(paths.CONVERSATION_LOG.parent.iterdir()) == []
+    assert list(paths.KISSING_SEARCH.iterdir()) == list(paths.CONVERSATION_LOG.parent.iterdir()) == []
     write_search_curve(study)
     assert Path("reports/search.csv").read_text() == "attempt,best\n"
 
 
 def test_the_same_seed_gives_the_same_results(study: Study, made: tuple[Path, Any], tmp_path: Path) -> None:
     run_kissing_number(study)
-    written = [paths.KISSING_NUMBER_REPORT, *sorted(paths.KISSING_NUMBER.iterdir())]
+    written = [paths.KISSING_NUMBER_REPORT, *sorted(paths.KISSING_SEARCH.iterdir())]
     assert [path.read_bytes() for path in written] == [(made[0] / path).read_bytes() for path in written]
 
 
@@ -408,11 +417,11 @@ def test_the_section_says_how_and_what_was_known(report: dict[str, Any]) -> None
 
 def test_the_section_of_a_language_model_names_it_and_its_failures(report: dict[str, Any]) -> None:
     report |= {
-        "note": "", "model": "some-model", "strategy": "refine", "calls": 9, "failed_calls": 2, "tokens": 1234,
+        "note": "", "model": "some-model", "strategy": "conversation", "calls": 9, "failed_calls": 2, "tokens": 1234,
         "failures": {"Minimum squared distance N < maximum squared norm N": 3, "no code block": 1},
     }  # fmt: skip
     text = section(report)
-    assert "The language model some-model wrote the programs, by the strategy\nrefine;" in text
+    assert "The language model some-model wrote the programs, by the strategy\nconversation;" in text
     assert "9 requests, 2 of which failed, and 1234 tokens" in text
     assert "- 3: Minimum squared distance N < maximum squared norm N" in text and "- 1: no code block" in text
     assert "No language model" not in text

@@ -5,194 +5,140 @@ from __future__ import annotations
 import time
 
 import pytest
-from fake_endpoint import CROSS, CROSS_AND_CUBE, TOO_CLOSE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.discovery.log import Attempt, Proposal
-from grpo.discovery.strategies import (
-    LONGEST_PROGRAM,
-    PATIENCE,
-    POPULATION,
-    REFUSED,
-    ROUND,
-    STRATEGIES,
-    WITHOUT_BOUNDS,
-    extract_program,
-)
-from grpo.discovery.verifier import Verification
+from grpo.discovery.strategies import BASELINE, EMPTY, REFUSED, ROUND, STRATEGIES, TURNS, extract_program, messages_of
+from grpo.discovery.verifier import Verification, verify_text
 
-FAR_OFF = "Minimum squared distance 36 < maximum squared norm 40: points 3 and 17 of {{ 2 }} & <b>\n  second line"
+FAR_OFF = "Minimum squared distance 36 < maximum squared norm 40: points 3 and 17 of {{ 2 }} & <b>"
 
 
-def attempt(index: int, points: int = 0, program: str | None = "", message: str = FAR_OFF, answered: bool = True) -> Attempt:
-    """An attempt; ``points`` of a valid set, 0 if it failed; ``program``: "" for one of its own."""
-    if program == "":
-        program = f"points = []  # number {index}\n"
-    proposal = Proposal(program, problem="" if program else message, messages=[], answer="an answer" if answered else None)
-    verdict = Verification(points, 11 if points else None, float(points > 0), float(points), "" if points else message)
-    return Attempt(index, index, "2026-01-01T00:00:00+00:00", 1.0, 1.0, proposal, verdict)
+class Search:
+    """A search by a strategy, whose answers score what they are told to."""
+
+    def __init__(self, strategy: str) -> None:
+        self.plan, self.attempts = STRATEGIES[strategy], list[Attempt]()
+
+    def held(self) -> tuple[int, ...]:
+        """The attempts whose answers the next prompt holds."""
+        before = list(self.attempts)
+        held = self.plan(self.attempts)
+        assert self.attempts == before and self.plan(self.attempts) == held, "not a pure function"
+        return held
+
+    def texts(self) -> list[str]:
+        """The messages of the next prompt; the user's and the model's in turns, the user's first and last."""
+        messages = messages_of(self.attempts, self.held())
+        assert [one["role"] for one in messages] == ["user", *["assistant", "user"] * (len(messages) // 2)]
+        return [one["content"] for one in messages]
+
+    def add(
+        self, points: int, answer: str | None = "an answer", program: str | None = "points = []\n", problem: str = ""
+    ) -> None:
+        """Take an answer to the next prompt; ``points`` of a valid set, 0 if it failed."""
+        proposal = Proposal(program, problem, self.held(), messages=[], answer=answer)
+        message = "" if points else problem or FAR_OFF
+        verdict = Verification(points, 11 if points else None, float(points > 0), float(points), message)
+        index = len(self.attempts)
+        self.attempts.append(Attempt(index, index, "2026-01-01T00:00:00+00:00", 1.0, 1.0, proposal, verdict))
+
+    def refuse(self) -> None:
+        self.add(0, None, None, f"{REFUSED}: HTTP 400: too long")
 
 
-def ask(strategy: str, attempts: list[Attempt], seed: int = 0) -> tuple[tuple[int, ...], str]:
-    """The parents and the text of the prompt."""
-    before = list(attempts)
-    parents, messages = STRATEGIES[strategy](attempts, seed)
-    assert attempts == before and STRATEGIES[strategy](attempts, seed) == (parents, messages), "not a pure function"
-    assert [message["role"] for message in messages] == ["user"]
-    return parents, messages[0]["content"]
+def held_by(strategy: str, *points: int) -> list[tuple[int, ...]]:
+    """What each prompt of a search held, to the one after the last answer."""
+    search = Search(strategy)
+    for one in points:
+        search.add(one)
+    return [*(attempt.proposal.parents for attempt in search.attempts), search.held()]
 
-
-PLAIN = ask("simple", [])[1]
-PLAIN_OF = {name: ask(f"simple{WITHOUT_BOUNDS}", [])[1] if name.endswith(WITHOUT_BOUNDS) else PLAIN for name in STRATEGIES}
 
 # ---------------------------------------------------------------------------------------------------------- strategies
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_first_prompt_holds_problem_interface_and_bounds(strategy: str) -> None:
-    parents, text = ask(strategy, [])
-    assert parents == () and text == PLAIN_OF[strategy]
-    for part in ("11 integer coordinates", "min ||x - y|| >= max ||x||", "run_code()", "get_centers()", "points", "```python"):
-        assert part in text
-    assert "has 30 seconds, 2 GB of memory" in text
-    for score in ("582", "600", "604", "868"):
-        assert (score in text) is not strategy.endswith(WITHOUT_BOUNDS)
-    assert "{{" not in text and "{%" not in text and "subset" not in text
+def test_the_first_prompt_is_the_baseline(strategy: str) -> None:
+    search = Search(strategy)
+    assert search.texts() == [BASELINE]
+    for part in ("in 11 dimensions", "0 is not in C", r"\geq \max_{x \in C}", "global variable `points`"):
+        assert part in BASELINE
 
 
-def test_simple_feeds_nothing_back() -> None:
-    assert ask("simple", [attempt(0), attempt(1, 22)], seed=5) == ((), PLAIN)
+def test_best_of_n_feeds_nothing_back() -> None:
+    assert held_by("best_of_n", 0, 22, 30, 0, 22) == [()] * 6
 
 
-def test_refine_shows_the_program_that_failed_and_the_message_word_for_word() -> None:
-    parents, text = ask("refine", [attempt(0, 22, CROSS), attempt(1, 0, "points = '{{ seed }} {% if %}'\n")])
-    assert parents == (1,)
-    assert text.startswith(PLAIN)
-    assert FAR_OFF in text and "points = '{{ seed }} {% if %}'" in text
-    assert CROSS not in text and "valid set of 22" not in text
+def test_a_conversation_keeps_every_answer_and_what_the_evaluator_said() -> None:
+    search = Search("conversation")
+    search.add(0, "my first try {{ seed }}")
+    search.add(0, "I refuse", None, "the answer holds no code block")
+    search.add(22, "a cross")
+    problem, first, error, second, missing, third, valid = search.texts()
+    assert (problem, first, second, third) == (BASELINE, "my first try {{ seed }}", "I refuse", "a cross")
+    assert f"`{FAR_OFF}`" in error and "validity: 0.0" in error
+    assert "held no program that could be run: the answer holds no code block" in missing
+    assert "num_points: 22, dimension: 11, validity: 1.0" in valid and "larger" in valid
+    assert search.held() == (0, 1, 2)
 
 
-def test_refine_asks_for_more_where_the_program_was_valid() -> None:
-    parents, text = ask("refine", [attempt(0), attempt(1, 38, CROSS_AND_CUBE)])
-    assert parents == (1,) and CROSS_AND_CUBE in text
-    assert "valid set of 38 vectors" in text and FAR_OFF not in text
+def test_a_conversation_that_has_become_long_begins_anew_with_the_best_program() -> None:
+    assert TURNS == 8
+    points = [0, 10, 30, 0, 30, 12, 0, 0]
+    held = held_by("conversation", *points, 5, 50, 0)
+    assert held[8] == tuple(range(8))
+    assert held[9] == (2,), "of equal ones the first"
+    assert held[10] == (2, 9) and held[11] == (2, 9, 10)
+    assert held_by("conversation", *[0] * 9)[-1] == (), "nothing was valid: from the beginning"
 
 
-def test_refine_says_that_the_last_answer_held_no_program() -> None:
-    cut = attempt(1, 0, None, "the answer was cut")
-    parents, text = ask("refine", [attempt(0, 22, CROSS), cut])
-    assert parents == (0,) and CROSS in text and "valid set of 22 vectors" in text
-    assert "Your last answer held no program that could be run: the answer was cut" in text
-    parents, text = ask("refine", [attempt(0, 0, None, "the answer was cut")])
-    assert parents == () and "no program that could be run: the answer was cut" in text and "Your last program" not in text
+def test_a_hybrid_goes_on_with_the_best_of_each_round() -> None:
+    assert ROUND == 4
+    held = held_by("hybrid", 10, 30, 0, 30, 0, 0, 0, 0, 12, 40, 0, 5)
+    assert held == [()] * 4 + [(1,)] * 4 + [(1, 7)] * 4 + [(1, 7, 9)]
 
 
-def test_refine_goes_back_to_the_best_program_after_some_answers_without_progress() -> None:
-    """The first best set is number 1; then valid sets that are no better, and failures."""
-    points = [10, 30, 0, 30, 0, 12, 0, 0, 31, 0]
-    attempts = [attempt(index, count, message=f"message {index}") for index, count in enumerate(points)]
-    shown = [ask("refine", attempts[:count])[0] for count in range(1, len(points) + 1)]
-    assert PATIENCE == 3
-    #                 10    30    0     30    0: back 12   0     0: back 31   0
-    assert shown == [(0,), (1,), (2,), (3,), (1,), (5,), (6,), (1,), (8,), (9,)]
-    text = ask("refine", attempts[:5])[1]
-    assert "Go back to the best program" in text and "valid set of 30 vectors" in text and "message 4" in text
-    assert "Go back" not in ask("refine", attempts[:4])[1]
-
-
-def test_refine_has_nowhere_to_go_back_to_while_nothing_is_valid() -> None:
-    attempts = [attempt(index) for index in range(8)]
-    assert [ask("refine", attempts[:count])[0] for count in range(1, 9)] == [(index,) for index in range(8)]
+def test_a_hybrid_goes_on_with_a_program_where_all_of_a_round_failed() -> None:
+    search = Search("hybrid")
+    search.add(0)
+    for _ in range(3):
+        search.add(0, "no program", None, "the answer holds no code block")
+    assert search.held() == (0,)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_attempts_without_an_answer_change_no_prompt(strategy: str) -> None:
-    answered = [attempt(index, index % 3, f"points = {index}\n") for index in range(5)]
-    silent = attempt(5, 0, None, "the endpoint did not answer: HTTP 500: oops", answered=False)
-    assert ask(strategy, [*answered, silent, silent], seed=3) == ask(strategy, answered, seed=3)
+    search = Search(strategy)
+    for points in (0, 22, 0, 30, 0):
+        search.add(points)
+    before = search.texts()
+    for _ in range(2):
+        search.add(0, None, None, "the endpoint did not answer: HTTP 500: oops")
+    assert search.texts() == before
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_prompt_that_was_refused_is_followed_by_the_short_one(strategy: str) -> None:
-    answered = [attempt(index, 22 + index) for index in range(ROUND)]
-    refused = attempt(ROUND, 0, None, f"{REFUSED}: HTTP 400: too long", answered=False)
-    assert ask(strategy, [*answered, refused]) == ((), PLAIN_OF[strategy])
+def test_a_prompt_that_was_refused_is_followed_by_shorter_ones(strategy: str) -> None:
+    search = Search(strategy)
+    for points in (0, 22, 0, 0, 0, 10, 0, 0):
+        search.add(points)
+    long = search.held()
+    search.refuse()
+    assert search.held() == ((1,) if len(long) > 1 else ())
+    search.refuse()
+    assert search.texts() == [BASELINE]
+    search.add(5)
+    search.add(6)  # it goes on from there, whatever was refused before
+    assert len(search.held()) == {"best_of_n": 0, "conversation": 2, "hybrid": 0}[strategy]
 
 
-@pytest.mark.parametrize("strategy", ["simple", "refine", "best_of_n", "hybrid"])
-def test_without_bounds_a_prompt_lacks_what_is_known_and_nothing_else(strategy: str) -> None:
-    attempts = [attempt(index, count) for index, count in enumerate([0, 10, 30, 0, 20])]
-    for count in range(len(attempts) + 1):
-        (parents, told), (same, untold) = (ask(name, attempts[:count]) for name in (strategy, f"{strategy}{WITHOUT_BOUNDS}"))
-        missing = [line for line in told.splitlines() if line not in untold.splitlines()]
-        assert parents == same and len(missing) == 2 and missing[0].startswith("What is known: 582")
-        assert [line for line in untold.splitlines() if line not in told.splitlines()] == []
-
-
-def test_best_of_n_asks_the_same_in_a_round_and_shows_the_best_of_the_rounds_before() -> None:
-    points = [10, 30, 0, 20, 50, 0, 60, 0, 0]
-    attempts = [attempt(index, count) for index, count in enumerate(points)]
-    prompts = [ask("best_of_n", attempts[:count]) for count in range(len(points) + 1)]
-    assert ROUND == 4
-    assert [parents for parents, _ in prompts] == [()] * 4 + [(1,)] * 4 + [(6,)] * 2
-    assert {text for _, text in prompts[:4]} == {PLAIN}
-    assert len({text for _, text in prompts[4:8]}) == 1
-    assert "# number 1\n" in prompts[4][1] and "valid set of 30 vectors" in prompts[4][1] and FAR_OFF not in prompts[4][1]
-    assert "valid set of 60 vectors" in prompts[8][1]
-
-
-def test_best_of_n_without_a_valid_program_asks_the_plain_question() -> None:
-    assert ask("best_of_n", [attempt(index) for index in range(6)]) == ((), PLAIN)
-
-
-def test_hybrid_shows_the_best_distinct_programs_and_the_last_failure() -> None:
-    attempts = [
-        attempt(0, 10),
-        attempt(1, 0, message="the first failure"),
-        attempt(2, 40, CROSS),
-        attempt(3, 40, CROSS),
-        attempt(4, 0, message=FAR_OFF),
-        attempt(5, 20),
-        attempt(6, 30),
-    ]
-    parents, text = ask("hybrid", attempts)
-    assert POPULATION == 3 and sorted(parents) == [2, 5, 6]
-    for count in (20, 30, 40):
-        assert f"valid set of {count} vectors" in text
-    assert "valid set of 10" not in text and text.count(CROSS) == 1
-    assert FAR_OFF in text and "the first failure" not in text
-
-
-def test_hybrid_varies_with_the_seed() -> None:
-    """Which program comes first, and among programs of equal scores which ones are shown at all."""
-    attempts = [attempt(0, 40), *(attempt(index, 22) for index in range(1, 7))]
-    shown = [ask("hybrid", attempts, seed)[0] for seed in range(60)]
-    assert all(0 in parents and len(set(parents)) == POPULATION for parents in shown)
-    assert {parents[0] for parents in shown} == set(range(7))
-    assert ask("hybrid", attempts, 1)[1] != ask("hybrid", attempts, 2)[1]
-
-
-def test_hybrid_shows_the_failed_program_while_nothing_is_valid() -> None:
-    parents, text = ask("hybrid", [attempt(0, 0, TOO_CLOSE), attempt(1, 0, None, "the answer was cut")])
-    assert parents == (0,) and TOO_CLOSE in text and "the answer was cut" in text
-    parents, text = ask("hybrid", [attempt(0, 0, None, "the answer was cut")])
-    assert parents == () and "the answer was cut" in text
-
-
-@pytest.mark.parametrize(("strategy", "before"), [("refine", 0), ("best_of_n", ROUND - 1), ("hybrid", 0)])
-def test_long_programs_are_cut_and_the_prompt_says_so(strategy: str, before: int) -> None:
-    long = "x = 1\n" * 10_000 + "points = []\n"
-    text = ask(strategy, [*(attempt(index) for index in range(before)), attempt(before, 22, long)])[1]
-    assert len(text) < LONGEST_PROGRAM + len(PLAIN) + 1000
-    assert f"has {len(long) - 1} characters, of which the first {LONGEST_PROGRAM} are shown" in text
-    assert "are shown" not in ask(strategy, [*(attempt(index) for index in range(before)), attempt(before, 22)])[1]
-
-
-def test_a_program_with_fences_of_its_own_is_shown_whole() -> None:
-    fenced = '"""\n```\nexample\n````\n"""\npoints = []\n'
-    text = ask("refine", [attempt(0, 22, fenced)])[1]
-    assert "\n`````python\n" in text and extract_program(text.removeprefix(PLAIN)) == (fenced, "")
+def test_no_message_is_empty() -> None:
+    search = Search("conversation")
+    search.add(0, " \n", None, "the answer was cut by the length limit of the model")
+    _, empty, told = search.texts()
+    assert empty == EMPTY and "cut by the length limit" in told
 
 
 # ---------------------------------------------------------------------------------------------- the program in an answer
@@ -255,12 +201,6 @@ def test_program_in_an_answer(answer: str, program: str) -> None:
         (f"```python\n{OTHER}```\nBetter:\n```python\n{PROGRAM}", "no closing fence"),
         (f"```\n{PROGRAM}", "no closing fence"),
         (f"````python\n{PROGRAM}```", "no closing fence"),
-        ("```python\nx = 1\npoints = [1,\n```", "the program does not parse: line 2: '[' was never closed (`points = [1,`)"),
-        (f"```python\n{PROGRAM}```\n```python\ndef run_code(:\n```", "the program does not parse: line 1: invalid syntax"),
-        ("```python\n  points = 1\n x = 2\n```", "the program does not parse: line 1: unexpected indent"),
-        ("```python\npoints = '\\d'\0\n```", "source code string cannot contain null bytes"),  # 3.11.2 puts ValueError before
-        (f"```python\npoints = {'-' * 100_000}1\n```", "the program does not parse: it is nested too deeply"),
-        (f"```python\n{DOCSTRING}```\nDone.", "the program does not parse: line 2: unterminated triple-quoted"),
         (f"<think>\n```python\n{PROGRAM}```\nBut", "the answer ends within its reasoning"),
         (f"<think>\n```python\n{PROGRAM}```\n</think>\n", "the answer holds no code block"),
     ],
@@ -268,6 +208,21 @@ def test_program_in_an_answer(answer: str, program: str) -> None:
 def test_why_an_answer_holds_no_program(answer: str, reason: str) -> None:
     program, why = extract_program(answer)
     assert program is None and reason in why and "\n" not in why
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("x = 1\npoints = [1,\n", "SyntaxError: '[' was never closed (line 2: points = [1,)"),
+        ("points = '\\d'\0\n", "null bytes"),
+        (f"points = {'-' * 100_000}1\n", "Error"),  # nested too deeply: which one depends on Python
+    ],
+)
+def test_a_program_that_does_not_parse_gets_its_reason_from_the_evaluator(program: str, reason: str) -> None:
+    found, why = extract_program(f"```python\n{program}```")
+    assert found == program and why == ""
+    verdict = verify_text(found)
+    assert not verdict.validity and reason in verdict.message and "\n" not in verdict.message
 
 
 PARTS = ["```", "```python", "~~~", "<think>", "</think>", PROGRAM, OTHER, "text", "\n", "  ", "`", '"""', "\\", "\0", "\u2028"]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
-from grpo.evaluation.sampled import estimates, mean_log_prob, votes_of
+from grpo.evaluation.sampled import estimates, mean_log_prob, votes_of, with_zero_shot
+from grpo.study import paths
+from grpo.study.schema import Study
 from grpo.study.settings import BestOfN
 from grpo.tasks.formats import QUESTION_ONLY
 
@@ -105,6 +109,29 @@ def test_estimates_of_a_prompt() -> None:
     assert values == {"1": {"pass": 0.5, "best": 0.5, "majority": 0.5}, "2": {"pass": 1.0, "best": 0.5, "majority": 0.5}}
     assert found["ranking"]["outranks"] == 0.5
     assert mean_log_prob(sure_and_right[1]) == pytest.approx(-0.4)
+
+
+def test_zero_shot_answers_serve_for_one_where_both_ask_the_same_problems(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text(
+        paths.BASELINE / "r1_zero.jsonl", "".join(f'{{"problem": "{i}", "answer_reward": {float(i == 1)}}}\n' for i in range(4))
+    )
+    sampled = {kind: {"value": 0.3, "low": 0.2, "high": 0.4, "problems": 4} for kind in ("pass", "best", "majority")}
+    metrics = {"samples": 2, "n": {"1": sampled, "2": sampled}}
+
+    def found(zero_shot: int, prompt: str = "r1_zero") -> dict[str, dict[str, float]]:
+        asked = BestOfN(problems=4, prompts=[prompt], samples=2, n=[1, 2])
+        evaluation = mini_study.evaluation.model_copy(
+            update={"zero_shot_problems": zero_shot, "zero_shot_prompts": ["r1_zero"], "best_of_n": asked}
+        )
+        n = with_zero_shot(mini_study.model_copy(update={"evaluation": evaluation}), prompt, metrics)["n"]
+        return {number: {kind: one["value"] for kind, one in kinds.items()} for number, kinds in n.items()}
+
+    as_sampled = {"pass": 0.3, "best": 0.3, "majority": 0.3}
+    assert found(4) == {"1": {"pass": 0.25, "best": 0.25, "majority": 0.25}, "2": as_sampled}  # one of four is right
+    assert found(8) == found(4, "question_only") == {"1": as_sampled, "2": as_sampled}
 
 
 def test_a_sample_with_part_of_the_reward_is_not_right() -> None:

@@ -65,7 +65,7 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "data/checkpoints/grpo_keyword_inclusion/grpo/0/last/metadata.json",
         "data/dataset/keyword/validation.jsonl",
         "data/sft_dataset/main/train.jsonl",
-        "data/kissing_number/program.py",
+        "data/kissing_search/program.py",
         "data/timing/kissing_number/conversation_log.json",
         "data/timing/grpo_learning_rate/3e-4/0/timing.json",
     ]

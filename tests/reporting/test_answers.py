@@ -16,6 +16,7 @@ from scipy.stats import spearmanr
 from grpo.common.files import write_json
 from grpo.discovery.log import Attempt, Log, Proposal, Settings, read_log
 from grpo.discovery.mutation import fresh, program_of
+from grpo.discovery.strategies import messages_of
 from grpo.discovery.verifier import Verification
 from grpo.reporting.answer import all_numbers
 from grpo.reporting.answers.drift import goes_with, rank_correlation
@@ -131,6 +132,8 @@ def test_both_figures_are_compared_on_the_problems_that_both_have() -> None:
     assert "in 0.500 of its 80 problems. On the 40" in same and "right in 0.500, the first of the 4 samples in 1.000" in same
     assert "the two agree" in same and "pass@1 is 0.5000 and Best@1 0.5000" in same
     assert "DISAGREE" in agreement("r1_zero", {str(i): 1.0 for i in range(40)}, sampled, best)
+    served = agreement("r1_zero", {str(i): float(i % 2) for i in range(40)}, sampled, best)
+    assert "For N = 1 the zero-shot answers serve: pass@1 and Best@1 are 0.5000, the zero-shot figure." in served
     assert "no problem in common" in agreement("r1_zero", {"other": 1.0}, sampled, best)
 
 
@@ -339,8 +342,8 @@ def write_search(attempts: list[Attempt], settings: Settings, report: dict[str, 
     log = Log(paths.CONVERSATION_LOG, settings)
     for attempt in attempts:
         log.add(attempt)
-    paths.KISSING_NUMBER.mkdir(parents=True)
-    (paths.KISSING_NUMBER / "program.py").write_text("points = []\n")
+    paths.KISSING_SEARCH.mkdir(parents=True)
+    (paths.KISSING_SEARCH / "program.py").write_text("points = []\n")
     write_json(paths.KISSING_NUMBER_REPORT, report)
 
 
@@ -375,9 +378,9 @@ def test_a_search_without_a_language_model_is_delivered_and_says_so(small: Study
     text = (folder / "report.md").read_text()
     reflection = text[text.index("## Reflection") :]
     assert "**No language model was used.**" in reflection and "1 of 2 attempts were valid, the best, 22 points" in reflection
-    assert "So none of these was sent" in text
-    told, untold = ((folder / f"prompts/problem{arm}.md").read_text() for arm in ("", "_without_bounds"))
-    assert "What is known" in told and "What is known" not in untold and untold.strip() in text and "min ||x - y||" in untold
+    assert "So this was not sent" in text
+    prompt = (folder / "prompts/problem.md").read_text()
+    assert prompt.strip() in text and "integer vectors C in 11 dimensions" in prompt
     log = json.loads((folder / "conversation_log.json").read_text())
     assert [one["proposal"]["program"] for one in log["attempts"]] == [None, None] and "program_of" in log["programs"]
     assert [program_of(one["proposal"]["recipe"]) for one in log["attempts"]] == [one.proposal.program for one in attempts]
@@ -385,16 +388,26 @@ def test_a_search_without_a_language_model_is_delivered_and_says_so(small: Study
 
 
 def test_a_search_with_a_language_model_is_delivered_whole(small: Study) -> None:
-    study = small.model_copy(update={"kissing_number": KissingNumber(strategy="refine_without_bounds", calls=2)})
-    asked = [Proposal(f"points = {i}\n", messages=[{"role": "user", "content": f"prompt {i}"}], answer="a") for i in (0, 1)]
-    attempts = [attempt(i, proposal, 22 - 22 * i) for i, proposal in enumerate(asked)]
-    settings = Settings("language model", "refine_without_bounds", 0, "some-model", "http://x")
-    write_search(attempts, settings, searched("some-model", "refine_without_bounds"))
+    """Of a conversation of five turns: an error that was mended, one that was not, a larger set, and a smaller one."""
+    study = small.model_copy(update={"kissing_number": KissingNumber(strategy="conversation", calls=5)})
+    attempts: list[Attempt] = []
+    for index, points in enumerate([0, 0, 22, 30, 12]):
+        held = tuple(range(index))
+        messages = messages_of(attempts, held)
+        attempts.append(attempt(index, Proposal(f"points = {index}\n", "", held, None, messages, f"answer {index}"), points))
+    settings = Settings("language model", "conversation", 0, "some-model", "http://x")
+    kinds = {"from scratch": {"attempts": 1, "valid": 0, "best": 0}, "refined": {"attempts": 4, "valid": 3, "best": 30}}
+    write_search(attempts, settings, searched("some-model", "conversation") | {"by_kind": kinds})
     write_delivery(study)
     folder = paths.KISSING_NUMBER_DELIVERY
     text = (folder / "report.md").read_text()
-    assert "No language model" not in text and "The programs are those of some-model." in text
-    assert "The search stated the problem only" in text and "prompt 0" in text and "prompt 1" in text
-    assert (folder / "prompts/sent_2.md").read_text() == "prompt 1"
+    assert "No language model" not in text and "The programs are those of some-model, by the strategy `conversation`" in text
+    assert "Answers to the problem alone: 0 of 1 gave a valid set" in text
+    assert "Answers within a conversation: 3 of 4 gave a valid set, the largest of 30 points." in text
+    assert "Answers to an error of the evaluator: 1 of 2 gave a valid set." in text
+    assert "Answers to a valid set: 1 of 2 gave a larger one." in text
+    first, second = ((folder / f"prompts/sent_{number}.md").read_text() for number in (1, 2))  # those that led to 22 and to 30
+    assert first.count("[user]") == 3 and "answer 1" in first and "`too near`" in first and "answer 2" not in first
+    assert second.count("[user]") == 4 and "scores 22" in second and second.strip() in text
     found, _ = read_log(folder / "conversation_log.json")
     assert found == settings and json.loads((folder / "conversation_log.json").read_text())["programs"] == ""

@@ -121,7 +121,7 @@ READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
         "kissing_number",
     ),
     "scores": (
-        Path("data/kissing_number/scores.jsonl"),
+        Path("data/kissing_search/scores.jsonl"),
         '{"attempt": 0, "kind": "a", "num_points": 1, "score": 1, "best": 1, "message": ""}\n' * 2,
         lambda _: kissing_number.read_scores(),
         CHECKOUT,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any
 
 from grpo.common.files import whole_folder, write_json, write_text
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, read_log, to_json
-from grpo.discovery.strategies import STRATEGIES, WITHOUT_BOUNDS
+from grpo.discovery.strategies import BASELINE
 from grpo.reporting.kissing_number import STAGE, read_report, section
 from grpo.reporting.sentences import templates
 from grpo.study import paths
 from grpo.study.schema import Study
 
 PROGRAMS = "Where an attempt has a recipe, grpo.discovery.mutation.program_of(recipe) is its program, to the letter."
-EXAMPLES = 2  # prompts of a search with a language model that are shown
+EXAMPLES = 2  # conversations of a search with a language model that are shown
 
 
 def write_delivery(study: Study) -> None:
@@ -32,15 +33,14 @@ def write_delivery(study: Study) -> None:
             return
         report = read_report()
         settings, attempts = read_log(paths.CONVERSATION_LOG, STAGE)
-        shutil.copy(paths.KISSING_NUMBER / BEST_PROGRAM, folder / BEST_PROGRAM)
+        shutil.copy(paths.KISSING_SEARCH / BEST_PROGRAM, folder / BEST_PROGRAM)
         log = to_json(settings, attempts)
         log["programs"] = PROGRAMS if any(attempt.proposal.recipe is not None for attempt in attempts) else ""
         log["attempts"] = [_without_program(attempt) for attempt in attempts]
         write_json(folder / LOG, log)
-        shown = prompts_of(attempts)
-        for name, text in shown.items():
+        for name, text in prompts_of(attempts).items():
             write_text(folder / "prompts" / f"{name}.md", text)
-        write_text(folder / "report.md", report_page(report, shown))
+        write_text(folder / "report.md", report_page(report, attempts))
 
 
 def _without_program(attempt: Attempt) -> dict[str, Any]:
@@ -51,23 +51,30 @@ def _without_program(attempt: Attempt) -> dict[str, Any]:
 
 
 def prompts_of(attempts: list[Attempt]) -> dict[str, str]:
-    """The first prompt of both arms, with and without the known bounds; and of a search that asked a model, others it sent."""
-    first = {"problem": STRATEGIES["simple"], "problem_without_bounds": STRATEGIES[f"simple{WITHOUT_BOUNDS}"]}
-    found = {name: strategy([], 0)[1][-1]["content"] for name, strategy in first.items()}
-    sent = dict.fromkeys(one.proposal.messages[-1]["content"] for one in attempts if one.proposal.messages)
-    later = [text for text in sent if text not in found.values()][-EXAMPLES:]
-    return found | {f"sent_{number}": text for number, text in enumerate(later, start=1)}
+    """The baseline prompt; and of a search that asked a model, conversations that led further, or else the last ones."""
+    later = [one for one in attempts if one.proposal.messages and one.proposal.parents]
+    best = list(accumulate((one.score for one in attempts), max, initial=0.0))
+    further = [one for one in later if one.score > best[one.index]] or later
+    shown = enumerate(further[-EXAMPLES:], start=1)
+    return {"problem": BASELINE + "\n"} | {f"sent_{number}": _as_text(one.proposal.messages or []) for number, one in shown}
 
 
-def report_page(report: dict[str, Any], prompts: dict[str, str]) -> str:
+def _as_text(messages: list[dict[str, str]]) -> str:
+    return "\n\n".join(f"[{message['role']}]\n{message['content'].strip()}" for message in messages) + "\n"
+
+
+def turns(attempts: list[Attempt]) -> dict[str, int]:
+    """How many answers followed a failure or a valid set in their conversation, and how many of these went further."""
+    pairs = [(attempts[a.proposal.parents[-1]].score, a.score) for a in attempts if a.proposal.messages and a.proposal.parents]
+    return {
+        "after_failure": sum(before == 0 for before, _ in pairs),
+        "mended": sum(before == 0 < now for before, now in pairs),
+        "after_valid": sum(before > 0 for before, _ in pairs),
+        "enlarged": sum(0 < before < now for before, now in pairs),
+    }
+
+
+def report_page(report: dict[str, Any], attempts: list[Attempt]) -> str:
     """report.md: method, course, result, prompts and reflection."""
-    return (
-        templates()
-        .get_template("kissing_report.md.j2")
-        .render(
-            report=report,
-            section=section(report),
-            prompts=prompts,
-            without_bounds=report["strategy"].endswith(WITHOUT_BOUNDS),
-        )
-    )
+    template = templates().get_template("kissing_report.md.j2")
+    return template.render(report=report, section=section(report), prompts=prompts_of(attempts), turns=turns(attempts))

@@ -20,14 +20,14 @@ from grpo.reporting.answers.off_policy import (
 from grpo.reporting.answers.overlap import asynchronous_variants, dominates
 from grpo.reporting.answers.parser_or_model import is_mathematical, judge, read_records
 from grpo.reporting.answers.prompts import explain
-from grpo.reporting.answers.samples import agreement, read_first_and_all, read_zero_shot
+from grpo.reporting.answers.samples import agreement, read_first_and_all
 from grpo.reporting.answers.side_by_side import asynchronous, colocated
 from grpo.reporting.baseline import discuss_best_of_n
 from grpo.reporting.discussion import Numbers
 from grpo.reporting.sentences import templates
 from grpo.reporting.timing import seconds_of_arms
 from grpo.reporting.what_it_would_take import read_contents, table
-from grpo.results.runs import by_arm, read_best_of_n
+from grpo.results.runs import by_arm, read_best_of_n, read_zero_shot
 from grpo.results.verdicts import KL
 from grpo.study import paths
 from grpo.study.schema import Study

@@ -27,19 +27,6 @@ def read_first_and_all(prompt: str) -> dict[str, tuple[float, float]]:
     return dict(read_jsonl(paths.BEST_OF_N / f"{prompt}.jsonl", "best_of_n", line))
 
 
-def read_zero_shot(prompt: str) -> dict[str, float]:
-    """problem -> 1.0 where the zero-shot answer is right.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-
-    def line(value: dict[str, Any]) -> tuple[str, float]:
-        return value["problem"], float(value["answer_reward"] == 1.0)
-
-    return dict(read_jsonl(paths.BASELINE / f"{prompt}.jsonl", "math_baseline", line))
-
-
 def chance_of(zero_shot: Sequence[float], rights: Sequence[int], samples: int) -> float:
     """Two-sided p of how many zero-shot answers are right, were each one more sample of its problem.
 
@@ -70,12 +57,16 @@ def agreement(prompt: str, zero_shot: dict[str, float], sampled: dict[str, tuple
     zero, first, every = np.array([(zero_shot[p], *sampled[p]) for p in both]).T
     p = chance_of(zero.tolist(), [round(share * best["samples"]) for share in every], best["samples"])
     one, best_one = (best["n"]["1"][kind]["value"] for kind in ("pass", "best")) if "1" in best["n"] else (None, None)
+    of_all = " (pass@1)"
     at_one = "" if one is None else f" pass@1 is {one:.4f} and Best@1 {best_one:.4f}: choosing among one is no choice."
+    if one is not None and zero_shot.keys() == sampled.keys():
+        of_all = ""
+        at_one = f" For N = 1 the zero-shot answers serve: pass@1 and Best@1 are {one:.4f}, the zero-shot figure."
     every_zero = sum(zero_shot.values()) / len(zero_shot)
     return (
         f"Under {prompt} zero-shot evaluation is right in {every_zero:.3f} of its {len(zero_shot)} problems. On the "
         f"{len(both)} that were also sampled it is right in {zero.mean():.3f}, the first of the {best['samples']} samples in "
-        f"{first.mean():.3f}, and all of them in {every.mean():.3f} (pass@1). Were the zero-shot answer one more sample, a "
+        f"{first.mean():.3f}, and all of them in {every.mean():.3f}{of_all}. Were the zero-shot answer one more sample, a "
         f"number of right ones no likelier than this would come up with chance {p:.3f}: the two "
         f"{'agree' if p >= DISAGREE else 'DISAGREE'}.{at_one}"
     )

@@ -1,4 +1,4 @@
-"""`python evaluator.py PROGRAM`: verify a program in the sandbox, as `grpo kissing verify`, and print what was found."""
+"""`python data/kissing_number/evaluator.py PROGRAM`: run and check a program, and print the verdict."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from grpo.discovery.verifier import verify_program
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        print("Name one program: python evaluator.py data/kissing_number/program.py", file=sys.stderr)
+        print("Name one program: python data/kissing_number/evaluator.py data/kissing_number/program.py", file=sys.stderr)
         sys.exit(2)
     try:
         verdict = verify_program(Path(sys.argv[1]))

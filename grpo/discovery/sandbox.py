@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).with_name("sandboxed.py")
 PIECE = 65536  # bytes of what the supervisor says
 TAIL = 2000  # bytes kept of what a program prints
 PATIENCE_SECONDS = 10.0  # for processes that must end
-MOST_DIGITS = 4000  # of an integer in a result
+MOST_DIGITS = 100  # of an integer in a result
 LEAST_MEMORY_MB = 100  # Python itself needs some
 # Beside Python's own folders, what shared libraries and numpy read when they are loaded.
 READABLE = ("/usr", "/lib", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime")

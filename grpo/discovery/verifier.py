@@ -2,7 +2,7 @@
 
 A set C of integer vectors other than 0 with min |x - y| >= max |x| over distinct x, y in C proves that the kissing number is
 at least |C|: scaled to one length, the vectors are the centers of unit balls that touch one and do not overlap. No number is
-rounded here: floats hold only integers below 2^53.
+rounded here, and none is a float.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from grpo.discovery.sandbox import Limits, run_program
 
 MOST_POINTS = {11: 868}  # de Laat and Leijenhorst 2024: no more balls than that can touch one, by dimension
 MAX_PROGRAM_MB = 1.0
-LEADING_BITS = 22  # of coordinates: a sum of 32 squares of their differences stays below 2^53, and so is exact as a float
-MOST_COMPARED = 1 << 15  # pairs of points of larger integers, of which the nearest is looked for
-DIGITS_SHOWN, SQUARE_DIGITS_SHOWN = 40, 200  # of a longer number only the ends are shown
-ENDS_SHOWN = 12
+START_SHOWN = 12  # characters of a string
 PRINTED_SHOWN = 500  # characters
 
 
@@ -129,7 +126,7 @@ def _problem_of_vectors(points: list[list[int]]) -> str:
             return f"Point {index} is the zero vector"
         earlier = first.setdefault(tuple(point), index)
         if earlier != index:
-            return f"Points {earlier} and {index} are the same: {_shown(point)}"
+            return f"Points {earlier} and {index} are the same: {point}"
     return ""
 
 
@@ -140,86 +137,41 @@ def _kind(value: object) -> str:
     if isinstance(value, float):
         return f"{value!r}, a float" if math.isfinite(value) else f"{value!r}"
     if isinstance(value, str):
-        return f"the string {value[:ENDS_SHOWN]!r}" if len(value) <= ENDS_SHOWN else f"a string, {value[:ENDS_SHOWN]!r}..."
+        return f"the string {value[:START_SHOWN]!r}" if len(value) <= START_SHOWN else f"a string, {value[:START_SHOWN]!r}..."
     if isinstance(value, int):
-        return f"the integer {_digits(value)}"
+        return f"the integer {value}"
     return (
         "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"of type {type(value).__name__}"
     )
-
-
-def _shown(point: list[int]) -> str:
-    return f"[{', '.join(map(_digits, point))}]"
-
-
-def _digits(number: int, most: int = DIGITS_SHOWN) -> str:
-    """A number in decimal; of one of more than ``most`` digits the first and the last, at any size."""
-    if number.bit_length() < 3 * most:
-        return str(number)
-    sign, number = "-" * (number < 0), abs(number)
-    count = int(number.bit_length() * math.log10(2)) - 1  # at least one digit below the first ones
-    while 10**count <= number:
-        count += 1
-    if count <= most:
-        return f"{sign}{number}"
-    head, tail = number // 10 ** (count - ENDS_SHOWN), number % 10**ENDS_SHOWN
-    return f"{sign}{head}...{tail:0{ENDS_SHOWN}d} ({count} digits)"
 
 
 # --------------------------------------------------------------------------------------------------------- the distances
 
 
 def _problem_of_distances(points: list[list[int]]) -> str:
-    """Which two distinct points are nearer to each other than another is to 0; "" if none."""
-    norms = [sum(entry * entry for entry in point) for point in points]
-    longest = max(range(len(points)), key=norms.__getitem__)
+    """Which two distinct points are nearer to each other than another is to 0, the first such pair; "" if none."""
+    norms, distances = _squares(points)
+    longest = int(norms.argmax())
     if len(points) == 1:
         return ""
-    i, j, nearest, exact = _nearest(points, norms[longest])
-    if nearest >= norms[longest]:
+    rows, columns = np.triu_indices(len(points), 1)
+    pair = int(distances[rows, columns].argmin())
+    i, j = int(rows[pair]), int(columns[pair])
+    if distances[i, j] >= norms[longest]:
         return ""
-    low, high = (_digits(square, SQUARE_DIGITS_SHOWN) for square in (nearest, norms[longest]))
-    what = "Minimum squared distance" if exact else "Squared distance"
     return (
-        f"{what} {low} < maximum squared norm {high}: points {i} {_shown(points[i])} and {j} {_shown(points[j])} are that near"
-        f" to each other, and point {longest} {_shown(points[longest])} has that norm"
+        f"Minimum squared distance {distances[i, j]} < maximum squared norm {norms[longest]}: points {i} {points[i]} and {j}"
+        f" {points[j]} are that near to each other, and point {longest} {points[longest]} has that norm"
     )
 
 
-def _nearest(points: list[list[int]], wanted: int) -> tuple[int, int, int, bool]:
-    """The first of the pairs of points with the smallest distance, that distance squared, and True.
+def _squares(points: list[list[int]]) -> tuple[Any, Any]:
+    """All squared norms, shape (n,), and squared distances, shape (n, n), exactly: |x|^2 + |y|^2 - 2 xy.
 
-    Of large integers only the leading bits are compared first, which leaves few pairs to compare in full. Where it leaves many,
-    of which the first is nearer than ``wanted`` (squared) already, that one is returned, and False: to compare all would take
-    seconds.
+    In 64 bits where no sum can leave them, as 4 dimension max|x_i|^2 bounds all of them; else in Python's integers.
     """
-    from scipy.spatial.distance import pdist
-
-    exact = np.array(points, dtype=object)
-    moved = exact - exact[0]  # where all are far away and near one another, their leading bits would say nothing
-    shift = max(0, int(np.abs(moved).max()).bit_length() - LEADING_BITS)
-    squares = pdist((moved >> shift).astype(np.float64), "sqeuclidean")
-    near = np.flatnonzero(squares <= _near(int(squares.min()), exact.shape[1], exact=shift == 0))
-    rows, columns = (indices[near] for indices in np.triu_indices(len(points), 1))
-    if shift == 0:
-        near, rows, columns = near[:1], rows[:1], columns[:1]
-    first = _squared_distance(points[rows[0]], points[columns[0]])
-    if len(near) > MOST_COMPARED and first < wanted:
-        return int(rows[0]), int(columns[0]), first, False
-    lengths = [_squared_distance(points[i], points[j]) for i, j in zip(rows, columns, strict=True)]
-    best = min(range(len(lengths)), key=lengths.__getitem__)
-    return int(rows[best]), int(columns[best]), lengths[best], True
-
-
-def _squared_distance(point: list[int], other: list[int]) -> int:
-    return sum((x - y) ** 2 for x, y in zip(point, other, strict=True))
-
-
-def _near(smallest: int, dimension: int, exact: bool) -> int:
-    """Up to which square of leading bits a vector may be the shortest one, where ``smallest`` is the smallest such square.
-
-    What was cut off each coordinate of a difference lies between -1 and 1 (in units of the last bit kept), so it changes a
-    length by less than r = sqrt(dimension). With m the smallest square, the shortest vector is shorter than sqrt(m) + r, and
-    its leading bits are shorter than sqrt(m) + 2 r. Squared: m + 4 sqrt(m dimension) + 4 dimension.
-    """
-    return smallest if exact else smallest + 4 * (math.isqrt(smallest * dimension) + 1) + 4 * dimension
+    largest = max(abs(entry) for point in points for entry in point)
+    array = np.array(points, dtype=np.int64 if 4 * len(points[0]) * largest**2 < 2**63 else object)
+    products = array @ array.T
+    norms = products.diagonal()
+    return norms, norms[:, None] + norms[None, :] - 2 * products

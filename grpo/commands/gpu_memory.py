@@ -9,7 +9,7 @@ Held by the learner (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`
 - weights                bN
 - float32 copy           4N where the model computes in half precision, else 0
 - moments                8N (AdamW), or 2N (1 + 4/256) with 8 bits (bitsandbytes, arXiv 2110.02861, Section 2.1)
-- starting weights       bN, where an arm sets ``measure_kl``; on the GPU only while they are used with ``offload_reference``
+- starting weights       bN, where an arm measures or penalises KL; with ``offload_reference`` on the GPU only while used
 - weights to be sent     bN (lag + 1), where an arm is asynchronous and vLLM on a GPU too
 
 With ``lora`` the float32 copy, moments and gradients are of the adapters only: rank (inputs + outputs) of each adapted matrix.
@@ -356,7 +356,7 @@ def _of_sharding(study: Study, shape: Shape) -> tuple[dict[str, float], dict[str
 
 def _measures_kl(study: Study) -> bool:
     """Whether an arm needs a copy of its starting weights; one with adapters has them below these."""
-    return any(getattr(config, "measure_kl", False) and config.lora is None for config in configs(study))
+    return any(getattr(config, "needs_starting_weights", False) and config.lora is None for config in configs(study))
 
 
 def _trains_all(study: Study) -> bool:

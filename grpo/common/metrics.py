@@ -67,6 +67,7 @@ METRICS = (
     Metric("kl/per_token_low_variance", "KL per token, low-variance estimate", "nats", "kl"),
     Metric("kl/per_sequence", "KL per response, sampled estimate", "nats"),
     Metric("kl/per_sequence_low_variance", "KL per response, low-variance estimate", "nats", charted=False),
+    Metric("kl_loss", "KL to the starting policy in the loss", "nats", charted=False),
     Metric("lag_mean", "measured lag, mean over tokens", "versions"),
     Metric("lag_min", "measured lag, smallest", "versions", charted=False),
     Metric("lag_max", "measured lag, largest", "versions", charted=False),

@@ -81,6 +81,8 @@ class Rollout:
         advantage: its reward, normalised within its group; a number that float32 holds.
         old_log_probs: (response length,) log-probabilities of its tokens under the policy that sampled them; None where the
             first update is still to come, so that the old policy is the current one.
+        reference_log_probs: (response length,) under the weights that training started from; None where they are not needed.
+        group: number of its group in the rollout batch that is trained on.
     """
 
     problem: Problem
@@ -90,6 +92,8 @@ class Rollout:
     timed_out: bool = False
     advantage: float = 0.0
     old_log_probs: Tensor | None = field(default=None, compare=False, repr=False)
+    reference_log_probs: Tensor | None = field(default=None, compare=False, repr=False)
+    group: int = field(default=0, compare=False, repr=False)
 
 
 def response_tokens(rollouts: Iterable[Rollout]) -> int:

@@ -10,8 +10,13 @@ from torch import Tensor
 from grpo.common.errors import UserError
 
 
-def normalize_within_groups(raw_rewards: Tensor, group_size: int, advantage_eps: float, normalize_by_std: bool) -> Tensor:
+def normalize_within_groups(
+    raw_rewards: Tensor, group_size: int, advantage_eps: float, normalize_by_std: bool, baseline: str = "group_mean"
+) -> Tensor:
     """A = (r - mean of its group) / (std of its group + eps); without the division as in Dr. GRPO.
+
+    With ``leave_one_out`` the baseline is the mean of the group's other rewards (RLOO, arXiv 2402.14740). As
+    r - (sum - r) / (G - 1) = G / (G - 1) (r - mean), that is another factor, the same for all.
 
     The standard deviation is the unbiased one (``torch.std``). Groups are consecutive: grouping goes by position, as two
     groups may hold the same question. DeepSeekMath, arXiv 2402.03300, Section 4.1.2.
@@ -34,6 +39,8 @@ def normalize_within_groups(raw_rewards: Tensor, group_size: int, advantage_eps:
     advantages = (groups - groups.mean(dim=1, keepdim=True)).float()
     if normalize_by_std and group_size > 1:
         advantages = advantages / (advantages.std(dim=1, keepdim=True) + advantage_eps)
+    if baseline == "leave_one_out" and group_size > 1:
+        advantages = advantages * (group_size / (group_size - 1))
     advantages = torch.where(equal, 0.0, advantages).flatten()
     if not (advantages.isfinite() & raw_rewards.float().isfinite()).all():
         raise UserError(
@@ -44,7 +51,11 @@ def normalize_within_groups(raw_rewards: Tensor, group_size: int, advantage_eps:
 
 
 def normalize_scores(
-    scores: Sequence[dict[str, float]], group_size: int, advantage_eps: float, normalize_by_std: bool
+    scores: Sequence[dict[str, float]],
+    group_size: int,
+    advantage_eps: float,
+    normalize_by_std: bool,
+    baseline: str = "group_mean",
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """Normalise the rewards of scored responses within each group.
 
@@ -56,7 +67,7 @@ def normalize_scores(
         ``zero_signal_fraction`` (groups in which all rewards are equal, so that they train nothing).
     """
     raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
-    advantages = normalize_within_groups(raw_rewards, group_size, advantage_eps, normalize_by_std)
+    advantages = normalize_within_groups(raw_rewards, group_size, advantage_eps, normalize_by_std, baseline)
     groups = raw_rewards.view(-1, group_size)
     metadata = {
         "reward": raw_rewards.mean().item(),

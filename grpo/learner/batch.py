@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo.common.records import Rollout
+from grpo.common.records import Rollout, response_tokens
 from grpo.learner.microbatches import Microbatch
 from grpo.models.to_device import send
 
@@ -22,28 +22,43 @@ class TrainBatch:
     Attributes:
         old_log_probs: (responses, longest) of the ratio's denominator (:func:`grpo.training.step.train_on`), behind the tokens
             0; None where that is the current policy.
+        reference_log_probs: under the starting weights; None where the loss has no KL term.
         engine_log_probs: as the engine reported them when it drew the tokens.
-        advantages, raw_rewards: (responses, 1).
+        advantages, raw_rewards, groups: (responses, 1).
         weights: (responses, 1) how much each token of a response counts.
+        n_tokens, n_responses: of the whole optimizer batch, which this may be a part of.
     """
 
     old_log_probs: Tensor | None
+    reference_log_probs: Tensor | None
     engine_log_probs: Tensor
     advantages: Tensor
     raw_rewards: Tensor
+    groups: Tensor
     weights: Tensor
+    n_tokens: int
+    n_responses: int
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> TrainBatch:
         """Of rollouts and (responses,) their weights, on a device."""
-        old = old_log_probs(rollouts)
+        old = given_log_probs(rollouts, "old_log_probs")
+        reference = given_log_probs(rollouts, "reference_log_probs")
         engine = [torch.tensor(rollout.completion.log_probs) for rollout in rollouts]
+
+        def padded(log_probs: list[Tensor]) -> Tensor:
+            return send(pad_sequence(log_probs, batch_first=True), device)
+
         return cls(
-            old if old is None else send(pad_sequence(old, batch_first=True), device),
-            send(pad_sequence(engine, batch_first=True), device),
+            None if old is None else padded(old),
+            None if reference is None else padded(reference),
+            padded(engine),
             send(_column(rollout.advantage for rollout in rollouts), device),
             send(_column(rollout.rewards["reward"] for rollout in rollouts), device),
+            send(torch.tensor([[rollout.group] for rollout in rollouts]), device),
             send(weights[:, None], device),
+            response_tokens(rollouts),
+            len(rollouts),
         )
 
     def part(self, micro: Microbatch) -> TrainBatch:
@@ -53,17 +68,21 @@ class TrainBatch:
         def rows(x: Tensor) -> Tensor:
             return x.index_select(0, members)[:, :longest].contiguous()
 
-        return TrainBatch(
-            None if self.old_log_probs is None else rows(self.old_log_probs),
-            rows(self.engine_log_probs),
-            *(x.index_select(0, members) for x in (self.advantages, self.raw_rewards, self.weights)),
+        return replace(
+            self,
+            old_log_probs=None if self.old_log_probs is None else rows(self.old_log_probs),
+            reference_log_probs=None if self.reference_log_probs is None else rows(self.reference_log_probs),
+            engine_log_probs=rows(self.engine_log_probs),
+            advantages=self.advantages.index_select(0, members),
+            raw_rewards=self.raw_rewards.index_select(0, members),
+            groups=self.groups.index_select(0, members),
+            weights=self.weights.index_select(0, members),
         )
 
 
-def old_log_probs(rollouts: Sequence[Rollout]) -> list[Tensor] | None:
-    """Those of the policy that sampled them; None where it is still the current one, which is so for all or for none."""
-    found = [rollout.old_log_probs for rollout in rollouts if rollout.old_log_probs is not None]
-    return found or None
+def given_log_probs(rollouts: Sequence[Rollout], which: Literal["old_log_probs", "reference_log_probs"]) -> list[Tensor] | None:
+    """Those of the rollouts; None where these have none, which is so for all or for none."""
+    return [found for rollout in rollouts if (found := getattr(rollout, which)) is not None] or None
 
 
 def _column(values: Iterable[float]) -> Tensor:

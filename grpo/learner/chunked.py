@@ -13,7 +13,8 @@ TOKENS_AT_ONCE = 1024
 class _LogProbs(torch.autograd.Function):
     """log softmax(h W^T / T) at the labels; the backward pass computes the logits anew, chunk by chunk.
 
-    With p the softmax and g the incoming gradient, the gradient at the logits is g (onehot - p) / T.
+    With p the softmax and g the incoming gradient, the gradient at the logits is g (onehot - p) / T. Where the
+    entropy H has one as well, h, there is -h p (log p + H) / T in addition.
     """
 
     @staticmethod
@@ -32,20 +33,24 @@ class _LogProbs(torch.autograd.Function):
             normalizers.append(normalizer + largest[:, 0])
         ctx.save_for_backward(hidden, weight, labels, torch.cat(normalizers))
         ctx.temperature = temperature
-        entropy = torch.cat(entropies)
-        ctx.mark_non_differentiable(entropy)
-        return torch.cat(chosen), entropy
+        ctx.set_materialize_grads(False)  # most losses have no use for the entropy's
+        return torch.cat(chosen), torch.cat(entropies)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
         hidden, weight, labels, normalizers = ctx.saved_tensors
+        of_entropy = gradients[1]
+        of_log_probs = torch.zeros_like(normalizers) if gradients[0] is None else gradients[0]
         at_hidden, at_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, len(hidden), TOKENS_AT_ONCE):
             part = slice(start, start + TOKENS_AT_ONCE)
-            incoming = gradients[0][part, None] / ctx.temperature
+            incoming = of_log_probs[part, None] / ctx.temperature
             logits = (hidden[part] @ weight.T).float().div_(ctx.temperature)
-            at_logits = logits.sub_(normalizers[part, None]).exp_().mul_(-incoming)
-            at_logits = at_logits.scatter_add_(1, labels[part, None], incoming).to(weight.dtype)
+            distribution = logits.sub_(normalizers[part, None])
+            more = 0 if of_entropy is None else _entropy_gradient(distribution) * (of_entropy[part, None] / ctx.temperature)
+            at_logits = distribution.exp_().mul_(-incoming)
+            at_logits = at_logits.scatter_add_(1, labels[part, None], incoming)
+            at_logits = (at_logits if of_entropy is None else at_logits + more).to(weight.dtype)
             at_hidden[part] = at_logits @ weight
             at_weight += at_logits.T @ hidden[part]
         return at_hidden, at_weight.to(weight.dtype), None, None
@@ -61,7 +66,7 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperatur
         temperature: the logits are divided by it.
 
     Returns:
-        two tensors (tokens,) in float32; the entropy has no gradient.
+        two tensors (tokens,) in float32, with gradient.
     """
     log_probs, entropy = _LogProbs.apply(hidden, weight, labels, temperature)  # type: ignore[no-untyped-call]
     return log_probs, entropy
@@ -70,5 +75,25 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperatur
 def log_probs_of(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """:func:`chunked_log_probs` from the logits (tokens, vocabulary) themselves."""
     distribution = torch.log_softmax(logits.float() / temperature, dim=-1)
-    entropy = -(distribution.exp() * distribution).sum(dim=-1).detach()
-    return distribution.gather(-1, labels[:, None])[:, 0], entropy
+    return distribution.gather(-1, labels[:, None])[:, 0], _Entropy.apply(distribution)  # type: ignore[no-untyped-call]
+
+
+class _Entropy(torch.autograd.Function):
+    """H = -sum p log p of log p (tokens, vocabulary); keeps nothing else for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, distribution: Tensor) -> Tensor:
+        ctx.save_for_backward(distribution)
+        return -(distribution.exp() * distribution).sum(dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (distribution,) = ctx.saved_tensors
+        return _entropy_gradient(distribution).mul_(gradient[:, None])
+
+
+def _entropy_gradient(distribution: Tensor) -> Tensor:
+    """-p (log p + H): the entropy's gradient at the logits, and at log p as well, as log softmax's does not change it."""
+    p = distribution.exp()
+    entropy = -torch.linalg.vecdot(p, distribution)[:, None]
+    return p.mul_(distribution + entropy).neg_()

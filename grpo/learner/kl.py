@@ -1,8 +1,8 @@
-"""Estimates of KL(policy || reference) from tokens that the policy sampled; measured, never part of a loss."""
+"""Estimates of KL(policy || reference) from tokens that the policy sampled: measured, and as a term of a loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,3 +32,34 @@ def estimate_kl(policy_log_probs: Sequence[Tensor], reference_log_probs: Sequenc
         "per_sequence": sampled / sequences,
         "per_sequence_low_variance": low_variance / sequences,
     }
+
+
+def low_variance(log_probs: Tensor, reference: Tensor) -> Tensor:
+    """exp(r) - r - 1 of each token, with r = log pi_ref - log pi (k3; GRPO's term, DeepSeekMath, arXiv 2402.03300, Eq. 4).
+
+    Its mean is KL(policy || reference). The mean of its gradient is not that one's, but KL(reference || policy)'s (Tang and
+    Munos 2025, "On a few pitfalls in KL divergence gradient estimation for RL", arXiv 2506.09477).
+
+    Args:
+        log_probs: of sampled tokens, with gradient.
+        reference: of the same shape, without.
+    """
+    difference = reference - log_probs
+    return torch.expm1(difference) - difference
+
+
+def naive(log_probs: Tensor, reference: Tensor) -> Tensor:
+    """-r of each token (k1), with the gradient of r^2 / 2, which is -r times that of log pi: KL(policy || reference)'s.
+
+    The gradient of -r itself is that of log pi, whose mean is 0: it would pull nowhere (arXiv 2506.09477). Arguments as of
+    :func:`low_variance`.
+    """
+    difference = log_probs - reference
+    half_square = difference.square() / 2
+    return difference.detach() + (half_square - half_square.detach())
+
+
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # as KlEstimator in grpo/study/methods.py
+    "low_variance": low_variance,
+    "naive": naive,
+}

@@ -20,8 +20,8 @@ from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
 from grpo.common.records import Rollout
 from grpo.common.world import ALONE, World
-from grpo.learner.batch import TrainBatch, old_log_probs
-from grpo.learner.kl import estimate_kl
+from grpo.learner.batch import TrainBatch, given_log_probs
+from grpo.learner.kl import ESTIMATORS, estimate_kl
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import (
@@ -51,6 +51,7 @@ _MEANS = (  # over a train batch's response tokens
     "mismatch_kl",
     "importance_mean",
     "importance_capped",
+    "kl_loss",
 )
 DEFAULTS = LearnerSettings()
 _COLUMNS = {"step", "update", *(metric.name for metric in METRICS)}  # of history.csv, whatever the loss
@@ -59,8 +60,8 @@ _COLUMNS = {"step", "update", *(metric.name for metric in METRICS)}  # of histor
 class Learner:
     """A policy with its optimizer.
 
-    Where ``config.measure_kl`` is set it also holds the weights it started from, frozen; with ``config.lora`` the policy holds
-    them itself, below its adapters.
+    Where ``config.measure_kl`` or ``config.kl_coefficient`` is set it also holds the weights it started from, frozen; with
+    ``config.lora`` the policy holds them itself, below its adapters.
 
     Args:
         model: as :func:`grpo.models.checkpoint.load_model` gives it; with ``config.lora`` it has its adapters.
@@ -87,7 +88,7 @@ class Learner:
         self.max_tokens = settings.max_tokens_per_microbatch
         self.packs = settings.packing and self.max_tokens is not None and not traits_of(model).copied_because
         self.measures_kl = isinstance(config, GrpoConfig) and config.measure_kl
-        wanted = self.measures_kl and config.lora is None
+        wanted = isinstance(config, GrpoConfig) and config.needs_starting_weights and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
         if settings.fully_shard:
             for each in filter(None, (self.reference, model)):
@@ -109,6 +110,10 @@ class Learner:
         """Log-probabilities (response length,) of each rollout's tokens under the current weights, without gradient."""
         return [log_probs for log_probs, _ in self._compute(rollouts)]
 
+    def reference_log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
+        """The same under the weights that training started from, which the configuration must ask for."""
+        return [log_probs for log_probs, _ in self._compute(rollouts, of_reference=True)]
+
     def token_entropies(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Mean entropy in nats over each rollout's response tokens, under the current weights; NaN where it has none."""
         return [entropy.mean().item() for _, entropy in self._compute(rollouts)]
@@ -121,8 +126,8 @@ class Learner:
         """
         if not self.measures_kl:
             return {}
-        reference = [log_probs for log_probs, _ in self._compute(rollouts, of_reference=True)]
-        estimates = estimate_kl(old_log_probs(rollouts) or self.log_probs(rollouts), reference)
+        reference = given_log_probs(rollouts, "reference_log_probs") or self.reference_log_probs(rollouts)
+        estimates = estimate_kl(given_log_probs(rollouts, "old_log_probs") or self.log_probs(rollouts), reference)
         return {f"kl/{name}": value for name, value in estimates.items()}
 
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -133,8 +138,8 @@ class Learner:
             clipped tokens, and mean, smallest and largest ratio pi / pi_old; between the engine's and the learner's
             log-probabilities under the sampling weights mean and largest absolute difference, share of tokens above
             :data:`grpo.learner.mismatch.NOTICEABLE`, and the sampled KL; with ``importance_cap`` the mean weight and the
-            share of tokens at the cap; ``skipped_update`` (1 or 0); means of what the loss measures itself; the
-            :meth:`loss_scale`.
+            share of tokens at the cap; with ``kl_coefficient`` the mean of the loss's KL term as ``kl_loss``;
+            ``skipped_update`` (1 or 0); means of what the loss measures itself; the :meth:`loss_scale`.
         """
         config, loss_scale = self._grpo, self.loss_scale()
         prompts, responses = token_ids(rollouts)
@@ -155,6 +160,7 @@ class Learner:
         of_ranks = self.world.all_gather(extremes)
         over_all = {name: (min if name == "ratio_min" else max)(each[name] for each in of_ranks) for name in extremes}
         without = () if config.importance_cap is not None else ("importance_mean", "importance_capped")
+        without = without if config.kl_coefficient else (*without, "kl_loss")
         return {
             "loss": sums["loss"],
             "gradient_norm": norm,
@@ -187,7 +193,7 @@ class Learner:
             self.optimizer.backward(loss)
             totals["loss"] += loss.detach()
             totals["tokens"] += len(micro.tokens)
-            totals["token_entropy"] += micro.flat(micro.entropy).sum()
+            totals["token_entropy"] += micro.flat(micro.entropy.detach()).sum()
             totals["mean_nll"] -= micro.flat(micro.log_probs.detach()).sum()
         sums, _, norm, taken = self._step(totals, {})
         tokens = max(1.0, sums["tokens"])
@@ -270,15 +276,26 @@ class Learner:
             raw_rewards=batch.raw_rewards,
             mask=mask,
             cliprange=config.cliprange,
+            cliprange_high=config.cliprange_high,
+            engine_log_probs=engine,
+            groups=batch.groups,
+            batch_tokens=batch.n_tokens,
+            batch_responses=batch.n_responses,
         )
         per_token, metrics = self.loss(inputs)
         loss = masked_normalize(per_token * (mask * (batch.weights * importance)), mask)
+        if batch.reference_log_probs is not None:
+            kl = ESTIMATORS[config.kl_estimator](micro.log_probs, batch.reference_log_probs)
+            loss = loss + config.kl_coefficient * masked_normalize(kl * batch.weights, mask)
+            totals["kl_loss"] += micro.flat(kl.detach()).sum()
+        if config.entropy_coefficient:
+            loss = loss - config.entropy_coefficient * masked_normalize(micro.entropy, mask, constant_normalizer=batch.n_tokens)
         self.optimizer.backward(loss)
         ratio, weighted = micro.flat(inputs.ratio.detach()), micro.flat(importance)
         old, engine = micro.flat(old), micro.flat(engine)
         totals["loss"] += loss.detach()
         totals["tokens"] += len(micro.tokens)
-        totals["token_entropy"] += micro.flat(micro.entropy).sum()
+        totals["token_entropy"] += micro.flat(micro.entropy.detach()).sum()
         if "clipped" in metrics:
             totals["clip_fraction"] += micro.flat(metrics["clipped"].detach()).sum()
         totals["ratio_mean"] += ratio.sum()

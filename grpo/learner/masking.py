@@ -31,9 +31,11 @@ def response_weights(
     A response without tokens still counts as a sequence.
 
     Args:
-        lengths: (responses,) in tokens.
+        lengths: (responses,) in tokens; for ``token_mean`` those of the whole optimizer batch.
         length_normalization: ``masked_mean`` (each response's own length; GRPO, arXiv 2402.03300, Eq. 3),
-            ``masked_normalize`` (``constant_normalizer``; Dr. GRPO, arXiv 2503.20783) or ``microbatch_longest``.
+            ``masked_normalize`` (``constant_normalizer``; Dr. GRPO, arXiv 2503.20783), ``microbatch_longest``, or
+            ``token_mean`` (all tokens of the optimizer batch weigh alike; DAPO, arXiv 2503.14476, Section 3.3, whose mean is
+            over a group's tokens).
         n_sequences: responses in the whole optimizer batch.
         microbatch_size: consecutive responses that form a microbatch.
 
@@ -41,7 +43,7 @@ def response_weights(
         (responses,), float32.
 
     Raises:
-        ValueError: an unknown normalisation, or a missing constant.
+        ValueError: an unknown normalisation, a missing constant, or lengths of a part of the batch only.
     """
     lengths = lengths.float()
     if length_normalization == "masked_mean":
@@ -53,6 +55,10 @@ def response_weights(
     elif length_normalization == "microbatch_longest":
         longest = lengths.view(-1, microbatch_size).max(dim=1).values.clamp(min=1.0)
         divisor = longest.repeat_interleave(microbatch_size)
+    elif length_normalization == "token_mean":
+        if len(lengths) != n_sequences:
+            raise ValueError(f"token_mean needs all {n_sequences} lengths of the optimizer batch, not {len(lengths)}")
+        return torch.full_like(lengths, 1.0) / lengths.sum().clamp(min=1.0)
     else:
         raise ValueError(f"unknown length normalization {length_normalization!r}")
     return 1.0 / divisor / n_sequences

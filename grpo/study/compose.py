@@ -15,6 +15,7 @@ from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.annotated import Note, Notes, read_annotated
+from grpo.study.methods import with_objective
 from grpo.study.settings import MAIN
 
 STUDIES_FOLDER = Path("studies")
@@ -253,9 +254,14 @@ def compose(path: Path) -> dict[str, Any]:
 
 
 def _extended(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """``values`` with a study file laid over them, and the experiments left out that it leaves out."""
+    """``values`` with a study file laid over them, its objective spelled out, without the experiments that it leaves out."""
     overlay = _mapping(file)
     overlay.pop("extends", None)
+    if isinstance(overlay.get("grpo"), dict):
+        try:
+            overlay["grpo"] = with_objective(overlay["grpo"], "grpo")
+        except ValueError as error:
+            raise UserError(f"{file}: {error}.") from None
     experiments = overlay.get("experiments")
     if not isinstance(experiments, dict):
         return lay_over(values, overlay)

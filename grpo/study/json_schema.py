@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.study.methods import OFF_POLICY_RANK, RATE_TIMES, ExpertIterationConfig, GrpoConfig, SftConfig
+from grpo.study.methods import (
+    OBJECTIVE,
+    OBJECTIVES,
+    OFF_POLICY_RANK,
+    RATE_TIMES,
+    ExpertIterationConfig,
+    GrpoConfig,
+    SftConfig,
+)
 from grpo.study.schema import Study
 
 
@@ -27,7 +35,9 @@ def study_schema() -> dict[str, Any]:
     configs = (GrpoConfig, SftConfig, ExpertIterationConfig)
     values = {key: _of_key(schema, key) for config in configs for key in config.model_fields}
     more = {"start_from": {"type": "string"}, OFF_POLICY_RANK: {"type": "integer"}, RATE_TIMES: {"type": "number"}}
-    arm = {"type": "object", "properties": values | more}
+    objective = {OBJECTIVE: {"enum": list(OBJECTIVES)}}
+    schema["$defs"]["GrpoConfig"]["properties"] |= objective
+    arm = {"type": "object", "properties": values | more | objective}
     schema["$defs"]["Experiment"]["properties"]["arms"]["additionalProperties"] = arm
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A study", **schema}
 

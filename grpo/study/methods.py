@@ -11,6 +11,8 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    JsonValue,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -26,18 +28,62 @@ from grpo.common.errors import UserError
 from grpo.common.imports import is_import_path, keys_of, source_of
 from grpo.tasks.task import OWN_REWARDS
 
-LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
+LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo")
 LOSSES_OF_THE_HANDOUTS = {"GRPO-Clip": "grpo_clip", "GRPO-No-Clip": "grpo_no_clip"}  # as their text writes these two
 WITHOUT_RATIO = ("no_baseline", "reinforce_with_baseline")  # of these, losses that do not contain pi / pi_old
-LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest"]
+LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest", "token_mean"]
+Baseline = Literal["group_mean", "leave_one_out"]
+KlEstimator = Literal["low_variance", "naive"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 LrSchedulerType = Literal["constant", "linear", "cosine"]
 RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
 
 RATE_TIMES = "learning_rate_times"  # in an arm: "so many times the rate that the winners before have"
 OFF_POLICY_RANK = "off_policy_rank"  # in an arm: "the values of the K-th best off-policy arm of the sweep before"
+OBJECTIVE = "objective"  # in an arm, or under `grpo:` of a study's file: the values of one of these
+
+# Published objectives by their names, without what has a setting of its own (KL term, overlong_buffer, ...). Each names all
+# keys that another one names, so that none is left over.
+_GRPO = {  # arXiv 2402.03300
+    "loss_type": "grpo_clip",
+    "cliprange": 0.2,
+    "cliprange_high": None,
+    "length_normalization": "masked_mean",
+    "baseline": "group_mean",
+    "use_std_normalization": True,
+}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "grpo": _GRPO,
+    # arXiv 2503.20783, Section 3: without the division by response length and by the group's standard deviation.
+    "dr_grpo": _GRPO | {"length_normalization": "masked_normalize", "use_std_normalization": False},
+    # arXiv 2503.14476, Eq. 8 with the ranges of Section 4.1.
+    "dapo": _GRPO | {"cliprange_high": 0.28, "length_normalization": "token_mean"},
+    # arXiv 2507.18071, Eq. 5 with the ranges of Section 5.1.
+    "gspo": _GRPO | {"loss_type": "gspo", "cliprange": 3e-4, "cliprange_high": 4e-4},
+    # arXiv 2506.13585, Section 3.1, which names no upper bound: weights up to 5, as TRL recommends after arXiv 2510.13786.
+    "cispo": _GRPO | {"loss_type": "cispo", "cliprange_high": 4.0, "length_normalization": "token_mean"},
+    # arXiv 2402.14740: REINFORCE on whole responses, with neither ratio nor clip.
+    "rloo": _GRPO
+    | {
+        "loss_type": "reinforce_with_baseline",
+        "length_normalization": "masked_normalize",
+        "baseline": "leave_one_out",
+        "use_std_normalization": False,
+    },
+}
 # Settings that are left out of a run's record where they have their defaults, which leave all as it was before they came.
-LEFT_OUT = ("lora", "lr_scheduler_type", "warmup_steps", "dynamic_sampling_rounds")
+LEFT_OUT = (
+    "lora",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "dynamic_sampling_rounds",
+    "overlong_buffer",
+    "baseline",
+    "cliprange_high",
+    "kl_coefficient",
+    "kl_estimator",
+    "entropy_coefficient",
+)
 
 
 class Section(BaseModel):
@@ -225,16 +271,22 @@ class GrpoConfig(SamplingConfig):
     epochs_per_rollout_batch: PositiveInt = 1
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
     loss_type: str = "reinforce_with_baseline"  # LOSS_TYPES, LOSSES_OF_THE_HANDOUTS, or MODULE:NAME (grpo.learner.losses.Loss)
-    loss_options: dict[str, float] = Field(default_factory=dict)  # handed to the loss; an arm with another loss starts anew
+    loss_options: dict[str, JsonValue] = Field(default_factory=dict)  # handed to the loss; an arm with another loss starts anew
     # MODULE:NAME (grpo.tasks.rewards.apply_reward), or several with their weights; null: the task's own
     reward: str | RewardWeights | None = None
+    overlong_buffer: PositiveInt | None = None  # tokens below sampling_max_tokens in which the reward falls by up to 1
+    baseline: Baseline = "group_mean"  # what is taken off a reward (grpo.learner.advantages)
     use_std_normalization: bool = True
     length_normalization: LengthNormalization = "masked_mean"
     cliprange: PositiveFloat = 0.2
+    cliprange_high: PositiveFloat | None = None  # how far a ratio may rise above 1; null: as far as it may fall, cliprange
     # Truncated importance sampling, token by token: from the policy that sampled a token, as its engine computed it, to the one
     # that is about to be trained.
     importance_cap: PositiveFloat | None = None
-    measure_kl: bool = False  # to the frozen starting weights, at every step; it never enters the loss
+    measure_kl: bool = False  # to the frozen starting weights, at every step; by itself it does not enter the loss
+    kl_coefficient: NonNegativeFloat = 0.0  # of KL(policy || starting weights) in the loss; 0: there is none
+    kl_estimator: KlEstimator = "low_variance"  # of that term (grpo.learner.kl)
+    entropy_coefficient: FiniteFloat = 0.0  # of the mean token entropy (nats), taken off the loss; 0: there is none
     start_from: str | None = None  # an SFT checkpoint of the same seed, sft_experiment/ARM/CHECKPOINT; null: the base model
     asynchronous: Asynchronous | None = None  # null: one process samples, scores and trains in turns
 
@@ -278,6 +330,11 @@ class GrpoConfig(SamplingConfig):
             )
         if self.dynamic_sampling_rounds and self.group_size == 1:
             raise ValueError("dynamic_sampling_rounds: a group of one never has two rewards that differ: raise group_size")
+        if self.overlong_buffer is not None and self.overlong_buffer > self.sampling_max_tokens:
+            raise ValueError(
+                f"overlong_buffer ({self.overlong_buffer}) must not exceed sampling_max_tokens ({self.sampling_max_tokens}): "
+                "lower the former"
+            )
         ratio_is_to_engine = self.asynchronous is not None and self.asynchronous.is_stale and self.importance_cap is None
         if ratio_is_to_engine and self.loss_type not in WITHOUT_RATIO:
             self._refuse_narrowed_sampling()
@@ -298,6 +355,11 @@ class GrpoConfig(SamplingConfig):
                     f"{key} ({value}) leaves tokens out, so that ratios of asynchronous rollouts would be wrong: set it to "
                     f"{off}, or set importance_cap"
                 )
+
+    @property
+    def needs_starting_weights(self) -> bool:
+        """Whether the learner computes log-probabilities under the weights that training started from."""
+        return self.measure_kl or self.kl_coefficient > 0.0
 
     @property
     def n_prompts_per_rollout_batch(self) -> int:
@@ -324,6 +386,8 @@ def explain(path: Path, item: Any, values: Any) -> str:
     """One line for one pydantic error about ``values``: file, key path, what is wrong, what was expected."""
     key, kind, value = ".".join(keys_of(item, values)), item["type"], item.get("input")
     if kind == "extra_forbidden":
+        if key.split(".")[-1] == OBJECTIVE:
+            return f"{path}: {key}: a study's file may have it, and so may an arm. Here write {value} out (docs/learner.md)."
         return f"{path}: {key}: unknown key. Check its spelling, or remove it."
     if kind == "missing":
         return f"{path}: {key}: missing. Add it (see studies/ for examples)."
@@ -367,17 +431,35 @@ def merged(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     return kept | overrides
 
 
+def with_objective(values: dict[str, Any], path: str) -> dict[str, Any]:
+    """``values`` with those of the ``objective`` that they name below them.
+
+    Args:
+        path: where the values stand, for the message.
+
+    Raises:
+        ValueError: there is no such objective.
+    """
+    if OBJECTIVE not in values:
+        return values
+    name, own = values[OBJECTIVE], {key: value for key, value in values.items() if key != OBJECTIVE}
+    if name not in OBJECTIVES:
+        raise ValueError(f"{path}.{OBJECTIVE}: no objective is named {name!r} (known: {', '.join(OBJECTIVES)})")
+    return OBJECTIVES[name] | own
+
+
 def resolved(config: Config, arm: dict[str, Any], path: str) -> dict[str, Any]:
-    """An arm's own values, with the rate that ``learning_rate_times`` gives (rounded to three digits); without its rank.
+    """An arm's own values, with those of its ``objective`` and the rate that ``learning_rate_times`` gives (rounded to three
+    digits); without its rank.
 
     Args:
         config: what the arm's values go over.
         path: where the arm stands, for the message.
 
     Raises:
-        ValueError: it is no number above 0, or stands beside a rate.
+        ValueError: there is no such objective; or the factor is no number above 0, or stands beside a rate.
     """
-    values = {key: value for key, value in arm.items() if key not in (OFF_POLICY_RANK, RATE_TIMES)}
+    values = with_objective({key: value for key, value in arm.items() if key not in (OFF_POLICY_RANK, RATE_TIMES)}, path)
     if RATE_TIMES not in arm:
         return values
     times = arm[RATE_TIMES]

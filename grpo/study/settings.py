@@ -136,7 +136,7 @@ class LearnerSettings(Section):
     packing: bool = True
     gradient_checkpointing: bool = False
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    offload_reference: bool = False  # the starting weights of ``measure_kl`` wait in the CPU's memory
+    offload_reference: bool = False  # the starting weights of KL wait in the CPU's memory
     compile: bool = False  # torch.compile: 10 to 15% faster on CPU, after 5 to 20 s of compiling
     # Train a run together, as torchrun starts them, each on its share of the questions: one GPU each, or cores of the CPU.
     processes: PositiveInt = 1

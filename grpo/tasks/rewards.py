@@ -178,3 +178,11 @@ def _checked(path: str, returned: Any, n: int, may_be_none: bool) -> Sequence[An
             raise UserError(f"reward: {path} returned {value!r} for completion {i} of {n}. Return finite numbers.")
     values: Sequence[Any] = returned
     return values
+
+
+def soft_overlong_punishment(length: int, max_tokens: int, buffer: int) -> float:
+    """What a long response loses: 0 up to ``max_tokens - buffer`` tokens, then linearly more, -1 at ``max_tokens`` and beyond.
+
+    DAPO's soft overlong punishment (arXiv 2503.14476, Eq. 13).
+    """
+    return max(-1.0, min(0.0, (max_tokens - buffer - length) / buffer))

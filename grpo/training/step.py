@@ -14,6 +14,7 @@ from grpo.learner.advantages import normalize_scores
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.study.methods import GrpoConfig, SamplingConfig
+from grpo.tasks.rewards import soft_overlong_punishment
 from grpo.tasks.task import Format
 from grpo.training.context import RunSetup, Updates
 from grpo.training.order import items_of_step
@@ -48,8 +49,16 @@ def ask(setup: RunSetup[Sampling], sampler: Sampler, questions: Sequence[Problem
 
 
 def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> list[Rollout]:
-    """Write rewards into this process's rollouts; those of all processes, in the order of the questions."""
+    """Write rewards into this process's rollouts; those of all processes, in the order of the questions.
+
+    With ``overlong_buffer`` the reward that is trained on has the punishment of long responses in it; validation's has not.
+    """
     score_rollouts(setup.score, rollouts)
+    if isinstance(setup.config, GrpoConfig) and (buffer := setup.config.overlong_buffer) is not None:
+        for rollout in rollouts:
+            length = len(rollout.completion.token_ids)
+            punishment = soft_overlong_punishment(length, setup.config.sampling_max_tokens, buffer)
+            rollout.rewards = rollout.rewards | {"reward": rollout.rewards["reward"] + punishment}
     return world.join(rollouts, each=setup.config.group_size)
 
 
@@ -66,7 +75,11 @@ def score(setup: RunSetup[GrpoConfig], rollouts: list[Rollout], world: World = A
 def set_advantages(config: GrpoConfig, rollouts: list[Rollout]) -> dict[str, float]:
     """Write advantages into all scored rollouts of a batch; returns what is logged of them."""
     advantages, _, means = normalize_scores(
-        [rollout.rewards for rollout in rollouts], config.group_size, config.advantage_eps, config.use_std_normalization
+        [rollout.rewards for rollout in rollouts],
+        config.group_size,
+        config.advantage_eps,
+        config.use_std_normalization,
+        config.baseline,
     )
     for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
         rollout.advantage = advantage
@@ -113,8 +126,12 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
         old_log_probs = [torch.tensor(rollout.completion.log_probs) for rollout in rollouts]
     elif config.updates_per_rollout_batch > 1:
         old_log_probs = learner.log_probs(rollouts)
-    for rollout, log_probs in zip(rollouts, old_log_probs, strict=True):
-        rollout.old_log_probs = log_probs
+    reference: Sequence[torch.Tensor | None] = [None] * len(rollouts)
+    if config.kl_coefficient:
+        reference = learner.reference_log_probs(rollouts)
+    for i, rollout in enumerate(rollouts):
+        rollout.old_log_probs, rollout.reference_log_probs = old_log_probs[i], reference[i]
+        rollout.group = i // config.group_size
     drift = learner.drift(rollouts)
     updates = [
         learner.update(rollouts[start : start + config.train_batch_size])

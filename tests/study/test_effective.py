@@ -86,10 +86,16 @@ def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study
     # What params.yaml does not name has the handout's value.
     assert {key for key, source in run.sources.items() if source == "default"} == {
         "asynchronous",
+        "baseline",
+        "cliprange_high",
+        "entropy_coefficient",
         "importance_cap",
+        "kl_coefficient",
+        "kl_estimator",
         "loss_options",
         "lora",
         "measure_kl",
+        "overlong_buffer",
         "reward",
         "start_from",
         "wall_clock_limit_s",

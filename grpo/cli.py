@@ -74,6 +74,39 @@ def quickstart() -> None:
         raise typer.Exit(130) from None
 
 
+@app.command("run", epilog="Example: grpo run --model my-model --task mine.jsonl --set grpo.learning_rate=1e-5 --out runs/try")
+def run(
+    out: Annotated[Path, typer.Option(help="A new folder for the run: its results, values and saved state.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="FOLDER|OWNER/NAME@REVISION", help="Where the run starts: a folder, or on the Hub.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|MODULE:CLASS|FILE",
+            help="math, gsm8k, arithmetic, ...; a class of your own; or rows (JSONL, JSON, CSV, parquet) with the columns "
+            "question and answer, of which the last tenth is for validation.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A value by its key in params.yaml, such as engine.name=vllm."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the run.")] = 0,
+    study: Annotated[
+        str, typer.Option(help="Whose values count where no option says otherwise: a name in studies/, or a file.")
+    ] = "base",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that OUT holds.")] = False,
+) -> None:
+    """One GRPO run, from a model and a task to its curves, without DVC and without a study file.
+
+    Its loop and its numbers are those of a study's run with the same values. MLflow has it where MLFLOW_TRACKING_URI is set.
+    """
+    from grpo.commands.one_run import Asked, one_run
+
+    one_run(Asked(model, task, settings or [], seed, study), out, resume)
+
+
 @app.command("replicate")
 def replicate(
     seeds: Annotated[list[int], typer.Argument(help="Fresh ones, as many as the study has.")],
@@ -269,6 +302,17 @@ def study_save(name: Annotated[str, typer.Argument(help="Of the new study: studi
     from grpo.commands.study import save
 
     for line in save(name):
+        print(line)
+
+
+@study_app.command("rehearse")
+def study_rehearse(
+    name: Annotated[str, typer.Argument(help="A study for GPUs: a name in studies/, or a path to a study file.")],
+) -> None:
+    """Write NAME-rehearsal.yaml: the study cut down to be tried on a CPU, by small random weights and few steps."""
+    from grpo.commands.study import rehearse
+
+    for line in rehearse(name):
         print(line)
 
 

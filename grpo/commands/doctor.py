@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from grpo.commands import gpu_memory
-from grpo.commands.plan import PUBLISHED_S_PER_STEP, plan
+from grpo.commands.plan import plan
 from grpo.common.imports import named_file
+from grpo.study.compose import files_of
 from grpo.study.effective import EffectiveRun, effective_run
-from grpo.study.schema import Study
+from grpo.study.rehearsal import SUFFIX, not_covered
+from grpo.study.schema import Study, load_study
 from grpo.study.settings import MAIN, HubModel, SampledTraces
 from grpo.study.software import install_vllm
 from grpo.tasks.downloaded import HubDataset
@@ -47,7 +49,8 @@ def examine(study: Study) -> list[Finding]:
     """Look at everything; nothing is changed, and only the Hub is asked over the network, if the study needs it."""
     checks = (_torch, _driver, _gpus, _gpu_memory)
     findings = [*(check(study) for check in checks), *_packages(study)]
-    return [*findings, *(check(study) for check in (_memory, _disk, _ahead, _files, _hub))]
+    findings += [check(study) for check in (_memory, _disk, _ahead, _files, _hub)]
+    return [*findings, *_rehearsal(study)]
 
 
 def report(findings: list[Finding]) -> str:
@@ -199,7 +202,7 @@ def _memory(study: Study) -> Finding:
 
 def _disk(study: Study) -> Finding:
     free = shutil.disk_usage(Path.cwd()).free / GIB
-    if study.models[MAIN].source == "pretrain":
+    if study.models[MAIN].source in ("pretrain", "random"):
         return Finding("disk", free >= 2, f"{free:.0f} GiB free; the study may need 2", "Free some.")
     shape = gpu_memory.shape_of(study)
     if shape is None:
@@ -250,14 +253,13 @@ def _ahead(study: Study) -> Finding:
     reserved = {run.name: study.resources[study.experiments[run.experiment].resources] for run in found}
     if not any(resources.gpus for resources in reserved.values()):
         return Finding("ahead", True, text)
-    planned = plan(study, active=False, seconds_per_step=None, price=0.0)["experiments"]
-    on_gpus = [sums for sums in planned.values() if sums["gpu_hours"]]
+    planned = plan(study, active=False, seconds_per_step=None, price=0.0)
+    on_gpus = [sums for sums in planned["experiments"].values() if sums["gpu_hours"]]
     hours, steps = (sum(sums[key] for sums in on_gpus) for key in ("gpu_hours", "steps"))
     most = sum(resources.runtime_min / 60 * resources.gpus for resources in reserved.values())
     text += (
-        f"\nestimated from {PUBLISHED_S_PER_STEP:g} s a GRPO step, as published for Qwen2.5-Math-1.5B on one H100 (smaller "
-        f"cards take longer): {hours:,.0f} GPU-hours for {steps:,} steps, without evaluations; of equal "
-        "runs one is trained (`grpo plan` says more)"
+        f"\nestimated: {hours:,.0f} GPU-hours for {steps:,} steps, by {planned['guess']}; of equal runs one is trained (`grpo "
+        "plan` says more)"
         f"\nat most {most:,.0f} GPU-hours, if each run took all the time that `resources` reserves for it"
     )
     return Finding("ahead", True, text)
@@ -275,7 +277,8 @@ def _files(study: Study) -> Finding:
 
 def _hub(study: Study) -> Finding:
     traces = study.sft_datasets.values()
-    models = [*study.models.values(), *(one.model for one in traces if isinstance(one, SampledTraces))]
+    models = [getattr(model, "like", model) for model in study.models.values()]
+    models += [one.model for one in traces if isinstance(one, SampledTraces)]
     wanted = [("model", model.repo) for model in models if isinstance(model, HubModel)]
     wanted += [("dataset", source.hub) for source in _sources(study, HubDataset)]
     wanted += [("dataset", one.repo) for one in traces if isinstance(one, HubTraces)]
@@ -290,6 +293,14 @@ def _hub(study: Study) -> Finding:
         remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and use local files (docs/studies.md)."
         return Finding("Hugging Face Hub", False, f"{repo} cannot be reached ({type(error).__name__})", remedy)
     return Finding("Hugging Face Hub", True, f"{', '.join(repo for _, repo in wanted)} can be reached")
+
+
+def _rehearsal(study: Study) -> list[Finding]:
+    """What a rehearsal leaves to the study that it stands for."""
+    if not study.study.endswith(SUFFIX) or study.file is None or not Path(study.file).exists():
+        return []
+    missing = not_covered(study, load_study(files_of(Path(study.file))[1]))
+    return [Finding("rehearsal", True, "\n- ".join(["a cut study; of the whole one it does not cover", *missing]))]
 
 
 def _sources(study: Study, kind: type[Source]) -> list[Source]:

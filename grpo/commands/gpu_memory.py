@@ -37,6 +37,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo.commands.prompt_lengths import prompt_lengths
 from grpo.common.imports import named_file
 from grpo.common.text_table import text_table
 from grpo.rollout.make_engine import memory_share, sleeps
@@ -49,9 +50,8 @@ from grpo.study.settings import MAIN, HubModel, LocalModel
 STATES_ON_DISK = 3  # of a run in progress: the two that are kept, and the next while it is written
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Assumed, not computed: the tokens of the r1_zero prompt with a question; what CUDA's context, cuBLAS's work space, a sleeping
+# Assumed, not computed: what CUDA's context, cuBLAS's work space, a sleeping
 # engine's graphs and the allocator's gaps take; and what vLLM takes off its share before keys and values.
-PROMPT_TOKENS = 200
 TRACE_TOKENS = 1024  # of a trace for supervised fine-tuning, which is not sampled under a limit
 RESERVE_GIB = 1.0
 ENGINE_WORK_GIB = 1.0
@@ -96,6 +96,11 @@ class Shape:
         attention = 2 * d * queries + 2 * d * keys + self.attention_bias * (queries + 2 * keys)
         attention += self.query_key_norm * 2 * self.head_dim
         return attention + 3 * d * self.intermediate_size + 2 * d
+
+    @property
+    def multiplied(self) -> int:
+        """Parameters that a token is multiplied with: all but an embedding that is only looked up."""
+        return self.parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size)
 
     @property
     def queries(self) -> int:
@@ -208,9 +213,11 @@ def configs(study: Study) -> Iterator[RunConfig]:
                 yield effective_run(study, name, arm, study.seeds[0], []).config
 
 
-def longest(config: RunConfig) -> int:
-    """Tokens of the longest sequence."""
-    return PROMPT_TOKENS + (config.sampling_max_tokens if isinstance(config, SamplingConfig) else TRACE_TOKENS)
+def longest(study: Study, config: RunConfig) -> int:
+    """Tokens of the longest sequence, with the main task's prompts."""
+    prompt = config.prompt if config.prompt in study.task(MAIN).formats else study.grpo.prompt  # an arm of another task
+    response = config.sampling_max_tokens if isinstance(config, SamplingConfig) else TRACE_TOKENS
+    return prompt_lengths(study, MAIN, prompt).longest + response
 
 
 def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
@@ -305,11 +312,13 @@ def table(study: Study, shape: Shape, card_gib: float) -> str:
     rows = [["GiB", *(f"{phase.name} ({phase.device})" for phase in found)]]
     rows += [[part, *(f"{phase.parts[part]:.2f}" if part in phase.parts else "" for phase in found)] for part in parts]
     rows += [["in all", *(f"{phase.total:.2f}" for phase in found)], ["the card", *[f"{card_gib:.2f}"] * len(found)]]
-    text = text_table(rows)
+    lengths = prompt_lengths(study, MAIN, study.grpo.prompt)
+    found_in = f"counted in {paths.DATASETS / MAIN}" if lengths.counted else "assumed, as problems or tokenizer are not there"
+    text = text_table(rows) + f"\nPrompts of {lengths.longest:,} tokens at most: {found_in}."
     if study.engine.name == "vllm" and study.engine.device != "cpu":
         left = kv_cache_gib(study, shape, card_gib)
         tokens = left * GIB / shape.kv_bytes(BYTES[study.engine.dtype])
-        length = max(longest(config) for config in configs(study))
+        length = max(longest(study, config) for config in configs(study))
         text += (
             f"\nOf the engine {left:.2f} GiB are for keys and values: {tokens:,.0f} tokens, {tokens / length:.0f} sequences "
         )
@@ -367,7 +376,7 @@ def _trains_all(study: Study) -> bool:
 def _tokens(study: Study) -> int:
     """Of the largest microbatch, padding included: the budget, which one sequence alone may exceed, or so many responses."""
     budget = study.learner.max_tokens_per_microbatch
-    return max([budget or 0, *(longest(c) * (1 if budget else c.micro_train_batch_size) for c in configs(study))])
+    return max([budget or 0, *(longest(study, c) * (1 if budget else c.micro_train_batch_size) for c in configs(study))])
 
 
 def _activations_gib(study: Study, shape: Shape) -> float:
@@ -382,7 +391,7 @@ def _engine_gib(study: Study, shape: Shape, card_gib: float) -> float:
     """vLLM's share; of the project's own engine, which samples with the learner's weights, the keys and values."""
     if study.engine.name == "vllm":
         return max(memory_share(study, config) for config in (None, *configs(study))) * card_gib
-    length = max(longest(config) for config in configs(study))
+    length = max(longest(study, config) for config in configs(study))
     return study.engine.max_batch_size * length * shape.kv_bytes(BYTES[study.learner.dtype]) / GIB
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.commands.gpu_memory import BYTES, GIB, STATES_ON_DISK, Shape, saved_state_bytes, shape_of
+from grpo.commands.gpu_memory import BYTES, GIB, SHAPES, STATES_ON_DISK, Shape, saved_state_bytes, shape_of
+from grpo.commands.prompt_lengths import ASSUMED, prompt_lengths
 from grpo.common.files import read_json
 from grpo.common.text_table import text_table
 from grpo.study import paths
@@ -21,14 +22,32 @@ from grpo.study.schema import Study
 from grpo.study.settings import MAIN, PretrainedHere
 
 # Of Qwen2.5-Math-1.5B on MATH at the handouts' setting on one H100, evaluations left out (Garg 2026, see claims.yaml).
-PUBLISHED_S_PER_STEP = 30.0
-HANDOUT_ROLLOUTS = 256  # of the published step
+PUBLISHED_MODEL, PUBLISHED_S_PER_STEP = "Qwen/Qwen2.5-Math-1.5B", 30.0
+HANDOUT_ROLLOUTS, HANDOUT_TOKENS = 256, 1024  # of the published step: responses, and the most tokens of each
+H100_FLOPS = 989e12  # a second, bfloat16 without sparsity (NVIDIA's data sheet of the H100 SXM)
 # Of a step's time, for sampling its rollouts and for one pass of training over them: as 6.5 s to 9.5 s, the middle of what one
 # step at the handouts' setting is estimated to take on H100s (nothing of it is measured).
 SAMPLING, TRAINING = 0.4, 0.6
+
+
+def step_flop(shape: Shape, prompt: float, response: float) -> float:
+    """Of 256 rollouts that are sampled and trained on once: 8 operations for each parameter and token.
+
+    A token takes 2 forward and 4 backward for each parameter that it is multiplied with (Kaplan et al. 2020, arXiv 2001.08361,
+    Section 2.1, which leaves attention's scores out); it is computed forward once more when it is sampled.
+
+    Args:
+        prompt, response: mean tokens of each.
+    """
+    return HANDOUT_ROLLOUTS * (prompt + response) * 8 * shape.multiplied
+
+
+# The share of an H100's operations that the published step comes to.
+UTILISATION = step_flop(SHAPES[PUBLISHED_MODEL], ASSUMED, HANDOUT_TOKENS / 2) / (PUBLISHED_S_PER_STEP * H100_FLOPS)
 GUESS = (
-    f"a guess: {PUBLISHED_S_PER_STEP:g} s a GRPO step of {HANDOUT_ROLLOUTS} rollouts, as published for Qwen2.5-Math-1.5B on "
-    f"one H100 (Garg 2026, evaluations left out), {SAMPLING:.0%} of it sampling; other models and cards differ"
+    f"a guess: the operations of a step (8 for each parameter and token, Kaplan et al. 2020; responses of half their limit) at "
+    f"{UTILISATION:.1%} of an H100's 989 TFLOP/s, which is what {PUBLISHED_S_PER_STEP:g} s a step come to, as published for "
+    f"{PUBLISHED_MODEL} (Garg 2026, evaluations left out), {SAMPLING:.0%} of it sampling; smaller cards take longer"
 )
 
 Measured = dict[str, tuple[float, float]]  # by run, its seconds and its work
@@ -50,7 +69,7 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         effective += [
             effective_run(study, name, arm, seed, before) for arm in study.experiments[name].arms for seed in study.seeds
         ]
-    measured, equals = _measured(effective) if active else {}, _equal_runs(study, effective)
+    measured, equals = _measured(effective) if active else None, _equal_runs(study, effective)
     rows = [
         _row(study, run, equals[run.name], *_seconds_per_work(study, run, effective, measured, seconds_per_step))
         for run in effective
@@ -172,21 +191,37 @@ def _gpus(study: Study, run: EffectiveRun) -> int:
 
 
 def _seconds_per_work(
-    study: Study, run: EffectiveRun, runs: list[EffectiveRun], measured: Measured, given: float | None
+    study: Study, run: EffectiveRun, runs: list[EffectiveRun], measured: Measured | None, given: float | None
 ) -> tuple[float | None, str]:
-    """Seconds of a unit of :func:`work`, from the runs that are most like this one, and where they are from."""
+    """Seconds of a unit of :func:`work`, from the runs that are most like this one, and where they are from.
+
+    Args:
+        measured: None where the results in data/ are another study's.
+    """
     if given is not None and run.task == MAIN:
         return given / work(study.grpo), "given"
-    there = [other for other in runs if other.name in measured]
+    there = [other for other in runs if other.name in (measured or {})]
     alike = {
         "measured": [o for o in there if (o.experiment, o.arm) == (run.experiment, run.arm)],
         "other arms": [o for o in there if o.experiment == run.experiment],
         "like runs": [o for o in there if (o.task, o.method) == (run.task, run.method)],
     }
     for time_from, others in alike.items():
-        if known := [measured[other.name] for other in others]:
+        if known := [(measured or {})[other.name] for other in others]:
             return sum(seconds for seconds, _ in known) / sum(amount for _, amount in known), time_from
-    return (PUBLISHED_S_PER_STEP, "guess") if _gpus(study, run) else (None, "unknown")
+    return (guessed_seconds(study, run, measured is not None), "guess") if _gpus(study, run) else (None, "unknown")
+
+
+def guessed_seconds(study: Study, run: EffectiveRun, active: bool) -> float:
+    """Of a unit of :func:`work`, by :func:`step_flop` at :data:`UTILISATION`; processes that train together share it out.
+
+    Args:
+        active: the problems in data/ are the study's, and their prompts count.
+    """
+    shape = _shape(study, run.task) or SHAPES[PUBLISHED_MODEL]
+    prompt = prompt_lengths(study, run.task, run.config.prompt).mean if active else ASSUMED
+    response = getattr(run.config, "sampling_max_tokens", HANDOUT_TOKENS) / 2
+    return step_flop(shape, prompt, response) / (UTILISATION * H100_FLOPS) / study.learner.processes
 
 
 def _shape(study: Study, task: str) -> Shape | None:

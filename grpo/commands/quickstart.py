@@ -99,14 +99,14 @@ def _run_stages(study: Study, experiment: str, announce: Callable[[str], None]) 
         for seed in study.seeds:
             announce(f"GRPO: arm {arm}, seed {seed}")
             stages.train(experiment, arm, str(seed))
-            print(_course(experiment, arm, seed))
+            print(course(experiment, arm, seed))
     announce("The report")
     stages.select(experiment)
     stages.report(by_dvc=False)
 
 
-def _course(experiment: str, arm: str, seed: int) -> str:
-    """How a run's answer reward went."""
+def course(experiment: str, arm: str, seed: int) -> str:
+    """How the answer reward of a finished run of the working folder went."""
     from grpo.results.runs import REWARD, read_run
 
     run = read_run(experiment, arm, seed)

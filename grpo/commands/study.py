@@ -22,7 +22,9 @@ from grpo.study.compose import (
     annotated,
     changes,
     compose,
+    difference,
     files_of,
+    lay_over,
     overlay_of,
     studies_folders,
     study_path,
@@ -30,6 +32,7 @@ from grpo.study.compose import (
 from grpo.study.dvc_lock import in_cache
 from grpo.study.effective import effective_run
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
+from grpo.study.rehearsal import SUFFIX, not_covered, rehearsal_of
 from grpo.study.runs_table import runs_table
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, read_yaml, validated
 
@@ -215,6 +218,30 @@ def save(name: str) -> list[str]:
     write_text(target, to_text({"extends": own.stem, **overlay}, _without_comments(notes)))
     named = name if own.parent == STUDIES_FOLDER else target
     return [f"{target}: extends {own.stem}, with what was changed by hand. `grpo study use {named}` makes it the active study."]
+
+
+def rehearse(name: str) -> list[str]:
+    """Write the rehearsal of a study (:mod:`grpo.study.rehearsal`) beside it, as an overlay: NAME-rehearsal.yaml.
+
+    Raises:
+        UserError: no such study, or another file has that name, or the rehearsal is not valid.
+    """
+    path = study_path(name)
+    folder = STUDIES_FOLDER if path.parent == paths.shipped("studies") else path.parent
+    target = folder / f"{path.stem}{SUFFIX}.yaml"
+    values = compose(path)
+    about = {"extends": path.stem, "description": f"The study {path.stem}, cut down to be tried on a CPU."}
+    cut = difference(values, lay_over(values, rehearsal_of(values)))
+    text = to_text(about | cut, {}, ("# Written by `grpo study rehearse`.",))
+    if target.exists() and target.read_text(encoding="utf-8") != text:
+        raise UserError(f"{target}: is there, and says something else. Remove it to have it written anew, or use it as it is.")
+    write_text(target, text)
+    rehearsal = load_study(target)
+    named = target.stem if folder == STUDIES_FOLDER else target
+    return [
+        f"{target}: `grpo study use {named}`, then `make repro`. It does not cover",
+        *(f"- {missing}" for missing in not_covered(rehearsal, load_study(path))),
+    ]
 
 
 def _without_comments(notes: Notes) -> Notes:

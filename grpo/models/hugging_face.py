@@ -18,8 +18,9 @@ from grpo.models.examine import SHARED_PROMPT, NotComputed, examine
 from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.models.tokenizer import GENERATION_CONFIG, MODEL_CONFIG
+from grpo.study.settings import RandomModel
 
-__all__ = ["SHARED_PROMPT", "Qwen2Config", "Qwen2ForCausalLM", "convert_tokenizer", "load_hugging_face"]
+__all__ = ["SHARED_PROMPT", "Qwen2Config", "Qwen2ForCausalLM", "convert_tokenizer", "load_hugging_face", "random_model"]
 
 # transformers imports scikit-learn wherever it is installed (MLflow brings it along), for a generation feature that is not
 # used here. Hiding it while transformers is imported saves over a second.
@@ -27,7 +28,7 @@ _hidden = "sklearn" not in sys.modules
 if _hidden:
     sys.modules["sklearn"] = None  # type: ignore[assignment]
 try:
-    from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
@@ -38,6 +39,7 @@ finally:
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
+HEAD = 16  # width of a head of a model that is made small
 # What layers hand their attention besides, and of which nothing changes the result (or is None).
 HARMLESS = {"position_ids", "use_cache", "output_router_logits"}
 
@@ -66,6 +68,27 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
         bos_token_id=said.bos_token_id, eos_token_id=said.eos_token_id, pad_token_id=said.pad_token_id
     )
     return model
+
+
+def random_model(folder: Path, settings: RandomModel) -> Any:
+    """A model with random weights, by the config.json in ``folder``, in the sizes that ``settings`` gives."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if layers := settings.num_hidden_layers:
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:layers]
+    if width := settings.hidden_size:
+        heads, key_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+        config.hidden_size, config.num_attention_heads = width, width // HEAD
+        for name, size in {
+            "intermediate_size": 2 * width,
+            "num_key_value_heads": 1 if key_heads != heads else width // HEAD,
+            "head_dim": HEAD,
+        }.items():
+            if getattr(config, name, None) is not None:
+                setattr(config, name, size)
+    torch.manual_seed(settings.seed)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def convert_tokenizer(folder: Path, target: Path) -> None:

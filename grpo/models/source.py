@@ -9,11 +9,12 @@ from grpo.common.imports import named_file
 from grpo.study.settings import HubModel, LocalModel
 
 
-def folder_of(model: HubModel | LocalModel, where: str) -> Path:
+def folder_of(model: HubModel | LocalModel, where: str, weights: bool = True) -> Path:
     """The folder that holds a model, downloaded where it is on the Hub.
 
     Args:
         where: the model's place in params.yaml, for messages.
+        weights: download them too, and not only what says how the model is built and its tokenizer.
 
     Raises:
         UserError: it cannot be downloaded.
@@ -24,7 +25,7 @@ def folder_of(model: HubModel | LocalModel, where: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+        wanted = ["*.json", "*.txt", "*.model", "*.jinja", *(["*.safetensors"] if weights else [])]
         return Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=wanted))
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(

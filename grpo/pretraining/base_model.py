@@ -15,7 +15,7 @@ from grpo.models.source import folder_of
 from grpo.pretraining.pretrain import pretrain
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.settings import HubModel, LocalModel, PretrainedHere
+from grpo.study.settings import HubModel, LocalModel, PretrainedHere, RandomModel
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state, study_tags
 
@@ -23,7 +23,7 @@ LOG_EVERY = 10
 
 
 def make_base_model(study: Study, task: str) -> None:
-    """Pretrain, download or copy the model of a task into ``data/model/TASK``.
+    """Pretrain, download, copy or draw the model of a task into ``data/model/TASK``.
 
     Raises:
         UserError: a download that fails, a folder that holds no model, or a task without documents to pretrain on.
@@ -32,6 +32,8 @@ def make_base_model(study: Study, task: str) -> None:
     match study.models[task]:
         case PretrainedHere() as settings:
             _pretrain(study, task, settings)
+        case RandomModel() as settings:
+            _draw(settings, folder_of(settings.like, f"models.{task}.like", weights=False), paths.model(task))
         case HubModel() | LocalModel() as elsewhere:
             _copy(folder_of(elsewhere, f"models.{task}"), paths.model(task))
 
@@ -72,3 +74,13 @@ def _copy(source: Path, target: Path) -> None:
     to_stored_precision(model, source)
     with whole_folder(target) as folder:
         save_checkpoint(folder, model, tokenizer)
+
+
+def _draw(settings: RandomModel, like: Path, target: Path) -> None:
+    """Write random weights in the architecture of a checkpoint, of whose weights nothing is read, and its tokenizer."""
+    from grpo.models.hugging_face import random_model  # transformers is imported for this only
+
+    model, tokenizer = random_model(like, settings), load_tokenizer(like)
+    with whole_folder(target) as folder:
+        save_checkpoint(folder, model, tokenizer)
+    print(f"{target}: {model.num_parameters():,} random weights in the architecture of {like.name}")

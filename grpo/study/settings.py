@@ -75,7 +75,21 @@ class LocalModel(Section):
     device: Device = None
 
 
-Model = Annotated[PretrainedHere | HubModel | LocalModel, Field(discriminator="source")]
+class RandomModel(Section):
+    """Random weights, with the architecture, the vocabulary and the tokenizer of another model: to try a study without it.
+
+    Of the other model no weights are downloaded. Where sizes are null, they are its own.
+    """
+
+    source: Literal["random"]
+    like: Annotated[HubModel | LocalModel, Field(discriminator="source")]
+    hidden_size: Annotated[int, Field(ge=32, multiple_of=32)] | None = None  # heads of 16 then
+    num_hidden_layers: PositiveInt | None = None
+    seed: int = 0
+    device: Device = None
+
+
+Model = Annotated[PretrainedHere | HubModel | LocalModel | RandomModel, Field(discriminator="source")]
 
 # ------------------------------------------------------------------------------------------------ examples to fine-tune on
 

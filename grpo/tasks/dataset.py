@@ -9,11 +9,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.common.errors import UserError
-from grpo.common.imports import import_object, is_import_path, named_file
+from grpo.common.imports import import_object, is_import_path
 from grpo.common.records import Problem
 from grpo.tasks.downloaded import checked_problem
 from grpo.tasks.graded import GradedTask
-from grpo.tasks.rows import FORMATS, HUB_SPLIT, HubSource, LocalFiles, Row, read_rows
+from grpo.tasks.rows import FORMATS, HUB_SPLIT, HubSource, LocalFiles, Row, file_of, read_part
 from grpo.tasks.task import Split
 
 Verify = Callable[[list[str], list[Problem]], list[float]]
@@ -41,7 +41,7 @@ class Dataset(GradedTask):
         answer: the column with the ground truth: text or a number.
         hub: a dataset on the Hub, with the ``revision`` (a commit) at which it is read, its ``config`` where it has several,
             and the names of its ``splits``.
-        files: or two files, JSONL, parquet or CSV by their endings.
+        files: or two files, JSONL, parquet or CSV by their endings, or two parts of one: ``FILE[:90%]`` and ``FILE[90%:]``.
         verify: ``math`` (the grader), ``exact``, or an import path of a function that does what :meth:`Task.verify` does.
         drop_overlap: training questions that are also validation questions are left out, not refused.
         unevaluated: with ``verify: math``, arithmetic that is left to do (``2+2``) and expressions of the question are answers.
@@ -68,7 +68,7 @@ class Dataset(GradedTask):
         if hub is not None and revision is None:
             raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
         for name in (files.train, files.validation) if files else ():
-            if Path(name).suffix not in FORMATS:
+            if Path(file_of(name)).suffix not in FORMATS:
                 raise UserError(f"files: {name}: cannot be read. Its ending says what it is, one of {', '.join(FORMATS)}.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
         self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
@@ -105,7 +105,7 @@ class Dataset(GradedTask):
 
     def _rows(self, split: Split) -> list[Row]:
         if self.files is not None:
-            return read_rows(named_file(getattr(self.files, split)), f"{self.params_key}.files.{split}")
+            return read_part(getattr(self.files, split), f"{self.params_key}.files.{split}")
         assert self.hub is not None
         part = getattr(self.splits, split)
         source = HubSource(self.hub, self.revision, self.params_key, part, self.config)

@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,12 +17,14 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.common.errors import UserError
 from grpo.common.files import parse_json
+from grpo.common.imports import named_file
 from grpo.common.records import is_text
 from grpo.tasks.task import Split
 
 # The Hub's datasets have no split named validation; as in the handouts, the test split serves as one.
 HUB_SPLIT: dict[Split, str] = {"train": "train", "validation": "test"}
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # what `datasets` calls a file's format
+_PART = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?", re.S)  # a file, or a part of it
 
 
 class LocalFiles(BaseModel):
@@ -76,6 +79,26 @@ def read_rows(path: Path, key: str) -> list[Row]:
         return _parquet_rows(path, key)
     read = _csv_rows if path.suffix == ".csv" else _json_rows
     return [Row(where, values, key) for where, values in read(path)]
+
+
+def read_part(name: str, key: str) -> list[Row]:
+    """The rows of a file that a study names, or a part of them: ``FILE[:90%]`` and ``FILE[90%:]`` share them out.
+
+    Args:
+        key: as for :func:`read_rows`.
+
+    Raises:
+        UserError: as :func:`read_rows`.
+    """
+    file, first, last = _PART.fullmatch(name).groups()  # type: ignore[union-attr]  # any name matches
+    rows = read_rows(named_file(file), key)
+    start, end = (len(rows) * int(share or otherwise) // 100 for share, otherwise in ((first, 0), (last, 100)))
+    return rows[start:end]
+
+
+def file_of(name: str) -> str:
+    """The file of which ``name`` is all or a part."""
+    return _PART.fullmatch(name)[1]  # type: ignore[index]
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -25,7 +25,7 @@ from grpo.study import paths
 from grpo.study.software import environment_tags
 from grpo.tracking.mlflow_send import METRICS, RUN, Sender
 from grpo.tracking.mlflow_study import mlflow_source_tags, source_tags
-from grpo.tracking.mlflow_uri import describe, tracking_uri, without_password
+from grpo.tracking.mlflow_uri import NOWHERE, describe, tracking_uri, without_password
 
 
 class MlflowRun:
@@ -70,6 +70,9 @@ class MlflowRun:
         self._metrics: BinaryIO | None = None
         self._lost = 0
         self._trouble: OSError | None = None
+        self._sender: Sender | None = None
+        if uri == NOWHERE:
+            return
         with self._noting_trouble():
             self.folder.mkdir(parents=True)
             self._metrics = (self.folder / METRICS).open("ab", buffering=0)
@@ -81,6 +84,8 @@ class MlflowRun:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics of one step."""
+        if self._sender is None:
+            return
         row = {"time": milliseconds(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
         with self._noting_trouble():
             if self._metrics is None:
@@ -134,9 +139,11 @@ class MlflowRun:
         """Close the run, and wait until MLflow has it.
 
         Returns:
-            the run's id, or None if MLflow could not be asked for one. Where something could not be written, a warning says
-            what, and how to deliver it later; the run's own files are whole.
+            the run's id, or None if MLflow could not be asked for one, or is not to be asked (:data:`NOWHERE`). Where something
+            could not be written, a warning says what, and how to deliver it later; the run's own files are whole.
         """
+        if self._sender is None:
+            return None
         self._describe(status=status, ended=max(milliseconds(), self._about["started"]))
         error = self._sender.finish() if self._metrics is not None else None
         lost = f"{self._lost} messages could not be kept on disk: {describe(self._trouble)}" if self._trouble else None

@@ -10,10 +10,11 @@ from grpo.common.errors import UserError
 from grpo.study import paths
 
 DATABASE = "mlflow.db"
+NOWHERE = "none"  # as MLFLOW_TRACKING_URI: runs are not tracked
 
 
 def tracking_uri() -> str:
-    """``MLFLOW_TRACKING_URI``, or a SQLite file in the project's folder."""
+    """``MLFLOW_TRACKING_URI``, which may be :data:`NOWHERE`, or a SQLite file in the project's folder."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{paths.workspace() / DATABASE}"
 
 

@@ -148,7 +148,7 @@ def test_what_is_ahead_is_counted_and_estimated_by_what_it_names() -> None:
     only = without(real("math-24gb"), *(n for n in real().experiments if n not in ("grpo_baselines", "leaderboard")))
     found = by_name(only)["ahead"].found
     # 3 arms x 3 seeds x 200 steps x 30 s, and 33 runs of 1,000 steps that end after four hours: 15 + 132 hours.
-    assert "estimated from 30 s a GRPO step" in found and ": 147 GPU-hours for 34,800 steps" in found
+    assert "estimated: 147 GPU-hours for 34,800 steps, by a guess" in found and "30 s a step" in found
     assert "at most 2,016 GPU-hours, if each run took all the time" in found  # 42 runs of 48 hours
 
 

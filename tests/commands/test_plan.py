@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from study_parts import activate
 
-from grpo.commands.plan import _shape, plan
+from grpo.commands.gpu_memory import longest
+from grpo.commands.plan import GUESS, _shape, plan
+from grpo.commands.prompt_lengths import prompt_lengths
 from grpo.common.files import write_json
+from grpo.common.records import Problem, write_records
 from grpo.pretraining.pretrain import pretrain
 from grpo.study import paths
 from grpo.study.schema import Study, load_study
@@ -76,6 +79,38 @@ def test_the_counts_of_an_experiment_of_the_real_study(tmp_path: Path, monkeypat
     assert found["total"]["runs"] == sum(sums["runs"] for sums in found["experiments"].values())
     assert found["one_seed_less_saves"]["gpu_hours"] == pytest.approx(found["total"]["gpu_hours"] / 3)
     assert "grpo_kl_divergence" in found["may_be_left_out"] and "sft_experiment" not in found["may_be_left_out"]
+
+
+def test_a_larger_model_takes_longer_by_its_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 7.616 billion parameters 152,064 x 3,584 are an embedding that is only looked up; eight processes share a step."""
+    monkeypatch.chdir(tmp_path)
+    rates = plan(study_named("math-7b-8xh100"), False, None, 2.5)["experiments"]["grpo_learning_rate"]
+    seconds = 30 * (7615616512 - 152064 * 3584) / 1543714304 / 8
+    assert rates["hours"] == pytest.approx(15 * 200 * seconds / 3600)
+    assert f"{256 * 712 * 8 * 1543714304 / (30 * 989e12):.1%} of an H100" in GUESS  # 256 prompts of 200 with responses of 512
+
+
+def test_prompts_count_as_long_as_the_study_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_tokenizer: Any
+) -> None:
+    """A tokenizer of bytes: as many tokens as the template with its question has letters."""
+    study = study_named("math-first")
+    monkeypatch.chdir(tmp_path)
+    assert prompt_lengths(study, "main", "question_only") == (200, 200, False)
+    template = study.task("main").formats["question_only"].template.replace("{question}", "")
+    write_records(paths.train("main"), [Problem("a", "x" * 300, "1")])
+    write_records(paths.validation("main"), [Problem("b", "x" * 400, "1")])
+    byte_tokenizer.save_pretrained(paths.model("main"))
+    write_json(paths.dataset_report("main"), {"task": "gsm8k"})  # left by another study
+    assert not prompt_lengths(study, "main", "question_only").counted
+    assert plan(study, True, None, 2.5)["total"]["hours"] == pytest.approx(plan(study, False, None, 2.5)["total"]["hours"])
+    write_json(paths.dataset_report("main"), {"task": "math"})
+    n = len(template)
+    assert prompt_lengths(study, "main", "question_only") == (n + 350, n + 400, True)
+    assert longest(study, study.grpo.model_copy(update={"prompt": "question_only"})) == n + 400 + 1024
+    r1_zero = prompt_lengths(study, "main", "r1_zero").mean
+    counted, assumed = (plan(study, active, None, 2.5)["total"]["hours"] for active in (True, False))
+    assert counted / assumed == pytest.approx((r1_zero + 512) / (200 + 512))
 
 
 def test_updates_on_the_same_rollouts_cost_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

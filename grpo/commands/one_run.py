@@ -1,0 +1,227 @@
+"""`grpo run`: one GRPO run in a folder of its own, from a model and a task to its curves, without a pipeline or a study file.
+
+It composes a study of one run in memory and calls what the stages call, so that equal values give equal results.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import chdir
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ruamel.yaml import YAML
+
+from grpo.commands import stages
+from grpo.commands.quickstart import course
+from grpo.common.errors import ToBeResumed, UserError
+from grpo.common.files import whole_folder, write_text
+from grpo.common.imports import search_in
+from grpo.common.lock import only_one
+from grpo.common.world import started_by_torchrun
+from grpo.study import paths
+from grpo.study.compose import changes, compose, lay_over, study_path
+from grpo.study.effective import effective_run
+from grpo.study.given_values import given_values
+from grpo.study.schema import PARAMS_FILE, check_name, load_study, read_yaml, validated
+from grpo.study.settings import MAIN
+from grpo.tasks.dataset import Dataset
+from grpo.tasks.rows import FORMATS, read_part
+from grpo.tasks.task import TASKS, make_task
+from grpo.tracking.mlflow_uri import NOWHERE
+
+ARM = "grpo"
+BASE = "base"  # the study whose values count if none is named
+PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies that say where these tasks' problems come from
+COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # as they are often called
+MADE_BY_STEPS = ((paths.RUN_STATE, "step-*"), (paths.RUNS, "metrics.json"))
+CURVES = Path("curves.png")  # made last: a folder that has it is finished
+
+
+class Asked(NamedTuple):
+    """The options of `grpo run` that say what to run.
+
+    Attributes:
+        model: a folder, or ``OWNER/NAME`` on the Hub with ``@REVISION``; None: the study's.
+        task: a name in :data:`TASKS`, an import path, or a file of rows; None: the study's.
+        settings: ``KEY=VALUE``, keys as in params.yaml.
+        study: whose values count where no option says otherwise.
+    """
+
+    model: str | None
+    task: str | None
+    settings: list[str]
+    seed: int
+    study: str
+
+
+def one_run(asked: Asked, out: Path, resume: bool) -> None:
+    """Run it in ``out``, and put its results there: CSV files, samples, checkpoints, ``curves.png``, and its values.
+
+    Raises:
+        UserError: an option or a value is wrong, ``out`` is there without ``resume``, or holds a run with other values.
+        ToBeResumed: the process was told to stop; the run's state is saved.
+    """
+    os.environ.setdefault("MLFLOW_TRACKING_URI", NOWHERE)
+    if started_by_torchrun():  # by the process that has done the rest, and is in the folder
+        _train()
+        return
+    values = composed(asked, out)
+    validated(values, Path("--set"))
+    lock = out.with_name(f".{out.name}.lock")
+    with only_one(lock, f"--out {out}: another process"):
+        if _holds_results(out):
+            _require_same(values, out, resume)
+        else:
+            _prepare(values, out)
+        with chdir(out):
+            _train()
+            _deliver(out)
+        lock.unlink()
+
+
+def composed(asked: Asked, out: Path) -> dict[str, Any]:
+    """The values of a study that makes this one run and nothing else, not validated yet.
+
+    Raises:
+        UserError: no such study, model, task or key, or the folder's name is none that a run can have.
+    """
+    try:
+        check_name("--out", "a run", out.name)
+    except ValueError as error:
+        raise UserError(f"{error}. Name another folder.") from None
+    values, overlay = compose(study_path(asked.study)), given_values(asked.settings)
+    search_in(Path.cwd())
+    main: dict[str, Any] = {key: values[key][MAIN] for key in ("tasks", "models")}
+    if asked.study == BASE and None in (asked.model, asked.task):
+        raise UserError("--model, --task: say both, or take a study's with --study NAME.")
+    main["models"] = _model(asked.model) if asked.model else main["models"]
+    main["tasks"] = _task(asked.task, overlay.get("tasks", {}).get(MAIN, {})) if asked.task else main["tasks"]
+    one = {
+        "study": "grpo_run",
+        "description": "One run by `grpo run`.",
+        "folder": str(Path.cwd()),  # where modules and data are that the task names
+        "file": None,
+        "seeds": [asked.seed],
+        "seeds_in_one_stage": False,
+        **{key: {MAIN: lay_over(main[key], overlay.pop(key, {}).get(MAIN, {}))} for key in main},
+        "sft_datasets": {},
+        "kissing_number": None,
+        "selection": {"last_k": 1},
+        "select_in": [out.name],
+        "experiments": {out.name: {"arms": {ARM: {}}}},
+    }
+    values = lay_over(values, overlay) | one
+    values["resources"] = {
+        kind: {"gpus": 0, "cpus": values["threads"], "mem_mb": 1, "runtime_min": 1}  # nothing is reserved
+        for kind in ("small", "model", "evaluate", "train")
+    }
+    task, evaluation = make_task(one["tasks"][MAIN], f"tasks.{MAIN}"), values["evaluation"]
+    if values["grpo"]["prompt"] not in task.formats and "prompt" not in overlay.get("grpo", {}):
+        values["grpo"] = values["grpo"] | {"prompt": next(iter(task.formats))}
+    rows = len(read_part(task.files.validation, "--task")) if isinstance(task, Dataset) and task.files else None
+    if rows and "problems" not in overlay.get("evaluation", {}):
+        evaluation = evaluation | {"problems": min(rows, evaluation["problems"])}
+    nothing_else = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
+    nothing_else["best_of_n"] = evaluation["best_of_n"] | {"prompts": []}
+    return values | {"evaluation": evaluation | nothing_else}
+
+
+def _model(name: str) -> dict[str, Any]:
+    """The entry of ``models:`` for ``--model``."""
+    if Path(name).is_dir():
+        return {"source": "local", "path": str(Path(name).absolute())}
+    if not (on_hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})", name)):
+        raise UserError(
+            f"--model {name}: no such folder. Name a folder in Hugging Face format, or OWNER/NAME@REVISION of a model on the "
+            "Hub, where REVISION is a commit of 40 hex digits, as the Hub lists it under Files, History."
+        )
+    return {"source": "hub", "repo": on_hub[1], "revision": on_hub[2]}
+
+
+def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of ``tasks:`` for ``--task``; of a file the last tenth is for validation.
+
+    Args:
+        given: keys of the entry that need not be found.
+    """
+    if name in PINNED:
+        task: dict[str, Any] = compose(study_path(PINNED[name]))["tasks"][MAIN]
+        return task
+    if Path(name).suffix not in FORMATS:
+        if name not in TASKS and ":" not in name:
+            raise UserError(f"--task {name}: expected {', '.join(TASKS)}, MODULE:CLASS, or a file ({', '.join(FORMATS)}).")
+        return {"use": name}
+    path = Path(name).absolute()
+    if not path.is_file():
+        raise UserError(f"--task {name}: no such file. Correct the path.")
+    columns = next((row.values for row in read_part(str(path), "--task")), {})
+    found = {which: next((c for c in usual if c in columns), None) for which, usual in COLUMNS.items() if which not in given}
+    for which, column in found.items():
+        if column is None:
+            there = ", ".join(columns)
+            raise UserError(f"--task {name}: which column is the {which}? Say --set tasks.{MAIN}.{which}=COLUMN, of {there}.")
+    files = {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"}
+    return {"use": "dataset", **found, "files": files, "drop_overlap": True}
+
+
+def _holds_results(out: Path) -> bool:
+    """Whether steps of a run were taken in ``out``; UserError where it is something else."""
+    if out.exists() and not (out / PARAMS_FILE).exists():
+        raise UserError(f"--out {out}: is there already, and holds no run. Name another folder.")
+    return any(next((out / root).rglob(name), None) for root, name in MADE_BY_STEPS)
+
+
+def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
+    other = [f"{key}: {old} -> {new}" for key, old, new in changes(read_yaml(out / PARAMS_FILE), values) if key != "folder"]
+    if other:
+        raise UserError(f"--out {out}: holds a run with other values ({'; '.join(other)}). Name another folder.")
+    if not resume:
+        raise UserError(f"--out {out}: holds this run already. Add --resume to go on with it, or name another folder.")
+
+
+def _prepare(values: Mapping[str, Any], out: Path) -> None:
+    """Make ``out`` with the run's values, its problems and its model, or nothing."""
+    with whole_folder(out) as draft, chdir(draft):
+        text = StringIO()
+        YAML().dump(dict(values), text)
+        write_text(PARAMS_FILE, text.getvalue())
+        stages.dataset(MAIN)
+        stages.model(MAIN)
+
+
+def _train() -> None:
+    """Train the run of the working folder, unless its results are there."""
+    study = load_study()
+    run = effective_run(study, study.made[0], ARM, study.seeds[0], [])
+    if (paths.RUNS / run.name).exists():
+        return
+    from grpo.training.run import train_run
+
+    try:
+        train_run(study.for_task(run.task), run)
+    except ToBeResumed:
+        raise ToBeResumed("stopped; the state is saved. The same command with --resume goes on.") from None
+
+
+def _deliver(out: Path) -> None:
+    """Put the results of the run of the working folder where a reader looks for them, and say where: ``out``, for messages."""
+    from grpo.reporting.run_curves import draw_run
+    from grpo.results.runs import read_run
+
+    study = load_study()
+    run = read_run(study.made[0], ARM, study.seeds[0])
+    for file in [*(paths.RUNS / run.name).iterdir(), paths.run_timing(run.name)]:
+        shutil.copyfile(file, file.name)
+    checkpoints = Path("checkpoints")
+    checkpoints.unlink(missing_ok=True)
+    checkpoints.symlink_to(paths.CHECKPOINTS / run.name)
+    draw_run(run, CURVES)
+    print(course(run.experiment, run.arm, run.seed))
+    print(
+        f"{out}: {CURVES}, history.csv, validation.csv, rollouts.jsonl (samples), checkpoints/, and all values in {PARAMS_FILE}"
+    )

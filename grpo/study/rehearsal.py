@@ -1,0 +1,152 @@
+"""A rehearsal: a study for GPUs, cut down so that each of its stages runs on a CPU within minutes.
+
+It keeps what breaks first: tasks and formats, tokenizers and the models' architectures, experiments, arms and how they follow
+from one another, updates per rollout batch, losses. It gives up what `grpo doctor` computes or only the real run shows: weights
+are random and small, and steps, responses and evaluations few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpo.study.schema import Study
+from grpo.study.settings import MAIN, RandomModel, SampledTraces
+
+SUFFIX = "-rehearsal"  # of the study's name
+STEPS, TOKENS, PROBLEMS = 2, 16, 8
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2}
+BATCHES = ("rollout_batch_size", "train_batch_size")
+FEW: dict[str, dict[str, Any]] = {  # by method, what stays small whatever an arm says
+    "grpo": {"n_grpo_steps": STEPS, "sampling_max_tokens": TOKENS},
+    "sft": {"evaluate_every": STEPS, "examples": PROBLEMS},
+    "expert_iteration": {"n_ei_steps": STEPS, "sampling_max_tokens": TOKENS},
+}
+
+
+def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The overlay that makes a study its rehearsal.
+
+    Args:
+        values: the study, as :func:`grpo.study.compose.compose` gives it.
+    """
+    made = {name: entry for name, entry in values["experiments"].items() if entry["arms"]}
+    kept = {  # checkpoints of fine-tuning by their names, and what they are called after the few steps
+        f"{name}/{arm}/step-{step}": (place, f"{name}/{arm}/step-{place}")
+        for name, entry in made.items()
+        for arm, changed in entry["arms"].items()
+        for place, step in enumerate(changed.get("keep_steps", ()), start=1)
+    }
+    sections: dict[str, Any] = {}
+    experiments: dict[str, Any] = {}
+    for method, few in FEW.items():
+        of_method = {name: entry["arms"] for name, entry in made.items() if entry.get("method", "grpo") == method}
+        configs = [values[method], *(arm for arms in of_method.values() for arm in arms.values())]
+        group = values[method].get("group_size", 1) if any("group_size" in arm for arm in configs[1:]) else 2
+        by = {key: _divisor(configs, BATCHES, group) for key in BATCHES} | {
+            "ei_batch_size": _divisor(configs, ("ei_batch_size",), 4)
+        }
+        sections[method] = _cut(values[method], by, few) | few
+        if method == "sft":
+            steps = max([2 * STEPS, *(place for place, _ in kept.values())])
+            sections[method] = sections[method] | {"n_sft_steps": steps, "examples": None}
+        else:
+            sections[method]["group_size"] = group
+        for name, arms in of_method.items():
+            experiments[name] = {"last_k": 1, "arms": {arm: _cut(changed, by, few) for arm, changed in arms.items()}}
+            for arm in experiments[name]["arms"].values():
+                if "keep_steps" in arm:
+                    arm["keep_steps"] = list(range(1, len(arm["keep_steps"]) + 1))
+                if arm.get("start_from") in kept:
+                    arm["start_from"] = kept[arm["start_from"]][1]
+    fine_tuned = {entry.get("task", MAIN) for entry in made.values() if entry.get("method") == "sft"}
+    return {
+        "seeds": values["seeds"][:1],
+        "threads": 1,
+        "models": {name: _model(model) for name, model in values["models"].items()},
+        "sft_datasets": {name: _traces(traces) for name, traces in values["sft_datasets"].items() if name in fine_tuned},
+        "gpu_memory_gib": None,
+        "engine": {"name": "transformers", "device": "cpu", "dtype": "float32", "max_batch_size": 64, "sleep_level": 0},
+        "learner": {
+            "device": "cpu",
+            "dtype": "float32",
+            "optimizer": "adamw",
+            "compile": False,
+            "processes": 1,
+            "fully_shard": False,
+        },
+        **sections,
+        "evaluation": {
+            "every": 1,
+            "problems": PROBLEMS,
+            "zero_shot_problems": PROBLEMS,
+            "max_tokens": TOKENS,
+            "best_of_n": {"problems": 4, "samples": 4, "n": [1, 4]},
+        },
+        "selection": {"last_k": 1},
+        "save_state_every": 1,
+        **({"kissing_number": {"strategy": "mutation", "calls": PROBLEMS, "seed": 0}} if values["kissing_number"] else {}),
+        "experiments": experiments,
+        "resources": {kind: {"gpus": 0, "cpus": 1, "mem_mb": 4000, "runtime_min": 60} for kind in values["resources"]},
+    }
+
+
+def not_covered(rehearsal: Study, study: Study) -> list[str]:
+    """What a rehearsal says nothing about, of what the study does."""
+    engine, learner = study.engine, study.learner
+    left_out = {
+        "trained weights: what a model learns, its rewards, and any response that is right": any(
+            isinstance(model, RandomModel) for model in rehearsal.models.values()
+        ),
+        f"sampling by {engine.name} on {engine.device} in {engine.dtype}, and that it agrees with the learner": (
+            engine.name,
+            engine.device,
+        )
+        != (rehearsal.engine.name, rehearsal.engine.device),
+        "vLLM that sleeps while the learner trains": bool(engine.sleep_level),
+        f"training on {learner.device} in {learner.dtype}": learner.device != rehearsal.learner.device,
+        f"the optimizer {learner.optimizer}": learner.optimizer != rehearsal.learner.optimizer,
+        f"{learner.processes} processes that train together": learner.processes > rehearsal.learner.processes,
+        "weights shared out among processes": learner.fully_shard,
+        "memory: `grpo doctor` computes it for the study itself": study.gpu_memory_gib is not None,
+        f"responses longer than {TOKENS} tokens, batches and steps of full size, and how long they take": True,
+        f"seeds after the first of {len(study.seeds)}": len(study.seeds) > 1,
+        "responses that a teacher samples": any(isinstance(t, SampledTraces) for t in study.sft_datasets.values()),
+        "a limit of time, and the whole validation set at its end": any(
+            arm.get("wall_clock_limit_s") for name in study.made for arm in study.experiments[name].arms.values()
+        ),
+        "a search with a language model": study.kissing_number is not None and study.kissing_number.strategy != "mutation",
+    }
+    return [what for what, missing in left_out.items() if missing]
+
+
+def _divisor(configs: Sequence[Mapping[str, Any]], keys: Sequence[str], least: int) -> int:
+    """By what sizes are divided: the most that divides all of them and leaves ``least`` of the smallest."""
+    common = math.gcd(*(config[key] for config in configs for key in keys if key in config))
+    return max((d for d in range(1, common + 1) if common % d == 0 and common // d >= least), default=1)
+
+
+def _cut(changed: Mapping[str, Any], by: Mapping[str, int], few: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's section or an arm: batches divided, few steps, and no limit of time."""
+    cut = {key: few.get(key, value) for key, value in changed.items() if key != "wall_clock_limit_s"}
+    cut |= {key: cut[key] // divisor for key, divisor in by.items() if key in cut}
+    if (parts := cut.get("gradient_accumulation_steps")) is not None:
+        divisor = by["train_batch_size"]
+        cut["gradient_accumulation_steps"] = 1 if parts % divisor else parts // divisor
+    return cut
+
+
+def _model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Random weights in the place of a model that is made elsewhere; of one that the study pretrains, less pretraining."""
+    if model["source"] == "pretrain":
+        return {**model, "steps": min(60, model["steps"])}
+    if model["source"] == "random":
+        return dict(model)
+    like = {key: value for key, value in model.items() if key != "device"}
+    return {"source": "random", "like": like, **SIZES, "seed": 0}
+
+
+def _traces(traces: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's own solutions in the place of what a teacher would sample."""
+    return {"source": "task", "prompt": traces["prompt"]} if traces["source"] == "sampled" else dict(traces)

@@ -1,0 +1,203 @@
+"""`grpo run`: its numbers are those of the stage with the same values, and a mistake leaves nothing behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from grpo.commands import stages
+from grpo.commands.one_run import Asked, composed, one_run
+from grpo.common import imports
+from grpo.common.errors import UserError
+from grpo.common.files import files_digest
+from grpo.study.compose import compose
+from grpo.study.given_values import given_values
+from grpo.tracking.mlflow_uri import NOWHERE
+
+LETTERS = '''
+import os
+
+from grpo.tasks import Format, Problem, Task
+
+asked = 0
+
+
+class Letters(Task):
+    """A response is right where it has a T; in the batch that STOP_AT names the process ends as by a kill."""
+
+    formats = {"plain": Format("{question}")}
+
+    def problems(self, split):
+        return [Problem(f"{split}/{i}", f"Mia has {i} {split} apples.", str(i)) for i in range(12)]
+
+    def verify(self, answers, problems):
+        global asked
+        asked += 1
+        if asked == int(os.environ.get("STOP_AT", 0)):
+            raise SystemExit
+        return [float("T" in answer) for answer in answers]
+'''
+STUDY = """
+extends: base
+description: Three steps.
+tasks: {main: {use: "letters_of_a_run:Letters"}, keyword: null}
+models: {main: {source: local, path: model}, keyword: null}
+sft_datasets: {}
+grpo: {n_grpo_steps: 3, rollout_batch_size: 16, group_size: 4, train_batch_size: 8, gradient_accumulation_steps: 2,
+  sampling_max_tokens: 12, prompt: plain}
+evaluation: {every: 1, problems: 12, max_tokens: 12, zero_shot_problems: 12, zero_shot_prompts: [plain],
+  best_of_n: {prompts: [], problems: 2}}
+selection: {last_k: 1}
+save_state_every: 1
+experiments: {only: [grpo_learning_rate], grpo_learning_rate: {arms: {high: {learning_rate: 1e-2}}}}
+"""
+HIGH = Asked(None, None, ["grpo.learning_rate=1e-2"], 1, "three_steps.yaml")
+
+
+@pytest.fixture
+def lab(tmp_path: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a task, a study and a model of one's own."""
+    from grpo.models.checkpoint import save_checkpoint
+
+    (tmp_path / "letters_of_a_run.py").write_text(LETTERS)
+    (tmp_path / "three_steps.yaml").write_text(STUDY)
+    (tmp_path / "model").mkdir()
+    save_checkpoint(tmp_path / "model", fresh_model, tokenizer)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
+    before = imports._study_folder
+    yield tmp_path
+    imports.search_in(before)
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.suffix in {".csv", ".json", ".jsonl"}}
+
+
+def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = lab / "stage"
+    stage.mkdir()
+    values = compose(Path("three_steps.yaml")) | {"folder": str(lab), "seeds": [1]}
+    (stage / "params.yaml").write_text(json.dumps(values))
+    with chdir(stage):
+        stages.dataset("main")
+        stages.model("main")
+        stages.train("grpo_learning_rate", "high", "1")
+    of_stage, checkpoints = (stage / f"data/{kind}/grpo_learning_rate/high/1" for kind in ("runs", "checkpoints"))
+    expected = results(of_stage)
+    rows = list(csv.DictReader(expected["history.csv"].decode().splitlines()))
+    assert any(float(row["gradient_norm"]) > 0 for row in rows)  # there is something to learn
+
+    one_run(HIGH, Path("runs/try"), resume=False)
+    out = lab / "runs/try"
+    found = results(out)
+    found.pop("timing.json")
+    assert found == expected
+    for kind in ("last", "best"):
+        assert (out / f"checkpoints/{kind}/model.safetensors").read_bytes() == (
+            checkpoints / f"{kind}/model.safetensors"
+        ).read_bytes()
+    configs = [YAML(typ="safe").load(folder / "config.yaml") for folder in (of_stage, out)]
+    assert configs[0]["identity"] == configs[1]["identity"]
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(lab.rglob("mlflow*"))  # nothing is tracked
+
+    with pytest.raises(UserError, match="--resume"):
+        one_run(HIGH, Path("runs/try"), resume=False)
+    with pytest.raises(UserError, match=r"grpo\.learning_rate: 0\.01 -> 0\.02"):
+        one_run(HIGH._replace(settings=["grpo.learning_rate=2e-2"]), Path("runs/try"), resume=True)
+
+    import letters_of_a_run
+
+    letters_of_a_run.asked = 0
+    monkeypatch.setenv("STOP_AT", "6")  # evaluations and rollouts in turns: the rollouts of the third step
+    with pytest.raises(SystemExit):
+        one_run(HIGH, Path("runs/killed"), resume=False)
+    monkeypatch.delenv("STOP_AT")
+    one_run(HIGH, Path("runs/killed"), resume=True)
+    again = results(lab / "runs/killed")
+    assert json.loads(again.pop("timing.json"))["resumed_after"] == [2]
+    assert again == expected
+    assert files_digest(lab / "runs/killed/data/model") == files_digest(out / "data/model")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["grpo.learnig_rate=1e-5"], "did you mean grpo.learning_rate?"),
+        (["learning_rate=1e-5"], "did you mean grpo.learning_rate?"),
+        (["grpo.lora.rnk=1"], "did you mean grpo.lora.rank?"),
+        (["sampling_max_token=8"], "did you mean grpo.sampling_max_tokens?"),
+        (["experiments.a.arms={}"], "keys are tasks.main"),
+        (["grpo.learning_rate"], "expected key=value"),
+        (["grpo.learning_rate=[1"], "expected key=value"),
+    ],
+)
+def test_a_setting_that_no_run_heeds_is_refused_with_the_nearest(settings: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        given_values(settings)
+    assert message in str(error.value).lower()
+
+
+def test_settings_are_yaml_and_lie_over_one_another() -> None:
+    settings = ["grpo.learning_rate=1e-5", "grpo.lora.rank=2", "grpo.lora.targets=[q_proj]", "divergence=null"]
+    assert given_values([*settings, "tasks.main.source.hub=a/b", "grpo.loss_options.high=0.3"]) == {
+        "grpo": {"learning_rate": 1e-5, "lora": {"rank": 2, "targets": ["q_proj"]}, "loss_options": {"high": 0.3}},
+        "divergence": None,
+        "tasks": {"main": {"source": {"hub": "a/b"}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "out", "message"),
+    [
+        ({"model": "nowhere"}, "try", "--model nowhere: no such folder"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "try", "OWNER/NAME@REVISION"),
+        ({"model": None}, "try", "--model, --task: say both"),
+        ({"task": "maths"}, "try", "expected arithmetic, math"),
+        ({"task": "none.jsonl"}, "try", "no such file"),
+        ({"task": "other.jsonl"}, "try", "tasks.main.answer=COLUMN, of question, reply"),
+        ({"settings": ["grpo.learning_rate=-1"]}, "try", "grpo.learning_rate: input should be greater than 0"),
+        ({"settings": ["grpo.rollout_batch_size=512"]}, "try", "64 problems are asked for"),
+        ({}, "a b", "--out: the name of a run may hold"),
+        ({}, "model", "is there already, and holds no run"),
+    ],
+)
+def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, message: str, lab: Path) -> None:
+    rows = [json.dumps({"question": f"{n} + {n}?", "answer": n + n}) for n in range(20)]
+    (lab / "sums.jsonl").write_text("\n".join(rows))
+    (lab / "other.jsonl").write_text('{"question": "1", "reply": "1"}')
+    before = sorted(lab.rglob("*"))
+    with pytest.raises(UserError) as error:
+        one_run(Asked("model", "sums.jsonl", [], 0, "base")._replace(**asked), lab / out, resume=False)
+    assert message in str(error.value)
+    assert [path for path in sorted(lab.rglob("*")) if path.suffix != ".lock"] == before
+
+
+def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None:
+    (lab / "sums.jsonl").write_text("".join(json.dumps({"problem": f"{n} + 1?", "answer": n + 1}) + "\n" for n in range(25)))
+    values = composed(Asked("model", "sums.jsonl", [], 0, "base"), Path("try"))
+    file = lab / "sums.jsonl"
+    assert values["tasks"]["main"] == {
+        "use": "dataset",
+        "question": "problem",
+        "answer": "answer",
+        "files": {"train": f"{file}[:90%]", "validation": f"{file}[90%:]"},
+        "drop_overlap": True,
+    }
+    assert values["evaluation"]["problems"] == 3
+    own = composed(Asked("model", "sums.jsonl", ["tasks.main.answer=problem", "evaluation.problems=2"], 0, "base"), Path("try"))
+    assert own["tasks"]["main"]["answer"] == "problem"
+    assert own["evaluation"]["problems"] == 2
+
+
+def test_math_comes_from_its_pinned_source(lab: Path) -> None:
+    values = composed(Asked("model", "math", [], 0, "base"), Path("try"))
+    assert values["tasks"]["main"]["source"]["hub"] == "EleutherAI/hendrycks_math"

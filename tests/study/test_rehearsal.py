@@ -51,7 +51,7 @@ def test_each_study_can_be_rehearsed_on_a_cpu(path: Path, tmp_path: Path, monkey
                 assert small.model_dump(exclude=CUT) == whole.model_dump(exclude=CUT)
                 assert small.n_grpo_steps * small.rollout_batch_size <= 256
                 assert (small.start_from is None) == (whole.start_from is None)
-    assert _rehearsal(cut)[0].found.count("\n- ") >= 2
+    assert _rehearsal(cut)[0].found.count("\n- ") >= 1
     assert _rehearsal(study) == []
 
 

@@ -39,7 +39,7 @@ BASE = "base"  # the study whose values count if none is named
 PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies that say where these tasks' problems come from
 COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # as they are often called
 MADE_BY_STEPS = ((paths.RUN_STATE, "step-*"), (paths.RUNS, "metrics.json"))
-CURVES = Path("curves.png")  # made last: a folder that has it is finished
+CURVES = Path("curves.png")
 
 
 class Asked(NamedTuple):
@@ -74,14 +74,16 @@ def one_run(asked: Asked, out: Path, resume: bool) -> None:
     validated(values, Path("--set"))
     lock = out.with_name(f".{out.name}.lock")
     with only_one(lock, f"--out {out}: another process"):
-        if _holds_results(out):
-            _require_same(values, out, resume)
-        else:
-            _prepare(values, out)
-        with chdir(out):
-            _train()
-            _deliver(out)
-        lock.unlink()
+        try:
+            if _holds_results(out):
+                _require_same(values, out, resume)
+            else:
+                _prepare(values, out)
+            with chdir(out):
+                _train()
+                _deliver(out)
+        finally:
+            lock.unlink()
 
 
 def composed(asked: Asked, out: Path) -> dict[str, Any]:

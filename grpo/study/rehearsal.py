@@ -32,8 +32,8 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
         values: the study, as :func:`grpo.study.compose.compose` gives it.
     """
     made = {name: entry for name, entry in values["experiments"].items() if entry["arms"]}
-    kept = {  # checkpoints of fine-tuning by their names, and what they are called after the few steps
-        f"{name}/{arm}/step-{step}": (place, f"{name}/{arm}/step-{place}")
+    kept = {  # of each checkpoint of fine-tuning the step, of the few, that stands for its own
+        f"{name}/{arm}/step-{step}": place
         for name, entry in made.items()
         for arm, changed in entry["arms"].items()
         for place, step in enumerate(changed.get("keep_steps", ()), start=1)
@@ -44,13 +44,11 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
         of_method = {name: entry["arms"] for name, entry in made.items() if entry.get("method", "grpo") == method}
         configs = [values[method], *(arm for arms in of_method.values() for arm in arms.values())]
         group = values[method].get("group_size", 1) if any("group_size" in arm for arm in configs[1:]) else 2
-        by = {key: _divisor(configs, BATCHES, group) for key in BATCHES} | {
-            "ei_batch_size": _divisor(configs, ("ei_batch_size",), 4)
-        }
+        by = dict.fromkeys(BATCHES, _divisor(configs, BATCHES, group))
+        by["ei_batch_size"] = _divisor(configs, ("ei_batch_size",), 4)
         sections[method] = _cut(values[method], by, few) | few
         if method == "sft":
-            steps = max([2 * STEPS, *(place for place, _ in kept.values())])
-            sections[method] = sections[method] | {"n_sft_steps": steps, "examples": None}
+            sections[method] |= {"n_sft_steps": max([2 * STEPS, *kept.values()]), "examples": None}
         else:
             sections[method]["group_size"] = group
         for name, arms in of_method.items():
@@ -59,7 +57,7 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
                 if "keep_steps" in arm:
                     arm["keep_steps"] = list(range(1, len(arm["keep_steps"]) + 1))
                 if arm.get("start_from") in kept:
-                    arm["start_from"] = kept[arm["start_from"]][1]
+                    arm["start_from"] = f"{arm['start_from'].rpartition('-')[0]}-{kept[arm['start_from']]}"
     fine_tuned = {entry.get("task", MAIN) for entry in made.values() if entry.get("method") == "sft"}
     return {
         "seeds": values["seeds"][:1],

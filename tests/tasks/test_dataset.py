@@ -19,6 +19,7 @@ from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.study.schema import load_study
 from grpo.study.training_inputs import task_inputs
+from grpo.tasks.rows import read_part
 from grpo.tasks.task import make_task
 
 ROWS = {
@@ -69,6 +70,16 @@ def test_two_columns_of_files_are_problems(tmp_path: Path, ending: str) -> None:
 
 # Ground truths as JSON and CSV write them; each must come out as it stands there.
 AS_WRITTEN = ["1", "0.5", "9007199254740993", "007", "1.50", "0.10000000000000001", "-0", "1e3", "12345678901234567890123"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 10, 11, 100, 101])
+def test_parts_of_one_file_share_its_rows_out(tmp_path: Path, n: int) -> None:
+    path = tmp_path / "rows[1].jsonl"
+    path.write_text("".join(json.dumps({"question": str(row)}) + "\n" for row in range(n)))
+    first, middle, last = (read_part(f"{path}[{part}]", "files") for part in (":60%", "60%:90%", "90%:"))
+    assert [row.text("question") for row in [*first, *middle, *last]] == [str(row) for row in range(n)]
+    assert len(first) == n * 60 // 100 and len(last) == n - n * 90 // 100
+    assert len(read_part(str(path), "files")) == n  # brackets of a name are no part
 
 
 @pytest.mark.parametrize("verify", ["exact", "math"])

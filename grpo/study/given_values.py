@@ -13,6 +13,7 @@ from ruamel.yaml import YAML, YAMLError
 
 from grpo.common.errors import UserError
 from grpo.study.compose import lay_over
+from grpo.study.methods import OBJECTIVE, with_objective
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 
@@ -28,7 +29,7 @@ def given_values(settings: list[str]) -> dict[str, Any]:
         UserError: a run heeds no such key, or a setting has another form.
     """
     overlay: dict[str, Any] = {}
-    known = dict(_keys(Study))
+    known = dict(_keys(Study)) | {f"grpo.{OBJECTIVE}": False}
     for setting in settings:
         key, equals, text = setting.partition("=")
         above = [key.rsplit(".", n)[0] for n in range(1, key.count(".") + 1)]
@@ -43,6 +44,11 @@ def given_values(settings: list[str]) -> dict[str, Any]:
         for part in reversed(key.split(".")):
             value = {part: value}
         overlay = lay_over(overlay, value)
+    if "grpo" in overlay:
+        try:
+            overlay["grpo"] = with_objective(overlay["grpo"], "--set grpo")
+        except ValueError as error:
+            raise UserError(f"{error}.") from None
     return overlay
 
 

@@ -23,6 +23,7 @@ FEW: dict[str, dict[str, Any]] = {  # by method, what stays small whatever an ar
     "sft": {"evaluate_every": STEPS, "examples": PROBLEMS},
     "expert_iteration": {"n_ei_steps": STEPS, "sampling_max_tokens": TOKENS},
 }
+MOST = {"overlong_buffer": TOKENS // 2, "warmup_steps": 1}  # what must fit into so few tokens and updates
 
 
 def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,6 +130,7 @@ def _cut(changed: Mapping[str, Any], by: Mapping[str, int], few: Mapping[str, An
     """A method's section or an arm: batches divided, few steps, and no limit of time."""
     cut = {key: few.get(key, value) for key, value in changed.items() if key != "wall_clock_limit_s"}
     cut |= {key: cut[key] // divisor for key, divisor in by.items() if key in cut}
+    cut |= {key: min(cut[key], most) for key, most in MOST.items() if cut.get(key)}
     if (parts := cut.get("gradient_accumulation_steps")) is not None:
         divisor = by["train_batch_size"]
         cut["gradient_accumulation_steps"] = 1 if parts % divisor else parts // divisor

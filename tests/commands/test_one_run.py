@@ -136,6 +136,7 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
         (["grpo.lora.rnk=1"], "did you mean grpo.lora.rank?"),
         (["sampling_max_token=8"], "did you mean grpo.sampling_max_tokens?"),
         (["experiments.a.arms={}"], "keys are tasks.main"),
+        (["grpo.objective=dap"], "--set grpo.objective: no objective is named 'dap'"),
         (["grpo.learning_rate"], "expected key=value"),
         (["grpo.learning_rate=[1"], "expected key=value"),
     ],
@@ -153,6 +154,12 @@ def test_settings_are_yaml_and_lie_over_one_another() -> None:
         "divergence": None,
         "tasks": {"main": {"source": {"hub": "a/b"}}},
     }
+
+
+def test_an_objective_is_its_values_and_others_lie_over_it() -> None:
+    found = given_values(["grpo.cliprange=0.1", "grpo.objective=dapo"])["grpo"]
+    assert (found["cliprange"], found["cliprange_high"], found["length_normalization"]) == (0.1, 0.28, "token_mean")
+    assert "objective" not in found
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,14 @@ def test_batches_of_an_arm_are_cut_as_the_sections() -> None:
     assert start == {"start_from": "sft_experiment/all/step-2"}
 
 
+def test_what_must_fit_into_few_tokens_and_updates_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("long.yaml").write_text("extends: math-first\ngrpo: {overlong_buffer: 128, warmup_steps: 10}\n")
+    rehearse("long.yaml")
+    cut = load_study(Path("long-rehearsal.yaml")).grpo
+    assert (cut.overlong_buffer, cut.warmup_steps, cut.sampling_max_tokens) == (8, 1, 16)
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_random_weights_have_the_architecture_and_the_tokenizer_of_another_model(
     kind: str, tokenizer: Any, tmp_path: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch

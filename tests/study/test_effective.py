@@ -88,17 +88,20 @@ def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study
         "asynchronous",
         "baseline",
         "cliprange_high",
+        "dynamic_sampling_rounds",
         "entropy_coefficient",
         "importance_cap",
         "kl_coefficient",
         "kl_estimator",
         "loss_options",
         "lora",
+        "lr_scheduler_type",
         "measure_kl",
         "overlong_buffer",
         "reward",
         "start_from",
         "wall_clock_limit_s",
+        "warmup_steps",
     }
     assert set(run.sources.values()) == {"default", "study"}
 

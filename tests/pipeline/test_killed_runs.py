@@ -35,6 +35,9 @@ OFF_POLICY = {
     "gradient_accumulation_steps": 2,
     "loss_type": "grpo_clip",
     "measure_kl": True,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 3,
+    "dynamic_sampling_rounds": 1,
 }
 
 pytestmark = pytest.mark.slow
@@ -50,7 +53,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = yaml.load(activate("smoke", folder))
     study["save_state_every"] = 2
     study["grpo"] |= {"n_grpo_steps": 12, "learning_rate": 1e-3}
-    study["sft"] |= {"n_sft_steps": 12, "evaluate_every": 3}
+    study["sft"] |= {"n_sft_steps": 12, "evaluate_every": 3, "lr_scheduler_type": "linear", "warmup_steps": 2}
     study["expert_iteration"] |= {"n_ei_steps": 4}
     study["evaluation"] |= {"every": 3}
     study["experiments"]["grpo_learning_rate"]["arms"] = {"off_policy": OFF_POLICY}

@@ -103,7 +103,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
         raise UserError("--model, --task: say both, or take a study's with --study NAME.")
     main["models"] = _model(asked.model) if asked.model else main["models"]
     main["tasks"] = _task(asked.task, overlay.get("tasks", {}).get(MAIN, {})) if asked.task else main["tasks"]
-    one = {
+    one: dict[str, Any] = {
         "study": "grpo_run",
         "description": "One run by `grpo run`.",
         "folder": str(Path.cwd()),  # where modules and data are that the task names
@@ -128,7 +128,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     rows = len(read_part(task.files.validation, "--task")) if isinstance(task, Dataset) and task.files else None
     if rows and "problems" not in overlay.get("evaluation", {}):
         evaluation = evaluation | {"problems": min(rows, evaluation["problems"])}
-    nothing_else = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
+    nothing_else: dict[str, Any] = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
     nothing_else["best_of_n"] = evaluation["best_of_n"] | {"prompts": []}
     return values | {"evaluation": evaluation | nothing_else}
 

@@ -32,8 +32,8 @@ def make_base_model(study: Study, task: str) -> None:
     match study.models[task]:
         case PretrainedHere() as settings:
             _pretrain(study, task, settings)
-        case RandomModel() as settings:
-            _draw(settings, folder_of(settings.like, f"models.{task}.like", weights=False), paths.model(task))
+        case RandomModel() as random:
+            _draw(random, folder_of(random.like, f"models.{task}.like", weights=False), paths.model(task))
         case HubModel() | LocalModel() as elsewhere:
             _copy(folder_of(elsewhere, f"models.{task}"), paths.model(task))
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pipeline_parts import digests, sh
 from ruamel.yaml import YAML
-from study_parts import EXPERIMENTS, values_of
+from study_parts import EXPERIMENTS, shorten_quickstart, values_of
 
 from grpo.commands import quickstart
 from grpo.commands.quickstart import FOLDER, OURS
@@ -30,17 +30,8 @@ STUDY = Path("studies/quickstart.yaml")
 
 def project(folder: Path, pretraining: int = 20, steps: int = 4) -> Path:
     """A folder with studies/quickstart.yaml, cut down to seconds."""
-    yaml = YAML()
-    params = values_of("quickstart")
-    params["threads"] = 1
-    params["tasks"]["main"] |= {"train_size": 64, "validation_size": 24, "levels": 1}
-    params["models"]["main"] |= {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 512, "steps": pretraining}
-    params["grpo"] |= {"n_grpo_steps": steps, "rollout_batch_size": 16, "train_batch_size": 16, "group_size": 4}
-    params["grpo"]["sampling_max_tokens"] = params["evaluation"]["max_tokens"] = 16
-    params["evaluation"] |= {"every": 2, "problems": 16, "zero_shot_problems": 24}
-    params["selection"]["last_k"], params["divergence"] = 1, None
     (folder / STUDY).parent.mkdir(parents=True)
-    yaml.dump(params, folder / STUDY)
+    shorten_quickstart(folder / STUDY, pretraining, steps)
     return folder
 
 

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from study_parts import shorten_quickstart
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {
@@ -18,7 +19,7 @@ SECRETS = {
 }
 
 
-@pytest.mark.slow  # a wheel is built, and the quickstart's study run: most of a minute
+@pytest.mark.slow
 def test_installed_from_its_wheel_it_trains_and_reports(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True)
@@ -35,6 +36,7 @@ def test_installed_from_its_wheel_it_trains_and_reports(tmp_path: Path) -> None:
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
     subprocess.run(install, check=True)
+    shorten_quickstart(site / "grpo/shipped/studies/quickstart.yaml")
 
     empty = tmp_path / "empty"
     empty.mkdir()

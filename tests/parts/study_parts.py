@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError
@@ -64,6 +65,19 @@ def needed_selections(experiment: str) -> list[str]:
 def values_of(name: str) -> dict[str, Any]:
     """The values of a study, which the caller may change."""
     return compose(ROOT / f"studies/{name}.yaml")
+
+
+def shorten_quickstart(file: Path, pretraining: int = 20, steps: int = 4) -> None:
+    """Write the quickstart's study with all its values, cut down to seconds."""
+    params = values_of("quickstart")
+    params["threads"] = 1
+    params["tasks"]["main"] |= {"train_size": 64, "validation_size": 24, "levels": 1}
+    params["models"]["main"] |= {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 512, "steps": pretraining}
+    params["grpo"] |= {"n_grpo_steps": steps, "rollout_batch_size": 16, "train_batch_size": 16, "group_size": 4}
+    params["grpo"]["sampling_max_tokens"] = params["evaluation"]["max_tokens"] = 16
+    params["evaluation"] |= {"every": 2, "problems": 16, "zero_shot_problems": 24}
+    params["selection"]["last_k"], params["divergence"] = 1, None
+    YAML().dump(params, file)
 
 
 def activate(name: str, folder: Path) -> Path:

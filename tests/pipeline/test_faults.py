@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,18 +30,9 @@ from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.study import paths
 from grpo.study.schema import load_study
 
-ROOT = Path(__file__).parents[2]
+Ended = tuple[int, str, str]  # exit code, stdout, stderr
+Grpo = Callable[..., Ended]
 KEPT = "run the same command again; what was finished is kept."
-
-
-def grpo(project: Path, *arguments: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    """``grpo ARGUMENTS`` in ``project``, in a process of its own, in which ``before`` is called first."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{project.parent}/mlflow.db"
-    command = [sys.executable, "-m", "grpo", *arguments]
-    return subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, text=True, preexec_fn=before, timeout=120, check=False
-    )
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +80,7 @@ class Disk:
 def project(smoke_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(smoke_project, tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     return tmp_path / "project"
 
 
@@ -108,41 +100,41 @@ def drafts(project: Path) -> list[Path]:
     return [*project.rglob(".*.draft*")]
 
 
-def assert_told(result: subprocess.CompletedProcess[str], *parts: str) -> None:
+def assert_told(ended: Ended, *parts: str) -> None:
     """One message, which says all of ``parts``, and exit code 2."""
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
-    (message,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    code, _, stderr = ended
+    assert code == 2, stderr
+    assert "Traceback" not in stderr
+    (message,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
     assert all(part in message for part in parts), message
 
 
-slow = pytest.mark.slow  # each process of these imports torch
-WEIGHTS = pytest.param(("model", "main"), 100, "data/model/main", id="model: its weights", marks=slow)
+WEIGHTS = pytest.param(("model", "main"), 100, "data/model/main", id="model: its weights")
 EVALUATE = ("evaluate", "data/model/main", "--out", "data/evaluations", "--prompt", "question_only", "--problems", "32")
-COMMANDS = [("dataset", "main"), pytest.param(("model", "main"), marks=slow), pytest.param(EVALUATE, marks=slow)]
+COMMANDS = [("dataset", "main"), ("model", "main"), EVALUATE]
 # command, how many kilobytes are left for it, what it was writing
 FULL = [
     pytest.param(("dataset", "main"), 20, "data/dataset/main", id="dataset"),
     WEIGHTS,
-    pytest.param(("model", "main"), 210, "data/model/main", id="model: its tokenizer", marks=slow),
-    pytest.param(("model", "keyword"), 60, "data/model/keyword", id="keyword model", marks=slow),
-    pytest.param(EVALUATE, 4, "data/", id="evaluate", marks=slow),
-    pytest.param(("math_baseline",), 4, "data/", id="math_baseline", marks=slow),
+    pytest.param(("model", "main"), 210, "data/model/main", id="model: its tokenizer"),
+    pytest.param(("model", "keyword"), 60, "data/model/keyword", id="keyword model"),
+    pytest.param(EVALUATE, 4, "data/", id="evaluate"),
+    pytest.param(("math_baseline",), 4, "data/", id="math_baseline"),
 ]
 
 
 @pytest.mark.skipif(not can_mount(), reason="mounting is not allowed: see the tests with a limit on the size of files")
 @pytest.mark.parametrize(("command", "left", "writing"), FULL)
-def test_a_full_disk_loses_nothing(disk: Disk, command: tuple[str, ...], left: int, writing: str) -> None:
+def test_a_full_disk_loses_nothing(disk: Disk, grpo: Grpo, command: tuple[str, ...], left: int, writing: str) -> None:
     disk.mount(megabytes=4)
     disk.fill(but_kilobytes=left)
     before = contents(disk.project)
-    assert_told(grpo(disk.project, *command), f"error: {writing}", "no space left on the disk", KEPT)
+    assert_told(grpo(*command), f"error: {writing}", "no space left on the disk", KEPT)
     assert contents(disk.project) == before
     assert drafts(disk.project) == []
     (disk.data / "filler").unlink()
-    again = grpo(disk.project, *command)
-    assert again.returncode == 0, again.stderr
+    code, _, stderr = grpo(*command)
+    assert code == 0, stderr
     assert drafts(disk.project) == []
 
 
@@ -150,56 +142,73 @@ def test_a_full_disk_loses_nothing(disk: Disk, command: tuple[str, ...], left: i
 TOO_LARGE = [FULL[0], WEIGHTS] if can_mount() else [case for case in FULL if case.id != "model: its tokenizer"]
 
 
+@contextmanager
+def no_file_larger_than(kilobytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 @pytest.mark.parametrize(("command", "left", "writing"), TOO_LARGE)
-def test_files_that_grow_too_large_lose_nothing(project: Path, command: tuple[str, ...], left: int, writing: str) -> None:
+def test_files_that_grow_too_large_lose_nothing(
+    project: Path, grpo: Grpo, command: tuple[str, ...], left: int, writing: str
+) -> None:
     """Python ignores the signal, and the write fails, as where a quota is used up."""
     before = contents(project)
-    limit = left * 1024
-    result = grpo(project, *command, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    assert_told(result, f"error: {writing}", "larger than is allowed", KEPT)
+    with no_file_larger_than(left):
+        assert_told(grpo(*command), f"error: {writing}", "larger than is allowed", KEPT)
     assert contents(project) == before
     assert drafts(project) == []
-    again = grpo(project, *command)
-    assert again.returncode == 0, again.stderr
+    code, _, stderr = grpo(*command)
+    assert code == 0, stderr
 
 
 @pytest.mark.skipif(not can_mount(), reason="mounting is not allowed: see the tests of permissions")
 @pytest.mark.parametrize("command", COMMANDS[:2])
-def test_a_disk_that_is_read_only(disk: Disk, command: tuple[str, ...]) -> None:
+def test_a_disk_that_is_read_only(disk: Disk, grpo: Grpo, command: tuple[str, ...]) -> None:
     disk.mount(megabytes=4)
     disk.remount("ro")
     before = contents(disk.project)
-    assert_told(grpo(disk.project, *command), "error: data", ": cannot be written, since the disk is read-only", KEPT)
+    assert_told(grpo(*command), "error: data", ": cannot be written, since the disk is read-only", KEPT)
     assert contents(disk.project) == before
     disk.remount("rw")
-    assert grpo(disk.project, *command).returncode == 0
+    assert grpo(*command)[0] == 0
 
 
-def _without_roots_rights() -> None:
-    """From the next exec on permissions count, even for root: without CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER."""
-    if os.geteuid() == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        drop = 24  # PR_CAPBSET_DROP
-        for capability in (1, 2, 3):
-            if libc.prctl(drop, capability, 0, 0, 0):
-                os._exit(99)
+@contextmanager
+def without_roots_rights() -> Iterator[None]:
+    """Permissions count in this thread, even for root: without CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER."""
+    libc = ctypes.CDLL(None)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version of the call, and this thread
+    all_rights = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, the lower 32 of each first
+    assert libc.capget(header, all_rights) == 0
+    fewer = type(all_rights)(*all_rights)
+    fewer[0] &= ~0b1110
+    assert libc.capset(header, fewer) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(header, all_rights) == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_that_must_not_be_written(project: Path, command: tuple[str, ...]) -> None:
+def test_a_folder_that_must_not_be_written(project: Path, grpo: Grpo, command: tuple[str, ...]) -> None:
     folders = [project / "data", *(project / "data").iterdir()]
     for folder in folders:
         folder.chmod(0o555)
     before = contents(project)
-    result = grpo(project, *command, before=_without_roots_rights)
-    assert_told(result, "error: data", ": permission denied", "ls -ld", KEPT)
+    with without_roots_rights():
+        assert_told(grpo(*command), "error: data", ": permission denied", "ls -ld", KEPT)
     assert contents(project) == before
     for folder in folders:
         folder.chmod(0o755)
-    assert grpo(project, *command, before=_without_roots_rights).returncode == 0
+    with without_roots_rights():
+        assert grpo(*command)[0] == 0
 
 
-@slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -207,10 +216,10 @@ def test_a_folder_that_must_not_be_written(project: Path, command: tuple[str, ..
         "dataset/main/validation.jsonl",
     ],
 )
-def test_a_file_that_must_not_be_read(project: Path, name: str) -> None:
+def test_a_file_that_must_not_be_read(project: Path, grpo: Grpo, name: str) -> None:
     (project / "data" / name).chmod(0)
-    result = grpo(project, *EVALUATE, before=_without_roots_rights)
-    assert_told(result, f"error: data/{name}: permission denied", KEPT)
+    with without_roots_rights():
+        assert_told(grpo(*EVALUATE), f"error: data/{name}: permission denied", KEPT)
 
 
 # ----------------------------------------------------------------------------------------------- what is explained, and how
@@ -385,13 +394,11 @@ def test_a_damaged_checkpoint_is_named_with_its_remedy(project: Path, kind: str,
             assert explain_os_error(caught.value) is None
 
 
-@slow
-def test_a_cut_checkpoint_is_told_in_one_message(project: Path) -> None:
+def test_a_cut_checkpoint_is_told_in_one_message(project: Path, grpo: Grpo) -> None:
     weights = project / "data/model/main/model.safetensors"
     weights.write_bytes(_half(weights.read_bytes()))
-    assert_told(
-        grpo(project, *EVALUATE), "error: data/model/main: its weights cannot be read", "dvc checkout --force data/model/main"
-    )
+    remedy = "dvc checkout --force data/model/main"
+    assert_told(grpo(*EVALUATE), "error: data/model/main: its weights cannot be read", remedy)
 
 
 def sh(folder: Path, command: str) -> str:
@@ -402,7 +409,7 @@ def sh(folder: Path, command: str) -> str:
     return result.stdout
 
 
-@slow
+@pytest.mark.slow
 def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
     """With real DVC; and making one anew does not run the stages before it again."""
     shutil.copytree(project / "data/model/main", project / "source")

@@ -151,16 +151,16 @@ TRAIN = (sys.executable, "-m", "grpo", "train")
 
 @pytest.fixture(scope="module")
 def undisturbed(project: Path, worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """For a run: its results where nobody disturbs it, and how long it takes."""
-    known: dict[tuple[str, str], tuple[dict[str, str], float]] = {}
+    """For a run: its results where nobody disturbs it, how long it takes, and where it is."""
+    known: dict[tuple[str, str], tuple[dict[str, str], float, Path]] = {}
 
-    def get(run: tuple[str, str]) -> tuple[dict[str, str], float]:
+    def get(run: tuple[str, str]) -> tuple[dict[str, str], float, Path]:
         if run not in known:
             folder = clone(project, tmp_path_factory.mktemp("undisturbed") / "project")
             answer = worker.attempt(folder, run)
             assert answer["code"] == 0
             assert learnt_something(folder, run)
-            known[run] = results(folder), answer["seconds"]
+            known[run] = results(folder), answer["seconds"], folder
         return known[run]
 
     return get
@@ -220,7 +220,7 @@ def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
 
 def test_killed_at_random_moments(project, worker, undisturbed, tmp_path):
     run = GRPO
-    expected, seconds = undisturbed(run)
+    expected, seconds, _ = undisturbed(run)
     rng = random.Random(f"kills of {run}")
     done = attempts = 0
     while done < KILLS:
@@ -237,7 +237,7 @@ def test_killed_at_random_moments(project, worker, undisturbed, tmp_path):
 
 
 def test_an_asynchronous_run_is_killed_with_all_its_actors(project, worker, undisturbed, tmp_path):
-    expected, _ = undisturbed(ASYNCHRONOUS)
+    expected = undisturbed(ASYNCHRONOUS)[0]
     folder = clone(project, tmp_path / "project")
     for act, nth in [("state", 1), ("metrics", 12), ("metrics.json", 1)]:
         answer = worker.attempt(folder, ASYNCHRONOUS, act=act, nth=nth)
@@ -249,7 +249,7 @@ def test_an_asynchronous_run_is_killed_with_all_its_actors(project, worker, undi
 
 @pytest.mark.parametrize("run", [GRPO, EXPERT_ITERATION], ids=lambda run: run[0])
 def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, worker, undisturbed, tmp_path):
-    expected, _ = undisturbed(run)
+    expected = undisturbed(run)[0]
     folder = clone(project, tmp_path / "project")
     assert worker.attempt(folder, run, act="step-2", signum=signal.SIGTERM)["code"] == 75
     (saved,) = folder.glob("data/state/runs/*/*/*/*")
@@ -369,17 +369,14 @@ def in_processes(folder: Path, n: int) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def by_two(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The results of two processes that nobody disturbs."""
-    folder = in_processes(clone(project, tmp_path_factory.mktemp("two") / "project"), 2)
-    subprocess.run([*TRAIN, *SFT], cwd=folder, env=_environment(), check=True, capture_output=True)
-    return results(folder)
+def saved_states(folder: Path) -> set[Path]:
+    return set(folder.glob("data/state/runs/*/*/*/*/step-*"))
 
 
 @contextmanager
 def training_in_two_processes(folder: Path, run: tuple[str, str] = SFT) -> Iterator[subprocess.Popen[str]]:
-    """The command that has started them, when they have saved a state; it leads a group of processes."""
+    """The command that has started them, when they have saved a new state; it leads a group of processes."""
+    before = saved_states(folder)
     with subprocess.Popen(
         [*TRAIN, *run],
         cwd=folder,
@@ -388,31 +385,35 @@ def training_in_two_processes(folder: Path, run: tuple[str, str] = SFT) -> Itera
         text=True,
         start_new_session=True,
     ) as process:
-        while not list(folder.glob("data/state/runs/*/*/*/*/step-2")):
+        while saved_states(folder) <= before:
             assert process.poll() is None
             time.sleep(0.02)
         yield process
 
 
-# As Ctrl-C does it, Slurm, and who knows only the process that was started.
-@pytest.mark.parametrize(
-    ("kill", "number"), [(os.killpg, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.kill, signal.SIGTERM)]
-)
-def test_several_processes_of_one_run_stop_and_go_on_together(kill, number, project, by_two, tmp_path):
-    folder = in_processes(clone(project, tmp_path / "stopped"), 2)
-    with training_in_two_processes(folder) as process:
-        kill(process.pid, number)
-        assert process.stderr is not None
-        said = process.stderr.read()
-        assert process.wait() == 75, said
-    assert said.count("the state is saved") == 1
-    again = subprocess.run([*TRAIN, *SFT], cwd=folder, env=_environment(), check=True, capture_output=True, text=True)
-    assert again.stdout.count("resumed after step") == 1
-    assert results(folder) == by_two
+def test_several_processes_of_one_run_stop_and_go_on_together(project, tmp_path):
+    """Told one after another as Ctrl-C does it, as Slurm does, and by who knows only the process that was started."""
+    straight, folder = (in_processes(clone(project, tmp_path / name), 2) for name in ("straight", "stopped"))
+    for each in (straight, folder):  # long enough to be stopped three times
+        params = each / "params.yaml"
+        params.write_text(params.read_text().replace("n_sft_steps: 12", "n_sft_steps: 60"))
+    for kill, number in ((os.killpg, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.kill, signal.SIGTERM)):
+        with training_in_two_processes(folder) as process:
+            kill(process.pid, number)
+            assert process.stderr is not None
+            said = process.stderr.read()
+            assert process.wait() == 75, said
+        assert said.count("the state is saved") == 1
+    said = {}
+    for each in (folder, straight):
+        done = subprocess.run([*TRAIN, *SFT], cwd=each, env=_environment(), check=True, capture_output=True, text=True)
+        said[each] = done.stdout
+    assert said[folder].count("resumed after step") == 1
+    assert results(folder) == results(straight)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_when_one_of_several_processes_is_killed_another_number_goes_on(victim, project, tmp_path):
+def test_when_one_of_several_processes_is_killed_another_number_goes_on(victim, project, undisturbed, tmp_path):
     """The others end too; one process, or three, then end with the weights of one that nobody disturbed."""
     folder = in_processes(clone(project, tmp_path / "killed"), 2)
     with training_in_two_processes(folder) as process:
@@ -425,10 +426,9 @@ def test_when_one_of_several_processes_is_killed_another_number_goes_on(victim, 
         [*TRAIN, *SFT], cwd=in_processes(folder, 1 + 2 * victim), env=_environment(), check=True, capture_output=True, text=True
     )
     assert "resumed after step" in again.stdout
-    alone = clone(project, tmp_path / "alone")
-    subprocess.run([*TRAIN, *SFT], cwd=alone, env=_environment(), check=True, capture_output=True)
     found, expected = (
-        load_file(each / f"data/checkpoints/{SFT[0]}/{SFT[1]}/0/last/model.safetensors") for each in (folder, alone)
+        load_file(each / f"data/checkpoints/{SFT[0]}/{SFT[1]}/0/last/model.safetensors")
+        for each in (folder, undisturbed(SFT)[2])
     )
     for name, weights in expected.items():
         assert torch.allclose(found[name], weights, rtol=1e-4, atol=1e-6), name
@@ -477,8 +477,7 @@ def sharded(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return ready, results(whole), load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}/0/last/model.safetensors")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_stop_through_the_command_line(number, project, tmp_path):
+def test_told_to_stop_through_the_command_line(project, tmp_path):
     folder = clone(project, tmp_path / "project")
     command = [sys.executable, "-m", "grpo", "train", *GRPO]
     with subprocess.Popen(command, cwd=folder, env=_environment(), stderr=subprocess.PIPE, text=True) as process:
@@ -486,7 +485,7 @@ def test_told_to_stop_through_the_command_line(number, project, tmp_path):
         while not any(log.read_text().count("\n") > 2 for log in folder.glob("data/runs/*/*/.*.draft/history.csv")):
             assert process.poll() is None
             time.sleep(0.02)
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         said = process.stderr.read()
         assert process.wait() == 75
     assert "told to stop: finishing the step" in said and "the state is saved" in said and "Traceback" not in said

@@ -13,7 +13,7 @@ from study_parts import EXPERIMENTS, activate, needed_selections
 
 from grpo.study.schema import load_study
 
-STAGES = 66  # 9 before training, 38 arms, 17 selections, the kissing number, the report
+STAGES = 59  # 9 before training, 31 arms, 17 selections, the kissing number, the report
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "data/runs/grpo_learning_rate/3e-4/0/outcomes.jsonl",
         "data/checkpoints/grpo_learning_rate/3e-4/0/best/metadata.json",
         "data/checkpoints/sft_experiment/all/0/step-2/metadata.json",
-        "data/checkpoints/expert_iteration_experiment/questions_16-rollouts_4-epochs_1/0/last/metadata.json",
+        "data/checkpoints/expert_iteration_experiment/questions_16-rollouts_8-epochs_2/0/last/metadata.json",
         "data/checkpoints/grpo_keyword_inclusion/grpo/0/last/metadata.json",
         "data/dataset/keyword/validation.jsonl",
         "data/sft_dataset/main/train.jsonl",
@@ -76,11 +76,8 @@ def test_the_study_makes_what_the_readme_promises(finished):
 
 
 LEARNERS = {
-    "padded microbatches": ({"max_tokens_per_microbatch": None}, 1e-4),
-    "two processes": ({"processes": 2}, 1e-4),
     "compiled": ({"compile": True}, 1e-4),
-    "8-bit moments": ({"optimizer": "adamw_8bit"}, 1e-6),
-    "starting weights offloaded": ({"offload_reference": True, "gradient_checkpointing": True}, 1e-6),
+    "in less memory": ({"optimizer": "adamw_8bit", "offload_reference": True, "gradient_checkpointing": True}, 1e-6),
     "bfloat16": ({"dtype": "bfloat16"}, None),
 }
 
@@ -94,7 +91,6 @@ def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way
     yaml = YAML()
     params = yaml.load(finished / "params.yaml")
     params["learner"].update(changes)
-    params["seeds_in_one_stage"] = False  # as several processes want it
     del params["runs"]  # which would have to be renewed
     params["grpo"] |= {"measure_kl": True, "n_grpo_steps": 1}
     params["evaluation"]["problems"] = 8
@@ -207,7 +203,7 @@ def fewer(finished, tmp_path_factory):
 
 def test_a_study_that_leaves_experiments_out_gets_its_report(fewer):
     runs = {"train@grpo_learning_rate-3e-4", "train@grpo_learning_rate-1e-3", "train@grpo_keyword_inclusion-grpo"}
-    runs |= {f"train@grpo_baselines-{arm}" for arm in ("reinforce_with_baseline", "no_baseline", "no_baseline-low")}
+    runs |= {f"train@grpo_baselines-{arm}" for arm in ("reinforce_with_baseline", "no_baseline")}
     stages = {name for name in lock(fewer) if "@" in name and not name.startswith(("dataset@", "model@", "sft_dataset@"))}
     assert stages == runs | {f"select@{name}" for name in MADE}
     text = (fewer / "reports/writeup.md").read_text()
@@ -252,7 +248,7 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     winner = {"1e-3": "3e-4", "3e-4": "1e-3"}[loser]
     params.write_text(params.read_text().replace("pinned: {}", f'pinned: {{grpo_learning_rate: "{winner}"}}'))
     ran = sh(folder, "dvc", "repro").stdout
-    assert trained(ran) == {f"grpo_baselines {arm}" for arm in ("reinforce_with_baseline", "no_baseline", "no_baseline-low")}
+    assert trained(ran) == {f"grpo_baselines {arm}" for arm in ("reinforce_with_baseline", "no_baseline")}
     difference = sh(folder, "dvc", "metrics", "diff").stdout
     assert "grpo_learning_rate.winner" in difference and winner in difference
     text = (folder / "reports/sections/method.md").read_text()
@@ -266,7 +262,7 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     assert "> grpo report" in ran
 
 
-@pytest.mark.parametrize("study", ["math-7b-8xh100", "math-2xh100", "math-h100", "math-24gb", "gsm8k"])
+@pytest.mark.parametrize("study", ["math-2xh100", "gsm8k"])
 def test_real_studies_list_their_stages(study, tmp_path):
     from dvc.repo import Repo
 

@@ -109,10 +109,14 @@ def test_a_server_that_starts_after_the_run_gets_all_of_it(
 def test_a_server_that_dies_and_stays_away_gets_the_rest_later(
     server: Server, mlflow_import: Import, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """And no other place does."""
     run = start_and_lose(server)
     run_id = run.finish()
     (left,) = unsent()
     assert f"grpo mlflow_import {left.absolute()}" in capsys.readouterr().err
+    code, _, error = mlflow_import()
+    assert code == 2 and unsent() == [left]
+    assert f"it continues run {run_id}, which is at {server.uri} and not at sqlite:///{Path.cwd()}/mlflow.db" in error
 
     shutil.copytree(left, "twin")
     server.start()
@@ -123,13 +127,6 @@ def test_a_server_that_dies_and_stays_away_gets_the_rest_later(
     client, found = the_run(server.uri)
     assert (found.info.run_id, found.info.status, found.data.params) == (run_id, "FINISHED", {"a": "1"})
     assert history(client, found, "x") == [(step, step / 3) for step in range(9)]
-
-
-def test_the_rest_of_a_run_goes_nowhere_else(server: Server, mlflow_import: Import) -> None:
-    run_id = start_and_lose(server).finish()
-    code, _, error = mlflow_import()
-    assert code == 2 and len(unsent()) == 1
-    assert f"it continues run {run_id}, which is at {server.uri} and not at sqlite:///{Path.cwd()}/mlflow.db" in error
 
 
 def test_a_server_that_dies_and_comes_back_leaves_nothing_to_do(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,37 +142,43 @@ def test_a_server_that_dies_and_comes_back_leaves_nothing_to_do(server: Server, 
 
 # --------------------------------------------------------------------------------------------------------------- many writers
 
-WRITER = """
-import sys
+# Imports once; its children write.
+WRITERS = """
+import os, sys
+import mlflow.store.tracking.sqlalchemy_store
 from grpo.tracking.mlflow_run import MlflowRun
-run = MlflowRun(sys.argv[2], sys.argv[1], {"number": sys.argv[1]}, {})
-for step in range(50):
-    run.log({f"metric{i}": float(step) for i in range(20)}, step=step)
-print(run.finish())
+
+def write(number):
+    run = MlflowRun(sys.argv[2], number, {"number": number}, {})
+    for step in range(50):
+        run.log({f"metric{i}": float(step) for i in range(20)}, step=step)
+    print(number, run.finish(), flush=True)
+
+children = []
+for number in range(int(sys.argv[1])):
+    if not (child := os.fork()):
+        write(str(number))
+        os._exit(0)
+    children.append(child)
+assert not any(os.waitpid(child, 0)[1] for child in children)
 """
 
 
 def write_at_once(uri: str, count: int, experiment: str = "toy") -> None:
     """Runs in processes of their own; all metrics of each are there afterwards, and no process had to wait for too long."""
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(number), experiment],
-            env={**os.environ, "MLFLOW_TRACKING_URI": uri},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(count)
-    ]
-    ended = [writer.communicate(timeout=400) for writer in writers]
-    assert not any("warning" in errors for _, errors in ended)
+    program = [sys.executable, "-c", WRITERS, str(count), experiment]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
     assert unsent() == []
+    written = dict(line.split() for line in done.stdout.splitlines())
+    assert len(written) == count
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)
-    for number, (output, _) in enumerate(ended):
-        run = client.get_run(output.split()[-1])
-        assert (run.data.params, run.info.status) == ({"number": str(number)}, "FINISHED")
+    for number, run_id in written.items():
+        run = client.get_run(run_id)
+        assert (run.data.params, run.info.status) == ({"number": number}, "FINISHED")
         for key in ("metric0", "metric19"):
             assert history(client, run, key) == [(step, float(step)) for step in range(50)]
     assert len(client.search_runs([client.get_experiment_by_name(experiment).experiment_id])) == count

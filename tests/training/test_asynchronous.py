@@ -686,29 +686,6 @@ def test_no_group_is_lost_or_trained_twice_when_actors_are_killed(folder: Path, 
 
 @shared_cluster
 @pytest.mark.slow
-def test_a_dead_learner_and_a_dead_generator_go_on_where_they_were(folder: Path, tmp_path: Path) -> None:
-    config = asynchronous(max_policy_lag=1)
-    _, expected, _ = with_actors(config, folder, tmp_path / "undisturbed")
-
-    def kill_later(pipeline: Any, remote: Any) -> None:
-        train = remote.train
-
-        def killing(rollouts: list[Rollout], version: int) -> Any:
-            if version in (2, 4):  # after the state was kept at step 3, and before it was ever kept
-                parts.Process(tmp_path / "killed", "learner").kill()
-            if version == 6:
-                parts.Process(tmp_path / "killed", "generator").kill()
-            return train(rollouts, version)
-
-        remote.train = killing
-
-    _, found, restarts = with_actors(config, folder, tmp_path / "killed", meanwhile=kill_later, save_every=3)
-    assert equal(found, expected)
-    assert restarts["learner"] == 2 and restarts["scorer"] == 0
-
-
-@shared_cluster
-@pytest.mark.slow
 def test_a_stuck_actor_is_noticed_and_replaced(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ def forget(folder: Path, experiment: str) -> None:
         del locked["stages"][stage]
     yaml.dump(locked, folder / "dvc.lock")
     for kept in (*folder.glob(f"data/*/{experiment}"), folder / "data/state", folder / ".dvc/cache/runs"):
-        shutil.rmtree(kept)
+        shutil.rmtree(kept, ignore_errors=True)
     for made in folder.glob(f"reports/*/{experiment}.json"):
         made.unlink()
 

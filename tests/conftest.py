@@ -22,18 +22,12 @@ from grpo.tasks.arithmetic import Arithmetic
 REPOSITORY = Path(__file__).parent.parent
 # Modules that use the same clone of the study one after another.
 OF_ONE_STUDY = {"test_pipeline", "test_push_pull"}
-# The longest first, so that all processes end together. The first two each run the smoke study; Slurm's would wait for one.
+# The longest first, so that all processes end together. The first two each run the smoke study; others wait for one.
 LONGEST = [
-    *(
-        "one study",
-        "test_snakemake",
-        "test_killed_runs",
-        "test_asynchronous",
-        "test_slurm",
-        "test_mlflow_server",
-        "test_workflow",
-    ),
-    *("test_training_loop", "test_mlflow_process", "test_kissing_number", "test_evaluation", "test_faults", "test_sandbox"),
+    *("one study", "test_snakemake", "test_killed_runs", "test_asynchronous", "test_slurm", "test_mlflow_server"),
+    *("test_weight_transfer", "test_workflow", "test_examples_report", "test_dvc_experiments", "test_examples_experiment"),
+    *("test_without_gpu", "test_quickstart", "test_several_processes", "test_sharding", "test_wheel", "test_training_loop"),
+    *("test_mlflow_process", "test_kissing_number", "test_evaluation", "test_faults", "test_sandbox"),
 ]
 
 

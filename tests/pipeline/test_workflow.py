@@ -220,15 +220,6 @@ def test_broken_pipeline_is_told_in_dvcs_words(repo: Path) -> None:
 
 
 @pytest.mark.slow
-def test_gpus_that_the_machine_lacks_are_refused_with_the_remedy(repo: Path) -> None:
-    edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
-    edit(repo, "params.yaml", "train: {gpus: 0", "train: {gpus: 1")
-    text = snakemake(repo, ok=False)
-    assert "1 GPU(s) asked for, but this machine offers 0 (none)" in text
-    assert ran(repo) == []
-
-
-@pytest.mark.slow
 def test_a_job_that_slurm_has_given_its_devices_takes_none(tmp_path: Path) -> None:
     """The plugin's job calls Snakemake again, as `--mode remote`; an allocation's environment alone does not make one."""
     repo = new_repo(tmp_path / "repo")

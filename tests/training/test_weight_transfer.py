@@ -160,28 +160,31 @@ def equal(found: Any, expected: Any) -> bool:
     return same and found["trained"] == expected["trained"]
 
 
+@pytest.fixture(scope="module")
+def without_faults(folder: Path, cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder and the end of a run whose weights are at most one version old, and go through Ray."""
+    target = tmp_path_factory.mktemp("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", cluster)
+        return target, through_ray(asynchronous(max_policy_lag=1), folder, target)[1]
+
+
 @shared_cluster
 @pytest.mark.slow
-def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(folder: Path, tmp_path: Path) -> None:
-    lag = 2
+def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(
+    folder: Path, without_faults: Any, tmp_path: Path
+) -> None:
+    lag = 1
     config = asynchronous(max_policy_lag=lag)
-    _, expected, _ = through_ray(config, folder, tmp_path / "ray")
+    through, expected = without_faults
     log, found, restarts = sent(config, folder, tmp_path / "sent", naps=0.1)
     assert equal(found, expected)
-    assert read_csv(tmp_path / "sent/history.csv") == read_csv(tmp_path / "ray/history.csv")
+    assert read_csv(tmp_path / "sent/history.csv") == read_csv(through / "history.csv")
     assert restarts == {"generator": 0, "scorer": 0, "learner": 0}
     # Each version once, and the last ones, by which nothing is sampled, not at all.
     versions = (tmp_path / "sent/sent.txt").read_text().split()
     assert versions == [str(version) for version in range(1, CONFIG.n_grpo_steps - lag)]
     assert all(step["generator_synchronization_s"] > 0 for step in log.times[lag + 1 :])
-
-
-@pytest.fixture(scope="module")
-def without_faults(folder: Path, cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """How a run ends whose weights are at most one version old."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_ADDRESS", cluster)
-        return through_ray(asynchronous(max_policy_lag=1), folder, tmp_path_factory.mktemp("ray"))[1]
 
 
 @shared_cluster
@@ -207,7 +210,7 @@ def test_a_run_is_the_same_when_sending_fails(
     config = asynchronous(max_policy_lag=1)
     _, found, counted = sent(config, folder, tmp_path / "sent", fault=fault)
     assert (tmp_path / "sent/fault-at-4").exists() and counted == restarts
-    assert equal(found, without_faults)
+    assert equal(found, without_faults[1])
 
 
 def kill_both(notes: Path, pipeline: Any, remote: Any) -> None:

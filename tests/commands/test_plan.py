@@ -136,8 +136,8 @@ def test_measured_times_come_first_from_the_arm_then_from_like_runs(smoke: Study
     seconds = {name: sums["hours"] * 3600 for name, sums in found.items()}
     assert seconds["grpo_learning_rate"] == pytest.approx(30 + 30)
     assert found["grpo_learning_rate"]["time_from"] == ["measured", "other arms"]
-    assert seconds["grpo_baselines"] == pytest.approx(60 + 60)
-    assert seconds["grpo_length_normalization"] == pytest.approx(2 * 3 * (30 + 60) / 6)
+    assert seconds["grpo_baselines"] == pytest.approx(60)
+    assert seconds["grpo_length_normalization"] == pytest.approx(3 * (30 + 60) / 6)
     assert found["grpo_length_normalization"]["time_from"] == ["like runs"]
     assert found["sft_experiment"]["time_from"] == ["unknown"] and found["sft_experiment"]["hours"] == 0
     elsewhere = plan(smoke, False, None, 2.5)["total"]  # another study's times tell nothing
@@ -168,7 +168,7 @@ def test_it_prints_a_table_or_json_without_importing_torch(smoke: Study) -> None
     told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert told.startswith("study smoke, seeds [0]\nexperiment ") and told.endswith("False\n")
     (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
-    assert row.split() == ["grpo_baselines", "2", "1", "6", "96", "?", "0.0", "0.00", "0", "unknown"]
+    assert row.split() == ["grpo_baselines", "1", "1", "3", "48", "?", "0.0", "0.00", "0", "unknown"]
     assert (
         "arms that equal earlier runs, whose results are taken over at no cost: grpo_baselines/reinforce_with_baseline" in told
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dvc  # noqa: F401 - its log writes to the stdout of its first import, which in a test with capsys is soon closed
 import pytest
 from filelock import FileLock
 

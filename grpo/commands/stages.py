@@ -172,7 +172,7 @@ def report(
 ) -> None:
     """Stage: claims, tables, figures, answers, reports/index.html and reports/writeup.md; former stages leave dvc.lock."""
     from grpo.reporting.answer import all_numbers
-    from grpo.reporting.answers.page import write_answers
+    from grpo.reporting.answers.write_answers import write_answers
     from grpo.reporting.figures import draw_figures, write_search_curve
     from grpo.reporting.page import write_page
     from grpo.reporting.record import read_all

@@ -22,7 +22,6 @@ from grpo.reporting.answer import all_numbers
 from grpo.reporting.answers.drift import goes_with, rank_correlation
 from grpo.reporting.answers.kissing import write_delivery
 from grpo.reporting.answers.overlap import dominates, floor
-from grpo.reporting.answers.page import write_answers
 from grpo.reporting.answers.parser_or_model import (
     ELSEWHERE,
     NONE,
@@ -38,6 +37,7 @@ from grpo.reporting.answers.parser_or_model import (
     second_reading,
 )
 from grpo.reporting.answers.samples import agreement, chance_of
+from grpo.reporting.answers.write_answers import write_answers
 from grpo.reporting.form_and_answer import Split, shares
 from grpo.reporting.record import read_all
 from grpo.reporting.tables import write_tables

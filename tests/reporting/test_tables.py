@@ -213,7 +213,7 @@ MAKES = {  # stage -> the modules that its command calls
     "select": ["grpo/results/selection.py"],
     "report": [
         "grpo/results/claims.py",
-        *(f"grpo/reporting/{name}.py" for name in ("tables", "figures", "timing", "answers/page", "page", "writeup")),
+        *(f"grpo/reporting/{name}.py" for name in ("tables", "figures", "timing", "answers/write_answers", "page", "writeup")),
     ],
 }
 # Where the report's numbers come from; other modules (paths, reading of files) do not decide them.

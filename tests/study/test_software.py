@@ -253,7 +253,7 @@ def test_a_report_made_with_other_software_than_pinned_says_so(other_pins: Path)
 
 def test_the_report_makes_no_runs_in_mlflow() -> None:
     """Its stages read results; a figure is not a run."""
-    modules = ("answers.page", "baseline", "figures", "page", "tables", "timing", "writeup")
+    modules = ("answers.write_answers", "baseline", "figures", "page", "tables", "timing", "writeup")
     imports = "; ".join(f"import grpo.reporting.{name}" for name in modules)
     program = f"import sys; {imports}; sys.exit('grpo.tracking.mlflow_run' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=os.environ, check=True)

@@ -24,7 +24,7 @@ beside = { test -x $(1)/bin/python || $(PYTHON) -m venv $(1); } && \
 	"$(BIN)/python" -c '$(PURELIB)' > "$$($(1)/bin/python -c '$(PURELIB)')/project.pth"
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev quickstart repro replicate test test-slow test-slurm test-vllm test-adapters test-gpu test-course lint format ui mlflow-server bench bench-grader report clean pins
+.PHONY: help install dev quickstart repro replicate test test-slow test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui mlflow-server bench bench-grader report clean pins
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,8 +85,10 @@ test-adapters: dev ## Tests with real verifiers, TRL and lm-eval, which are inst
 test-gpu: dev ## Tests and measurements of a GPU, in 25 minutes at most; says what it skips
 	@code=0; pytest -m gpu -rs tests/gpu/test_gpu.py || code=1; python benchmarks/gpu.py || code=1; exit $$code
 
-test-course: dev ## A course's own unit tests against this package: DIR=folder of its tests
-	@python tests/course.py "$(DIR)"
+test-course: dev ## A course's own unit tests against this package: DIR=folder of its tests; and its grader: GRADER=drgrpo_grader.py
+	@test -z "$(DIR)" -a -n "$(GRADER)" || python tests/course.py "$(DIR)"
+	@test -z "$(GRADER)" || { $(call beside,.venv-course) && $(UV_INSTALL) --python .venv-course/bin/python 'pylatexenc==2.11' && \
+		PYTHONPATH=. .venv-course/bin/python tests/course_grader.py "$(GRADER)"; }
 
 lint: dev ## Lint, formatting, types, and that imports go downwards
 	ruff check . && ruff format --check . && snakefmt --check workflow/Snakefile && mypy && lint-imports --no-logo
@@ -115,6 +117,11 @@ bench-grader: dev ## Measure the grader beside plain math-verify
 
 report: install ## Draw page, figures, tables and write-up again from the results at hand
 	dvc repro --force --single-item report
+
+submission: install ## writeup.pdf of the report and code.zip of the tracked files, as courses want them handed in
+	@$(call beside,.venv-submission)
+	@$(UV_INSTALL) --python .venv-submission/bin/python 'weasyprint==70.0'
+	@PYTHONPATH=. .venv-submission/bin/python workflow/submission.py
 
 clean: ## Remove results and tracking; keeps the environment and DVC's cache
 	rm -rf data reports mlruns mlflow.db* .stamps logs

@@ -168,10 +168,18 @@ def bars(axes: Axes, parts: Sequence[Mapping[str, Any]], colours: Mapping[str, s
     axes.figure.legend(keys, shown, loc="outside upper left", ncols=2)  # type: ignore[call-arg]
 
 
+def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
+    """Write each figure as NAME.svg, and as png/NAME.png for where SVG cannot be shown."""
+    (folder / "png").mkdir(exist_ok=True)
+    for name, figure in figures.items():
+        save_figure(figure, folder / f"{name}.svg")
+        save_figure(figure, folder / "png" / f"{name}.png")
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write an SVG on transparent ground, or a PNG on white by the file's ending."""
     if path.suffix == ".png":
-        figure.savefig(path, dpi=150, facecolor="white", metadata={"Software": None})
+        figure.savefig(path, dpi=110, facecolor="white", metadata={"Software": None})
         return
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", transparent=True, metadata=SVG)

@@ -13,6 +13,7 @@ from grpo.common.metrics import METRICS, UNITS
 from grpo.reporting.charts import Curve
 from grpo.reporting.form_and_answer import FORM
 from grpo.results.runs import REWARD, Run, by_arm
+from grpo.results.verdicts import KL
 
 GIVEN_FORM = "val/answer_given_form"  # no column of its own: answer reward by format reward
 TITLES = {metric.name: metric.label for metric in METRICS} | {GIVEN_FORM: "accuracy, given the form"}
@@ -57,6 +58,16 @@ def over_updates(run: Run, steps: list[int]) -> Sequence[float]:
     """The axis of optimizer steps."""
     updates = run.validation.groupby("step")["update"].last()
     return [float(updates[step]) for step in steps]
+
+
+def over_drift(run: Run, steps: list[int]) -> Sequence[float]:
+    """The axis of the KL to the starting policy, in nats a token.
+
+    A step's KL is of the policy before its updates, and so of the one that was evaluated after the step before; NaN after the
+    last step, of whose policy no rollouts were drawn.
+    """
+    drift = run.history.groupby("step")[KL].first()
+    return [float(drift.get(step + 1, math.nan)) for step in steps]
 
 
 def curves_of(arms: dict[str, list[Run]], column: str, axis: Axis = over_steps) -> list[Curve]:

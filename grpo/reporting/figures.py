@@ -20,7 +20,7 @@ from grpo.reporting.charts import (
     legend,
     panels,
     powers_of_two,
-    save_figure,
+    save_figures,
 )
 from grpo.reporting.curves import (
     GIVEN_FORM,
@@ -32,6 +32,7 @@ from grpo.reporting.curves import (
     curves_of,
     has,
     named,
+    over_drift,
     over_steps,
     over_updates,
     updates_differ,
@@ -75,21 +76,23 @@ SECOND = {
     "grpo_async_offpolicy": "clip_fraction",
     "grpo_keyword_inclusion": "val/is_sentence",
 }
-# What explains a reward, beside the metric that decides: folded away.
-EXPLAINS = (FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "clip_fraction", "train/zero_signal_fraction", KL)
+# A reward and what explains it, in one figure.
+EXPLAINS = (REWARD, ENTROPY, NORM, LENGTH, FORM, GIVEN_FORM, "clip_fraction", "train/zero_signal_fraction", KL)
 # Of the best configuration, on the first screen.
 OVERVIEW = (REWARD, FORM, GIVEN_FORM, LENGTH)
 
 
 def draw_figures(study: Study, found: Found, numbers: Mapping[str, Numbers]) -> None:
-    """Write reports/figures/*.svg and reports/curves/*.csv."""
+    """Write reports/figures/*.svg, the same as PNG, and reports/curves/*.csv."""
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
-        for name, figure in other_figures(study, found, numbers).items():
-            save_figure(figure, folder / f"{name}.svg")
+        save_figures(other_figures(study, found, numbers), folder)
         for experiment, (runs, result) in found.items():
-            save_figure(experiment_figure(study, experiment, runs), folder / f"{experiment}.svg")
-            save_figure(draw_ends(result), folder / f"{experiment}-ends.svg")
-            save_figure(draw_metrics(study, experiment, runs), folder / f"{experiment}-metrics.svg")
+            drawn = {
+                experiment: experiment_figure(study, experiment, runs),
+                f"{experiment}-ends": draw_ends(result),
+                f"{experiment}-metrics": draw_metrics(study, experiment, runs),
+            }
+            save_figures(drawn, folder)
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
 
 
@@ -131,24 +134,27 @@ def panels_of(study: Study, experiment: str, runs: list[Run]) -> list[tuple[str,
     """Metric, axis and the axis's title of each panel of an experiment's figure."""
     method = study.experiments[experiment].method
     step, off_policy = STEP[method], method == "grpo" and updates_differ(runs)
-    updates: list[tuple[str, Axis, str]] = [(REWARD, over_updates, UPDATE)] if off_policy else []
-    return [(REWARD, over_steps, step), *updates, (second_metric(experiment, runs), over_steps, step)]
+    second = second_metric(experiment, runs)
+    others: list[tuple[str, Axis, str]] = [(REWARD, over_updates, UPDATE)] if off_policy else []
+    others += [(REWARD, over_drift, TITLES[KL])] if second == KL else []
+    return [(REWARD, over_steps, step), *others, (second, over_steps, step)]
 
 
 def experiment_figure(study: Study, experiment: str, runs: list[Run]) -> Figure:
-    """Validation reward over steps, and over updates where arms differ in them; beside it the metric that explains it."""
+    """Validation reward over steps, over updates where arms differ in them and over KL where that is the question; beside it
+    the metric that explains it.
+    """
     return _curves_figure(named(runs, readable), panels_of(study, experiment, runs))
 
 
 def draw_metrics(study: Study, experiment: str, runs: list[Run]) -> Figure:
-    """Means of the other metrics that explain a reward, where all runs have them and they are not zero throughout."""
-    shown = {column for column, axis, _ in panels_of(study, experiment, runs) if axis is over_steps}
-    others: list[tuple[str, Axis, str]] = [
+    """Means of the reward and of the metrics that explain it, where all runs have them and they are not zero throughout."""
+    shown = [
         (column, over_steps, STEP[study.experiments[experiment].method])
-        for column in EXPLAINS
-        if column not in shown and has(runs, column) and any((values_of(run, column).fillna(0) != 0).any() for run in runs)  # type: ignore[union-attr]
+        for column in dict.fromkeys((REWARD, second_metric(experiment, runs), *EXPLAINS))
+        if has(runs, column) and any((values_of(run, column).fillna(0) != 0).any() for run in runs)  # type: ignore[union-attr]
     ]
-    return _curves_figure(named(runs, readable), others, columns=4, height=2.2, means=True)
+    return _curves_figure(named(runs, readable), shown, columns=4, height=2.2, means=True)
 
 
 def _curves_figure(

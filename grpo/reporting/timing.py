@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, whole_folder, write_text
-from grpo.reporting.charts import draw_curves, frame, legend, panels, save_figure
+from grpo.reporting.charts import draw_curves, frame, legend, panels, save_figures
 from grpo.reporting.curves import SECONDS, curves_of, named
 from grpo.reporting.pieces import in_turns
 from grpo.reporting.style import METHODS, Style, readable, styles_of_places
@@ -40,7 +40,7 @@ PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
 
 
 def write_timing(study: Study) -> None:
-    """Write reports/timing/times.csv, the curves over wall-clock time (SVG), and where the time of a step goes.
+    """Write reports/timing/times.csv, the curves over wall-clock time (SVG and PNG), and where the time of a step goes.
 
     Of experiments that the study leaves out there is nothing.
     """
@@ -48,8 +48,7 @@ def write_timing(study: Study) -> None:
     with whole_folder(paths.TIMING_REPORT) as folder:
         rows = [time_row(study, run) for experiment in made for run in read_runs(study, experiment)]
         pd.DataFrame(rows).to_csv(folder / "times.csv", index=False, lineterminator="\n")
-        for name, figure in timing_figures(study).items():
-            save_figure(figure, folder / f"{name}.svg")
+        save_figures(timing_figures(study), folder)
         if study.with_report("methods"):
             write_text(folder / "methods.md", methods_table(study))
         if runs := _in_turns_or_apart(study):

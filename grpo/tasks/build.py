@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import files_digest, whole_folder
+from grpo.common.files import files_digest, whole_folder, write_text
 from grpo.common.records import Problem, write_records
 from grpo.tasks.splits import separate
 from grpo.tasks.task import SPLITS, Split, Task
@@ -41,6 +42,9 @@ def build_dataset(task: Task, folder: Path, needed: Mapping[Split, Mapping[str, 
     with whole_folder(folder) as draft:
         for split in SPLITS:
             write_records(draft / f"{split}.jsonl", problems[split])
+            if pairs := task.prompts_and_answers(problems[split]):
+                lines = [json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=False) for prompt, answer in pairs]
+                write_text(draft / f"{split}_prompt_answer.jsonl", "\n".join(lines) + "\n")
         described: dict[str, Any] = {
             split: _describe(problems[split]) | {"digest": files_digest(draft / f"{split}.jsonl")} for split in SPLITS
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -17,12 +18,17 @@ from grpo.tasks.task import Split
 
 
 class HubDataset(BaseModel):
-    """A dataset on the Hugging Face Hub at one fixed revision."""
+    """A dataset on the Hugging Face Hub at one fixed revision.
+
+    With ``held_out`` it is one that has neither configurations nor a test split, such as qwedsacf/competition_math: so many of
+    its rows, the same ones every time, are the validation split.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     hub: str
     revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+    held_out: PositiveInt | None = None
 
 
 class Counts(BaseModel):
@@ -84,8 +90,17 @@ class Downloaded(GradedTask):
         key = f"{self.params_key}.source"
         if isinstance(self.source, LocalFiles):
             return read_rows(named_file(getattr(self.source, split)), f"{key}.{split}")
-        where = {"hub": self.source.hub, "revision": self.source.revision, "key": key, "split": HUB_SPLIT[split]}
+        where = {"hub": self.source.hub, "revision": self.source.revision, "key": key}
+        if self.source.held_out is not None:
+            return _share(HubSource(**where).rows(self.columns), split, self.source.held_out)
+        where["split"] = HUB_SPLIT[split]
         return [row for config in self.hub_configs for row in HubSource(**where, config=config).rows(self.columns)]
+
+
+def _share(rows: list[Row], split: Split, held_out: int) -> list[Row]:
+    """The rows of one split, in the order in which they stand."""
+    chosen = set(random.Random("held out").sample(range(len(rows)), min(held_out, len(rows))))
+    return [row for place, row in enumerate(rows) if (place in chosen) == (split == "validation")]
 
 
 def checked_problem(row: Row, problem: Problem) -> Problem:

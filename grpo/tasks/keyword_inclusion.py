@@ -116,6 +116,11 @@ class Keyword(Task):
             used = [keyword for keyword in pair if number < in_full or rng.random() < keyword_share]
             yield KEYWORD.prompt(question(pair)), f" {sentence(rng, used)}"
 
+    def prompts_and_answers(self, problems: Sequence[Problem]) -> list[tuple[str, str]]:
+        """Each problem as the handout's data set has it: the prompt, and a sentence of the grammar that holds both keywords."""
+        rng = random.Random(f"keyword answers {self.seed}")
+        return [(KEYWORD.prompt(problem.question), sentence(rng, keywords_of(problem.question))) for problem in problems]
+
     def pieces(self, text: str) -> list[str]:
         """``text`` cut into words, each with the space before it, and punctuation.
 

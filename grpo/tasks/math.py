@@ -1,4 +1,7 @@
-"""MATH (Hendrycks et al. 2021; EleutherAI/hendrycks_math): competition problems of five levels in seven subjects."""
+"""MATH (Hendrycks et al. 2021): competition problems of five levels in seven subjects.
+
+On the Hub: EleutherAI/hendrycks_math with the published splits, or qwedsacf/competition_math, all 12,500 problems in one split.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import re
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.extract import last_boxed
-from grpo.tasks.downloaded import Downloaded, checked_problem
-from grpo.tasks.rows import Row
+from grpo.tasks.downloaded import Counts, Downloaded, HubDataset, checked_problem
+from grpo.tasks.rows import LocalFiles, Row
 from grpo.tasks.task import Split
 
 SUBJECTS = (
@@ -35,6 +38,10 @@ _UNANSWERED = {
 class Math(Downloaded):
     r"""Rows have ``problem``, ``level`` ("Level 3"; "Level ?" becomes 0), ``subject`` or ``type``, and ``answer`` or
     ``solution``; from a solution the last ``\boxed{}`` is taken. ``unique_id`` is optional.
+
+    Args:
+        parse_solutions: of a solution without a ``\boxed{}``, take the answer that Math-Verify reads from it. It may read a
+            number that is no answer, so that such a row is refused unless this is set.
     """
 
     name = "math"
@@ -42,12 +49,22 @@ class Math(Downloaded):
     hub_configs = SUBJECTS
     columns = ("problem", "level", "subject", "type", "answer", "solution", "unique_id")
 
+    def __init__(
+        self,
+        source: HubDataset | LocalFiles,
+        expected: Counts | None = None,
+        drop_overlap: bool = False,
+        parse_solutions: bool = False,
+    ):
+        super().__init__(source, expected, drop_overlap)
+        self.parse_solutions = parse_solutions
+
     def problem(self, row: Row, split: Split, number: int) -> Problem:
         """See :meth:`Downloaded.problem`."""
         question, subject = row.text("problem"), row.text("subject", "type")
         # Some releases name a row by its place in the original release, whose splits differ: the split keeps ids apart.
         name = row.text("unique_id") if row.values.get("unique_id") else str(number)
-        answer = _short_answer(row, question)
+        answer = _short_answer(row, question, self.parse_solutions)
         return checked_problem(row, Problem(f"math/{split}/{name}", question, answer, _level(row), subject))
 
     def solution(self, row: Row) -> str:
@@ -63,9 +80,11 @@ def _level(row: Row) -> int:
     return 0 if match[1] == "?" else int(match[1])
 
 
-def _short_answer(row: Row, question: str) -> str:
+def _short_answer(row: Row, question: str, parse_solutions: bool) -> str:
     text = row.text("answer", "solution")
     answer = text.strip() if "answer" in row.values else last_boxed(text)
+    if not answer and parse_solutions and "answer" not in row.values:
+        answer = _parsed(text)
     if answer:
         return answer
     known = _UNANSWERED.get(hashlib.sha256(" ".join(question.split()).encode()).hexdigest())
@@ -73,3 +92,11 @@ def _short_answer(row: Row, question: str) -> str:
         what = "an empty 'answer'" if "answer" in row.values else "no \\boxed{} with an answer in 'solution'"
         raise UserError(f"{row.where}: {what}. Correct or remove the row.")
     return known
+
+
+def _parsed(solution: str) -> str | None:
+    """What Math-Verify reads as the answer of a solution, as text."""
+    from math_verify import parse
+
+    found = parse(solution)
+    return str(found[-1]).strip() if found else None

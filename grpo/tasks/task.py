@@ -154,6 +154,10 @@ class Task:
         """``text`` cut into what the tokenizer of a small model is trained on."""
         return [text]
 
+    def prompts_and_answers(self, problems: Sequence[Problem]) -> list[tuple[str, str]]:
+        """Each problem's prompt with a response that is right, for a data set that others read; none where nobody asks for it."""
+        return []
+
     def traces(self, format: str, **options: Any) -> list[tuple[Problem, str]]:
         """Training problems with responses to fine-tune on, for sft_datasets with ``source: task``.
 

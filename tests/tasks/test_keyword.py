@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
+from grpo.tasks.build import build_dataset
 from grpo.tasks.keyword_inclusion import (
     ADJECTIVES,
     KEYWORD,
@@ -172,6 +175,16 @@ def test_traces_hold_the_keywords_of_the_training_problems() -> None:
         assert response[0] == " " and is_sentence(response[1:])
     assert traces == Keyword(0).traces("keyword", seed=0) != Keyword(0).traces("keyword", seed=1)
     assert len({response for _, response in traces}) > len(TEMPLATES) * 50
+
+
+def test_the_data_set_has_prompts_and_answers_as_the_handout_prints_them(tmp_path: Path) -> None:
+    build_dataset(Keyword(0), tmp_path / "keyword", {})
+    files = [tmp_path / f"keyword/{split}_prompt_answer.jsonl" for split in ("train", "validation")]
+    train, held_out = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
+    assert len(train) == round(0.8 * len(train + held_out))
+    for row in train + held_out:
+        assert set(row) == {"prompt", "answer"} and row["prompt"].startswith("Write a sentence that includes the words: ")
+        assert keyword_inclusion_reward_fn(row["answer"], asked(row["prompt"]))["reward"] == 1.0
 
 
 def test_pieces_are_words_with_their_space_and_lose_nothing() -> None:

@@ -17,7 +17,7 @@ from grpo.grader.grader import is_equivalent
 from grpo.tasks.downloaded import Counts, Downloaded, HubDataset
 from grpo.tasks.gsm8k import Gsm8k
 from grpo.tasks.math import SUBJECTS, Math
-from grpo.tasks.rows import LocalFiles
+from grpo.tasks.rows import HubSource, LocalFiles, Row
 from grpo.tasks.splits import separate
 from grpo.tasks.task import make_task
 
@@ -58,6 +58,30 @@ def test_math_from_local_files(tmp_path: Path) -> None:
     assert train[0] == Problem("math/train/0", "What is 1 + 1?", "2", 2, "Algebra")
     assert train[1] == Problem("math/train/1", "Half?", r"\frac{1}{2}", 0, "Prealgebra")
     assert validation[0].id == "math/validation/test/a/5.json"
+
+
+def test_an_answer_without_a_box_is_read_by_math_verify_where_that_is_asked_for(tmp_path: Path) -> None:
+    row = {"problem": "p", "level": "Level 1", "type": "a", "solution": "We add, so that the answer is $\\frac{3}{4}$."}
+    boxed = row | {"problem": "q", "solution": r"As 7 is odd, \boxed{8}."}
+    train, _ = load(local_task(tmp_path, [row, boxed], [math_row(1)], parse_solutions=True))
+    assert [is_equivalent(problem.ground_truth, truth) for problem, truth in zip(train, ("3/4", "8"), strict=True)] == [True, True]
+
+
+def test_a_dataset_of_one_split_is_cut_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As qwedsacf/competition_math is: no configurations, and no test split."""
+    rows = [math_row(number) for number in range(20)]
+    asked = []
+
+    def read(source: HubSource, columns: Any) -> list[Row]:
+        asked.append((source.hub, source.split, source.config))
+        return [Row(f"row {number}", row, source.key) for number, row in enumerate(rows)]
+
+    monkeypatch.setattr(HubSource, "rows", read)
+    task = Math(HubDataset(hub="qwedsacf/competition_math", revision=REVISION, held_out=5), Counts(train=15, validation=5))
+    train, validation = load(task)
+    questions = [{problem.question for problem in split} for split in (train, validation)]
+    assert len(questions[1]) == 5 and not questions[0] & questions[1] and len(questions[0] | questions[1]) == 20
+    assert load(task) == (train, validation) and set(asked) == {("qwedsacf/competition_math", "train", None)}
 
 
 def test_the_same_unique_id_in_both_splits_gives_two_ids(tmp_path: Path) -> None:

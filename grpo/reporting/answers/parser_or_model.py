@@ -56,6 +56,26 @@ def read_records(prompt: str) -> list[Record]:
     return read_jsonl(paths.BASELINE / f"{prompt}.jsonl", "math_baseline", record)
 
 
+def read_sampled(prompt: str) -> list[Record]:
+    """The samples for best-of-N under a prompt, as :func:`read_records` gives completions; none where they were not drawn.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = paths.BEST_OF_N / f"{prompt}.jsonl"
+
+    def records(value: Record) -> list[Record]:
+        about = {"problem": value["problem"], "ground_truth": value["ground_truth"]}
+        return [
+            about
+            | {"response": sample["response"], "answer": sample["answer"]}
+            | {"category": f"format {sample['format_reward']:.0f}, answer {sample['answer_reward']:.0f}"}
+            for sample in value["samples"]
+        ]
+
+    return [record for of in read_jsonl(path, "best_of_n", records) for record in of] if path.exists() else []
+
+
 def second_reading(record: Record, prompt: str) -> str:
     """What a failure is by the second reading: a key of ``AT_FAULT``."""
     response, truth = record["response"], str(record["ground_truth"])
@@ -124,8 +144,12 @@ def _found_right(right: Sequence[Record]) -> int:
     return sum(equal(record["answer"] or "", str(record["ground_truth"])) for record in right)
 
 
-def judge(prompt: str, records: Sequence[Record]) -> str:
-    """Counts of the failures under a prompt by both readings, what follows from them, and examples of each kind (Markdown)."""
+def judge(prompt: str, records: Sequence[Record], sampled: Sequence[Record] = ()) -> str:
+    """Counts of the failures under a prompt by both readings, what follows from them, and examples of each kind (Markdown).
+
+    Args:
+        sampled: other completions of the same model, which are shown where the records have fewer than ten of a category.
+    """
     right = [record for record in records if record["category"] == RIGHT]
     failures = [record for record in records if record["category"] in (WRONG_FORM, WRONG_ANSWER)]
     control = (
@@ -149,6 +173,10 @@ def judge(prompt: str, records: Sequence[Record]) -> str:
         lines += ["", f"<details><summary>{prompt}: up to {SHOWN} examples of each</summary>", ""]
         for (name, kind), of_kind in kinds.items():
             lines += [f"{name}; {kind} ({AT_FAULT[kind]}):", "", *_examples(of_kind), ""]
+        for name in (WRONG_FORM, WRONG_ANSWER):
+            found = sum(record["category"] == name for record in failures)
+            if others := [record for record in sampled if record["category"] == name] if found < SHOWN else []:
+                lines += [f"{name}, of the samples for best-of-N, as the evaluation has only {found}:", "", *_examples(others), ""]
         lines.append("</details>")
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ from grpo.reporting.answers.off_policy import (
     sweeps,
 )
 from grpo.reporting.answers.overlap import asynchronous_variants, dominates
-from grpo.reporting.answers.parser_or_model import is_mathematical, judge, read_records
+from grpo.reporting.answers.parser_or_model import is_mathematical, judge, read_records, read_sampled
 from grpo.reporting.answers.prompts import explain
 from grpo.reporting.answers.samples import agreement, read_first_and_all
 from grpo.reporting.answers.side_by_side import asynchronous, colocated
@@ -59,7 +59,7 @@ def answers(study: Study, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
     return {
         "unknown": unknown,
         "unknown_table": table(unknown["undecided"], seconds_of_arms(study)),
-        "parser_or_model": [judge(prompt, read_records(prompt)) for prompt in prompts],
+        "parser_or_model": [judge(prompt, read_records(prompt), read_sampled(prompt)) for prompt in prompts],
         "asked": asked,
         "lengths": lengths_table(_runs(asked["grpo_length_normalization"])) if "grpo_length_normalization" in asked else "",
         "sweep_log": log_of_broad(numbers[broad], _runs(numbers[broad]), read_ranking(broad)) if broad else "",

@@ -1,0 +1,125 @@
+"""`make submission`: writeup.pdf of the report, and code.zip of the files that git tracks, as courses want them handed in.
+
+writeup.pdf is reports/writeup.md, the answers to the handouts' questions and each section, with their figures. Exit code 2 where a
+report or a tool is missing; no file is then written.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from grpo.common.errors import UserError
+from grpo.study import paths
+
+PDF, ZIP = Path("writeup.pdf"), Path("code.zip")
+LINKED = re.compile(r"\]\((sections/\w+\.md)\)")
+LINK = 0o120777 << 16  # of a zip's entry: a symbolic link
+CSS = """
+@page { size: A4; margin: 16mm 14mm; @bottom-center { content: counter(page); font-size: 8pt } }
+body { font: 9.5pt/1.4 sans-serif } section { break-before: page } h1 { font-size: 15pt } h2 { font-size: 12pt }
+img { max-width: 100%; max-height: 230mm } p:has(img) { text-align: center; break-inside: avoid }
+table { border-collapse: collapse; width: 100%; font-size: 6.8pt } td, th { border-bottom: .3pt solid #999; padding: 1pt 3pt;
+text-align: left; vertical-align: top; overflow-wrap: anywhere } th { hyphens: auto }
+pre, code { font-size: 7.5pt; white-space: pre-wrap; overflow-wrap: anywhere } a { color: #0072B2; text-decoration: none }
+"""
+
+
+def document(reports: Path) -> str:
+    """The report as one HTML page: the write-up, the answers, and the sections in the order in which the write-up links them.
+
+    Raises:
+        UserError: there is no report.
+    """
+    if not (reports / "writeup.md").is_file():
+        raise UserError(f"{reports}/writeup.md: no report. Run `make repro` first.")
+    first = (reports / "writeup.md").read_text(encoding="utf-8")
+    names = list(dict.fromkeys(["writeup.md", "answers.md", *LINKED.findall(first)]))
+    pages = "".join(f'<section id="{name}">{_page(reports, name, names)}</section>' for name in names if (reports / name).exists())
+    title = html.escape(first.splitlines()[0].lstrip("# "))
+    return f'<html lang="en"><head><title>{title}</title><style>{CSS}</style></head><body>{pages}</body></html>'
+
+
+def _page(reports: Path, name: str, names: list[str]) -> str:
+    """One Markdown file of the report as HTML: what is folded is shown, links between files lead within the page."""
+    text = (reports / name).read_text(encoding="utf-8")
+    text = re.sub(r"<details><summary>(.*?)</summary>", r"**\1**", text).replace("</details>", "")
+    page: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+
+    def led(link: re.Match[str]) -> str:
+        target, said = link.groups()
+        if re.match(r"https?:", target):
+            return link[0]
+        within = os.path.relpath(reports / Path(name).parent / target, reports)
+        return f'<a href="#{within}">{said}</a>' if within in names else said  # a file beside the report is not in the PDF
+
+    def drawn(image: re.Match[str]) -> str:
+        path = (reports / Path(name).parent / image[1]).resolve()
+        png = path.parent / "png" / f"{path.stem}.png"
+        return f'src="{(png if png.exists() else path).as_uri()}"'
+
+    page = re.sub(r'<a href="([^"]*)">(.*?)</a>', led, page, flags=re.S)
+    return re.sub(r'src="([^"]+)"', drawn, page).replace("&lt;br&gt;", "<br>")
+
+
+def write_pdf(page: str, path: Path) -> None:
+    """Print an HTML page.
+
+    Raises:
+        UserError: WeasyPrint, or the library that it draws text with, is not installed.
+    """
+    try:
+        from weasyprint import HTML
+    except ImportError:
+        raise UserError(f"{path}: printing needs WeasyPrint, which `make submission` installs: use that.") from None
+    except OSError as error:  # it opens Pango as a library of the system
+        raise UserError(
+            f"{path}: WeasyPrint needs Pango, a library of the system, and could not load it ({error.args[0]}). On Debian and "
+            "Ubuntu: apt-get install libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0; on macOS: brew install pango."
+        ) from error
+    HTML(string=page).write_pdf(path)
+
+
+def write_zip(root: Path, path: Path) -> int:
+    """Pack the files below ``root`` that git tracks, as they are now; equal files give equal bytes.
+
+    Returns:
+        how many.
+
+    Raises:
+        UserError: ``root`` is no git repository.
+    """
+    listed = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, check=False)
+    if listed.returncode:
+        raise UserError(f"{root}: git lists no files here, and {path} is to hold those it tracks. Run `make submission` in a clone.")
+    names = [name for name in sorted(listed.stdout.decode().split("\0")) if name and os.path.lexists(root / name)]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in names:
+            file, entry = root / name, zipfile.ZipInfo(name)
+            entry.external_attr = LINK if file.is_symlink() else (file.stat().st_mode & 0o777) << 16
+            content = os.readlink(file).encode() if file.is_symlink() else file.read_bytes()
+            packed.writestr(entry, content, zipfile.ZIP_DEFLATED)
+    return len(names)
+
+
+def main() -> int:
+    """Write both files; returns the exit code."""
+    try:
+        write_pdf(document(paths.REPORTS), PDF)
+        count = write_zip(Path(), ZIP)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{PDF}: {PDF.stat().st_size / 1e6:.1f} MB; {ZIP}: {count} files, {ZIP.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

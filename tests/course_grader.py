@@ -50,7 +50,10 @@ def load(path: Path) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except (FileNotFoundError, ImportError) as error:
-        print(f"{path}: cannot be loaded ({error}). Name the course's drgrpo_grader.py: make test-course GRADER=FILE", file=sys.stderr)
+        print(
+            f"{path}: cannot be loaded ({error}). Name the course's drgrpo_grader.py: make test-course GRADER=FILE",
+            file=sys.stderr,
+        )
         raise SystemExit(2) from error
     return module
 
@@ -69,7 +72,9 @@ def at_hand(data: Path) -> list[Case]:
 def labelled() -> list[Case]:
     """The labelled pairs of the grader's tests as r1_zero responses."""
     found = [YAML(typ="safe", pure=True).load(file) for file in sorted(PAIRS.glob("*.yaml"))]
-    pairs = [(kind == "equal", pair) for kinds in found for of in kinds.values() for kind, of_kind in of.items() for pair in of_kind]
+    pairs = [
+        (kind == "equal", pair) for kinds in found for of in kinds.values() for kind, of_kind in of.items() for pair in of_kind
+    ]
     return [Case("r1_zero", f" x </think> <answer>{answer}</answer>", truth, label) for label, (answer, truth) in pairs]
 
 

@@ -1,7 +1,7 @@
 """`make submission`: writeup.pdf of the report, and code.zip of the files that git tracks, as courses want them handed in.
 
-writeup.pdf is reports/writeup.md, the answers to the handouts' questions and each section, with their figures. Exit code 2 where a
-report or a tool is missing; no file is then written.
+writeup.pdf is reports/writeup.md, the answers to the handouts' questions and each section, with their figures. Exit code 2
+where a report or a tool is missing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def document(reports: Path) -> str:
         raise UserError(f"{reports}/writeup.md: no report. Run `make repro` first.")
     first = (reports / "writeup.md").read_text(encoding="utf-8")
     names = list(dict.fromkeys(["writeup.md", "answers.md", *LINKED.findall(first)]))
-    pages = "".join(f'<section id="{name}">{_page(reports, name, names)}</section>' for name in names if (reports / name).exists())
+    pages = "".join(
+        f'<section id="{name}">{_page(reports, name, names)}</section>' for name in names if (reports / name).exists()
+    )
     title = html.escape(first.splitlines()[0].lstrip("# "))
     return f'<html lang="en"><head><title>{title}</title><style>{CSS}</style></head><body>{pages}</body></html>'
 
@@ -98,13 +100,15 @@ def write_zip(root: Path, path: Path) -> int:
     """
     listed = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, check=False)
     if listed.returncode:
-        raise UserError(f"{root}: git lists no files here, and {path} is to hold those it tracks. Run `make submission` in a clone.")
+        raise UserError(
+            f"{root}: git lists no files here, and {path} is to hold those it tracks. Run `make submission` in a clone."
+        )
     names = [name for name in sorted(listed.stdout.decode().split("\0")) if name and os.path.lexists(root / name)]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in names:
             file, entry = root / name, zipfile.ZipInfo(name)
             entry.external_attr = LINK if file.is_symlink() else (file.stat().st_mode & 0o777) << 16
-            content = os.readlink(file).encode() if file.is_symlink() else file.read_bytes()
+            content = str(file.readlink()).encode() if file.is_symlink() else file.read_bytes()
             packed.writestr(entry, content, zipfile.ZIP_DEFLATED)
     return len(names)
 

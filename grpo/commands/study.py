@@ -101,8 +101,8 @@ def describe(study: Study) -> str:
     lines += [f"left out: {', '.join(study.left_out)}"] if study.left_out else []
     if budget := study.learner.max_tokens_per_microbatch:
         lines.append(
-            f"gradient_accumulation_steps: no effect, as learner.max_tokens_per_microbatch is {budget} and the gradient is the same; "
-            "only length_normalization: microbatch_longest reads it"
+            f"gradient_accumulation_steps: no effect, as learner.max_tokens_per_microbatch is {budget} and the gradient is the "
+            "same; only length_normalization: microbatch_longest reads it"
         )
     return "\n".join(lines)
 

@@ -155,7 +155,7 @@ class Task:
         return [text]
 
     def prompts_and_answers(self, problems: Sequence[Problem]) -> list[tuple[str, str]]:
-        """Each problem's prompt with a response that is right, for a data set that others read; none where nobody asks for it."""
+        """Each problem's prompt with a right response, for files that others read; none where nobody asks for them."""
         return []
 
     def traces(self, format: str, **options: Any) -> list[tuple[Problem, str]]:

@@ -1,37 +1,114 @@
-"""docs/handouts.md: its links lead somewhere, and its commands name what is there."""
+"""docs/handouts.md: its links lead somewhere, its commands run something, and what it says of params.yaml stands there."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
+
+from grpo.cli import app
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/handouts.md").read_text()
-COMMANDS = sorted({row.split("|")[-2].strip().strip("`") for row in TEXT.splitlines() if row.count("|") == 4 and "`" in row})
+ROWS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in TEXT.splitlines() if line.startswith("| ")]
+COMMANDS = sorted({row[-1].strip("`") for row in ROWS if len(row) == 3 and row[-1].startswith("`")})
+PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
 
 
-def test_links_resolve() -> None:
-    links = re.findall(r"\]\(([^)#]+)", TEXT)
-    assert len(links) > 40
-    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
+def test_every_row_says_where_and_how() -> None:
+    rows = [row for row in ROWS if len(row) == 3 and set(row[0]) != {"-"} and row[0] != "asked"]
+    assert len(rows) > 100
+    assert [row for row in rows if not row[1] or not re.fullmatch(r"`[^`]+`", row[2])] == []
+
+
+def headings(path: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    lost = []
+    for link in re.findall(r"\]\(([^)]+)\)", TEXT):
+        name, _, anchor = link.partition("#")
+        path = ROOT / "docs" / name
+        if not path.exists() or (anchor and anchor not in headings(path)):
+            lost.append(link)
+    assert lost == []
+
+
+@lru_cache(maxsize=1)
+def collected() -> list[str]:
+    """The tests that pytest selects by itself in the files that commands name, in one collection."""
+    named = {word.partition("::")[0] for command in COMMANDS for word in command.split() if word.startswith("tests/")}
+    files = sorted(named | {"tests/test_grpo.py", "tests/test_sft.py"})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "-p", "no:cacheprovider", *files]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def dvc_stages() -> set[str]:
+    """What `dvc repro` takes in the active study."""
+    found = set()
+    for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].items():
+        over = PARAMS[stage["foreach"][2:-1]] if "foreach" in stage else ()
+        found |= {name, *(f"{name}@{key}" for key in over)}
+    return found
+
+
+def parsed(arguments: list[str]) -> None:
+    """Parse a command line of `grpo` down to the command that would run; an unknown name or option raises."""
+    command: Any = typer.main.get_command(app)
+    context = None
+    while hasattr(command, "commands"):
+        context = command.make_context("grpo", [], parent=context, resilient_parsing=True)
+        _, command, arguments = command.resolve_command(context, arguments)
+    command.make_context(command.name, arguments)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_name_what_is_there(command: str) -> None:
+def test_commands_run_something(command: str) -> None:
     match command.split():
         case ["pytest", "-k", name]:
-            assert any(f"def {name}" in (ROOT / "tests" / file).read_text() for file in ("test_grpo.py", "test_sft.py"))
-        case ["pytest" | "python", file, *_]:
-            assert (ROOT / file).is_file()
-        case ["dvc", "repro", target]:
-            stage, _, key = target.partition("@")
-            stages, params = (yaml.safe_load((ROOT / name).read_text()) for name in ("dvc.yaml", "params.yaml"))
-            assert stage in stages["stages"]
-            assert not key or key in params["experiments"] or key in params["tasks"]
+            assert any(f"::{name}" in line for line in collected())
+        case ["pytest", node]:
+            assert any(line.startswith(node) for line in collected())
+        case ["grpo", *arguments]:
+            parsed(arguments)
+        case ["dvc", "repro", stage]:
+            assert stage in dvc_stages()
         case ["make", target, *_]:
-            assert f"\n{target}:" in (ROOT / "Makefile").read_text()
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
+        case ["python", *files]:
+            assert [file for file in files if not (ROOT / file).is_file()] == []
         case _:
-            assert command == "grpo study check"
+            pytest.fail(f"{command}: no such kind of command")
+
+
+def setting(path: str) -> Any:
+    """A value of params.yaml by its path."""
+    value: Any = PARAMS
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+def same(written: str, value: Any) -> bool:
+    """Whether a cell of a table says this value."""
+    read = yaml.safe_load(written)
+    return str(read) == str(value) or float(read) == float(value)
+
+
+def test_settings_are_those_of_the_active_study_and_deviations_have_a_reason() -> None:
+    rows = [(row[0].strip("`"), *row[1:]) for row in ROWS if len(row) == 4 and row[0].startswith("`")]
+    assert len(rows) > 25
+    arm = PARAMS["grpo"] | PARAMS["experiments"]["grpo_keyword_inclusion"]["arms"]["grpo"]
+    for name, handout, active, why in rows:
+        assert same(active, setting(name) if "." in name else arm[name]), name
+        assert why or same(handout, yaml.safe_load(active)), f"{name} deviates without a reason"

@@ -91,7 +91,9 @@ def test_every_experiment_of_the_default_study_has_its_second_metric(mini_study:
     run.history[KL] = [0.0, 0.1, 0.2]
     assert second_metric("grpo_kl_divergence", [run]) == KL
     reward, over_kl, kl = experiment_figure(mini_study, "grpo_kl_divergence", [run]).axes
-    assert over_kl.lines[0].get_xdata().tolist() == pytest.approx([0.0, float("nan")], nan_ok=True)  # that of step 1; step 4 has none
+    assert over_kl.lines[0].get_xdata().tolist() == pytest.approx(
+        [0.0, float("nan")], nan_ok=True
+    )  # that of step 1; step 4 has none
     assert ends(reward) == [0.1] and ends(kl) == [0.2] and kl.get_title(loc="left").endswith("(nats)")
     assert second_metric("an experiment of one's own", [run]) == "val/response_length"
 

@@ -64,7 +64,10 @@ def test_an_answer_without_a_box_is_read_by_math_verify_where_that_is_asked_for(
     row = {"problem": "p", "level": "Level 1", "type": "a", "solution": "We add, so that the answer is $\\frac{3}{4}$."}
     boxed = row | {"problem": "q", "solution": r"As 7 is odd, \boxed{8}."}
     train, _ = load(local_task(tmp_path, [row, boxed], [math_row(1)], parse_solutions=True))
-    assert [is_equivalent(problem.ground_truth, truth) for problem, truth in zip(train, ("3/4", "8"), strict=True)] == [True, True]
+    assert [is_equivalent(problem.ground_truth, truth) for problem, truth in zip(train, ("3/4", "8"), strict=True)] == [
+        True,
+        True,
+    ]
 
 
 def test_a_dataset_of_one_split_is_cut_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,12 @@ def judge(prompt: str, records: Sequence[Record], sampled: Sequence[Record] = ()
         for name in (WRONG_FORM, WRONG_ANSWER):
             found = sum(record["category"] == name for record in failures)
             if others := [record for record in sampled if record["category"] == name] if found < SHOWN else []:
-                lines += [f"{name}, of the samples for best-of-N, as the evaluation has only {found}:", "", *_examples(others), ""]
+                lines += [
+                    f"{name}, of the samples for best-of-N, as the evaluation has only {found}:",
+                    "",
+                    *_examples(others),
+                    "",
+                ]
         lines.append("</details>")
     return "\n".join(lines)
 

@@ -27,7 +27,7 @@ CSS = """
 body { font: 9.5pt/1.4 sans-serif } section { break-before: page } h1 { font-size: 15pt } h2 { font-size: 12pt }
 img { max-width: 100%; max-height: 230mm } p:has(img) { text-align: center; break-inside: avoid }
 table { border-collapse: collapse; width: 100%; font-size: 6.8pt } td, th { border-bottom: .3pt solid #999; padding: 1pt 3pt;
-text-align: left; vertical-align: top; overflow-wrap: anywhere } th { hyphens: auto }
+text-align: left; vertical-align: top } th { hyphens: auto }
 pre, code { font-size: 7.5pt; white-space: pre-wrap; overflow-wrap: anywhere } a { color: #0072B2; text-decoration: none }
 """
 

@@ -179,7 +179,7 @@ def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write an SVG on transparent ground, or a PNG on white by the file's ending."""
     if path.suffix == ".png":
-        figure.savefig(path, dpi=110, facecolor="white", metadata={"Software": None})
+        figure.savefig(path, dpi=90, facecolor="white", metadata={"Software": None})
         return
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", transparent=True, metadata=SVG)

@@ -106,6 +106,18 @@ def test_failures_are_counted_and_shown_and_the_right_ones_are_the_control() -> 
     assert len(shown) == 1 + 10 and shown[0] == r"| p | `12` | nothing | `12 \| 'x'␤` |"
 
 
+def test_where_there_are_fewer_than_ten_of_a_category_samples_are_shown_too() -> None:
+    records = [record("</think> <answer>13</answer>", "13", category=WRONG_ANSWER)] * 3
+    sampled = [record("</think> <answer>14</answer>", "14", category=WRONG_ANSWER)] * 12 + [record("no", None)] * 2
+    text = judge("r1_zero", records, sampled)
+    assert (
+        "Of 3 responses 3 fail" in text
+        and f"{WRONG_ANSWER}, of the samples for best-of-N, as the evaluation has only 3:" in text
+    )
+    assert sum("<answer>14</answer>" in line for line in text.splitlines()) == 10
+    assert "best-of-N" not in judge("r1_zero", records * 4 + [record("no", None)] * 10, sampled)
+
+
 def test_a_task_whose_answers_it_does_not_understand_is_left_alone() -> None:
     """Such as one that asks for any word that rhymes: a right answer is not equal to the problem's truth."""
     records = [record("</think> <answer>house</answer>", "house", "mouse", RIGHT), record("tree", None, "bee")]

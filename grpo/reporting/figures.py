@@ -149,7 +149,7 @@ def experiment_figure(study: Study, experiment: str, runs: list[Run]) -> Figure:
 
 def draw_metrics(study: Study, experiment: str, runs: list[Run]) -> Figure:
     """Means of the reward and of the metrics that explain it, where all runs have them and they are not zero throughout."""
-    shown = [
+    shown: list[tuple[str, Axis, str]] = [
         (column, over_steps, STEP[study.experiments[experiment].method])
         for column in dict.fromkeys((REWARD, second_metric(experiment, runs), *EXPLAINS))
         if has(runs, column) and any((values_of(run, column).fillna(0) != 0).any() for run in runs)  # type: ignore[union-attr]

@@ -49,7 +49,7 @@ class GraderPool:
             workers: how many answers are graded at once; as many as this process may use CPU cores if None.
             time_limit_s: seconds of CPU time for one answer; ten times as many on the clock.
             memory_limit_mb: MiB of address space that a worker may take beyond what it starts with.
-            function: ``module:function`` that grades, called with the answer and the truth in a worker.
+            function: ``module:function`` that grades, called with the answer and the truth in a worker; a float is a score.
 
         Raises:
             UserError: there are no workers, or no time for them.

@@ -24,9 +24,11 @@ _CONTROL_LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an answer is right. ``timed_out``: undecided, because the time was up or the worker died; never ``equal``."""
+    """Whether an answer is right, or by a function that scores how right it is. ``timed_out``: undecided, because the time was
+    up or the worker died; never ``equal``.
+    """
 
-    equal: bool
+    equal: bool | float
     timed_out: bool = False
 
 

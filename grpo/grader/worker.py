@@ -9,7 +9,7 @@ whose CPU time is up, the pool one that answers nothing for longer, and the pool
 Control socket, each request answered by one line: ``fork`` with the worker's socket attached is answered by its process
 id, or ``error: ...``; ``kill PID`` kills and reaps one of the zygote's workers. A worker reads lines
 ``[[answer, truth], ...]`` (JSON in ASCII, so any string is one line) and writes for each pair, as soon as it is decided,
-a line ``[equal, spent]``: ``spent`` if the worker ends after this answer.
+a line ``[equal, spent]``: ``spent`` if the worker ends after this answer. A function that scores gives a float for ``equal``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-GradeFn = Callable[[str, str], bool]
+GradeFn = Callable[[str, str], bool | float]
 
 _DEFAULT_FUNCTION = "grpo.grader.grader:full_verdict"
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -95,7 +95,7 @@ def _warm_up(grade: GradeFn) -> None:
 def _limited(grade: GradeFn, limit_s: float) -> GradeFn:
     """``grade`` in a process that the kernel ends once an answer has taken so much CPU time, whatever it does."""
 
-    def limited(answer: str, truth: str) -> bool:
+    def limited(answer: str, truth: str) -> bool | float:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
             return grade(answer, truth)
@@ -152,10 +152,11 @@ def _serve(connection: socket.socket, grade: GradeFn, most_memory: int) -> None:
                     return
 
 
-def _grade(grade: GradeFn, answer: str, truth: str) -> tuple[bool, bool]:
+def _grade(grade: GradeFn, answer: str, truth: str) -> tuple[bool | float, bool]:
     """The verdict, and whether memory ran out; an answer over which the grader fails is a wrong answer."""
     try:
-        return bool(grade(answer, truth)), False
+        verdict = grade(answer, truth)
+        return verdict if isinstance(verdict, float) else bool(verdict), False
     except MemoryError:
         return False, True
     except BaseException:

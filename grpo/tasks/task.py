@@ -236,6 +236,7 @@ TASKS = {
     "keyword": "grpo.tasks.keyword_inclusion:Keyword",
     "dataset": "grpo.tasks.dataset:Dataset",
     "verifiers": "grpo.tasks.verifiers:Verifiers",
+    "reasoning_gym": "grpo.tasks.reasoning_gym:ReasoningGym",
 }
 
 

@@ -1,0 +1,135 @@
+"""A task from a data set of ``reasoning_gym`` (0.1): generated problems of some hundred kinds, each scored by its own verifier.
+
+https://github.com/open-thought/reasoning-gym
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from grpo.common.errors import UserError
+from grpo.common.imports import require_extra
+from grpo.common.records import Problem
+from grpo.grader.pool import GraderPool
+from grpo.tasks.arithmetic import Share, r1_zero_ending
+from grpo.tasks.formats import R1_ZERO
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.splits import layout_free
+from grpo.tasks.task import Split, Task
+
+WORKER = "grpo.tasks.gym_worker"
+OTHER_QUESTION = -1.0  # as the worker has it, which only a process with the library can import
+TIME_LIMIT_S = 10.0  # of CPU time for an answer; some verifiers search, and a worker makes the entry anew
+EXTRA = "reasoning_gym"
+
+
+class ReasoningGym(Task):
+    """Entries of one data set: the validation split has the first ones, the training split those that follow.
+
+    One sequence holds both, as the library makes entry ``i`` from ``seed + i``: two sequences with neighbouring seeds would
+    have nearly all entries in common. Where the data set repeats itself, the training split loses what validation asks.
+
+    Args:
+        dataset: its name in the library, such as ``chain_sum``.
+        train_size, validation_size: how many entries each split has.
+        seed: of the library's generator.
+        config: what else the data set's configuration takes, such as ``{max_terms: 3}``.
+    """
+
+    formats = GradedTask.formats
+    drop_overlap = True
+
+    def __init__(
+        self,
+        dataset: str,
+        train_size: PositiveInt,
+        validation_size: PositiveInt,
+        seed: NonNegativeInt,
+        config: dict[str, Any] = {},  # noqa: B006 - it is only read
+    ):
+        self.dataset = dataset
+        self.made_of = {"name": dataset, "size": train_size + validation_size, "seed": seed, **config}
+        self.entries: dict[Split, range] = {
+            "validation": range(validation_size),
+            "train": range(validation_size, validation_size + train_size),
+        }
+
+    def problems(self, split: Split) -> list[Problem]:
+        """See :meth:`Task.problems`; ids end with the entries' places, and an entry without an answer has an empty one.
+
+        Raises:
+            UserError: the library is not installed, or it refuses the name or the configuration.
+        """
+        places = self.entries[split]
+        return [
+            Problem(f"{self.dataset}/{split}/{place}", question, "" if answer is None else str(answer), subject=self.dataset)
+            for place, (question, answer) in zip(places, self._make(places), strict=True)
+        ]
+
+    def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
+        """By the data set's own ``score_answer``; an answer over which that fails gets 0, NaN where its time is up.
+
+        Raises:
+            UserError: the library now makes another entry than when the problem was made.
+        """
+        require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
+        asked = [json.dumps([self.made_of, int(problem.id.rpartition("/")[2]), problem.question]) for problem in problems]
+        verdicts = _pool().verdicts(list(zip(answers, asked, strict=True)))
+        for problem, verdict in zip(problems, verdicts, strict=True):
+            if verdict.equal == OTHER_QUESTION:
+                raise UserError(
+                    f"{self.params_key}: problem {problem.id} is not what it was when the dataset was made. Run the stage "
+                    f"again: `dvc repro -f -s dataset@{self.params_key.removeprefix('tasks.')}`."
+                )
+        return [math.nan if verdict.timed_out else float(verdict.equal) for verdict in verdicts]
+
+    def documents(  # type: ignore[override]
+        self, seed: int, r1_zero_share: Share = 0.5, complete_form_share: Share = 0.15, guess_share: Share = 0.5
+    ) -> Iterator[tuple[str, str]]:
+        """An endless stream of the training questions with answers and without steps, as the data sets have none.
+
+        Args:
+            r1_zero_share: of the documents, so many stand under the r1_zero prompt;
+            complete_form_share: of these, so many end in the form that the reward asks for.
+            guess_share: so many give the answer of another question.
+        """
+        rng = random.Random(f"documents {seed}")
+        asked = {layout_free(problem.question) for problem in self.problems("validation")}
+        problems = [problem for problem in self.problems("train") if layout_free(problem.question) not in asked]
+        while True:
+            problem = rng.choice(problems)
+            answer = (rng.choice(problems) if rng.random() < guess_share else problem).ground_truth
+            r1_zero = rng.random() < r1_zero_share
+            ending = r1_zero_ending(rng, complete_form_share) if r1_zero else " \\boxed{{{answer}}}"
+            yield R1_ZERO.prompt(problem.question) if r1_zero else problem.question, ending.format(answer=answer)
+
+    def _make(self, places: range) -> list[tuple[str, str | None]]:
+        """Question and answer of these entries, made in a process of its own (:mod:`grpo.tasks.gym_worker`)."""
+        require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
+        path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists())
+        made = subprocess.run(
+            [sys.executable, "-P", "-m", WORKER, json.dumps(self.made_of), str(places.start), str(places.stop)],
+            env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+        )
+        if made.returncode:
+            said = made.stderr.strip().splitlines() or [f"it ended with code {made.returncode}"]
+            raise UserError(f"{self.params_key}: reasoning_gym: {self.dataset}: {said[-1]}. Check `dataset` and `config`.")
+        return [tuple(json.loads(line)) for line in made.stdout.splitlines()]
+
+
+@cache
+def _pool() -> GraderPool:
+    return GraderPool(time_limit_s=TIME_LIMIT_S, function=f"{WORKER}:score")

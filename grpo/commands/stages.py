@@ -5,6 +5,7 @@ Heavy modules are imported inside the commands, so that `--help` and a wrong par
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -31,12 +32,25 @@ def dataset(task: TaskName) -> None:
     from grpo.common.files import write_json
     from grpo.study import paths
     from grpo.study.schema import load_study
-    from grpo.tasks.build import build_dataset
+    from grpo.tasks.build import build_dataset, longest_prompt
+    from grpo.tasks.task import SPLITS
 
     study = load_study()
-    folder = paths.DATASETS / task
-    report = build_dataset(study.task(task), folder, study.needed_problems(task))
+    folder, source = paths.DATASETS / task, study.task(task)
+    prompt_tokens = None
+    if source.max_prompt_tokens is not None:
+        from grpo.models import require_checkpoint
+        from grpo.models.checkpoint import load_tokenizer
+
+        require_checkpoint(paths.model(task))
+        prompt_tokens = partial(longest_prompt, source, study.asked_in(task), load_tokenizer(paths.model(task)))
+    report = build_dataset(source, folder, study.needed_problems(task), prompt_tokens)
     write_json(paths.dataset_report(task), {"task": study.tasks[task]["use"], **report})
+    for split in SPLITS:
+        if skipped := report.get(f"skipped_in_{split}"):
+            print(f"{split}: {skipped['rows']} rows cannot be used and are skipped; the first: {skipped['first']}")
+        if too_long := report.get(f"dropped_from_{split}_as_too_long"):
+            print(f"{split}: {len(too_long)} prompts have more than {source.max_prompt_tokens} tokens and are left out")
     print(f"{folder}: {report['train']['problems']} training and {report['validation']['problems']} validation problems")
 
 

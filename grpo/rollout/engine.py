@@ -101,7 +101,9 @@ def require_room(
         return
     too_long = sum(len(prompt) + max_tokens > context for prompt in prompts)
     shorter = f"lower {key} to {context - longest} or less, " if longest < context else ""
-    remedy = f"{shorter}leave long questions out of the data of tasks.{task}, or take a model with a longer context"
+    limit = f"set tasks.{task}.max_prompt_tokens to {context - max_tokens} to leave longer ones out, "
+    fewer = limit if max_tokens < context else ""
+    remedy = f"{shorter}{fewer}or take a model with a longer context"
     raise UserError(
         f"params.yaml: {key}: the model's context of {context} tokens is too short for a prompt of {longest} tokens and a "
         f"response of up to {max_tokens}; {too_long} of {len(prompts)} prompts are too long. {remedy[0].upper()}{remedy[1:]}."

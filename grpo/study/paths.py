@@ -13,6 +13,7 @@ DATASETS = Path("data/dataset")
 SFT_DATASETS = Path("data/sft_dataset")
 TRAINING_INPUTS = Path("data/training_inputs")  # one file for each experiment
 TASK_INPUTS = TRAINING_INPUTS / "tasks"  # one for each task
+DATASET_INPUTS = TRAINING_INPUTS / "datasets"  # likewise
 PINNED_SOFTWARE = TRAINING_INPUTS / "software.json"
 BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")

@@ -149,6 +149,18 @@ class Study(Section):
             raise UserError(f"tasks: no task {name!r} (known: {', '.join(self.tasks)}). Correct the name, or add it.")
         return make_task(self.tasks[name], f"tasks.{name}")
 
+    def asked_in(self, name: str) -> list[str]:
+        """The formats in which the study asks a task's questions of its own model."""
+        experiments = [entry for entry in self.experiments.values() if entry.task == name]
+        formats = {
+            arm.get("prompt", self.defaults(entry.method).prompt) for entry in experiments for arm in entry.arms.values()
+        }
+        if name in self.sft_datasets:
+            formats.add(self.sft_datasets[name].prompt)
+        if name == MAIN:
+            formats |= {*self.evaluation.zero_shot_prompts, *self.evaluation.best_of_n.prompts}
+        return sorted(formats)
+
     def for_task(self, name: str) -> Study:
         """The study as runs of a task see it: on the CPU, where the task's model says so."""
         if self.models[name].device != "cpu":

@@ -20,15 +20,15 @@ from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
 from grpo.study.software import packages, pins
-from grpo.tasks.task import Format, Task
+from grpo.tasks.task import LIMIT, Format, Task
 
 # The rooms of the package that decide what a run or an evaluation comes to. dvc.yaml has them as deps of `training_inputs`.
 ROOMS = ("common", "evaluation", "grader", "learner", "models", "rollout", "study", "tasks", "training")
 
 
 def write_training_inputs(study: Study) -> None:
-    """Write data/training_inputs/EXPERIMENT.json, tasks/TASK.json, and software.json with the pinned versions for stages that
-    are no runs.
+    """Write data/training_inputs/EXPERIMENT.json, tasks/TASK.json and datasets/TASK.json, and software.json with the pinned
+    versions for stages that are no runs.
     """
     settings, seeds = shared_settings(study), {"seeds": study.seeds} if study.seeds_in_one_stage else {}
     with whole_folder(paths.TRAINING_INPUTS) as folder:
@@ -48,6 +48,7 @@ def write_training_inputs(study: Study) -> None:
             write_json(folder / f"{name}.json", content)
         for name in study.tasks:
             write_json(folder / paths.TASK_INPUTS.name / f"{name}.json", task_inputs(study, name))
+            write_json(folder / paths.DATASET_INPUTS.name / f"{name}.json", dataset_inputs(study, name))
         write_json(folder / paths.PINNED_SOFTWARE.name, pins(packages(study)))
 
 
@@ -64,10 +65,16 @@ def task_inputs(study: Study, name: str) -> dict[str, Any]:
     files = {sys.modules[kind.__module__].__file__ for kind in type(task).__mro__ if issubclass(kind, Task)}
     files |= {str(source_of(path)) for path in task.own_code}
     return {
-        "settings": study.tasks[name],
+        "settings": {key: value for key, value in study.tasks[name].items() if key != LIMIT},
         "formats": {key: _asked(format) for key, format in task.formats.items()},
         "code": code_of_modules(Path(file) for file in sorted(filter(None, files))),
     }
+
+
+def dataset_inputs(study: Study, name: str) -> dict[str, Any]:
+    """What decides a task's data set beside the task itself: which prompts are too long, and the formats that are counted."""
+    limit = study.task(name).max_prompt_tokens
+    return {} if limit is None else {LIMIT: limit, "formats": study.asked_in(name)}
 
 
 def _asked(format: Format) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,22 @@ from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder, write_text
 from grpo.common.records import Problem, write_records
 from grpo.tasks.splits import separate
-from grpo.tasks.task import SPLITS, Split, Task
+from grpo.tasks.task import LIMIT, SPLITS, Split, Task, find_format
+
+PromptTokens = Callable[[Problem], int]
 
 
-def build_dataset(task: Task, folder: Path, needed: Mapping[Split, Mapping[str, int]]) -> dict[str, Any]:
+def build_dataset(
+    task: Task, folder: Path, needed: Mapping[Split, Mapping[str, int]], prompt_tokens: PromptTokens | None = None
+) -> dict[str, Any]:
     """Load or generate the problems, refuse an overlap of the splits, and write train.jsonl and validation.jsonl.
 
     Args:
         needed: for each split how many problems the study's settings ask for, each by its place in params.yaml.
+        prompt_tokens: the length of a problem's longest prompt, needed where the task has ``max_prompt_tokens``.
 
     Returns:
-        the report: sizes, levels, dropped problems, and a digest of each split.
+        the report: sizes, levels, dropped problems, skipped rows where there are any, and a digest of each split.
 
     Raises:
         UserError: a missing source, an overlap, a ground truth that the task cannot read, or too few problems.
@@ -32,12 +37,18 @@ def build_dataset(task: Task, folder: Path, needed: Mapping[Split, Mapping[str, 
         task.problems("train"), task.problems("validation"), task.drop_overlap, _how_to_drop_overlap(task)
     )
     problems: dict[Split, list[Problem]] = {"train": train, "validation": validation}
+    left_out = {f"skipped_in_{split}": _counted(rows) for split in SPLITS if (rows := task.skipped(split))}
+    if task.max_prompt_tokens is not None:
+        assert prompt_tokens is not None
+        for split in SPLITS:
+            problems[split], too_long = within(problems[split], task.max_prompt_tokens, prompt_tokens)
+            left_out[f"dropped_from_{split}_as_too_long"] = too_long
     for split, asked in needed.items():
         for key, wanted in asked.items():
             if len(problems[split]) < wanted:
                 raise UserError(
-                    f"params.yaml: {key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])}. "
-                    "Lower it, or use a larger source."
+                    f"params.yaml: {key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])}"
+                    f"{_without(left_out, split)}. Lower it, or use a larger source."
                 )
     with whole_folder(folder) as draft:
         for split in SPLITS:
@@ -48,7 +59,33 @@ def build_dataset(task: Task, folder: Path, needed: Mapping[Split, Mapping[str, 
         described: dict[str, Any] = {
             split: _describe(problems[split]) | {"digest": files_digest(draft / f"{split}.jsonl")} for split in SPLITS
         }
-    return {**described, "dropped_from_train_as_overlap": dropped}
+    return {**described, "dropped_from_train_as_overlap": dropped, **left_out}
+
+
+def within(problems: Sequence[Problem], limit: int, prompt_tokens: PromptTokens) -> tuple[list[Problem], list[str]]:
+    """The problems whose prompts have at most ``limit`` tokens, and the ids of the others."""
+    long = {problem.id for problem in problems if prompt_tokens(problem) > limit}
+    return [problem for problem in problems if problem.id not in long], [p.id for p in problems if p.id in long]
+
+
+def longest_prompt(task: Task, formats: Sequence[str], tokenizer: Any, problem: Problem) -> int:
+    """Tokens of a problem's prompt in that of the formats in which it is longest.
+
+    By the longest, arms that ask in different formats keep the same problems.
+    """
+    asked = [find_format(task, name) for name in formats]
+    return max(len(format.encode(tokenizer, format.prompt(problem.question))) for format in asked)
+
+
+def _counted(rows: Sequence[str]) -> dict[str, Any]:
+    return {"rows": len(rows), "first": rows[0]}
+
+
+def _without(left_out: Mapping[str, Any], split: Split) -> str:
+    skipped, too_long = left_out.get(f"skipped_in_{split}"), left_out.get(f"dropped_from_{split}_as_too_long")
+    reasons = [f"{skipped['rows']} unusable rows"] if skipped else []
+    reasons += [f"{len(too_long)} prompts above {LIMIT}"] if too_long else []
+    return f" without {' and '.join(reasons)}" if reasons else ""
 
 
 def _how_to_drop_overlap(task: Task) -> str:

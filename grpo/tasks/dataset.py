@@ -45,6 +45,8 @@ class Dataset(GradedTask):
         verify: ``math`` (the grader), ``exact``, or an import path of a function that does what :meth:`Task.verify` does.
         drop_overlap: training questions that are also validation questions are left out, not refused.
         unevaluated: with ``verify: math``, arithmetic that is left to do (``2+2``) and expressions of the question are answers.
+        skip_unusable: rows without a question or without an answer that ``verify`` can use are left out and counted, not
+            refused.
 
     Raises:
         UserError: neither ``hub`` nor ``files`` is given or both are, or a file's ending or ``verify`` means nothing.
@@ -62,6 +64,7 @@ class Dataset(GradedTask):
         verify: str = "math",
         drop_overlap: bool = False,
         unevaluated: bool = False,
+        skip_unusable: bool = False,
     ):
         if (hub is None) == (files is None):
             raise UserError("name either `hub` or `files`, and not both.")
@@ -72,7 +75,8 @@ class Dataset(GradedTask):
                 raise UserError(f"files: {name}: cannot be read. Its ending says what it is, one of {', '.join(FORMATS)}.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
         self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
-        self.math = verify == "math"
+        self.math, self.skip_unusable = verify == "math", skip_unusable
+        self._read: dict[Split, tuple[list[Problem], list[str]]] = {}
         self.own_code = (verify,) if is_import_path(verify) else ()
         if not self.own_code and verify not in ("math", "exact"):
             raise UserError(f"verify: expected math, exact, or an import path MODULE:NAME, but it is {verify!r}.")
@@ -82,23 +86,44 @@ class Dataset(GradedTask):
         """See :meth:`Task.problems`; ids are the rows' places.
 
         Raises:
-            UserError: the dataset cannot be had or read, it has no such column, or a row is not usable.
+            UserError: the dataset cannot be had or read, it has no such column, a row is not usable and is not to be skipped,
+                or no row is left.
         """
-        found = []
-        for number, row in enumerate(self._rows(split)):
-            problem = Problem(f"{split}/{number}", row.text(self.question), row.text(self.answer))
-            if self.math:
-                problem = checked_problem(row, problem)  # a ground truth that the grader cannot read would never be met
-            elif not problem.question.strip() or not problem.ground_truth.strip():
-                raise UserError(f"{row.where}: the question or the answer is empty. Correct or remove the row.")
-            found.append(problem)
+        found, skipped = self._problems_and_skipped(split)
         if not found:
-            raise UserError(f"{self._where(split)}: is empty. Check `{self.params_key}`.")
+            why = f"has no usable row; the first: {skipped[0]}" if skipped else "is empty."
+            raise UserError(f"{self._where(split)}: {why} Check `{self.params_key}`.")
         return found
+
+    def skipped(self, split: Split) -> list[str]:
+        """See :meth:`Task.skipped`."""
+        return self._problems_and_skipped(split)[1]
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
         """By what the study's ``verify:`` names."""
         return self._verify(answers, problems)
+
+    def _problems_and_skipped(self, split: Split) -> tuple[list[Problem], list[str]]:
+        if split not in self._read:
+            found: list[Problem] = []
+            skipped: list[str] = []
+            for number, row in enumerate(self._rows(split)):
+                try:
+                    found.append(self._problem(row, f"{split}/{number}"))
+                except UserError as error:
+                    if not self.skip_unusable:
+                        raise
+                    skipped.append(str(error))
+            self._read[split] = found, skipped
+        return self._read[split]
+
+    def _problem(self, row: Row, id: str) -> Problem:
+        problem = Problem(id, row.text(self.question), row.text(self.answer))
+        if self.math:
+            return checked_problem(row, problem)  # a ground truth that the grader cannot read would never be met
+        if not problem.question.strip() or not problem.ground_truth.strip():
+            raise UserError(f"{row.where}: the question or the answer is empty. Correct or remove the row.")
+        return problem
 
     def _where(self, split: Split) -> str:
         return getattr(self.files, split) if self.files else f"{self.hub} {getattr(self.splits, split)}"

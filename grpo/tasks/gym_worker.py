@@ -1,8 +1,8 @@
 """The processes in which ``reasoning_gym`` makes entries and scores answers.
 
-They are none of the run's own, for two reasons. Some of its data sets walk over sets of strings, so that their entries depend on
-Python's hash seed, which is fixed here. And some pass what a model answered to ``eval``, so that an answer may hang or fill the
-memory: :class:`grpo.grader.pool.GraderPool` calls :func:`score` in workers with limits.
+They are not the run's own process, for two reasons. Some data sets walk over sets of strings, so that their entries depend on
+Python's hash seed, which is fixed here. And some pass what a model answered to ``eval``, so that an answer may hang or fill
+the memory: :class:`grpo.grader.pool.GraderPool` calls :func:`score` in workers with limits.
 """
 
 from __future__ import annotations

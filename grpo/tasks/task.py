@@ -14,6 +14,7 @@ from grpo.common.records import Problem, Rollout
 PLACEHOLDER = "{question}"
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
+LIMIT = "max_prompt_tokens"  # what an entry of ``tasks:`` may have beside what the task itself takes
 OWN_REWARDS = ("format_reward", "answer_reward")  # of a task; a weighted sum of rewards may name them beside import paths
 
 
@@ -120,12 +121,17 @@ class Task:
     formats: ClassVar[Mapping[str, Format]] = {}
     stands_for: ClassVar[str] = ""  # the task whose published claims a study of this one is judged by, such as math
     drop_overlap: bool = False  # training questions that are also validation questions are left out, not refused
+    max_prompt_tokens: int | None = None  # of its entry in params.yaml: longer prompts are left out; None: there is no limit
     params_key: str = "tasks.NAME"  # its entry in params.yaml, for messages; make_task says which it is
     own_code: tuple[str, ...] = ()  # import paths of what it calls, such as a verifier: results depend on it
 
     def problems(self, split: Split) -> list[Problem]:
         """The problems of a split, the same at each call; ids are unique across splits."""
         raise NotImplementedError
+
+    def skipped(self, split: Split) -> list[str]:
+        """The rows of its source that :meth:`problems` left out: where each stands and why."""
+        return []
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
         """How right each answer is, from 0 to 1; NaN: it could not be judged in time, and counts as 0.
@@ -244,7 +250,8 @@ def make_task(settings: Mapping[str, Any], where: str = Task.params_key) -> Task
     """The task that an entry of ``tasks:`` stands for.
 
     Args:
-        settings: ``use``, a name in :data:`TASKS` or an import path, and the constructor's keyword arguments.
+        settings: ``use``, a name in :data:`TASKS` or an import path, and the constructor's keyword arguments; and of any task
+            ``max_prompt_tokens``.
         where: the entry's place in params.yaml, such as ``tasks.main``.
 
     Raises:
@@ -256,6 +263,10 @@ def make_task(settings: Mapping[str, Any], where: str = Task.params_key) -> Task
     kind = import_object(TASKS.get(name, name))
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise UserError(f"{where}.use: {name} is no subclass of grpo.tasks.Task. Derive it from that.")
-    task: Task = call_with(kind, {key: value for key, value in settings.items() if key != "use"}, where)
-    object.__setattr__(task, "params_key", where)  # a task may be a frozen dataclass
+    limit = settings.get(LIMIT)
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise UserError(f"{where}.{LIMIT}: expected a whole number above 0, or null, but it is {limit!r}.")
+    task: Task = call_with(kind, {key: value for key, value in settings.items() if key not in ("use", LIMIT)}, where)
+    for name, value in (("params_key", where), (LIMIT, limit)):
+        object.__setattr__(task, name, value)  # a task may be a frozen dataclass
     return task

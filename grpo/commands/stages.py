@@ -32,19 +32,27 @@ def dataset(task: TaskName) -> None:
     from grpo.common.files import write_json
     from grpo.study import paths
     from grpo.study.schema import load_study
-    from grpo.tasks.build import build_dataset, longest_prompt
+    from grpo.tasks.build import build_dataset, evaluation_set, longest_prompt
     from grpo.tasks.task import SPLITS
 
     study = load_study()
     folder, source = paths.DATASETS / task, study.task(task)
-    prompt_tokens = None
-    if source.max_prompt_tokens is not None:
+    further = {name: study.also_task(name) for name in study.also_evaluated(task)}
+    tokenizer = None
+    if any(one.max_prompt_tokens is not None for one in (source, *further.values())):
         from grpo.models import require_checkpoint
         from grpo.models.checkpoint import load_tokenizer
 
         require_checkpoint(paths.model(task))
-        prompt_tokens = partial(longest_prompt, source, study.asked_in(task), load_tokenizer(paths.model(task)))
-    report = build_dataset(source, folder, study.needed_problems(task), prompt_tokens)
+        tokenizer = load_tokenizer(paths.model(task))
+    also = {
+        name: evaluation_set(
+            one, study.evaluation.also[name].problems, partial(longest_prompt, one, study.trained_in(task), tokenizer)
+        )
+        for name, one in further.items()
+    }
+    prompt_tokens = partial(longest_prompt, source, study.asked_in(task), tokenizer)
+    report = build_dataset(source, folder, study.needed_problems(task), prompt_tokens, also)
     write_json(paths.dataset_report(task), {"task": study.tasks[task]["use"], **report})
     for split in SPLITS:
         if skipped := report.get(f"skipped_in_{split}"):

@@ -73,7 +73,7 @@ class CheckpointEvaluator:
         """
         for prompt in prompts:
             encoded = encode_prompts(self.tokenizer, problems, find_format(self.task, prompt))
-            require_room(self.engine.context, encoded, self.study.evaluation.max_tokens, self.limit, self.task_name)
+            require_room(self.engine.context, encoded, self.study.evaluation.max_tokens, self.limit, f"tasks.{self.task_name}")
 
     def sample(self, problems: Sequence[Problem], prompt: str, n: int = 1) -> list[list[Rollout]]:
         """``n`` scored completions of each problem, taken up where an earlier, killed evaluation stopped.

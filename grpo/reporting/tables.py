@@ -14,7 +14,7 @@ from grpo.reporting.sentences import decimals, interval
 from grpo.reporting.what_it_would_take import NAME, contents, table
 from grpo.results.claims import claims_table
 from grpo.results.contrasts import not_a_matter_of_seeds, undecided
-from grpo.results.runs import Run, evaluations_counted, final_scores, read_baseline, read_best_of_n
+from grpo.results.runs import Run, by_arm, evaluations_counted, final_scores, read_baseline, read_best_of_n
 from grpo.study import paths
 from grpo.study.schema import Study
 
@@ -101,6 +101,18 @@ def _row(arm: Numbers, numbers: Numbers, several: bool) -> list[str]:
         "" if arm["length"] is None else decimals(arm["length"][1], 1),
         *([f"{len(arm['collapses'])} of {len(arm['runs'])}"] if numbers["collapsed"] else []),
     ]
+
+
+def further_sets_table(study: Study, runs: list[Run]) -> str:
+    """The answer reward of each arm on each further evaluation set, mean over seeds; empty without such sets."""
+    rows = []
+    for name in study.also_evaluated(study.experiments[runs[0].experiment].task):
+        column = f"val/also/{name}/answer_reward"
+        for arm, of_arm in by_arm(runs).items():
+            measured = [run.validation[column].dropna() for run in of_arm]  # NaN where it was not due
+            means = [sum(values.iloc[place] for values in measured) / len(measured) for place in (0, -1)]
+            rows.append([name, arm, *map(decimals, means), str(len(of_arm))])
+    return _markdown(["set", "arm", "before training", "at its last evaluation", "runs"], rows) if rows else ""
 
 
 def details_table(numbers: Numbers, times: dict[str, tuple[float, float]]) -> str:

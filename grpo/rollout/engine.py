@@ -85,13 +85,13 @@ def require_whole_groups(groups: Sequence[Sequence[Completion]], prompts: int, p
 
 
 def require_room(
-    context: int | None, prompts: Sequence[Sequence[int]], max_tokens: int, key: str = "max_tokens", task: str = "main"
+    context: int | None, prompts: Sequence[Sequence[int]], max_tokens: int, key: str = "max_tokens", source: str = "tasks.main"
 ) -> None:
     """Refuse sampling that could run past the model's context of so many tokens, if it has such a limit.
 
     Args:
         key: of params.yaml, which says how long a response may be.
-        task: the name of the task that the prompts come from.
+        source: the entry of params.yaml that the prompts come from.
 
     Raises:
         UserError: naming the longest prompt, the response limit, the context and what to change.
@@ -101,7 +101,7 @@ def require_room(
         return
     too_long = sum(len(prompt) + max_tokens > context for prompt in prompts)
     shorter = f"lower {key} to {context - longest} or less, " if longest < context else ""
-    limit = f"set tasks.{task}.max_prompt_tokens to {context - max_tokens} to leave longer ones out, "
+    limit = f"set {source}.max_prompt_tokens to {context - max_tokens} to leave longer ones out, "
     fewer = limit if max_tokens < context else ""
     remedy = f"{shorter}{fewer}or take a model with a longer context"
     raise UserError(

@@ -32,6 +32,7 @@ from grpo.study.methods import (
 from grpo.study.runs_table import runs_table
 from grpo.study.settings import (
     MAIN,
+    AlsoEvaluated,
     Divergence,
     EngineSettings,
     Evaluation,
@@ -149,12 +150,22 @@ class Study(Section):
             raise UserError(f"tasks: no task {name!r} (known: {', '.join(self.tasks)}). Correct the name, or add it.")
         return make_task(self.tasks[name], f"tasks.{name}")
 
+    def also_evaluated(self, task: str) -> dict[str, AlsoEvaluated]:
+        """The further sets on which runs of a task are evaluated."""
+        return self.evaluation.also if task == MAIN else {}
+
+    def also_task(self, name: str) -> Task:
+        """The task of a further evaluation set."""
+        return make_task(self.evaluation.also[name].task, f"evaluation.also.{name}")
+
+    def trained_in(self, name: str) -> list[str]:
+        """The formats in which runs ask a task's questions."""
+        entries = [entry for entry in self.experiments.values() if entry.task == name]
+        return sorted({arm.get("prompt", self.defaults(e.method).prompt) for e in entries for arm in e.arms.values()})
+
     def asked_in(self, name: str) -> list[str]:
         """The formats in which the study asks a task's questions of its own model."""
-        experiments = [entry for entry in self.experiments.values() if entry.task == name]
-        formats = {
-            arm.get("prompt", self.defaults(entry.method).prompt) for entry in experiments for arm in entry.arms.values()
-        }
+        formats = {*self.trained_in(name)}
         if name in self.sft_datasets:
             formats.add(self.sft_datasets[name].prompt)
         if name == MAIN:
@@ -210,6 +221,22 @@ class Study(Section):
         for name in formats:
             if name not in known:
                 raise ValueError(f"{where}: {name!r} is no format of the task {task} (known: {', '.join(known)})")
+
+    @model_validator(mode="after")
+    def _further_sets_resolve(self) -> Study:
+        """Each can be made, and asked in the formats that runs are trained in."""
+        for name in self.evaluation.also:
+            where = f"evaluation.also.{name}"
+            check_name(where, "a set", name, dash=False)
+            try:
+                known = self.also_task(name).formats
+            except UserError as error:
+                raise ValueError(str(error).rstrip(".")) from error
+            if lacking := [prompt for prompt in self.trained_in(MAIN) if prompt not in known]:
+                raise ValueError(
+                    f"{where}: runs ask in the format {lacking[0]}, which its task has not (known: {', '.join(known)})"
+                )
+        return self
 
     @model_validator(mode="after")
     def _experiments_resolve(self) -> Study:

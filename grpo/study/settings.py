@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -201,6 +202,24 @@ class BestOfN(Section):
         return self
 
 
+class AlsoEvaluated(Section):
+    """A further set on which the runs of the task ``main`` are evaluated: the first validation problems of a task of its own.
+
+    ``use`` and what else it has stand for the task, as in an entry of ``tasks:``.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    use: str
+    problems: PositiveInt
+    every: PositiveInt | None = None  # at those evaluations whose step is a multiple, and the last; null: at each
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The task's entry."""
+        return self.model_dump(exclude={"problems", "every"})
+
+
 class Evaluation(Section):
     """Validation during a run and zero-shot evaluation; sampling settings are the handout's."""
 
@@ -213,6 +232,22 @@ class Evaluation(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_tokens: PositiveInt = 1024
     seed: int = 0
+    also: dict[str, AlsoEvaluated] = Field(default_factory=dict)  # further sets; winners go by the validation problems alone
+
+    @model_validator(mode="after")
+    def _sets_are_met(self) -> Evaluation:
+        """A further set is evaluated at evaluations only."""
+        every = self.every if isinstance(self.every, int) else self.every[-1]
+        for name, also in self.also.items():
+            if also.every is not None and also.every % every:
+                raise ValueError(f"also.{name}.every: {also.every} is no multiple of evaluation.every ({every}): make it one")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Runs without further sets are recorded, and distinguished from others, as before there were any."""
+        values: dict[str, Any] = values_of(self)
+        return {key: value for key, value in values.items() if key != "also" or value}
 
     @field_validator("every")
     @classmethod

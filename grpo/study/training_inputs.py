@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ def write_training_inputs(study: Study) -> None:
                 "settings": settings | {entry.method: study.defaults(entry.method).model_dump()},
                 "code": code_of_rooms(),
                 "task": task_inputs(study, entry.task),
+                **also_inputs(study, entry.task),
                 "own_code": code_of_modules(source_of(path) for path in sorted(named) if is_import_path(path)),
                 "software": pins(packages(study, asynchronous, any(config.lora is not None for config in configs))),
             }
@@ -61,20 +62,35 @@ def task_inputs(study: Study, name: str) -> dict[str, Any]:
     """What decides how a task's problems are put and scored: its settings, its formats, and the code of its class, of those
     that it is derived from, and of what the study names.
     """
-    task = study.task(name)
+    return _inputs_of(study.task(name), study.tasks[name])
+
+
+def also_inputs(study: Study, task: str) -> dict[str, Any]:
+    """The same of the further sets on which runs of a task are evaluated, by ``also``; empty where there is none."""
+    found = {
+        name: _inputs_of(study.also_task(name), settings.model_dump()) for name, settings in study.also_evaluated(task).items()
+    }
+    return {"also": found} if found else {}
+
+
+def _inputs_of(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
     files = {sys.modules[kind.__module__].__file__ for kind in type(task).__mro__ if issubclass(kind, Task)}
     files |= {str(source_of(path)) for path in task.own_code}
     return {
-        "settings": {key: value for key, value in study.tasks[name].items() if key != LIMIT},
+        "settings": {key: value for key, value in settings.items() if key != LIMIT},
         "formats": {key: _asked(format) for key, format in task.formats.items()},
         "code": code_of_modules(Path(file) for file in sorted(filter(None, files))),
     }
 
 
 def dataset_inputs(study: Study, name: str) -> dict[str, Any]:
-    """What decides a task's data set beside the task itself: which prompts are too long, and the formats that are counted."""
-    limit = study.task(name).max_prompt_tokens
-    return {} if limit is None else {LIMIT: limit, "formats": study.asked_in(name)}
+    """What decides a task's data set beside the task itself: which prompts are too long, the formats that are counted, and the
+    further evaluation sets that it holds.
+    """
+    also = study.also_evaluated(name)
+    limits = {"task": study.task(name).max_prompt_tokens, **{key: study.also_task(key).max_prompt_tokens for key in also}}
+    counted = {LIMIT: limits, "formats": study.asked_in(name)} if any(limits.values()) else {}
+    return counted | also_inputs(study, name)
 
 
 def _asked(format: Format) -> list[Any]:

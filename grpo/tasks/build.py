@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from grpo.common.errors import UserError
@@ -19,13 +20,18 @@ PromptTokens = Callable[[Problem], int]
 
 
 def build_dataset(
-    task: Task, folder: Path, needed: Mapping[Split, Mapping[str, int]], prompt_tokens: PromptTokens | None = None
+    task: Task,
+    folder: Path,
+    needed: Mapping[Split, Mapping[str, int]],
+    prompt_tokens: PromptTokens | None = None,
+    also: Mapping[str, list[Problem]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Load or generate the problems, refuse an overlap of the splits, and write train.jsonl and validation.jsonl.
 
     Args:
         needed: for each split how many problems the study's settings ask for, each by its place in params.yaml.
         prompt_tokens: the length of a problem's longest prompt, needed where the task has ``max_prompt_tokens``.
+        also: further evaluation sets, as :func:`evaluation_set` makes them; each is written to also-NAME.jsonl.
 
     Returns:
         the report: sizes, levels, dropped problems, skipped rows where there are any, and a digest of each split.
@@ -34,7 +40,11 @@ def build_dataset(
         UserError: a missing source, an overlap, a ground truth that the task cannot read, or too few problems.
     """
     train, validation, dropped = separate(
-        task.problems("train"), task.problems("validation"), task.drop_overlap, _how_to_drop_overlap(task)
+        task.problems("train"),
+        task.problems("validation"),
+        task.drop_overlap,
+        _how_to_drop_overlap(task),
+        [problem for problems in also.values() for problem in problems],
     )
     problems: dict[Split, list[Problem]] = {"train": train, "validation": validation}
     left_out = {f"skipped_in_{split}": _counted(rows) for split in SPLITS if (rows := task.skipped(split))}
@@ -59,7 +69,27 @@ def build_dataset(
         described: dict[str, Any] = {
             split: _describe(problems[split]) | {"digest": files_digest(draft / f"{split}.jsonl")} for split in SPLITS
         }
+        for name, further in also.items():
+            file = draft / f"also-{name}.jsonl"
+            write_records(file, further)
+            described.setdefault("also", {})[name] = _describe(further) | {"digest": files_digest(file)}
     return {**described, "dropped_from_train_as_overlap": dropped, **left_out}
+
+
+def evaluation_set(task: Task, size: int, prompt_tokens: PromptTokens) -> list[Problem]:
+    """The first ``size`` validation problems of a task that are not too long.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    problems = task.problems("validation")
+    if task.max_prompt_tokens is not None:
+        problems, _ = within(problems, task.max_prompt_tokens, prompt_tokens)
+    if len(problems) < size:
+        raise UserError(
+            f"params.yaml: {task.params_key}.problems: {size} problems are asked for, but there are {len(problems)}. Lower it."
+        )
+    return problems[:size]
 
 
 def within(problems: Sequence[Problem], limit: int, prompt_tokens: PromptTokens) -> tuple[list[Problem], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
@@ -13,7 +14,11 @@ _SHOWN = 5
 
 
 def separate(
-    train: list[Problem], validation: list[Problem], drop_overlap: bool, remedy: str = "Set `drop_overlap: true`"
+    train: list[Problem],
+    validation: list[Problem],
+    drop_overlap: bool,
+    remedy: str = "Set `drop_overlap: true`",
+    also: Sequence[Problem] = (),
 ) -> tuple[list[Problem], list[Problem], list[str]]:
     r"""Check that ids are unique and that the two splits share no question.
 
@@ -23,6 +28,7 @@ def separate(
     Args:
         drop_overlap: take shared questions out of ``train`` instead of refusing them.
         remedy: for the message, how to have them taken out.
+        also: the problems of further evaluation sets, whose questions are held out likewise.
 
     Returns:
         train, validation, and the ids that were taken out of train.
@@ -34,11 +40,12 @@ def separate(
     twice = [id_ for id_, count in Counter(problem.id for problem in (*train, *validation)).items() if count > 1]
     if twice:
         raise UserError(f"ids occur more than once: {_first(twice)}. Make them unique in the source files.")
-    held_out = {layout_free(problem.question) for problem in validation}
+    held_out = {layout_free(problem.question) for problem in (*validation, *also)}
     shared = [problem.id for problem in train if layout_free(problem.question) in held_out]
     if shared and not drop_overlap:
+        where = f"the validation set{' or in evaluation.also' * bool(also)}"
         raise UserError(
-            f"{len(shared)} questions of the training set are also in the validation set: {_first(shared)}. "
+            f"{len(shared)} questions of the training set are also in {where}: {_first(shared)}. "
             f"{remedy} to leave them out of training, or remove them from one of the source files."
         )
     dropped = set(shared)

@@ -144,6 +144,10 @@ class Task:
         """What else a validation measures of responses, by name."""
         return {}
 
+    def training_measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """What else is logged of a step's rollouts, by name: the same names at each step."""
+        return {}
+
     def documents(self, seed: int, **options: Any) -> Iterator[tuple[str, str]]:
         """An endless stream of (prompt, response) to pretrain a small model on, without any validation question.
 
@@ -242,6 +246,7 @@ TASKS = {
     "keyword": "grpo.tasks.keyword_inclusion:Keyword",
     "dataset": "grpo.tasks.dataset:Dataset",
     "verifiers": "grpo.tasks.verifiers:Verifiers",
+    "mixture": "grpo.tasks.mixture:Mixture",
     "reasoning_gym": "grpo.tasks.reasoning_gym:ReasoningGym",
 }
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from grpo.common.records import Rollout
 from grpo.common.world import ALONE, World
 from grpo.evaluation.evaluate import Sampler, Score
 from grpo.rollout.engine import Engine
 from grpo.study.methods import TrainingConfig
-from grpo.tasks.task import Format
+from grpo.tasks.task import Format, Task
 from grpo.tracking.run_log import RunLog
 from grpo.training.state import SavedState
 
@@ -29,7 +28,7 @@ class RunSetup(Generic[Config]):
         data: the training problems; in supervised fine-tuning the examples.
         format: how a problem is put, and an answer is read.
         score: rewards rollouts, in training and in validation.
-        measures: what else validation measures of its rollouts.
+        task: says what else is measured of rollouts, in validation and in training.
     """
 
     config: Config
@@ -37,7 +36,7 @@ class RunSetup(Generic[Config]):
     data: Sequence[Any]
     format: Format
     score: Score
-    measures: Callable[[Sequence[Rollout]], dict[str, float]]
+    task: Task
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from grpo.learner.learner import Learner, token_ids
 from grpo.rollout.engine import derive_seed
 from grpo.study.methods import ExpertIterationConfig
 from grpo.training.context import RunContext, Updates
-from grpo.training.step import reward, sample
+from grpo.training.step import of_the_task, reward, sample
 
 
 def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig, Learner]) -> None:
@@ -42,8 +42,9 @@ def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig, Learner]) -
 
         if not correct:
             tqdm.write(f"step {step}: none of {len(rollouts)} rollouts earns the reward of 1, so nothing was trained.")
+        metrics = expert_metrics(rollouts, correct) | of_the_task(ctx.setup, rollouts)
         learnt = updates or [NOTHING_TO_LEARN | learner.loss_scale()]
-        log.step(step, learnt, expert_metrics(rollouts, correct), response_tokens(rollouts))
+        log.step(step, learnt, metrics, response_tokens(rollouts))
         if over:
             break
         if ctx.saved.due(step):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo.common.records import Problem, Rollout, read_examples, read_problems
 from grpo.evaluation.evaluate import Score, score_by_task
+from grpo.study import paths
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig, RunConfig, SftConfig
 from grpo.tasks.rewards import apply_reward
@@ -19,10 +21,11 @@ from grpo.training.order import choose_examples
 
 
 class RunData(NamedTuple):
-    """What a run is trained on (problems, or chosen examples), and its validation problems."""
+    """What a run is trained on (problems, or chosen examples), its validation problems, and those of further sets by name."""
 
     train: list[Any]
     validation: list[Problem]
+    also: Mapping[str, list[Problem]] = MappingProxyType({})
 
 
 @dataclass
@@ -48,12 +51,16 @@ def is_asynchronous(config: RunConfig) -> bool:
     return isinstance(config, GrpoConfig) and config.asynchronous is not None
 
 
-def read_data(run: EffectiveRun) -> RunData:
-    """Read what the run is trained and evaluated on."""
-    validation = read_problems(run.validation)
+def read_data(run: EffectiveRun, further: Iterable[str] = ()) -> RunData:
+    """Read what the run is trained and evaluated on.
+
+    Args:
+        further: names of further evaluation sets.
+    """
+    validation, also = read_problems(run.validation), {name: read_problems(paths.also(run.task, name)) for name in further}
     if isinstance(run.config, SftConfig):
-        return RunData(choose_examples(read_examples(run.train), run.config, run.seed), validation)
-    return RunData(read_problems(run.train), validation)
+        return RunData(choose_examples(read_examples(run.train), run.config, run.seed), validation, also)
+    return RunData(read_problems(run.train), validation, also)
 
 
 def score_of(task: Task, run: EffectiveRun) -> Score:

@@ -21,6 +21,7 @@ from grpo.training.validation import Validated, Validation
 
 SAMPLES = 8  # validation rollouts kept at the first, the middle and the last evaluation
 REWARD = "val/answer_reward"
+FURTHER = "val/also/"
 
 
 class Monitor:
@@ -67,7 +68,7 @@ class Monitor:
         over = self.stopping.must_end(step, config, self.rules, self.log) or step == config.n_steps
         over = self.world.of_rank_0(over)  # their clocks may differ
         if over and validated is None:
-            validated = self._evaluate(step, updates)
+            validated = self._evaluate(step, updates, last=True)
         if validated is not None and (step in self.sampled_steps or over):
             shown = zip(validated.rollouts[:SAMPLES], validated.generations[:SAMPLES], strict=True)
             self.samples += [{"step": step, "problem": rollout.problem.id, **record} for rollout, record in shown]
@@ -75,9 +76,9 @@ class Monitor:
             self.keep(f"step-{step}", {"step": step, "update": self.updates})
         return over
 
-    def _evaluate(self, step: int, updates: Updates) -> Validated:
+    def _evaluate(self, step: int, updates: Updates, last: bool = False) -> Validated:
         log = self.log
-        validated = self.validation(step)
+        validated = self.validation(step, last)
         reward = validated.metrics["answer_reward"]
         best = max((row[REWARD] for row in log.validations[1:]), default=-1.0)
         log.validation(step, self.updates, validated.metrics)
@@ -95,7 +96,9 @@ class Monitor:
         A run with a time limit is an entry of the leaderboard, whose rules ask for the whole validation set: ``full/…``.
         """
         validations, n = self.log.validations, len(self.validation.problems)
-        last = validations[-1]
+        # A further set may not have been due where a run was stopped.
+        measured = ({k: v for k, v in row.items() if k.startswith(FURTHER) and not math.isnan(v)} for row in validations)
+        last = validations[-1] | {key: value for row in measured for key, value in row.items()}
         best = max(validations, key=lambda row: row[REWARD])
         low, high = wilson_interval(last[REWARD] * n, n)
         return {

@@ -27,7 +27,7 @@ from grpo.study.methods import GrpoConfig
 from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.software import hardware, packages, software, warn_of_other_versions
-from grpo.study.training_inputs import code_of_rooms, shared_settings, task_inputs
+from grpo.study.training_inputs import also_inputs, code_of_rooms, shared_settings, task_inputs
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
 from grpo.tracking.run_log import now
@@ -45,7 +45,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
         UserError: among others, another process trains this very run.
     """
     require_checkpoint(run.model)
-    data, identity = read_data(run), run_identity(study, run)
+    data, identity = read_data(run, study.also_evaluated(run.task)), run_identity(study, run)
     if not started_by_torchrun() and bring_back(_state_folder(run, identity), paths.RUNS / run.name):
         print(f"{run.name} was finished before, but not yet stored by DVC: its results are in place again")
         return
@@ -80,7 +80,14 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         "model": files_digest(run.model),
         "train": files_digest(run.train),
         "validation": files_digest(run.validation),
+        **_further_sets(study, run),
     }
+
+
+def _further_sets(study: Study, run: EffectiveRun) -> dict[str, Any]:
+    """Tasks and problems of the further evaluation sets; empty where there is none."""
+    digests = {name: files_digest(paths.also(run.task, name)) for name in study.also_evaluated(run.task)}
+    return also_inputs(study, run.task) | ({"also_problems": digests} if digests else {})
 
 
 def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def score(setup: RunSetup[GrpoConfig], rollouts: list[Rollout], world: World = A
         the rollouts of all processes, and what is logged of them.
     """
     rollouts = reward(setup, rollouts, world)
-    return rollouts, set_advantages(setup.config, rollouts)
+    return rollouts, set_advantages(setup.config, rollouts) | of_the_task(setup, rollouts)
 
 
 def set_advantages(config: GrpoConfig, rollouts: list[Rollout]) -> dict[str, float]:
@@ -84,6 +84,11 @@ def set_advantages(config: GrpoConfig, rollouts: list[Rollout]) -> dict[str, flo
     for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
         rollout.advantage = advantage
     return rollout_metrics(means, rollouts)
+
+
+def of_the_task(setup: RunSetup[Sampling], rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What the run's task has logged of a rollout batch."""
+    return {f"train/{name}": value for name, value in setup.task.training_measures(rollouts).items()}
 
 
 def rollout_metrics(means: dict[str, float], rollouts: list[Rollout]) -> dict[str, float]:

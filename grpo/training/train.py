@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from grpo.common.cpu import start_threads
 from grpo.common.files import write_json
 from grpo.common.imports import require_extra
 from grpo.common.interruption import stop_after_the_step
+from grpo.common.records import Problem
 from grpo.common.world import World, init_world
-from grpo.evaluation.evaluate import Sampler, encode_prompts
+from grpo.evaluation.evaluate import Sampler, encode_prompts, score_by_task
 from grpo.learner.learner import Learner
 from grpo.learner.losses import bind_loss
 from grpo.learner.make_learner import make_learner
@@ -39,7 +41,7 @@ from grpo.training.inputs import Outputs, RunData, is_asynchronous, score_of
 from grpo.training.monitor import Monitor
 from grpo.training.sft import train_sft
 from grpo.training.state import Part, RandomStates, SavedState
-from grpo.training.validation import Validation
+from grpo.training.validation import FurtherSet, Validation
 
 
 def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool = False) -> None:
@@ -65,11 +67,12 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     format = find_format(task, run.config.prompt)
     if format.chat:
         format.encode(load_tokenizer(run.model), "?")  # refuses where there is no chat template
-    setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score_of(task, run), task.measures)
+    setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score_of(task, run), task)
     with _start_workers(study, run, setup, check_weights) as workers:
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
         sampler = Sampler(workers.engine, workers.tokenizer, format, setup.score, workers.world)
-        validation = Validation(setup, study.evaluation, data.validation, sampler, workers.learner)
+        further = further_sets(study, run, data.also, sampler)
+        validation = Validation(setup, study.evaluation, data.validation, sampler, workers.learner, further)
         require_room_for_all(run, validation)
 
         about = {"prompt": run.config.prompt, "started_from": _source(study, run)}
@@ -141,15 +144,30 @@ def require_room_for_all(run: EffectiveRun, validation: Validation) -> None:
         UserError: as :func:`grpo.rollout.engine.require_room`.
     """
     setup, tokenizer, config = validation.setup, validation.sampler.tokenizer, run.config
-    context, limit = validation.sampler.engine.context, validation.sampling.max_tokens
+    context, limit = validation.sampler.engine.context, validation.sampling(setup.format).max_tokens
     arm = f"experiments.{run.experiment}.arms.{run.arm}" if "sampling_max_tokens" in run.overrides else run.method
     key = f"{arm}.sampling_max_tokens"
     if isinstance(config, SamplingConfig):
         prompts = encode_prompts(tokenizer, setup.data, setup.format)
-        require_room(context, prompts, config.sampling_max_tokens, key, run.task)
+        require_room(context, prompts, config.sampling_max_tokens, key, f"tasks.{run.task}")
     asked = validation.problems if config.wall_clock_limit_s is None else validation.all_problems
     key = "evaluation.max_tokens" if limit == validation.settings.max_tokens else key
-    require_room(context, encode_prompts(tokenizer, asked, setup.format), limit, key, run.task)
+    require_room(context, encode_prompts(tokenizer, asked, setup.format), limit, key, f"tasks.{run.task}")
+    for name, one in validation.also.items():
+        encoded = encode_prompts(tokenizer, one.problems, one.sampler.format)
+        require_room(context, encoded, limit, key, f"evaluation.also.{name}")
+
+
+def further_sets(
+    study: Study, run: EffectiveRun, also: Mapping[str, Sequence[Problem]], sampler: Sampler
+) -> dict[str, FurtherSet]:
+    """The further evaluation sets, which the run's engine samples too."""
+    found, prompt = {}, run.config.prompt
+    for name, settings in study.also_evaluated(run.task).items():
+        task = study.also_task(name)
+        asked = replace(sampler, format=find_format(task, prompt), score=partial(score_by_task, task, prompt))
+        found[name] = FurtherSet(also[name], asked, settings.every or 1)
+    return found
 
 
 @contextmanager

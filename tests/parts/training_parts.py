@@ -17,7 +17,7 @@ from grpo.common.world import ALONE, World
 from grpo.evaluation.evaluate import Sampler, Score
 from grpo.study.schema import Study
 from grpo.tasks.graded import GradedTask
-from grpo.tasks.task import Format, ScoredBatch
+from grpo.tasks.task import Format, ScoredBatch, Task
 from grpo.training.context import RunContext, RunSetup
 from grpo.training.monitor import Monitor
 from grpo.training.validation import Validation
@@ -95,7 +95,7 @@ def setup_of(
     config: Any, data: Sequence[Any] = (), format: Format | None = None, seed: int = 0, score: Any = None
 ) -> RunSetup[Any]:
     """A run's; without a score nothing can be rewarded. The format is by default the handouts' that the configuration names."""
-    return RunSetup(config, seed, data, format or GradedTask.formats[config.prompt], score, lambda rollouts: {})
+    return RunSetup(config, seed, data, format or GradedTask.formats[config.prompt], score, Task())
 
 
 def context(

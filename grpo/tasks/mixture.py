@@ -1,0 +1,119 @@
+"""Several tasks as one: each has a share of the problems, and verifies its own."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+
+from grpo.common.errors import UserError
+from grpo.common.imports import call_with, is_import_path
+from grpo.common.records import Problem, Rollout
+from grpo.tasks.task import Split, Task, make_task
+
+
+class Part(BaseModel):
+    """A task of a mixture: its weight, and ``use`` with what the task takes."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    use: str
+    weight: PositiveFloat = 1.0
+
+
+class Mixture(Task):
+    """Problems of several tasks in the shares that their weights give, in both splits, as many as the smallest allows.
+
+    It can be asked in the formats that are the same in all of its tasks. A problem's id begins with its task's name, and each
+    task's rewards are logged beside those of all.
+
+    Args:
+        tasks: the tasks, by name.
+        drop_overlap: training questions that are also validation questions, of whichever task, are left out, not refused.
+
+    Raises:
+        UserError: a task cannot be made, or they have no format in common.
+    """
+
+    def __init__(self, tasks: Annotated[dict[str, Part], Field(min_length=1)], drop_overlap: bool = False):
+        self.weights = {name: part.weight for name, part in tasks.items()}
+        self.parts = {name: make_task(part.model_dump(exclude={"weight"}), f"tasks.{name}") for name, part in tasks.items()}
+        self.drop_overlap = drop_overlap or any(part.drop_overlap for part in self.parts.values())
+        if limited := [name for name, part in self.parts.items() if part.max_prompt_tokens is not None]:
+            raise UserError(f"tasks.{limited[0]}.max_prompt_tokens: give it to the mixture itself, beside `tasks`.")
+        named = [part.use for part in tasks.values() if is_import_path(part.use)]
+        self.own_code = (*named, *(path for part in self.parts.values() for path in part.own_code))
+        first, *others = self.parts.values()
+        self.formats = {  # type: ignore[misc]
+            name: format for name, format in first.formats.items() if all(part.formats.get(name) == format for part in others)
+        }
+        if not self.formats:
+            each = "; ".join(f"{name}: {', '.join(part.formats)}" for name, part in self.parts.items())
+            raise UserError(f"its tasks have no format in common ({each}). Leave one out.")
+
+    def problems(self, split: Split) -> list[Problem]:
+        """See :meth:`Task.problems`. Any first part of them has the tasks in their shares, as nearly as whole numbers can."""
+        found = {name: part.problems(split) for name, part in self.parts.items()}
+        counts = shares({name: len(problems) for name, problems in found.items()}, self.weights)
+        placed = [
+            ((place + 0.5) / count, replace(problem, id=f"{name}/{problem.id}"))
+            for name, count in counts.items()
+            for place, problem in enumerate(found[name][:count])
+        ]
+        return [problem for _, problem in sorted(placed, key=lambda one: one[0])]
+
+    def skipped(self, split: Split) -> list[str]:
+        """See :meth:`Task.skipped`."""
+        return [row for part in self.parts.values() for row in part.skipped(split)]
+
+    def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
+        """Each task gets its own answers, all at once."""
+        scores = [0.0] * len(answers)
+        for name, part in self.parts.items():
+            own = [place for place, problem in enumerate(problems) if _part_of(problem) == name]
+            asked = [replace(problems[place], id=problems[place].id.partition("/")[2]) for place in own]
+            for place, score in zip(own, part.verify([answers[place] for place in own], asked), strict=True):
+                scores[place] = score
+        return scores
+
+    def measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """The mean answer reward of each task."""
+        return self.training_measures(rollouts)
+
+    def training_measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """The mean answer reward of each task; NaN where none of its problems was drawn."""
+        rewards: dict[str, list[float]] = {name: [] for name in self.parts}
+        for rollout in rollouts:
+            rewards[_part_of(rollout.problem)].append(rollout.rewards["answer_reward"])
+        return {f"{name}/answer_reward": sum(own) / len(own) if own else math.nan for name, own in rewards.items()}
+
+    def documents(self, seed: int, **options: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        """Those of the tasks, drawn by their weights.
+
+        Args:
+            options: for each task, by its name, what its own ``documents`` takes.
+        """
+        if unknown := options.keys() - self.parts.keys():
+            raise UserError(f"documents: {', '.join(sorted(unknown))}: no such task (known: {', '.join(self.parts)}).")
+        streams = {
+            name: call_with(part.documents, {"seed": seed, **options.get(name, {})}, f"documents.{name}")
+            for name, part in self.parts.items()
+        }
+        rng = random.Random(f"mixture {seed}")
+        while True:
+            (name,) = rng.choices(list(self.weights), weights=list(self.weights.values()))
+            yield next(streams[name])
+
+
+def shares(sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:
+    """How many of each there may be so that they stand to one another as their weights: as many as the smallest allows."""
+    scale = min(size / weights[name] for name, size in sizes.items())
+    return {name: max(1, int(weight * scale + 1e-9)) for name, weight in weights.items()}
+
+
+def _part_of(problem: Problem) -> str:
+    return problem.id.partition("/")[0]

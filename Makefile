@@ -76,10 +76,10 @@ test-vllm: dev ## Tests with real vLLM (its CPU build), which is installed into 
 	.venv-vllm/bin/python -m pytest -m vllm -n 2 -rP --show-capture=stdout tests/rollout/test_vllm.py tests/training/test_weight_transfer.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
 
 # verifiers wants an older openai than is pinned, which does for the project too.
-test-adapters: dev ## Tests with real verifiers, TRL and lm-eval, which are installed into .venv-adapters for this only
+test-adapters: dev ## Tests with real verifiers, reasoning_gym, TRL and lm-eval, which are installed into .venv-adapters for this only
 	@$(call beside,.venv-adapters)
 	@grep -v '^openai==' constraints.txt > .venv-adapters/constraints.txt
-	@$(UV_INSTALL) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt 'trl==1.16.0' 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13'
+	@$(UV_INSTALL) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt 'trl==1.16.0' 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13' 'reasoning-gym==0.1.25'
 	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters
 
 test-gpu: dev ## Tests and measurements of a GPU, in 25 minutes at most; says what it skips

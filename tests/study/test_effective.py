@@ -455,10 +455,10 @@ def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, tmp_path:
         # The engine's share of memory, whoever samples, stands in the section grpo; the method follows from the experiment.
         elsewhere = {"task", "model", "train", "validation", "seed", "method", "gpu_memory_utilization", "software"}
         sections = {method if key == "config" else key for key in set(identity) - elsewhere}
-        expected |= (sections - {"evaluation"}) | {f"evaluation.{key}" for key in identity["evaluation"]} | {"grpo"}
+        expected |= sections | {"grpo"}
         # What a run reads lies in what its stage names; a run that starts from another's weights is tested below.
         row = runs_table(study)[f"{experiment}-{run.arm}"]
-        deps = [f"data/{row['model']}", f"data/{row['train']}/train.jsonl", f"data/dataset/{row['task']}/validation.jsonl"]
+        deps = [f"data/{row['model']}", f"data/{row['train']}/train.jsonl", f"data/dataset/{row['task']}"]
         for read in (run.model, run.train, run.validation):
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)
     assert set(stages["training_inputs"]["params"]) == expected | {"experiments", "tasks", "seeds"}

@@ -276,6 +276,21 @@ def test_a_row_is_named_by_its_line_in_an_editor(tmp_path: Path, name: str, text
         task(files=files).problems("train")
 
 
+def test_rows_that_cannot_be_used_are_skipped_where_the_study_says_so(tmp_path: Path) -> None:
+    """The others keep their places, and each skipped row is named by its line."""
+    lines = ['{"asked": "a?", "solved": "1"}', "", '{"asked": "b?", "solved": ""}', '{"asked": "c?", "solved": "3"}']
+    lines += [r'{"asked": "d?", "solved": "\\frac{1}{2"}', '{"asked": "e?"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    files = dict.fromkeys(("train", "validation"), f"{tmp_path}/a.jsonl")
+    found = task(files=files, skip_unusable=True)
+    assert found.problems("train") == [Problem("train/0", "a?", "1"), Problem("train/2", "c?", "3")]
+    skipped = found.skipped("train")
+    assert [row.partition(": ")[0] for row in skipped] == [f"{tmp_path}/a.jsonl:{line}" for line in (3, 5, 6)]
+    assert "ground truth" in skipped[0] and "braces" in skipped[1] and "no column 'solved'" in skipped[2]
+    with pytest.raises(UserError, match=r"a\.jsonl: has no usable row; the first: .*a\.jsonl:1: no column 'problem'"):
+        task(files=files, skip_unusable=True, question="problem").problems("train")
+
+
 def test_a_row_of_a_file_without_lines_is_counted_from_one(tmp_path: Path) -> None:
     rows = {"train": [*ROWS["train"], {"asked": " ", "solved": "3", "id": 9}], "validation": ROWS["validation"]}
     with pytest.raises(UserError, match=r"train\.parquet row 3: the question is empty"):

@@ -54,13 +54,13 @@ from grpo.study.methods import GrpoConfig, Lora
 from grpo.study.schema import Study, read_yaml
 from grpo.study.settings import LocalModel
 from grpo.tasks.graded import GradedTask
-from grpo.tasks.task import ScoredBatch
+from grpo.tasks.task import Format, ScoredBatch
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
 from grpo.training.order import items_of_step
 from grpo.training.step import score
-from grpo.training.validation import Validation
+from grpo.training.validation import FurtherSet, Validation
 
 # --------------------------------------------------------------------------------------------------------- questions
 
@@ -99,6 +99,7 @@ def test_the_order_is_the_same_in_another_process() -> None:
 
 
 SCORE = by(contains_a_t)
+HALF = {"format_reward": 1.0, "answer_reward": 0.5, "reward": 0.5}
 
 CONFIG = GrpoConfig(
     n_grpo_steps=20,
@@ -923,6 +924,28 @@ def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, t
         assert record["token_entropy"] == pytest.approx(entropies[-1], abs=1e-4)
     assert found.metrics["token_entropy"] == pytest.approx(sum(entropies) / 64, abs=1e-4)
     assert found.metrics["response_length"] == sum(len(r.completion.token_ids) for r in found.rollouts) / 90
+
+
+def test_further_sets_are_evaluated_where_they_are_due(model: Any, tokenizer: Any, mini_study: Study) -> None:
+    """At each step that is a multiple and at the last; in between they are NaN. The validation set's numbers stay as they are."""
+    asked = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(6)]
+    settings = mini_study.evaluation.model_copy(update={"problems": 4, "max_tokens": 6})
+    setup = setup_of(CONFIG, format=GradedTask.formats["question_only"], score=SCORE)
+    sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, setup.format, setup.score)
+    learner = Learner(model, CONFIG, tokenizer.pad_token_id)
+    # What the set asks is put in its own format and scored by its own task.
+    own = Format("Q: {question}", read=lambda response: "read")
+    half = replace(sampler, format=own, score=lambda rollouts: ScoredBatch([HALF] * len(rollouts), [False] * len(rollouts)))
+    alone = Validation(setup, settings, asked, sampler, learner)
+    found = Validation(setup, settings, asked, sampler, learner, {"hard": FurtherSet(asked[4:], half, every=4)})
+    last = CONFIG.n_grpo_steps
+    for step, ends, due in ((0, False, True), (3, False, False), (4, False, True), (5, True, True), (last, False, True)):
+        metrics, expected = found(step, ends).metrics, alone(step).metrics
+        assert {k: v for k, v in metrics.items() if not k.startswith("also/") and v == v} == {
+            k: v for k, v in expected.items() if v == v
+        }
+        reward, length = metrics["also/hard/answer_reward"], metrics["also/hard/response_length"]
+        assert (reward == 0.5 and 1 <= length <= 6) if due else (math.isnan(reward) and math.isnan(length)), step
 
 
 def test_the_last_evaluations_interval_is_wilsons_of_the_problems_that_count(mini_study: Study) -> None:

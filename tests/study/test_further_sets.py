@@ -1,0 +1,68 @@
+"""What a study may say of further evaluation sets, and of prompts that are too long; and what that makes stale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_parts import KEYWORD, edited, refused
+
+from grpo.study.training_inputs import dataset_inputs, shared_settings, task_inputs
+
+HARD = {"use": "arithmetic", "train_size": 1, "validation_size": 64, "levels": 5, "seed": 7}
+HARD_SET = HARD | {"problems": 32, "every": 16}
+
+
+def with_set(**changes: Any) -> Any:
+    return lambda values: values["evaluation"].update(also={"hard": {**HARD_SET, **changes}})
+
+
+def test_runs_of_the_main_task_are_evaluated_on_it_too(tmp_path: Path) -> None:
+    study = edited(tmp_path, with_set())
+    assert list(study.also_evaluated("main")) == ["hard"] and not study.also_evaluated(study.experiments[KEYWORD].task)
+    assert {problem.level for problem in study.also_task("hard").problems("validation")} == {1, 2, 3, 4, 5}
+    assert study.evaluation.also["hard"].task == HARD
+
+
+def test_without_one_everything_is_recorded_as_before(tmp_path: Path) -> None:
+    study = edited(tmp_path, lambda values: None)
+    assert "also" not in study.evaluation.model_dump() and "also" not in shared_settings(study)["evaluation"]
+    assert dataset_inputs(study, "main") == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"every": 12}, "evaluation: also.hard.every: 12 is no multiple of evaluation.every (8)"),
+        ({"problems": 0}, "evaluation.also.hard.problems: input should be greater than 0"),
+        ({"use": "no_such"}, "evaluation.also.hard.use: expected one of arithmetic"),
+        ({"levels": 9}, "evaluation.also.hard.levels: input should be less than or equal to 5"),
+        ({"lvls": 5}, "evaluation.also.hard: unknown: lvls"),
+    ],
+)
+def test_a_set_that_cannot_be_made_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    assert told in refused(tmp_path, with_set(**changes))
+
+
+def test_a_set_must_be_asked_as_runs_are(tmp_path: Path) -> None:
+    def words(values: dict[str, Any]) -> None:
+        values["evaluation"]["also"] = {"words": {"use": "keyword", "seed": 0, "problems": 8}}
+
+    assert "evaluation.also.words: runs ask in the format question_only, which its task has not" in refused(tmp_path, words)
+
+
+def test_the_data_set_depends_on_it_and_the_model_does_not(tmp_path: Path) -> None:
+    """The same of a limit of prompts: the stage `model` reads what task_inputs says."""
+    before = edited(tmp_path, lambda values: None)
+
+    def both(values: dict[str, Any]) -> None:
+        with_set()(values)
+        values["tasks"]["main"]["max_prompt_tokens"] = 120
+
+    after = edited(tmp_path, both)
+    assert task_inputs(before, "main") == task_inputs(after, "main")
+    assert after.task("main").max_prompt_tokens == 120
+    found = dataset_inputs(after, "main")
+    assert found["max_prompt_tokens"] == {"task": 120, "hard": None} and found["formats"] == ["question_only", "r1_zero"]
+    assert found["also"]["hard"]["settings"] == HARD_SET and dataset_inputs(after, "keyword") == {}

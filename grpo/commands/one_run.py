@@ -192,8 +192,8 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
         text = StringIO()
         YAML().dump(dict(values), text)
         write_text(PARAMS_FILE, text.getvalue())
-        stages.dataset(MAIN)
         stages.model(MAIN)
+        stages.dataset(MAIN)  # whose prompts are as long as the model's tokenizer makes them
 
 
 def _train() -> None:

@@ -47,7 +47,7 @@ def build_dataset(
         [problem for problems in also.values() for problem in problems],
     )
     problems: dict[Split, list[Problem]] = {"train": train, "validation": validation}
-    left_out = {f"skipped_in_{split}": _counted(rows) for split in SPLITS if (rows := task.skipped(split))}
+    left_out: dict[str, Any] = {f"skipped_in_{split}": _counted(rows) for split in SPLITS if (rows := task.skipped(split))}
     if task.max_prompt_tokens is not None:
         assert prompt_tokens is not None
         for split in SPLITS:

@@ -109,7 +109,7 @@ class Validation:
 
     def _on_further_sets(self, step: int, last: bool) -> dict[str, float]:
         """Means over each further set; NaN where it is not to be evaluated now."""
-        found = {}
+        found: dict[str, float] = {}
         for name, one in self.also.items():
             due = last or step % one.every == 0
             means = summarize(self._sample(one.problems, one.sampler)) if due else {}

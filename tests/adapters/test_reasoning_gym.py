@@ -23,7 +23,8 @@ pytestmark = pytest.mark.adapters
 
 # The answers of the last three have more than one line or more than one right one; the entries of isomorphic_strings depend on
 # Python's hash seed.
-DATA_SETS = ["chain_sum", "gcd", "spell_backward", "letter_counting", "leg_counting", "family_relationships"] + [
+DATA_SETS = [
+    *("chain_sum", "gcd", "spell_backward", "letter_counting", "leg_counting", "family_relationships"),
     "isomorphic_strings",
     "countdown",
     "mini_sudoku",
@@ -116,8 +117,12 @@ def test_a_run_trains_on_one(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     values = values_of("smoke")
     values["tasks"]["main"] = {
-        **{"use": "reasoning_gym", "dataset": "gcd", "config": {"max_value": 20}},
-        **{"train_size": 60, "validation_size": 16, "seed": 0},
+        "use": "reasoning_gym",
+        "dataset": "gcd",
+        "config": {"max_value": 20},
+        "train_size": 60,
+        "validation_size": 16,
+        "seed": 0,
     }
     values["models"]["main"] = {"source": "local", "path": "given"}
     del values["sft_datasets"]["main"]

@@ -927,7 +927,7 @@ def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, t
 
 
 def test_further_sets_are_evaluated_where_they_are_due(model: Any, tokenizer: Any, mini_study: Study) -> None:
-    """At each step that is a multiple and at the last; in between they are NaN. The validation set's numbers stay as they are."""
+    """At each step that is a multiple and at the last, else NaN; the validation set's numbers stay as they are."""
     asked = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(6)]
     settings = mini_study.evaluation.model_copy(update={"problems": 4, "max_tokens": 6})
     setup = setup_of(CONFIG, format=GradedTask.formats["question_only"], score=SCORE)

@@ -49,7 +49,7 @@ def collected() -> list[str]:
     """The tests that pytest selects by itself in the files that commands name, in one collection."""
     named = {word.partition("::")[0] for command in COMMANDS for word in command.split() if word.startswith("tests/")}
     files = sorted(named | {"tests/test_grpo.py", "tests/test_sft.py"})
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "-p", "no:cacheprovider", *files]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-n0", "-p", "no:cacheprovider", *files]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 

@@ -2,8 +2,8 @@
 
 A token that was unlikely and turned out well may gain little under a symmetric clip: from 0.01 it may rise to 0.012, while
 one at 0.9 is hardly limited. DAPO lets the ratio rise further than it may fall, eps_low = 0.2 and eps_high = 0.28, so that
-unlikely tokens get their chance and entropy does not collapse. (DAPO's other parts are not a loss's: its average over all
-tokens of a batch is the nearest to `length_normalization: masked_normalize`.)
+unlikely tokens get their chance and entropy does not collapse. (`cliprange_high: 0.28` gives the same;
+`objective: dapo` also averages over all tokens of a batch. This file shows how a loss is written.)
 
 To use it, put this file into the study's folder (`folder:` in params.yaml), and in the study:
 

@@ -284,7 +284,8 @@ class Learner:
         )
         per_token, metrics = self.loss(inputs)
         loss = masked_normalize(per_token * (mask * (batch.weights * importance)), mask)
-        if batch.reference_log_probs is not None:
+        if config.kl_coefficient:
+            assert batch.reference_log_probs is not None, "a KL term needs log-probabilities under the starting weights"
             kl = ESTIMATORS[config.kl_estimator](micro.log_probs, batch.reference_log_probs)
             loss = loss + config.kl_coefficient * masked_normalize(kl * batch.weights, mask)
             totals["kl_loss"] += micro.flat(kl.detach()).sum()

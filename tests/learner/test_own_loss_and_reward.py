@@ -138,7 +138,6 @@ def test_a_loss_must_not_measure_under_a_name_that_history_csv_has(model: Any) -
         ({"reward": {"not_of_my_own:reward": 1.0}}, "not_of_my_own:reward: no such module"),
         ({"reward": {"of_my_own:reward": float("inf")}}, "finite number"),
         ({"reward": {}}, "at least 1 item"),
-        ({"loss_options": {"scale": "large"}}, "loss_options.scale"),
         ({"group_size": 1, "loss_type": "grpo_clip"}, "use at least 2, or loss_type no_baseline"),
     ],
 )

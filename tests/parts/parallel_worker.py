@@ -47,11 +47,18 @@ def compute(world: World = ALONE) -> dict[str, Any]:
     rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
     found: dict[str, Any] = {"metrics": {}, "gradients": {}}
     for budget, packing in ((None, True), (20, False), (20, True)):
-        for loss, normalization in (("grpo_clip", "masked_mean"), ("reinforce_with_baseline", "microbatch_longest")):
+        cases = (
+            ("grpo_clip", "masked_mean"),
+            ("reinforce_with_baseline", "microbatch_longest"),
+            ("gspo", "token_mean"),  # with KL and entropy in the loss
+        )
+        for loss, normalization in cases:
             model = make_model()
             learner = make_learner(model, budget, packing, loss, normalization, world)
             gradients = last_gradients(learner)
             old = [lp - 0.3 for lp in learner.log_probs(rollouts)]
+            for rollout, log_probs in zip(rollouts, learner.reference_log_probs(rollouts), strict=True):
+                rollout.reference_log_probs = log_probs - 0.2 if loss == "gspo" else None
             case = f"{loss}, {normalization}, {budget}{' packed' if packing else ''}"
             found["metrics"][case] = learner.update(scored(rollouts, rewards, advantages, old))
             found["gradients"][case] = flat(gradients)
@@ -77,6 +84,8 @@ def make_learner(model: Any, budget: int | None, packing: bool, loss: str, norma
         loss_type=loss,  # type: ignore[arg-type]
         length_normalization=normalization,  # type: ignore[arg-type]
         measure_kl=True,
+        kl_coefficient=0.3 if loss == "gspo" else 0.0,
+        entropy_coefficient=0.1 if loss == "gspo" else 0.0,
     )
     return Learner(model, config, 0, LearnerSettings(max_tokens_per_microbatch=budget, packing=packing), world=world)
 

@@ -1,0 +1,304 @@
+"""GSPO, CISPO, clip-higher, RLOO, token_mean, KL and entropy in the loss, overlong shaping: by hand, and in the learner."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_parts import ADVANTAGES, LENGTHS, REWARDS, config, flat, last_gradients, off_policy, rollouts
+from torch import Tensor
+from torch.testing import assert_close
+from training_parts import scored
+
+from grpo.common.records import Rollout
+from grpo.handouts import grpo_microbatch_train_step
+from grpo.learner.advantages import normalize_within_groups
+from grpo.learner.chunked import chunked_log_probs, log_probs_of
+from grpo.learner.kl import ESTIMATORS
+from grpo.learner.learner import Learner
+from grpo.learner.losses import LOSSES, LossInputs
+from grpo.learner.masking import response_weights
+from grpo.models.lora import add_adapters
+from grpo.study.methods import OBJECTIVES, GrpoConfig, Lora, apply_overrides, resolved
+from grpo.study.settings import LearnerSettings
+from grpo.tasks.rewards import soft_overlong_punishment
+
+
+def loss_and_gradient(name: str, ratios: list[list[float]], advantages: list[float], **clip: float) -> tuple[Tensor, Tensor]:
+    """Each token's loss at these ratios (old log-probabilities are -1), and the gradient of their sum."""
+    old = torch.full((len(ratios), len(ratios[0])), -1.0)
+    log_probs = (old + torch.tensor(ratios).clamp(min=1e-9).log()).requires_grad_()
+    column = torch.tensor(advantages)[:, None]
+    loss, _ = LOSSES[name](LossInputs(log_probs, old, column, column, torch.tensor(ratios) > 0, **clip))
+    loss[torch.tensor(ratios) > 0].sum().backward()
+    assert log_probs.grad is not None
+    return loss.detach(), log_probs.grad
+
+
+# ------------------------------------------------------------------------------------------------------------- formulas
+
+
+def test_clip_higher_by_hand() -> None:
+    """1.25 lies within 1.3 and above 1.2; below 1 the lower range counts."""
+    clip = {"cliprange": 0.2, "cliprange_high": 0.3}
+    loss, gradient = loss_and_gradient("grpo_clip", [[1.25, 1.5, 0.7], [1.25, 0.9, 0.7]], [2.0, -1.0], **clip)
+    assert_close(loss, torch.tensor([[-2.5, -2.6, -1.4], [1.25, 0.9, 0.8]]))
+    assert_close(gradient, torch.tensor([[-2.5, 0.0, -1.4], [1.25, 0.9, 0.0]]))
+
+
+def test_gspo_by_hand() -> None:
+    """Ratios 4 and 1 of two tokens have the geometric mean 2; a third position is no token."""
+    loss, gradient = loss_and_gradient("gspo", [[4.0, 1.0, 0.0]], [-3.0], cliprange=0.5)
+    assert_close(loss[0, :2], torch.tensor([6.0, 6.0]))  # -min(2 * -3, 1.5 * -3)
+    assert_close(gradient, torch.tensor([[6.0, 6.0, 0.0]]))  # two tokens of -A s, each with ds / dlog pi = s / 2
+    loss, gradient = loss_and_gradient("gspo", [[4.0, 1.0, 0.0]], [3.0], cliprange=0.5, cliprange_high=0.75)
+    assert_close(loss[0, :2], torch.tensor([-5.25, -5.25]))
+    assert gradient.abs().max() == 0.0
+
+
+def test_cispo_by_hand() -> None:
+    """The weight is capped, the gradient stays; without a lower bound."""
+    loss, gradient = loss_and_gradient("cispo", [[0.1, 2.0, 9.0]], [2.0], cliprange=0.2, cliprange_high=4.0)
+    assert_close(gradient, torch.tensor([[-0.2, -4.0, -10.0]]))
+    assert_close(loss, torch.tensor([[-0.2, -4.0, -10.0]]) * (torch.tensor([0.1, 2.0, 9.0]).log() - 1))
+
+
+def test_leave_one_out_by_hand() -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.5, 0.5])
+    found = normalize_within_groups(rewards, 3, 1e-6, normalize_by_std=False, baseline="leave_one_out")
+    assert_close(found, torch.tensor([1.0, -0.5, -0.5, 0.0, 0.0, 0.0]))
+
+
+def test_every_token_of_the_batch_weighs_alike() -> None:
+    lengths = torch.tensor([4, 0, 1])
+    assert_close(response_weights(lengths, "token_mean", 3, 1), torch.full((3,), 0.2))
+    assert response_weights(torch.zeros(2), "token_mean", 2, 1).isfinite().all()
+    policy, mask, advantages = torch.full((2, 2), -1.0, requires_grad=True), torch.ones(2, 2), torch.ones(2, 1)
+    with pytest.raises(ValueError, match="token_mean needs all 4 lengths"):  # a microbatch does not know the others'
+        grpo_microbatch_train_step(
+            policy, mask, 2, "reinforce_with_baseline", advantages=advantages, length_normalization="token_mean"
+        )
+
+
+@pytest.mark.parametrize(("length", "punishment"), [(0, 0.0), (12, 0.0), (13, -0.25), (15, -0.75), (16, -1.0), (20, -1.0)])
+def test_overlong_punishment_by_hand(length: int, punishment: float) -> None:
+    assert soft_overlong_punishment(length, max_tokens=16, buffer=4) == punishment
+
+
+@pytest.mark.parametrize("name", ["naive", "low_variance"])
+def test_gradients_of_kl_estimators_against_exact_divergences(name: str) -> None:
+    """Averaged over a whole vocabulary `naive` has the gradient of KL(policy || reference), `low_variance` that of the
+    reverse; both values average to the former.
+    """
+    generator = torch.Generator().manual_seed(0)
+    logits, other = torch.randn(2, 7, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    policy, reference = logits.log_softmax(0), other.log_softmax(0)
+    divergence = (policy.exp() * (policy - reference)).sum()
+    reverse = (reference.exp() * (reference - policy)).sum()
+    of_tokens = ESTIMATORS[name](policy, reference)
+    expected = (policy.exp().detach() * of_tokens).sum()
+    assert expected.item() == pytest.approx(divergence.item(), rel=1e-12)
+    found, *exact = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (expected, divergence, reverse))
+    assert_close(found, exact[name == "low_variance"])
+    assert (exact[0] - exact[1]).norm() > 0.1 * exact[0].norm()
+
+
+@pytest.mark.parametrize("through", ["chunks", "logits"])
+def test_the_entropy_has_its_gradient(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the log-probabilities' and alone, over chunks of three tokens, against autograd."""
+    monkeypatch.setattr("grpo.learner.chunked.TOKENS_AT_ONCE", 3)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 4, generator=generator, requires_grad=True) for n in (5, 6))
+    labels, factor = torch.tensor([0, 5, 2, 2, 1]), torch.tensor([1.0, -2.0, 0.5, 3.0, 1.0])
+
+    def gradients(log_probs: Tensor, entropy: Tensor, of_log_probs: float) -> Tensor:
+        loss = (entropy * factor).sum() + of_log_probs * (log_probs * factor.flip(0)).sum()
+        return torch.cat(torch.autograd.grad(loss, (hidden, weight)))
+
+    for of_log_probs in (1.0, 0.0):
+        distribution = (hidden @ weight.T / 0.7).log_softmax(-1)
+        plain = distribution.gather(1, labels[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)
+        if through == "chunks":
+            found = chunked_log_probs(hidden, weight, labels, 0.7)
+        else:
+            found = log_probs_of(hidden @ weight.T, labels, 0.7)
+        assert_close(found, plain, rtol=1e-5, atol=1e-5)
+        assert_close(gradients(*found, of_log_probs), gradients(*plain, of_log_probs), rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------ the learner
+
+
+def clipped(s: Tensor, advantage: float) -> Tensor:
+    return -torch.minimum(s * advantage, s.clamp(0.8, 1.3) * advantage)
+
+
+BY_HAND: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {  # log-probabilities of a response -> each token's loss
+    "grpo_clip": lambda new, old, advantage: clipped((new - old).exp(), advantage),
+    "gspo": lambda new, old, advantage: clipped((new - old).mean().exp(), advantage).expand(len(new)),
+    "cispo": lambda new, old, advantage: -(new - old).exp().detach().clamp(max=1.3) * advantage * new,
+}
+
+
+def written_out(model: Any, start: Any, batch: list[Rollout], settings: GrpoConfig) -> Tensor:
+    """The loss of a batch with old log-probabilities, one response at a time."""
+    tokens = sum(len(rollout.completion.token_ids) for rollout in batch)
+
+    def distribution(of: Any, rollout: Rollout) -> Tensor:
+        logits = of(torch.tensor([rollout.prompt_ids + rollout.completion.token_ids])).logits
+        return logits[0, len(rollout.prompt_ids) - 1 : -1].log_softmax(-1)
+
+    loss = torch.zeros(())
+    for rollout in batch:
+        chosen = torch.tensor(rollout.completion.token_ids)[:, None]
+        new, reference = (distribution(of, rollout) for of in (model, start))
+        entropy = -(new.exp() * new).sum(-1)
+        new, reference = new.gather(1, chosen)[:, 0], reference.gather(1, chosen)[:, 0].detach()
+        if settings.kl_estimator == "low_variance":
+            kl = torch.exp(reference - new) - (reference - new) - 1
+        else:
+            kl = (new - reference).square() / 2  # whose gradient the estimator has
+        weight = 1 / tokens if settings.length_normalization == "token_mean" else 1 / len(new) / len(batch)
+        assert rollout.old_log_probs is not None
+        per_token = BY_HAND[settings.loss_type](new, rollout.old_log_probs, rollout.advantage)
+        loss = loss + weight * (per_token + settings.kl_coefficient * kl).sum()
+        loss = loss - settings.entropy_coefficient * entropy.sum() / tokens
+    return loss
+
+
+@pytest.mark.parametrize("budget", [None, 24, 1000], ids=["padded", "packed", "one row"])
+@pytest.mark.parametrize(
+    ("loss_type", "normalization", "estimator"),
+    [("gspo", "masked_mean", "low_variance"), ("cispo", "token_mean", "naive"), ("grpo_clip", "token_mean", "low_variance")],
+)
+def test_gradients_against_losses_written_out(
+    model: Any, budget: int | None, loss_type: str, normalization: str, estimator: str
+) -> None:
+    settings = config(
+        loss_type=loss_type,
+        length_normalization=normalization,
+        cliprange=0.2,
+        cliprange_high=0.3,
+        kl_coefficient=0.7,
+        kl_estimator=estimator,
+        entropy_coefficient=0.05,
+        gradient_accumulation_steps=4,
+    )
+    start = copy.deepcopy(model)
+    learner = Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=budget))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.05)
+    batch = scored(rollouts(), REWARDS, ADVANTAGES, off_policy(learner, rollouts()))
+    reference = learner.reference_log_probs(batch)
+    batch = [replace(rollout, reference_log_probs=log_probs) for rollout, log_probs in zip(batch, reference, strict=True)]
+    expected = copy.deepcopy(model)
+    loss = written_out(expected, start, batch, settings)
+    loss.backward()
+    exact = flat({name: p.grad for name, p in expected.named_parameters()})
+    found = last_gradients(learner)
+    metrics = learner.update(batch)
+    assert (flat(found) - exact).norm() / exact.norm() < 1e-4
+    assert metrics["kl_loss"] != 0.0
+    if estimator == "low_variance":
+        assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_kl_in_the_loss_is_to_the_base_below_the_adapters(model: Any) -> None:
+    lora = Lora(rank=2, alpha=4, targets=["q_proj", "v_proj"])
+    start = copy.deepcopy(model)
+    add_adapters(model, lora, seed=0)
+    with torch.no_grad():  # what a run has once it has been trained
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    learner = Learner(model, config(lora=lora, kl_coefficient=1.0), 0, LearnerSettings(max_tokens_per_microbatch=64))
+    assert learner.reference is None
+    expected = Learner(start, config(), 0).log_probs(rollouts())
+    assert_close(learner.reference_log_probs(rollouts()), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(torch.cat(learner.log_probs(rollouts())), torch.cat(expected), atol=1e-3)
+
+
+SEEN: list[tuple[Any, ...]] = []
+
+
+def looks_around(inputs: LossInputs, which: dict[str, list[str]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """A loss that notes what it is given."""
+    assert which == {"any": ["yaml", "value"]}
+    if inputs.batch_tokens == sum(LENGTHS):  # not the trial's
+        assert inputs.groups is not None and inputs.engine_log_probs is not None
+        rows = zip(inputs.groups, inputs.lengths, inputs.engine_log_probs, inputs.mask, strict=True)
+        SEEN.extend(
+            (group.item(), length.item(), engine[mask].tolist(), inputs.batch_responses) for group, length, engine, mask in rows
+        )
+    return -inputs.log_probs * inputs.advantages, {}
+
+
+@pytest.mark.parametrize("budget", [None, 24])
+def test_a_loss_of_ones_own_sees_the_whole_batch_however_it_is_cut(model: Any, budget: int | None) -> None:
+    options = {"which": {"any": ["yaml", "value"]}}
+    settings = config(loss_type=f"{__name__}:looks_around", loss_options=options, gradient_accumulation_steps=4)
+    learner = Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=budget))
+    batch = scored(rollouts(), REWARDS, ADVANTAGES)
+    for i, rollout in enumerate(batch):
+        rollout.group = i // 4
+        rollout.completion = replace(rollout.completion, log_probs=tuple(float(-i) for _ in rollout.completion.token_ids))
+    seen = sys.modules[__name__].SEEN
+    seen.clear()
+    learner.update(batch)
+    assert sorted(seen) == sorted((i // 4, n, [float(-i)] * n, 8) for i, n in enumerate(LENGTHS))
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+def test_an_objective_in_an_arm_stands_for_its_settings_and_leaves_none_of_anothers() -> None:
+    assert {tuple(sorted(values)) for values in OBJECTIVES.values()} == {tuple(sorted(OBJECTIVES["grpo"]))}
+    base = GrpoConfig()
+    own = resolved(base, {"objective": "dapo", "cliprange_high": 0.4}, "arm")
+    dapo = apply_overrides(base, own, "arm")
+    assert (dapo.loss_type, dapo.cliprange_high, dapo.length_normalization) == ("grpo_clip", 0.4, "token_mean")
+    after = apply_overrides(dapo, resolved(dapo, {"objective": "dr_grpo"}, "arm"), "arm")
+    assert (after.cliprange_high, after.length_normalization, after.use_std_normalization) == (None, "masked_normalize", False)
+    with pytest.raises(ValueError, match=r"arm.objective: no objective is named 'ppo' \(known: grpo, dr_grpo, dapo, gspo"):
+        resolved(base, {"objective": "ppo"}, "arm")
+
+
+def test_what_is_off_leaves_no_trace_in_a_record() -> None:
+    new = {"overlong_buffer", "baseline", "cliprange_high", "kl_coefficient", "kl_estimator", "entropy_coefficient"}
+    assert not new & set(GrpoConfig().model_dump())
+    assert new & set(GrpoConfig(kl_coefficient=0.1).model_dump()) == {"kl_coefficient"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"overlong_buffer": 2000}, "overlong_buffer .2000. must not exceed sampling_max_tokens .1024."),
+        ({"kl_coefficient": -0.1}, "greater than or equal to 0"),
+        ({"kl_coefficient": math.nan}, "finite number"),
+        ({"kl_estimator": "k2"}, "low_variance"),
+        ({"loss_options": {"since": object()}}, "loss_options"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        apply_overrides(GrpoConfig(), values, "arm")
+
+
+def test_a_studys_file_may_name_an_objective(tmp_path: Path) -> None:
+    from grpo.study.compose import annotated, compose
+
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: mini\ngrpo:\n  # as published\n  objective: gspo\n  cliprange: 1e-3\n")
+    composed = compose(file)["grpo"]
+    assert "objective" not in composed
+    assert (composed["loss_type"], composed["cliprange"], composed["cliprange_high"]) == ("gspo", 1e-3, 4e-4)
+    assert annotated(file)[0]["grpo"]["loss_type"] == "gspo"

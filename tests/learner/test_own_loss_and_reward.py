@@ -130,7 +130,7 @@ def test_a_loss_must_not_measure_under_a_name_that_history_csv_has(model: Any) -
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"loss_type": "ppo"}, "'ppo' is unknown: expected no_baseline, .*, grpo_no_clip, MODULE:NAME of your own"),
+        ({"loss_type": "ppo"}, "'ppo' is unknown: expected no_baseline, .*, cispo, MODULE:NAME of your own"),
         ({"loss_type": "not_of_my_own:scaled"}, "not_of_my_own:scaled: no such module"),
         ({"reward": "of_my_own"}, "'of_my_own' is unknown: expected MODULE:NAME of your own"),
         ({"reward": "of_my_own:"}, "of_my_own:: no such module"),

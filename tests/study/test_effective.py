@@ -433,7 +433,8 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
     assert {name for name in names if name.startswith("train@")} == expected
     assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.made)
     only_rates = [name for name in EXPERIMENTS if name != "grpo_learning_rate"]
-    left_out = {name: [ASYNCHRONOUS] for name in ("gsm8k", "math-24gb", "math-h100")} | {"quickstart": only_rates, "objectives": only_rates}
+    left_out = {name: [ASYNCHRONOUS] for name in ("gsm8k", "math-24gb", "math-h100")} | {"quickstart": only_rates}
+    left_out["objectives"] = only_rates
     left_out["math-first"] = [name for name in only_rates if name != "grpo_baselines"]
     left_out["math-7b-8xh100"] = ["grpo_lora", ASYNCHRONOUS]
     if path.stem == "math-one-instance":  # the colocated experiment, and what it builds on

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from grpo.models.examine import SHARED_PROMPT, NotComputed, examine
 from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.models.tokenizer import GENERATION_CONFIG, MODEL_CONFIG
-from grpo.study.settings import RandomModel
+
+if TYPE_CHECKING:  # a measurement on a bare machine has no pydantic
+    from grpo.study.settings import RandomModel
 
 __all__ = ["SHARED_PROMPT", "Qwen2Config", "Qwen2ForCausalLM", "convert_tokenizer", "load_hugging_face", "random_model"]
 

@@ -168,7 +168,7 @@ def test_one_long_question_is_refused_before_anything_is_sampled(
     sampled: list[Any] = []
     monkeypatch.setattr(TransformersEngine, "generate", lambda *_, **__: sampled.append(1))
     code, _, error = grpo(*command)
-    assert code == 2 and all(part in error for part in (*named, "context of 256 tokens", "data of tasks.main"))
+    assert code == 2 and all(part in error for part in (*named, "context of 256 tokens", "tasks.main.max_prompt_tokens to"))
     assert not sampled and not list(paths.RUN_STATE.rglob("*.pt"))
 
 

@@ -69,7 +69,7 @@ def failure(program: str, limits: Limits = QUICK, **more: Any) -> str:
     ("program", "points"),
     [
         ("points = [[1, -2], (3, 4)]", [[1, -2], [3, 4]]),
-        ("points = ([10**1000],)", [[10**1000]]),
+        ("points = ([10**99],)", [[10**99]]),
         ("def points():\n    return [[1]]", [[1]]),
         ("run_code = [[1]]\nget_centers = points = [[2]]", [[1]]),
         ("get_centers = lambda: [[1]]\npoints = [[2]]", [[1]]),

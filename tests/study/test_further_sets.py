@@ -34,7 +34,7 @@ def test_without_one_everything_is_recorded_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"every": 12}, "evaluation: also.hard.every: 12 is no multiple of evaluation.every (8)"),
+        ({"every": 12}, "evaluation.also.hard.every: 12 is no multiple of evaluation.every (8)"),
         ({"problems": 0}, "evaluation.also.hard.problems: input should be greater than 0"),
         ({"use": "no_such"}, "evaluation.also.hard.use: expected one of arithmetic"),
         ({"levels": 9}, "evaluation.also.hard.levels: input should be less than or equal to 5"),

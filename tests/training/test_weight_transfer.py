@@ -64,18 +64,18 @@ def test_a_checkpoints_weights_are_sent_under_its_names(tokenizer: Any, tmp_path
         assert (head is sent["model.embed_tokens.weight"]) == tied  # and takes no memory
 
 
-def test_adapters_are_merged_and_stay_in_the_model(fresh_model: Any) -> None:
-    plain = {name: tensor.clone() for name, tensor in fresh_model.state_dict().items()}
-    add_adapters(fresh_model, Lora(rank=2, alpha=4, targets=["q_proj"]), seed=0)
-    layer = fresh_model.get_submodule("model.layers.0.self_attn.q_proj")
+def test_adapters_are_merged_and_stay_in_the_model(model: Any) -> None:
+    plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    add_adapters(model, Lora(rank=2, alpha=4, targets=["q_proj"]), seed=0)
+    layer = model.get_submodule("model.layers.0.self_attn.q_proj")
     with torch.no_grad():
         layer.lora_B["default"].weight.fill_(0.5)
     expected = plain["model.layers.0.self_attn.q_proj.weight"] + 2.0 * 0.5 * layer.lora_A["default"].weight.sum(0)
-    sent = weights_to_send(fresh_model)
+    sent = weights_to_send(model)
     assert sent.keys() == plain.keys()
     torch.testing.assert_close(sent["model.layers.0.self_attn.q_proj.weight"], expected)
     assert torch.equal(sent["model.layers.0.mlp.up_proj.weight"], plain["model.layers.0.mlp.up_proj.weight"])
-    assert fresh_model.get_submodule("model.layers.0.self_attn.q_proj") is layer
+    assert model.get_submodule("model.layers.0.self_attn.q_proj") is layer
 
 
 def test_a_bucket_holds_the_largest_weight() -> None:
@@ -86,15 +86,15 @@ def test_a_bucket_holds_the_largest_weight() -> None:
     assert bucket_bytes({"small": small, "embedding": embedding, "norm": small}) == 1_089_994_752
 
 
-def test_versions_are_copies_and_the_newest_are_kept(fresh_model: Any) -> None:
+def test_versions_are_copies_and_the_newest_are_kept(model: Any) -> None:
     sender = Sender(kept=2)
-    bias = next(fresh_model.parameters())
+    bias = next(model.parameters())
     for version in range(5):
         with torch.no_grad():
             bias.fill_(float(version))
-        sender.keep(fresh_model, version)
+        sender.keep(model, version)
     assert sorted(sender.versions) == [3, 4]
-    name = next(name for name, _ in fresh_model.named_parameters())
+    name = next(name for name, _ in model.named_parameters())
     assert [sender.versions[version][name].unique().tolist() for version in (3, 4)] == [[3.0], [4.0]]
 
 

@@ -240,7 +240,9 @@ class Evaluation(Section):
         every = self.every if isinstance(self.every, int) else self.every[-1]
         for name, also in self.also.items():
             if also.every is not None and also.every % every:
-                raise ValueError(f"evaluation.also.{name}.every: {also.every} is no multiple of evaluation.every ({every}): make it one")
+                raise ValueError(
+                    f"evaluation.also.{name}.every: {also.every} is no multiple of evaluation.every ({every}): make it one"
+                )
         return self
 
     @model_serializer(mode="wrap")

@@ -103,7 +103,8 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
         ({"use": "countdown:score"}, "no subclass of grpo.tasks.Task"),
         (
             {"use": "sudoku"},
-            r"tasks\.main\.use: expected one of arithmetic, math, gsm8k, keyword, dataset, verifiers, mixture, reasoning_gym, or an import path",
+            r"tasks\.main\.use: expected one of arithmetic, math, gsm8k, keyword, dataset, verifiers, mixture, reasoning_gym, "
+            r"or an import path",
         ),
         ({}, r"tasks\.main\.use: expected one of"),
     ],

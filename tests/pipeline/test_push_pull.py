@@ -26,7 +26,9 @@ def test_a_fresh_clone_with_pulled_results_makes_the_same_report(finished: Path,
     runs, written = digests(author), reports(author)
     shutil.rmtree(author)  # from here on there is the remote alone
 
-    assert sorted(path.name for path in (reader / "data").iterdir()) == ["README.md", "question_only.prompt", "r1_zero.prompt"]
+    assert sorted(path.name for path in (reader / "data").iterdir()) == [
+        "README.md", "kissing_number", "question_only.prompt", "r1_zero.prompt",
+    ]  # fmt: skip
     sh(reader, "dvc", "pull")
     assert digests(reader) == runs
     assert "up to date" in sh(reader, "dvc", "status").stdout

@@ -45,7 +45,8 @@ def test_its_own_answers_are_right_and_nonsense_is_not(dataset: str) -> None:
     right = found.score("r1_zero", problems, [f" </think> <answer> {p.ground_truth} </answer>" for p in problems])
     assert [each["answer_reward"] for each in right.rewards] == [1.0] * 16
     wrong = found.score("r1_zero", problems, [" </think> <answer>nonsense?</answer>"] * 16)
-    assert max(each["answer_reward"] for each in wrong.rewards) < 0.2 and not wrong.timed_out
+    credit = 0.5 if dataset == "spell_backward" else 0.2  # which counts letters that stand where they belong
+    assert max(each["answer_reward"] for each in wrong.rewards) < credit and not wrong.timed_out
 
 
 def test_the_score_is_the_librarys() -> None:

@@ -6,12 +6,16 @@ The only module that imports transformers, which takes seconds; nothing imports 
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from grpo.common.errors import UserError, is_out_of_memory, reason
 from grpo.models.examine import SHARED_PROMPT, NotComputed, examine
@@ -23,21 +27,6 @@ if TYPE_CHECKING:  # a measurement on a bare machine has no pydantic
     from grpo.study.settings import RandomModel
 
 __all__ = ["SHARED_PROMPT", "Qwen2Config", "Qwen2ForCausalLM", "convert_tokenizer", "load_hugging_face", "random_model"]
-
-# transformers imports scikit-learn wherever it is installed (MLflow brings it along), for a generation feature that is not
-# used here. Hiding it while transformers is imported saves over a second.
-_hidden = "sklearn" not in sys.modules
-if _hidden:
-    sys.modules["sklearn"] = None  # type: ignore[assignment]
-try:
-    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-    from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-    from transformers.utils import logging as transformers_logging
-finally:
-    if _hidden:
-        del sys.modules["sklearn"]
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 

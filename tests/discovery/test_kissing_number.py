@@ -23,9 +23,9 @@ from grpo.commands.kissing_search import run_kissing_number
 from grpo.common.errors import UserError
 from grpo.discovery import mutation
 from grpo.discovery.constructions import CORES, build, frame_blocks, independent_set, keep, meet_in_more_than, orbit_of
-from grpo.discovery.log import LOG, Attempt, Proposal, read_log
+from grpo.discovery.log import LOG, Attempt, Log, Proposal, Settings, read_log
 from grpo.discovery.search import Budget, seed_of
-from grpo.discovery.summary import score_rows
+from grpo.discovery.summary import score_rows, summarise
 from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.reporting.figures import write_search_curve
 from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section
@@ -327,6 +327,14 @@ def test_the_stage_writes_program_log_and_scores(report: dict[str, Any]) -> None
     assert not list(paths.KISSING_NUMBER_STATE.glob("*"))
     for attempt in attempts:
         assert attempt.proposal.program and attempt.started_at and attempt.verify_s > 0
+
+
+def test_what_the_search_found_too_is_its_own() -> None:
+    """As many points as the committed program's."""
+    two = Verification(2, 11, 1.0, 2.0, "")
+    attempt = Attempt(0, 1, "", 0.0, 0.0, Proposal("points = []", recipe={"core": "none"}), two)
+    found = summarise(Log(Path("log.json"), Settings("mutation", "mutation", 1), [attempt]), "1 of 1 calls", two)
+    assert (found["best"], found["best_from"], found["found_at"]) == (2, "search", 0)
 
 
 def test_a_study_without_a_search_gets_outputs_that_are_empty(study: Study) -> None:

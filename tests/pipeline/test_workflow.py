@@ -134,6 +134,8 @@ def test_changed_resources_and_removed_stages_make_nothing_stale(repo: Path, mon
     assert stale == set() and not (repo / ".stamps" / "former.done").exists()
     train = plan["train@1e-4-0"]
     assert (train["gpus"], train["threads"], train["resources"]["cpus_per_gpu"]) == (2, 7, 4)
+    waiting = {name: entry["priority"] for name, entry in plan.items()}  # the longest chain of stages that wait for one
+    assert waiting == {"source": 2, "train@1e-4-0": 1, "train@no_std-0": 1, "report.final-one": 0}
 
 
 @pytest.mark.slow

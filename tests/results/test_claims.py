@@ -491,6 +491,11 @@ def test_what_short_runs_show_tests_no_claim_about_later_steps(study: Study) -> 
     assert (found["std-gradient-norm"].verdict, found["filtered-sft"].verdict) == (DISAGREES, NO_DIFFERENCE)
 
 
+def test_runs_that_end_at_the_horizon_have_reached_it(study: Study) -> None:
+    write_study(study, steps=48)
+    assert by_claim(judge_claims(study))["baseline-helps"].verdict != NOT_TESTED
+
+
 def test_a_collapse_before_the_horizon_is_a_collapse(study: Study) -> None:
     write_study(study, steps=24)
     for arm in [*study.experiments["grpo_off_policy_sweep_broad"].arms][-2:]:  # those of 16 updates and more
@@ -542,6 +547,8 @@ def test_the_number_of_claims_is_taken_into_account() -> None:
     many = [replace(verdict, verdict=AGREES, p=0.03) for verdict in alone]
     assert {verdict.verdict for verdict in adjusted(many)} == {AGREES}
     assert adjusted([replace(alone[0], verdict=DISAGREES, p=None)])[0].verdict == DISAGREES
+    untested = replace(alone[1], claim="untested", verdict=NOT_TESTED)  # with its numbers, but none of those that are decided
+    assert adjusted([replace(alone[0], p=0.0048), *alone[1:], untested])[0].verdict == AGREES  # .0048 x 10, not x 11
 
 
 @pytest.mark.parametrize("gone", [["grpo_async_offpolicy"], ["sft_experiment"]])

@@ -31,12 +31,13 @@ from study_parts import (
 from grpo.commands.study import describe, renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
-from grpo.study.effective import effective_run
+from grpo.study import paths
+from grpo.study.effective import digest, effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.runs_table import runs_table
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.study.settings import Experiment
-from grpo.training.run import _packages, run_identity
+from grpo.training.run import _finished_equal, _packages, run_identity
 
 ROOT = Path(__file__).parents[2]
 BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
@@ -481,6 +482,19 @@ def test_a_runs_identity_changes_with_each_file_that_it_reads(
         after = run_identity(mini_study, run)
         assert {key for key in after if after[key] != before[key]} == {name}
         write_text(file, "before")
+
+
+def test_a_run_takes_over_the_equal_run_of_its_own_seed(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in mini_study.seeds:
+        name, identity = f"grpo_learning_rate/3e-4/{seed}", {"seed": seed}
+        config = {"identity": digest(identity), "overrides": {}, "before": []}
+        write_text(paths.RUNS / name / "config.yaml", json.dumps(config))
+        assert _finished_equal(mini_study, "grpo_baselines", identity) is None  # its weights are not at hand
+        (paths.CHECKPOINTS / name).mkdir(parents=True)
+        assert _finished_equal(mini_study, "grpo_baselines", identity) == name
 
 
 def test_dvc_trains_grpo_from_sft_checkpoints_after_them(mini_study: Study) -> None:

@@ -16,7 +16,7 @@ from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT, method_of
 from grpo.study import paths, training_inputs
 from grpo.study.schema import Study, read_yaml
 from grpo.study.software import CONSTRAINTS, PROJECT, VLLM_ON_CPU
-from grpo.study.training_inputs import ROOMS, code_of_rooms, shared_settings, write_training_inputs
+from grpo.study.training_inputs import ROOMS, code_of_modules, code_of_rooms, shared_settings, write_training_inputs
 from grpo.tasks.keyword_inclusion import Keyword
 from grpo.tasks.task import Format
 
@@ -128,6 +128,7 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     assert changed(written(study.model_copy(update={"tasks": study.tasks | {"own": {"use": "own:Own", "size": 4}}}))) == {"own"}
     ways: list[dict[str, Any]] = [
         {},
+        {"stop": ("!",)},
         {"chat": True},
         {"chat": True, "system": "Be brief."},
         {"chat": True, "options": {"a": 1}},
@@ -139,6 +140,17 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
         assert changed(after) == {"keyword"}
         asked.add(after["keyword"])
     assert len(asked) == len(ways)
+
+
+def test_modules_beside_ones_own_count_however_they_are_imported(tmp_path: Path) -> None:
+    texts = {"own": "import first\nfrom second import f\n", "first": "import json\n", "second": "from third import f\n"}
+    for name, text in {**texts, "third": "f = 1\n", "other": "import own\n"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    before = code_of_modules([tmp_path / "own.py"])
+    assert set(before) == {"own.py", "first.py", "second.py", "third.py"}
+    (tmp_path / "third.py").write_text("f = 2\n")
+    after = code_of_modules([tmp_path / "own.py"])
+    assert {name for name in after if after[name] != before[name]} == {"third.py"}
 
 
 def test_the_runs_of_an_experiment_depend_on_their_own_task_only(

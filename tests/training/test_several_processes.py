@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from grpo.common.world import ALONE, World
+from grpo.study.effective import effective_run
+from grpo.study.schema import Study
+from grpo.training import train as train_module
 
 Found = dict[str, dict[str, Any]]
 TIMED = ("time of 0", "time of 1")
@@ -48,6 +51,27 @@ def three(two: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     folder = tmp_path_factory.mktemp("three")
     shutil.copytree(two[1], folder / "state")
     return under_torchrun(3, "packed,resume", folder)
+
+
+@pytest.mark.parametrize(("threads", "processes", "each"), [(4, 2, 2), (1, 2, 1)])
+def test_the_threads_of_a_run_are_shared_by_its_processes(
+    threads: int, processes: int, each: int, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Started(Exception):
+        pass
+
+    def stop(device: str) -> None:
+        raise Started
+
+    learner = mini_study.learner.model_copy(update={"processes": processes})
+    study = mini_study.model_copy(update={"threads": threads, "learner": learner})
+    asked: list[int] = []
+    monkeypatch.setattr(train_module, "start_threads", asked.append)
+    monkeypatch.setattr(train_module, "init_world", stop)
+    run = effective_run(study, "grpo_baselines", "no_baseline", 0, [])
+    with pytest.raises(Started), train_module.start_here(study, run, False):
+        pass
+    assert asked == [each]
 
 
 def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -22,8 +22,10 @@ import pytest
 import torch
 
 from grpo.common.errors import ToBeResumed, UserError
+from grpo.common.files import dvc_hashes, write_json
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.lock import only_one
+from grpo.study.kept import HASH, keep_until_all_stored, keep_until_stored, remove_stored
 from grpo.training.state import RandomStates, SavedState
 
 
@@ -392,3 +394,19 @@ def test_a_wish_to_stop_ends_nothing_and_a_second_ctrl_c_everything(capfd: pytes
             signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     assert capfd.readouterr().err.count("told to stop: finishing the step") == 1
+
+
+def test_the_results_of_each_seed_are_kept_until_their_stage_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC stores the folder of all of them, and never one of a seed alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("dvc.yaml").touch()
+    for seed in "01":
+        write_json(Path("timing") / seed / "timing.json", {"seed": seed})
+        keep_until_stored(Path("state") / seed / "one", Path("timing") / seed, [Path("timing") / seed])
+    keep_until_all_stored(Path("state"), Path("timing"))
+    Path("dvc.lock").write_text(dvc_hashes(Path("timing/0"))[0])
+    remove_stored(Path("state"))
+    assert len([*Path("state").rglob(HASH)]) == 2
+    Path("dvc.lock").write_text(dvc_hashes(Path("timing"))[0])
+    remove_stored(Path("state"))
+    assert not [*Path("state").rglob(HASH)]

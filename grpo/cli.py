@@ -1,7 +1,4 @@
-"""The command line: a command for each kind of stage, `study` for the study itself, and what else a user asks for.
-
-Heavy modules are imported inside the commands, so that `--help` and a wrong params.yaml answer at once.
-"""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -14,11 +11,14 @@ from typing import Annotated
 
 import typer
 
+# The rest of the package is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
 from grpo.commands.kissing_app import kissing_app
 from grpo.commands.stages import STAGES
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory
 from grpo.study.paths import workspace
+
+START, STUDY, TOOLS = "Start here", "Study", "Tools"
 
 
 class Kind(StrEnum):
@@ -29,16 +29,11 @@ class Kind(StrEnum):
 
 
 app = typer.Typer(
-    help="GRPO with verified rewards as a reproducible study. The stages are run by `dvc repro` or Snakemake; see README.md.",
+    help="GRPO with verified rewards as a reproducible study. `make repro` runs the whole study; see README.md.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-study_app = typer.Typer(help="Show, check and switch the active study (params.yaml).", no_args_is_help=True)
-app.add_typer(study_app, name="study")
-app.add_typer(kissing_app, name="kissing")
-
-for stage in STAGES:
-    app.command(stage.__name__)(stage)
+study_app = typer.Typer(help="List, check, change and save studies; choose the active one (params.yaml).", no_args_is_help=True)
 
 
 def _show_version(wanted: bool) -> None:
@@ -50,85 +45,141 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _everywhere(
+def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and exit.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
-@app.command("quickstart")
+@app.command("quickstart", rich_help_panel=START)
 def quickstart() -> None:
-    """A first look, in about 2 minutes on two cores: pretrain a small model, train it by GRPO at two learning rates, report.
+    """Pretrain a small model, train it with GRPO at two learning rates and write a report: 2 minutes on 2 cores.
 
-    It runs studies/quickstart.yaml and puts everything into the folder quickstart/, which it empties first if it made it;
-    the project's own study, data and reports stay as they are. It needs neither a GPU nor a network.
+    Runs studies/quickstart.yaml in the folder quickstart/, which it empties first if an earlier quickstart made it. Your own
+    study, data and reports stay as they are. Needs neither a GPU nor a network.
     """
     from grpo.commands.quickstart import quickstart as run_it
 
     try:
         run_it()
     except (KeyboardInterrupt, ToBeResumed):
-        print("\nended before it was done; `grpo quickstart` starts afresh", file=sys.stderr)
+        print("\nquickstart: stopped before it was done. `grpo quickstart` starts from the beginning.", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-@app.command("run", epilog="Example: grpo run --model my-model --task mine.jsonl --set grpo.learning_rate=1e-5 --out runs/try")
+@app.command(
+    "run",
+    rich_help_panel=START,
+    epilog="Example: grpo run --model my-model --task mine.jsonl --set grpo.learning_rate=1e-5 --out runs/try",
+)
 def run(
-    out: Annotated[Path, typer.Option(help="A new folder for the run: its results, values and saved state.")],
+    out: Annotated[Path, typer.Option(help="New folder for the run: results, settings, checkpoints and saved state.")],
     model: Annotated[
-        str | None, typer.Option(metavar="FOLDER|OWNER/NAME@REVISION", help="Where the run starts: a folder, or on the Hub.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER|OWNER/NAME@REVISION",
+            help="Model to start from: a Hugging Face folder, or a model on the Hub at a commit (40 hex digits).",
+        ),
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|MODULE:CLASS|FILE",
-            help="math, gsm8k, arithmetic, ...; a class of your own; or rows (JSONL, JSON, CSV, parquet) with the columns "
-            "question and answer, of which the last tenth is for validation.",
+            help="A task of the package (math, gsm8k, arithmetic, ...), your own class, or a file (JSONL, JSON, CSV, Parquet) "
+            "with the columns question and answer. The last tenth of a file is used for validation.",
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A value by its key in params.yaml, such as engine.name=vllm."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a value by its key in params.yaml, e.g. engine.name=vllm."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the run.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
     study: Annotated[
-        str, typer.Option(help="Whose values count where no option says otherwise: a name in studies/, or a file.")
+        str, typer.Option(help="Study with the values for everything that no option sets: a name in studies/ or a file.")
     ] = "base",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that OUT holds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")] = False,
 ) -> None:
-    """One GRPO run, from a model and a task to its curves, without DVC and without a study file.
+    """Train one model on one task with GRPO and plot its curves; needs neither DVC nor a study file.
 
-    Its loop and its numbers are those of a study's run with the same values. MLflow has it where MLFLOW_TRACKING_URI is set.
+    The loop and the numbers are those of a study's run with the same values. The run is sent to MLflow if MLFLOW_TRACKING_URI
+    is set.
     """
     from grpo.commands.one_run import Asked, one_run
 
     one_run(Asked(model, task, settings or [], seed, study), out, resume)
 
 
-@app.command("replicate")
-def replicate(
-    seeds: Annotated[list[int], typer.Argument(help="Fresh ones, as many as the study has.")],
-    base_seed: Annotated[int | None, typer.Option(help="Pretrain the base model and draw the problems anew, too.")] = None,
+@app.command("doctor", rich_help_panel=START)
+def doctor() -> None:
+    """Check this machine against the active study: GPUs, memory, torch, vLLM, disk, data files, Hub.
+
+    Exit code 2 if something is missing.
+    """
+    from grpo.study.schema import load_study
+
+    study = load_study()
+    from grpo.commands.doctor import examine, report
+
+    findings = examine(study)
+    print(f"study {study.study}\n{report(findings)}")
+    if any(finding.good is False for finding in findings):
+        raise typer.Exit(2)
+
+
+@app.command("plan", rich_help_panel=STUDY, epilog="Example: grpo plan math-h100 --price 3")
+def plan(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[STUDY]", help="Name in studies/ or path of a study file; default: params.yaml.")
+    ] = None,
+    price: Annotated[float, typer.Option(min=0, help="Price of a GPU-hour.")] = 2.5,
+    seconds_per_step: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds of a GRPO step with the study's default values; replaces the measured time."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
-    """Run the active study again with fresh seeds in replicates/, and write both results to reports/replication.md."""
+    """Estimate what a study takes before you run it: runs, steps, GPU-hours, disk and cost per experiment."""
+    import json
+
+    from grpo.commands.plan import plan as make_plan
+    from grpo.commands.plan import table
+    from grpo.study.compose import study_path
+    from grpo.study.schema import load_study
+
+    found = make_plan(load_study(study_path(name)) if name else load_study(), name is None, seconds_per_step, price)
+    print(json.dumps(found, indent=2) if as_json else table(found))
+
+
+@app.command("replicate", rich_help_panel=STUDY, epilog="Example: grpo replicate 10 11 12 13 14")
+def replicate(
+    seeds: Annotated[list[int], typer.Argument(help="Seeds that the study has not used; as many as it has.")],
+    base_seed: Annotated[
+        int | None, typer.Option(help="Also pretrain the base model and generate the problems anew, with this seed.")
+    ] = None,
+) -> None:
+    """Run the active study again with fresh seeds in replicates/ and compare the results (reports/replication.md)."""
     from grpo.commands.replicate import replicate as run_it
 
     print(run_it(seeds, base_seed))
 
 
-@app.command("evaluate")
+for stage in STAGES:
+    app.command(stage.__name__, rich_help_panel="Stages (run by `dvc repro` and Snakemake)")(stage)
+
+
+@app.command("evaluate", rich_help_panel=TOOLS, epilog="Example: grpo evaluate my-model --out evaluations/my-model")
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, such as data/checkpoints/EXPERIMENT/ARM/SEED.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Hugging Face folder, such as data/checkpoints/EXPERIMENT/ARM/SEED/best.")],
     out: Annotated[Path, typer.Option(help="Folder for PROMPT.jsonl and PROMPT_examples.md.")],
-    task: Annotated[str, typer.Option(help="A name under `tasks:` in params.yaml.")] = "main",
+    task: Annotated[str, typer.Option(help="Name under `tasks:` in params.yaml.")] = "main",
     prompt: Annotated[
-        str | None, typer.Option(help="One of the task's formats, such as r1_zero; its first, if not given.")
+        str | None, typer.Option(help="Prompt format of the task, such as r1_zero; default: the task's first.")
     ] = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="How many validation problems; all, if not given.")] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Number of validation problems; default: all.")] = None,
 ) -> None:
-    """Evaluate any checkpoint on a task's validation problems; killed and started again, it goes on where it was."""
+    """Evaluate a checkpoint on a task's validation problems; an interrupted evaluation continues where it was."""
     from grpo.study.schema import load_study
 
     study = load_study()
@@ -141,29 +192,34 @@ def evaluate(
     print(f"{out / f'{prompt}.jsonl'}: every completion; {out / f'{prompt}_examples.md'}: examples to read")
 
 
-@app.command("compare")
+@app.command("compare", rich_help_panel=TOOLS, epilog="Example: grpo compare before/r1_zero.jsonl after/r1_zero.jsonl")
 def compare(
-    first: Annotated[Path, typer.Argument(help="A PROMPT.jsonl that `grpo evaluate` or `math_baseline` wrote.")],
-    second: Annotated[Path, typer.Argument(help="Another one, on the same problems.")],
+    first: Annotated[Path, typer.Argument(help="PROMPT.jsonl of `grpo evaluate` or `grpo math_baseline`.")],
+    second: Annotated[Path, typer.Argument(help="Another one on the same problems.")],
 ) -> None:
-    """Difference in answer reward of two evaluations on the same problems, with a paired bootstrap interval."""
+    """Compare the answer rewards of two evaluations on the same problems, with a paired bootstrap interval."""
     from grpo.evaluation.comparison import compare_files
 
     print(compare_files(first, second))
 
 
-@app.command("benchmark")
+@app.command("benchmark", rich_help_panel=TOOLS, epilog="Example: grpo benchmark my-model --task gsm8k --limit 200")
 def benchmark(
-    checkpoint: Annotated[Path, typer.Argument(help="A folder in Hugging Face format, as for `grpo evaluate`.")],
-    task: Annotated[str, typer.Option(help="Of the harness, such as gsm8k, hendrycks_math500, aime24; or a YAML file.")],
-    file: Annotated[Path | None, typer.Option(help="Its rows, where the Hub is not at hand: JSONL, parquet or CSV.")] = None,
-    shots_file: Annotated[Path | None, typer.Option(help="Rows of the examples in the prompt.")] = None,
-    shots: Annotated[int | None, typer.Option(min=0, help="How many examples; the task's number, if not given.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="How many problems; all, if not given.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a response; the task's number, if not given.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for TASK.md, TASK.json and TASK.jsonl.")] = Path("benchmark"),
+    checkpoint: Annotated[Path, typer.Argument(help="Folder in Hugging Face format.")],
+    task: Annotated[
+        str, typer.Option(help="Task of the harness, such as gsm8k, hendrycks_math500, aime24; or a YAML file of your own.")
+    ],
+    file: Annotated[Path | None, typer.Option(help="Problems from a local file (JSONL, Parquet, CSV), not the Hub.")] = None,
+    shots_file: Annotated[Path | None, typer.Option(help="File with the examples for the prompt; needs --file.")] = None,
+    shots: Annotated[int | None, typer.Option(min=0, help="Number of examples in the prompt; default: the task's.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of problems; default: all.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Token limit of a response; default: the task's.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for TASK.md, TASK.json, TASK.jsonl and TASK.yaml.")] = Path("benchmark"),
 ) -> None:
-    """A task of lm-evaluation-harness on a checkpoint: its number, our grader's on the same responses, where they differ."""
+    """Run an lm-evaluation-harness task on a checkpoint; grade the same responses with this package's grader.
+
+    TASK.md lists the problems on which the two disagree.
+    """
     from grpo.study.schema import load_study
 
     study = load_study()
@@ -177,55 +233,26 @@ def benchmark(
     print(f"{out / found['task']}.md: {len(found['disagreements'])} of {found['problems']} problems on which they differ")
 
 
-@app.command("doctor")
-def doctor() -> None:
-    """Check GPUs and their memory, torch, vLLM, disk and Hub for the active study; exit code 2 where something is missing."""
-    from grpo.study.schema import load_study
-
-    study = load_study()
-    from grpo.commands.doctor import examine, report
-
-    findings = examine(study)
-    print(f"study {study.study}\n{report(findings)}")
-    if any(finding.good is False for finding in findings):
-        raise typer.Exit(2)
-
-
-@app.command("plan")
-def plan(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[STUDY]", help="A name in studies/ or a path to a study file; else params.yaml.")
-    ] = None,
-    price: Annotated[float, typer.Option(min=0, help="Of a GPU-hour.")] = 2.5,
-    seconds_per_step: Annotated[
-        float | None, typer.Option(min=0, help="Of a GRPO step at the study's defaults, in the place of what was measured.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
-) -> None:
-    """What a study would run: runs, steps, GPU-hours, disk and cost of each experiment, and what could be saved."""
-    import json
-
-    from grpo.commands.plan import plan as make_plan
-    from grpo.commands.plan import table
-    from grpo.study.compose import study_path
-    from grpo.study.schema import load_study
-
-    found = make_plan(load_study(study_path(name)) if name else load_study(), name is None, seconds_per_step, price)
-    print(json.dumps(found, indent=2) if as_json else table(found))
-
-
-@app.command("publish")
+@app.command("publish", rich_help_panel=TOOLS, epilog="Example: grpo publish grpo_learning_rate/3e-4/0 --license apache-2.0")
 def publish(
     run: Annotated[str, typer.Argument(metavar="EXPERIMENT/ARM/SEED", help="A finished run of the active study.")],
-    kind: Annotated[Kind, typer.Option(help="The checkpoint; best is chosen by validation answer reward.")] = Kind.best,
+    kind: Annotated[
+        Kind, typer.Option(help="Checkpoint to publish: the last, or the best by validation answer reward.")
+    ] = Kind.best,
     out: Annotated[
-        Path | None, typer.Option(help="An empty or new folder; published/EXPERIMENT--ARM--SEED-KIND by default.")
+        Path | None, typer.Option(help="New or empty folder; default: published/EXPERIMENT--ARM--SEED-KIND.")
     ] = None,
-    repo: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Also upload to this repository on the Hub.")] = None,
-    license: Annotated[str | None, typer.Option(help="Of the weights, such as apache-2.0; not stated, if not given.")] = None,
-    artifact: Annotated[str | None, typer.Option(help="Also name the checkpoint so in artifacts/dvc.yaml, for DVC.")] = None,
+    repo: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Also upload to this repository on the Hub (private if new).")
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(help="Licence of the weights, such as apache-2.0; default: the card states none.")
+    ] = None,
+    artifact: Annotated[
+        str | None, typer.Option(help="Also register the checkpoint under this name as a DVC artifact (artifacts/dvc.yaml).")
+    ] = None,
 ) -> None:
-    """Put a run's checkpoint into a folder with a model card written from its results, and on the Hugging Face Hub if asked."""
+    """Copy a run's checkpoint to a folder with a model card made from its results; optionally upload it to the Hub."""
     from grpo.commands.publish import Destination
     from grpo.commands.publish import publish as publish_it
     from grpo.study.schema import load_study
@@ -234,11 +261,11 @@ def publish(
         print(line)
 
 
-@app.command("mlflow_import")
+@app.command("mlflow_import", rich_help_panel=TOOLS)
 def mlflow_import(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Folders in data/state/mlflow; all, if not given.")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders in data/state/mlflow; default: all.")] = None,
 ) -> None:
-    """Deliver to MLflow what it lacks of runs, which could not reach it; folders that are delivered are removed."""
+    """Send MLflow the runs that could not reach it, and remove the folders that were sent."""
     from grpo.study import paths
     from grpo.tracking.mlflow_send import import_folders
     from grpo.tracking.mlflow_uri import tracking_uri
@@ -250,12 +277,16 @@ def mlflow_import(
         print(line)
 
 
-VERBOSE = Annotated[bool, typer.Option("--verbose", help="Name every value and result, not only how many.")]
+app.add_typer(study_app, name="study", rich_help_panel=STUDY)
+app.add_typer(kissing_app, name="kissing", rich_help_panel=TOOLS)
+
+STUDY_FILE = Annotated[str, typer.Argument(help="Name in studies/ or path of a study file.")]
+VERBOSE = Annotated[bool, typer.Option("--verbose", help="List every value and result instead of counting them.")]
 
 
 @study_app.command("list")
 def study_list() -> None:
-    """The studies at hand and what each extends; the active one is marked."""
+    """List the available studies and what each extends; `*` marks the active one."""
     from grpo.commands.study import list_studies
 
     for line in list_studies():
@@ -264,23 +295,23 @@ def study_list() -> None:
 
 @study_app.command("check")
 def study_check(
-    name: Annotated[str | None, typer.Argument(help="A name in studies/ or a path to a study file; else params.yaml.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name in studies/ or path of a study file; default: params.yaml.")] = None,
     verbose: VERBOSE = False,
 ) -> None:
-    """Validate a study, show each run's effective configuration as far as it is known, and say what was changed in it."""
+    """Validate a study, list its runs and their settings, and show what you changed by hand."""
     from grpo.commands.study import check
 
     print(check(name, verbose))
 
 
-@study_app.command("use")
+@study_app.command("use", epilog="Example: grpo study use math-h100 --dry-run")
 def study_use(
-    name: Annotated[str, typer.Argument(help="A name in studies/, or a path to a study file.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Drop what was changed in params.yaml by hand.")] = False,
+    name: STUDY_FILE,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Discard manual edits of params.yaml.")] = False,
     verbose: VERBOSE = False,
 ) -> None:
-    """Make a study the active one: compose and validate it, say what changes, and write params.yaml."""
+    """Make a study the active one: validate it, show what changes and write params.yaml."""
     from grpo.commands.study import use
 
     for line in use(name, dry_run, force, verbose):
@@ -289,7 +320,7 @@ def study_use(
 
 @study_app.command("runs")
 def study_runs() -> None:
-    """Write the tables of params.yaml anew by which DVC makes its stages, after an edit of arms, seeds or tasks by hand."""
+    """Update the table of runs in params.yaml after you edited arms, seeds or tasks there; DVC's stages follow from it."""
     from grpo.commands.study import renew_runs
 
     for line in renew_runs():
@@ -297,8 +328,8 @@ def study_runs() -> None:
 
 
 @study_app.command("save")
-def study_save(name: Annotated[str, typer.Argument(help="Of the new study: studies/NAME.yaml.")]) -> None:
-    """Make a study of what was changed in params.yaml by hand: an overlay on the active one."""
+def study_save(name: Annotated[str, typer.Argument(help="Name of the new study; writes studies/NAME.yaml.")]) -> None:
+    """Save your edits of params.yaml as a new study that extends the active one."""
     from grpo.commands.study import save
 
     for line in save(name):
@@ -306,10 +337,8 @@ def study_save(name: Annotated[str, typer.Argument(help="Of the new study: studi
 
 
 @study_app.command("rehearse")
-def study_rehearse(
-    name: Annotated[str, typer.Argument(help="A study for GPUs: a name in studies/, or a path to a study file.")],
-) -> None:
-    """Write NAME-rehearsal.yaml: the study cut down to be tried on a CPU, by small random weights and few steps."""
+def study_rehearse(name: STUDY_FILE) -> None:
+    """Write NAME-rehearsal.yaml: a GPU study cut down to small random weights and few steps, to try it on a CPU."""
     from grpo.commands.study import rehearse
 
     for line in rehearse(name):
@@ -318,7 +347,7 @@ def study_rehearse(
 
 @study_app.command("schema")
 def study_schema() -> None:
-    """Print the JSON Schema of params.yaml and of study files, for editors; studies/study.schema.json holds it."""
+    """Print the JSON Schema of params.yaml and study files for editors (also in studies/study.schema.json)."""
     import json
 
     from grpo.study.json_schema import study_schema as schema
@@ -327,8 +356,8 @@ def study_schema() -> None:
 
 
 @study_app.command("show")
-def study_show(name: Annotated[str, typer.Argument(help="A name in studies/, or a path to a study file.")]) -> None:
-    """Print a study as `grpo study use` would write it into params.yaml."""
+def study_show(name: STUDY_FILE) -> None:
+    """Print the params.yaml that `grpo study use` would write."""
     from grpo.commands.study import composed_text
     from grpo.study.compose import study_path
 
@@ -336,10 +365,10 @@ def study_show(name: Annotated[str, typer.Argument(help="A name in studies/, or 
 
 
 def main() -> None:
-    """Run the command line; a user's mistake, a full disk or memory becomes one message and exit code 2."""
+    """Run the command line; a user's mistake, a full disk or exhausted memory gives one message and exit code 2."""
     fix_cpu_kernels()
     share_cpu_fairly()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a scheduler may have had it ignored, so that DVC outlives it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # workflow/with_gpus.py starts DVC with SIGTERM ignored
     try:
         app()
     except ToBeResumed as stop:
@@ -354,9 +383,9 @@ def main() -> None:
 
 
 def use_this_copys_code() -> None:
-    """In an experiment of DVC that runs in a copy of the project, start again with the copy's code.
+    """Restart with the code of the working folder if this is a DVC experiment in a copy of the project.
 
-    The installed command finds the workspace's, which may have changed since the experiment was queued.
+    The installed command imports the code of the original project, which may have changed since the experiment was queued.
     """
     here, path = Path.cwd(), os.environ.get("PYTHONPATH", "")
     if workspace() != here and str(here) not in path.split(os.pathsep):
@@ -365,6 +394,6 @@ def use_this_copys_code() -> None:
 
 
 def entry() -> None:
-    """What the command `grpo` calls."""
+    """Entry point of the command `grpo`."""
     use_this_copys_code()
     main()

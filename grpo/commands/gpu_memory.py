@@ -1,33 +1,34 @@
-"""How much memory of its GPUs a study takes, in GiB (2**30 bytes), phase by phase, before anything runs.
+"""Estimate the GPU memory of a study in GiB (2**30 bytes), phase by phase, before it runs.
 
-Arithmetic from the model's shape and the study's settings; nothing is measured. N is the number of parameters, V the size of
-the vocabulary, d the width, L the layers, f the width of the feed-forward part, a and k those of all query and all key heads
-together; b is 2 bytes in bfloat16 and float16 and 4 in float32.
+Computed from the model's shape and the study's settings; nothing is measured. Symbols: N parameters, V vocabulary size, d
+hidden size, L layers, f feed-forward width, a and k the widths of all query and all key heads together, b bytes per number (2
+in bfloat16 and float16, 4 in float32).
 
-Held by the learner (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`grpo.learner.optimizer`):
+The learner holds (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`grpo.learner.optimizer`):
 
 - weights                bN
-- float32 copy           4N where the model computes in half precision, else 0
+- float32 copy           4N if the model computes in half precision, else 0
 - moments                8N (AdamW), or 2N (1 + 4/256) with 8 bits (bitsandbytes, arXiv 2110.02861, Section 2.1)
-- starting weights       bN, where an arm measures or penalises KL; with ``offload_reference`` on the GPU only while used
-- weights to be sent     bN (lag + 1), where an arm is asynchronous and vLLM on a GPU too
+- starting weights       bN if an arm measures or penalises KL; with ``offload_reference`` on the GPU only while used
+- weights to be sent     bN (lag + 1) if an arm is asynchronous and vLLM runs on a GPU
 
-With ``lora`` the float32 copy, moments and gradients are of the adapters only: rank (inputs + outputs) of each adapted matrix.
-A study counts as its arm with the most to train. And for a while:
+With ``lora`` the float32 copy, moments and gradients cover the adapters only: rank (inputs + outputs) per adapted matrix.
+The arm with the most trained parameters decides. Held for part of a step:
 
-- gradients              4N, from the first backward pass of an update until its step is taken
-- activations            of one microbatch of T tokens: T L ((8 + 4b) d + 2b (a + k) + 4b f), and (4 + b)(a + k) more where
-                         queries and keys are normalised; no scores of attention (flash attention, arXiv 2205.14135). With
-                         ``gradient_checkpointing`` b T L d, and all of this for one layer only (arXiv 1604.06174)
-- logits                 10 V for each token of a chunk (:mod:`grpo.learner.chunked`)
-- gradient of the output (4 + b) V d: the output layer's, in float32 and in the model's precision
+- gradients              4N, from the first backward pass of an update to its optimizer step
+- activations            of one microbatch of T tokens: T L ((8 + 4b) d + 2b (a + k) + 4b f), plus (4 + b)(a + k) per token and
+                         layer if queries and keys are normalised; no attention scores (flash attention, arXiv 2205.14135).
+                         With ``gradient_checkpointing`` b T L d, plus all of this for one layer (arXiv 1604.06174)
+- logits                 10 V per token of a chunk (:mod:`grpo.learner.chunked`)
+- gradient of the output (4 + b) V d: of the output layer, in float32 and in the model's precision
 
 With ``learner.fully_shard`` (:mod:`grpo.models.sharding`) each of P processes holds weights 4N / P, moments 8N / P and starting
-weights bN / P; while it computes, gathered weights b (R + 2 S), R of the embeddings, the last norm and the head, S of a layer
-(b V d while vLLM takes them); gradients 4N, whole; and, reduced, 4N / P and 4 (R + S) on their way.
+weights bN / P. Let R be the parameters of embeddings, last norm and head, and S those of a layer. While it computes it also
+holds gathered weights b (R + 2 S), or b V d while vLLM takes the weights; gradients 4N, whole; and reduced gradients 4N / P
+plus 4 (R + S) in flight.
 
-vLLM holds ``gpu_memory_utilization`` times the card while it samples; what weights and work space leave of that is for keys and
-values, 2 b L k a token. A sleeping engine holds nothing.
+vLLM holds ``gpu_memory_utilization`` times the card while it samples. What weights and work space leave of that is for keys and
+values, 2 b L k per token. A sleeping engine holds nothing.
 """
 
 from __future__ import annotations
@@ -47,15 +48,14 @@ from grpo.study.methods import GrpoConfig, Lora, RunConfig, SamplingConfig
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, LocalModel
 
-STATES_ON_DISK = 3  # of a run in progress: the two that are kept, and the next while it is written
+STATES_ON_DISK = 3  # saved states of a run in progress: two are kept, and a third is being written
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Assumed, not computed: what CUDA's context, cuBLAS's work space, a sleeping
-# engine's graphs and the allocator's gaps take; and what vLLM takes off its share before keys and values.
-TRACE_TOKENS = 1024  # of a trace for supervised fine-tuning, which is not sampled under a limit
-RESERVE_GIB = 1.0
-ENGINE_WORK_GIB = 1.0
-USES_REFERENCE = "KL to the start"  # the phase in which the starting weights are used
+# Assumed, not computed:
+TRACE_TOKENS = 1024  # length of a trace for supervised fine-tuning
+RESERVE_GIB = 1.0  # CUDA's context, cuBLAS's work space, a sleeping engine's graphs, gaps of the allocator
+ENGINE_WORK_GIB = 1.0  # vLLM's work space
+USES_REFERENCE = "KL to the start"  # name of the phase in which the starting weights are used
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,17 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """N."""
+        """N, the number of parameters."""
         return self.parameters_around + self.num_hidden_layers * self.parameters_of_layer
 
     @property
     def parameters_around(self) -> int:
-        """R, of the embeddings, the last norm and the head."""
+        """R, the parameters of the embeddings, the last norm and the head."""
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + self.hidden_size
 
     @property
     def parameters_of_layer(self) -> int:
-        """S."""
+        """S, the parameters of one layer."""
         d, queries, keys = self.hidden_size, self.queries, self.keys
         attention = 2 * d * queries + 2 * d * keys + self.attention_bias * (queries + 2 * keys)
         attention += self.query_key_norm * 2 * self.head_dim
@@ -99,7 +99,7 @@ class Shape:
 
     @property
     def multiplied(self) -> int:
-        """Parameters that a token is multiplied with: all but an embedding that is only looked up."""
+        """Parameters that a token is multiplied with: all except input embeddings that are not also the head."""
         return self.parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size)
 
     @property
@@ -113,18 +113,18 @@ class Shape:
         return self.num_key_value_heads * self.head_dim
 
     def kv_bytes(self, precision: int) -> int:
-        """Bytes of a token's keys and values in all layers."""
+        """Bytes of one token's keys and values in all layers."""
         return 2 * precision * self.num_hidden_layers * self.keys
 
     def layer_bytes(self, precision: int) -> int:
-        """Bytes that a layer keeps of a token for its backward pass."""
+        """Bytes per token that a layer keeps for the backward pass."""
         attention = 2 * precision + (4 + precision) * self.query_key_norm
         norms_and_linear = (8 + 4 * precision) * self.hidden_size + 4 * precision * self.intermediate_size
         return norms_and_linear + attention * (self.queries + self.keys)
 
 
-# From the models' config.json on the Hub. The parameters that these give are those of the model cards: 1.54, 7.61 and 0.6
-# billion; 1.31, 6.53 and 0.44 without embeddings.
+# From config.json on the Hub. The numbers of parameters agree with the model cards: 1.54, 7.61 and 0.6 billion, and without
+# embeddings 1.31, 6.53 and 0.44.
 SHAPES = {
     "Qwen/Qwen2.5-Math-1.5B": Shape(28, 1536, 8960, 12, 2, 128, 151936, 4096, True, attention_bias=True),
     "Qwen/Qwen2.5-Math-7B": Shape(28, 3584, 18944, 28, 4, 128, 152064, 4096, False, attention_bias=True),
@@ -133,7 +133,7 @@ SHAPES = {
 
 
 def shape_of(study: Study, task: str = MAIN) -> Shape | None:
-    """The shape of a task's model, where it is known here or its config.json is at hand."""
+    """The shape of a task's model; None if it is not in :data:`SHAPES` and its config.json is not on this machine."""
     model = study.models[task]
     if isinstance(model, HubModel) and model.repo in SHAPES:
         return SHAPES[model.repo]
@@ -142,7 +142,7 @@ def shape_of(study: Study, task: str = MAIN) -> Shape | None:
 
 
 def read_shape(path: Path) -> Shape | None:
-    """The shape that a config.json of Qwen2's or Qwen3's architecture gives; None if there is none or of another one."""
+    """Read the shape from a config.json of Qwen2 or Qwen3; None if the file is missing or of another architecture."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         kind, heads = config["model_type"], config["num_attention_heads"]
@@ -163,7 +163,7 @@ def read_shape(path: Path) -> Shape | None:
 
 
 def adapter_parameters(shape: Shape, lora: Lora) -> int:
-    """P, those of all A and B: rank (inputs + outputs) for each adapted matrix of each layer."""
+    """Parameters of all LoRA matrices A and B: rank (inputs + outputs) per adapted matrix and layer."""
     d, f = shape.hidden_size, shape.intermediate_size
     sizes = {"q_proj": d + shape.queries, "k_proj": d + shape.keys, "v_proj": d + shape.keys, "o_proj": shape.queries + d}
     sizes |= {"gate_proj": d + f, "up_proj": d + f, "down_proj": f + d}
@@ -171,7 +171,7 @@ def adapter_parameters(shape: Shape, lora: Lora) -> int:
 
 
 def trained_parameters(study: Study, shape: Shape) -> int:
-    """Of the arm with the most to train: all, or those of its adapters."""
+    """Largest number of trained parameters over the arms: all, or those of the adapters."""
     return max(
         (shape.parameters if config.lora is None else adapter_parameters(shape, config.lora) for config in configs(study)),
         default=shape.parameters,
@@ -179,20 +179,18 @@ def trained_parameters(study: Study, shape: Shape) -> int:
 
 
 def saved_state_bytes(study: Study, shape: Shape) -> int:
-    """Bytes of one saved state of a run: weights that are trained, their float32 copy and moments
-    (:mod:`grpo.training.state`).
-    """
+    """Bytes of one saved state of a run: trained weights, their float32 copy and moments (:mod:`grpo.training.state`)."""
     frozen = 0 if _trains_all(study) else shape.parameters * BYTES[study.learner.dtype]
-    each = study.learner.processes if study.learner.fully_shard else 1  # a state is whole
+    each = study.learner.processes if study.learner.fully_shard else 1  # a state holds the parts of all processes
     return round(sum(_held(study, shape).values()) * each * GIB) - frozen
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a GPU holds at the height of one phase of a run.
+    """What a GPU holds at the peak of one phase of a run.
 
     Attributes:
-        parts: GiB by what they are for.
+        parts: GiB by purpose.
     """
 
     name: str
@@ -206,7 +204,7 @@ class Phase:
 
 
 def configs(study: Study) -> Iterator[RunConfig]:
-    """Of each arm whose runs compute on the study's devices, as far as it is known before there are winners."""
+    """The configuration of each arm that runs on the study's devices, as far as it is known before there are winners."""
     for name in study.made:
         if study.models[study.experiments[name].task].device != "cpu":
             for arm in study.experiments[name].arms:
@@ -214,19 +212,19 @@ def configs(study: Study) -> Iterator[RunConfig]:
 
 
 def longest(study: Study, config: RunConfig) -> int:
-    """Tokens of the longest sequence, with the main task's prompts."""
+    """Tokens of the longest sequence (prompt and response), with the main task's prompts."""
     prompt = config.prompt if config.prompt in study.task(MAIN).formats else study.grpo.prompt  # an arm of another task
     response = config.sampling_max_tokens if isinstance(config, SamplingConfig) else TRACE_TOKENS
     return prompt_lengths(study, MAIN, prompt).longest + response
 
 
 def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
-    """What the study's GPUs hold in each phase, at worst over its arms; see the module.
+    """Compute what the study's GPUs hold in each phase, as the maximum over its arms (formulas: see the module).
 
     Args:
-        card_gib: memory of each GPU.
+        card_gib: memory of each GPU in GiB.
     """
-    from grpo.learner.chunked import TOKENS_AT_ONCE  # which imports torch, and `grpo plan` does not
+    from grpo.learner.chunked import TOKENS_AT_ONCE  # imports torch, which `grpo plan` does without
 
     engine, learner = _device(study.engine.device), _device(study.learner.device)
     held = _held(study, shape) | _to_be_sent(study, shape)
@@ -258,12 +256,12 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
 
 
 def kv_cache_gib(study: Study, shape: Shape, card_gib: float) -> float:
-    """What is left of vLLM's share for keys and values."""
+    """GiB of vLLM's share that are left for keys and values."""
     return _engine_gib(study, shape, card_gib) - shape.parameters * BYTES[study.engine.dtype] / GIB - ENGINE_WORK_GIB
 
 
 def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
-    """Why the study does not fit cards of this size, each with the remedy; empty where it does."""
+    """List why the study does not fit cards of this size, each reason with a remedy; empty if it fits."""
     found = []
     for phase in phases(study, shape, card_gib):
         if phase.total > card_gib:
@@ -274,14 +272,14 @@ def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
         left = kv_cache_gib(study, shape, card_gib)
         if left < needed:
             found.append(
-                f"vLLM: {left:.1f} GiB would be left for keys and values, and it wants {needed:.1f} for one sequence of the "
-                f"model's {shape.max_position_embeddings} tokens; raise grpo.gpu_memory_utilization"
+                f"vLLM: {left:.1f} GiB are left for keys and values, and one sequence of the model's "
+                f"{shape.max_position_embeddings} tokens needs {needed:.1f}; raise grpo.gpu_memory_utilization"
             )
     return found
 
 
 def _remedies(study: Study, phase: Phase) -> list[str]:
-    """What would make a phase smaller, by what it holds."""
+    """The settings that would make a phase smaller."""
     learner, parts = study.learner, phase.parts
     engine, moments, activations = (name in parts for name in ("the engine", "moments", "activations"))
     whole, vllm = moments and not learner.fully_shard, engine and study.engine.name == "vllm"
@@ -306,28 +304,26 @@ def _remedies(study: Study, phase: Phase) -> list[str]:
 
 
 def table(study: Study, shape: Shape, card_gib: float) -> str:
-    """The phases as text: a column each, a row for each part."""
+    """Format the phases as text: one column per phase, one row per part."""
     found = phases(study, shape, card_gib)
     parts = sorted({part: None for phase in found for part in phase.parts}, key=lambda part: part == "reserve")
     rows = [["GiB", *(f"{phase.name} ({phase.device})" for phase in found)]]
     rows += [[part, *(f"{phase.parts[part]:.2f}" if part in phase.parts else "" for phase in found)] for part in parts]
     rows += [["in all", *(f"{phase.total:.2f}" for phase in found)], ["the card", *[f"{card_gib:.2f}"] * len(found)]]
     lengths = prompt_lengths(study, MAIN, study.grpo.prompt)
-    found_in = f"counted in {paths.DATASETS / MAIN}" if lengths.counted else "assumed, as problems or tokenizer are not there"
+    found_in = f"counted in {paths.DATASETS / MAIN}" if lengths.counted else "assumed, as problems or tokenizer are missing"
     text = text_table(rows) + f"\nPrompts of {lengths.longest:,} tokens at most: {found_in}."
     if study.engine.name == "vllm" and study.engine.device != "cpu":
         left = kv_cache_gib(study, shape, card_gib)
         tokens = left * GIB / shape.kv_bytes(BYTES[study.engine.dtype])
         length = max(longest(study, config) for config in configs(study))
-        text += (
-            f"\nOf the engine {left:.2f} GiB are for keys and values: {tokens:,.0f} tokens, {tokens / length:.0f} sequences "
-        )
-        text += f"of {length:,}."
+        text += f"\nThe engine has {left:.2f} GiB for keys and values: {tokens:,.0f} tokens, "
+        text += f"or {tokens / length:.0f} sequences of {length:,}."
     return text
 
 
 def _to_be_sent(study: Study, shape: Shape) -> dict[str, float]:
-    """What the learner of an asynchronous run keeps for its generator."""
+    """Weights that the learner of an asynchronous run keeps for its generator."""
     apart = (config.asynchronous for config in configs(study) if isinstance(config, GrpoConfig))
     versions = max((settings.max_policy_lag + 1 for settings in apart if settings is not None), default=0)
     if not versions or study.engine.name != "vllm" or study.engine.device == "cpu":
@@ -348,9 +344,7 @@ def _held(study: Study, shape: Shape) -> dict[str, float]:
 
 
 def _of_sharding(study: Study, shape: Shape) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """What ``learner.fully_shard`` takes besides: while a model computes, while gradients are reduced, and while vLLM takes the
-    weights.
-    """
+    """Extra memory of ``learner.fully_shard`` while a model computes, while gradients are reduced, while vLLM takes weights."""
     if not study.learner.fully_shard:
         return {}, {}, {}
     precision, around, of_layer = BYTES[study.learner.dtype], shape.parameters_around, shape.parameters_of_layer
@@ -364,7 +358,7 @@ def _of_sharding(study: Study, shape: Shape) -> tuple[dict[str, float], dict[str
 
 
 def _measures_kl(study: Study) -> bool:
-    """Whether an arm needs a copy of its starting weights; one with adapters has them below these."""
+    """Whether an arm needs a copy of its starting weights. With adapters the frozen weights serve as that copy."""
     return any(getattr(config, "needs_starting_weights", False) and config.lora is None for config in configs(study))
 
 
@@ -374,7 +368,7 @@ def _trains_all(study: Study) -> bool:
 
 
 def _tokens(study: Study) -> int:
-    """Of the largest microbatch, padding included: the budget, which one sequence alone may exceed, or so many responses."""
+    """Tokens of the largest microbatch, padding included: the budget, or one sequence if longer, or a batch of responses."""
     budget = study.learner.max_tokens_per_microbatch
     return max([budget or 0, *(longest(study, c) * (1 if budget else c.micro_train_batch_size) for c in configs(study))])
 
@@ -388,7 +382,7 @@ def _activations_gib(study: Study, shape: Shape) -> float:
 
 
 def _engine_gib(study: Study, shape: Shape, card_gib: float) -> float:
-    """vLLM's share; of the project's own engine, which samples with the learner's weights, the keys and values."""
+    """GiB of the engine: vLLM's share, or keys and values of the transformers engine, which shares the learner's weights."""
     if study.engine.name == "vllm":
         return max(memory_share(study, config) for config in (None, *configs(study))) * card_gib
     length = max(longest(study, config) for config in configs(study))

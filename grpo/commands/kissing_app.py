@@ -1,4 +1,4 @@
-"""`grpo kissing`: verify a program, or search for one."""
+"""The commands `grpo kissing ...`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 kissing_app = typer.Typer(
-    help="Kissing configurations in dimension 11: many integer vectors whose distances are no smaller than their lengths.",
+    help="Verify or search kissing configurations in dimension 11: many integer vectors, none closer together than long.",
     no_args_is_help=True,
 )
 DEFAULT_SECONDS = 60.0
@@ -19,41 +19,46 @@ DEFAULT_SECONDS = 60.0
 
 @kissing_app.command("verify")
 def verify(
-    program: Annotated[Path, typer.Argument(help="Python, with run_code(), get_centers() or a global `points`.")],
-    seconds: Annotated[float, typer.Option(min=1, help="Wall-clock and CPU time that it may take.")] = 30.0,
-    memory_mb: Annotated[int, typer.Option(min=100, help="Memory that it may use.")] = 2000,
+    program: Annotated[Path, typer.Argument(help="Python file with run_code(), get_centers() or a global `points`.")],
+    seconds: Annotated[float, typer.Option(min=1, help="Limit of wall-clock and of CPU time, in seconds.")] = 30.0,
+    memory_mb: Annotated[int, typer.Option(min=100, help="Limit of memory, in MB.")] = 2000,
 ) -> None:
-    """Run a program in a sandbox and check its points in exact integer arithmetic; exit code 1 where they are not valid."""
+    """Run a program in a sandbox and check its points in exact integer arithmetic; exit code 1 if they are not valid."""
     from grpo.discovery.sandbox import Limits, unenforced
     from grpo.discovery.verifier import verify_program
 
     if missing := unenforced():
-        print(f"warning: this system does not let the sandbox restrict: {', '.join(missing)}", file=sys.stderr)
+        print(f"warning: on this system the sandbox cannot restrict: {', '.join(missing)}", file=sys.stderr)
     verdict = verify_program(program, Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=memory_mb))
     print(json.dumps(asdict(verdict), indent=2))
     if not verdict.validity:
         raise typer.Exit(1)
 
 
-@kissing_app.command("search")
+@kissing_app.command("search", epilog="Example: grpo kissing search --seconds 300 --out my-search")
 def search(
     strategy: Annotated[
         str,
-        typer.Option(help="mutation (no language model), or with one: best_of_n, conversation or hybrid."),
+        typer.Option(help="mutation (no language model), or best_of_n, conversation or hybrid (with a language model)."),
     ] = "mutation",
-    out: Annotated[Path, typer.Option(help="Folder of conversation_log.json and program.py; a search there goes on.")] = Path(
-        "kissing_search"
-    ),
-    calls: Annotated[int | None, typer.Option(min=1, help="Proposals, or requests to the language model.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Of prompts and answers together.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for conversation_log.json and program.py; a search in it is continued.")
+    ] = Path("kissing_search"),
+    calls: Annotated[int | None, typer.Option(min=1, help="Limit of proposals or of requests to the language model.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Limit of tokens, prompts and answers together.")] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=1, help=f"Of proposing and verifying; {DEFAULT_SECONDS:.0f} where no limit is given.")
+        float | None,
+        typer.Option(min=1, help=f"Limit of time to propose and verify; {DEFAULT_SECONDS:.0f} if no limit is given."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Two searches with one seed propose the same, as far as a model allows.")] = 0,
-    base_url: Annotated[str | None, typer.Option(help="Of an OpenAI-compatible endpoint; else OPENAI_BASE_URL.")] = None,
-    model: Annotated[str | None, typer.Option(help="Its name there; else OPENAI_MODEL. The key: OPENAI_API_KEY.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the proposals.")] = 0,
+    base_url: Annotated[
+        str | None, typer.Option(help="URL of an OpenAI-compatible endpoint; default: OPENAI_BASE_URL.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model at the endpoint; default: OPENAI_MODEL. The key comes from OPENAI_API_KEY.")
+    ] = None,
 ) -> None:
-    """Search for a program that constructs many points, within a budget; killed and started again, it goes on."""
+    """Search for a program that constructs many points, within a budget; an interrupted search is continued."""
     from grpo.commands.kissing_search import proposer
     from grpo.common.files import require_writable
     from grpo.common.lock import only_one

@@ -1,4 +1,4 @@
-"""The stage ``kissing_number``: a search within the study's budget, the committed program beside it, and what came of both."""
+"""The stage ``kissing_number``: search within the study's budget, verify the committed program, and report both."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ CODE = Path(mutation.__file__).parent
 SCORES = "scores.jsonl"
 KISSING_NUMBER_METRICS = paths.METRICS / "kissing_number.json"
 MUTATION = "mutation"
-UNFENCED = "KISSING_UNFENCED"  # in the environment, "1": run a language model's programs where the sandbox is incomplete
+UNFENCED = "KISSING_UNFENCED"  # environment variable; 1: run a language model's programs even in an incomplete sandbox
 
 
 def run_kissing_number(study: Study) -> dict[str, Any]:
-    """Search, verify the committed program too, and write data/kissing_search, reports/kissing_number.json and its metrics.
+    """Search, verify the committed program, and write data/kissing_search, reports/kissing_number.json and its metrics.
 
-    A search that was killed goes on, as long as neither its settings nor its code have changed. Of a study without a search
-    the folders and the report are empty, as DVC wants a stage's outputs to be there.
+    A search that was killed is continued unless its settings or its code have changed. If the study has no search, the
+    folders and the report are empty, as DVC needs a stage's outputs to exist.
 
     Returns:
-        what reports/kissing_number.json holds.
+        the content of reports/kissing_number.json.
     """
     wanted = study.kissing_number
     if wanted is None:
@@ -79,15 +79,15 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
 
 
 def proposer(strategy: str, seed: int, base_url: str | None = None, model: str | None = None) -> tuple[Propose, Settings]:
-    """What proposes programs under a strategy, and the settings that name the search.
+    """Make the function that proposes programs under a strategy, and the settings that identify the search.
 
     Args:
         strategy: ``mutation``, which needs no language model, or one of :data:`grpo.discovery.strategies.STRATEGIES`.
-        base_url, model: of the endpoint; else from the environment.
+        base_url, model: of the endpoint; default: from the environment.
 
     Raises:
-        UserError: a language model is needed, and neither arguments nor environment say which; or its programs cannot be
-            confined here, and the environment does not say that they may run all the same.
+        UserError: a language model is needed but not named; or the sandbox is incomplete here and ``KISSING_UNFENCED`` is not
+            set.
     """
     if strategy == MUTATION:
         return mutation.propose, Settings("mutation", strategy, seed)
@@ -95,9 +95,9 @@ def proposer(strategy: str, seed: int, base_url: str | None = None, model: str |
     missing = unenforced()
     if missing and os.environ.get(UNFENCED) != "1":
         raise UserError(
-            f"{strategy}: this system does not let the sandbox restrict: {', '.join(missing)}. A program of the language model"
-            f" could use that, and what it reads may come into the next prompt. Search on Linux 6.2 or newer with Landlock and"
-            f" libseccomp, or in a container that holds nothing of value; there, set {UNFENCED}=1."
+            f"{strategy}: on this system the sandbox cannot restrict: {', '.join(missing)}. The language model's programs could"
+            f" use that, and send what they read to the model. Search on Linux 6.2 or newer with Landlock and libseccomp, or in"
+            f" a container without anything of value, with {UNFENCED}=1."
         )
     from grpo.discovery.language_model import endpoint_from_environment, propose_with
 
@@ -106,7 +106,7 @@ def proposer(strategy: str, seed: int, base_url: str | None = None, model: str |
 
 
 def _track(study: Study, log: Log, result: dict[str, Any]) -> None:
-    """The search as one MLflow run: score and best over attempts, log and program as artifacts."""
+    """Log the search as one MLflow run: score and best over attempts, log and program as artifacts."""
     run = MlflowRun(
         study.study,
         f"kissing_number/{log.settings.strategy}-{log.settings.seed}",

@@ -1,4 +1,4 @@
-"""The model card of a checkpoint: what the result files of its run say; what is unknown is left out, or called so."""
+"""Write the model card of a checkpoint from the result files of its run; what is unknown is left out or called unknown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METADATA = "metadata.json"
 
 
 def model_card(study: Study, run: Run, source: Path, kind: str, license: str | None) -> ModelCard:
-    """The card of a checkpoint; its front matter has the answer reward with every digit."""
+    """Make the card of a checkpoint; its front matter has the answer reward with every digit."""
     about = about_checkpoint(run, source)
     reward = _estimate(run, about["step"])
     base = _base_model(study, run, about)
@@ -82,14 +82,14 @@ def _template() -> Template:
 
 
 def _estimate(run: Run, step: int) -> dict[str, float]:
-    """Answer reward at one evaluation, with the 95% interval that metrics.json has of the last one (Wilson)."""
+    """Answer reward at one evaluation with a 95% Wilson interval, as metrics.json has for the last one."""
     outcomes = run.outcomes[(run.validation["step"] == step).to_numpy().argmax()]
     low, high = wilson_interval(float(outcomes.sum()), len(outcomes))
     return {"value": float(outcomes.mean()), "low": low, "high": high, "problems": len(outcomes)}
 
 
 def _base_model(study: Study, run: Run, about: dict[str, Any]) -> HubModel | None:
-    """The model on the Hub that the weights come from, where it is known; there may be fine-tuning in between."""
+    """The model on the Hub that the weights come from, possibly through fine-tuning; None if unknown."""
     model, start = study.models[study.experiments[run.experiment].task], about["started_from"]
     if (before := Path(start) / METADATA).exists():
         start = read_json(before, made_by="", keys=("started_from",))["started_from"]
@@ -98,7 +98,7 @@ def _base_model(study: Study, run: Run, about: dict[str, Any]) -> HubModel | Non
 
 
 def _rewards(study: Study, run: Run, step: int) -> dict[str, Interval | dict[str, float]]:
-    """The answer reward of this checkpoint and beside it, each with its interval."""
+    """Answer rewards to compare with this checkpoint's, each with its interval, by label."""
     metrics, k = run.metrics, study.last_k(run.experiment)
     last, first = int(run.validation["step"].iloc[-1]), int(run.validation["step"].iloc[0])
     n = evaluations_counted(run.outcomes, k)
@@ -117,7 +117,7 @@ def _rewards(study: Study, run: Run, step: int) -> dict[str, Interval | dict[str
 
 
 def _settings(study: Study, run: Run) -> list[tuple[str, Any, Any, str]]:
-    """Each setting that is not the method's default: its name, its value, that default, and what set it."""
+    """The settings that differ from the method's defaults: name, value, default, and what set it."""
     fields = type(study.defaults(run.config["method"])).model_fields
     defaults = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}
     entries = run.config["config"].items()
@@ -130,7 +130,7 @@ def _origin(run: Run, source: Path, about: dict[str, Any], base: HubModel | None
     start = (
         f"[{base.repo}](https://huggingface.co/{base.repo}) at revision `{base.revision}`" if base else about["started_from"]
     )
-    changed = ", with changes that are not in it" if timing["git_changed"] == "true" else ""
+    changed = ", with uncommitted changes" if timing["git_changed"] == "true" else ""
     return {
         "started from": "a local folder" if Path(str(start)).is_absolute() else start,
         "licence of the base model": (_license_on_hub(base) or "not known here; see its page") if base else None,
@@ -146,7 +146,7 @@ def _origin(run: Run, source: Path, about: dict[str, Any], base: HubModel | None
 
 
 def _license_on_hub(base: HubModel) -> str | None:
-    """The licence that the base model's card states at the revision that was used; None where the Hub cannot be asked."""
+    """The licence that the base model's card states at the used revision; None if the Hub cannot be reached."""
     try:
         card = HfApi().model_info(base.repo, revision=base.revision, timeout=HUB_TIMEOUT_S).card_data
     except Exception:  # whatever the network, the proxy or the Hub raises
@@ -155,7 +155,7 @@ def _license_on_hub(base: HubModel) -> str | None:
 
 
 def draw_curve(run: Run, step: int) -> Figure:
-    """Validation answer reward over steps, with the checkpoint's step marked."""
+    """Draw validation answer reward over steps, with the checkpoint's step marked."""
     figure, (axes,) = panels(1)
     draw_curves(axes, curves_of({run.arm: [run]}, REWARD), styles([run.arm]))
     frame(axes, f"{run.name}: {TITLES[REWARD]}", STEP[run.config["method"]], share=True)
@@ -165,10 +165,10 @@ def draw_curve(run: Run, step: int) -> Figure:
 
 
 def about_checkpoint(run: Run, source: Path) -> dict[str, Any]:
-    """A checkpoint's metadata.json, which must agree with the run's evaluation at its step."""
+    """Read a checkpoint's metadata.json and check that it agrees with the run's evaluation at its step."""
     made_by = stage_of_run(run.config["same_as"] or run.name)
     about: dict[str, Any] = read_json(source / METADATA, made_by, keys=("step", "answer_reward", "prompt", "started_from"))
     rewards = run.validation.loc[run.validation["step"] == about["step"], REWARD]
     if len(rewards) != 1 or abs(rewards.iloc[0] - about["answer_reward"]) > 1e-9:
-        raise damaged(source / METADATA, "not what validation.csv has of this step", made_by)
+        raise damaged(source / METADATA, "it differs from validation.csv at this step", made_by)
     return about

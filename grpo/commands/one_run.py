@@ -1,6 +1,6 @@
-"""`grpo run`: one GRPO run in a folder of its own, from a model and a task to its curves, without a pipeline or a study file.
+"""`grpo run`: one GRPO run in its own folder, without a pipeline or a study file.
 
-It composes a study of one run in memory and calls what the stages call, so that equal values give equal results.
+It composes a study of one run in memory and calls the same functions as the stages, so equal values give equal results.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from grpo.tasks.task import TASKS, make_task
 from grpo.tracking.mlflow_uri import NOWHERE
 
 ARM = "grpo"
-BASE = "base"  # the study whose values count if none is named
-PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies that say where these tasks' problems come from
-COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # as they are often called
+BASE = "base"  # the default of --study
+PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies from which these tasks take the source of their problems
+COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
 MADE_BY_STEPS = ((paths.RUN_STATE, "step-*"), (paths.RUNS, "metrics.json"))
 CURVES = Path("curves.png")
 
@@ -46,10 +46,10 @@ class Asked(NamedTuple):
     """The options of `grpo run` that say what to run.
 
     Attributes:
-        model: a folder, or ``OWNER/NAME`` on the Hub with ``@REVISION``; None: the study's.
+        model: a folder, or ``OWNER/NAME@REVISION`` on the Hub; None: the study's.
         task: a name in :data:`TASKS`, an import path, or a file of rows; None: the study's.
         settings: ``KEY=VALUE``, keys as in params.yaml.
-        study: whose values count where no option says otherwise.
+        study: the study with all other values.
     """
 
     model: str | None
@@ -60,14 +60,14 @@ class Asked(NamedTuple):
 
 
 def one_run(asked: Asked, out: Path, resume: bool) -> None:
-    """Run it in ``out``, and put its results there: CSV files, samples, checkpoints, ``curves.png``, and its values.
+    """Run it in ``out`` and leave its results there: CSV files, samples, checkpoints, ``curves.png`` and params.yaml.
 
     Raises:
-        UserError: an option or a value is wrong, ``out`` is there without ``resume``, or holds a run with other values.
+        UserError: an option or a value is wrong, ``out`` exists and ``resume`` is not set, or it holds another run.
         ToBeResumed: the process was told to stop; the run's state is saved.
     """
     os.environ.setdefault("MLFLOW_TRACKING_URI", NOWHERE)
-    if started_by_torchrun():  # by the process that has done the rest, and is in the folder
+    if started_by_torchrun():  # the parent process has prepared the folder and works in it
         _train()
         return
     values = composed(asked, out)
@@ -87,10 +87,10 @@ def one_run(asked: Asked, out: Path, resume: bool) -> None:
 
 
 def composed(asked: Asked, out: Path) -> dict[str, Any]:
-    """The values of a study that makes this one run and nothing else, not validated yet.
+    """Compose the values of a study that makes this one run and nothing else; they are not validated here.
 
     Raises:
-        UserError: no such study, model, task or key, or the folder's name is none that a run can have.
+        UserError: the study, model, task or a key does not exist, or the folder's name is not allowed for a run.
     """
     try:
         check_name("--out", "a run", out.name)
@@ -100,13 +100,13 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     search_in(Path.cwd())
     main: dict[str, Any] = {key: values[key][MAIN] for key in ("tasks", "models")}
     if asked.study == BASE and None in (asked.model, asked.task):
-        raise UserError("--model, --task: say both, or take a study's with --study NAME.")
+        raise UserError("--model, --task: one is missing. Give both, or take a study's with --study NAME.")
     main["models"] = _model(asked.model) if asked.model else main["models"]
     main["tasks"] = _task(asked.task, overlay.get("tasks", {}).get(MAIN, {})) if asked.task else main["tasks"]
     one: dict[str, Any] = {
         "study": "grpo_run",
         "description": "One run by `grpo run`.",
-        "folder": str(Path.cwd()),  # where modules and data are that the task names
+        "folder": str(Path.cwd()),  # the task's modules and data files are found here
         "file": None,
         "seeds": [asked.seed],
         "seeds_in_one_stage": False,
@@ -119,7 +119,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     }
     values = lay_over(values, overlay) | one
     values["resources"] = {
-        kind: {"gpus": 0, "cpus": values["threads"], "mem_mb": 1, "runtime_min": 1}  # nothing is reserved
+        kind: {"gpus": 0, "cpus": values["threads"], "mem_mb": 1, "runtime_min": 1}  # not used without a scheduler
         for kind in ("small", "model", "evaluate", "train")
     }
     task, evaluation = make_task(one["tasks"][MAIN], f"tasks.{MAIN}"), values["evaluation"]
@@ -139,24 +139,26 @@ def _model(name: str) -> dict[str, Any]:
         return {"source": "local", "path": str(Path(name).absolute())}
     if not (on_hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})", name)):
         raise UserError(
-            f"--model {name}: no such folder. Name a folder in Hugging Face format, or OWNER/NAME@REVISION of a model on the "
-            "Hub, where REVISION is a commit of 40 hex digits, as the Hub lists it under Files, History."
+            f"--model {name}: no such folder. Give a folder in Hugging Face format, or OWNER/NAME@REVISION of a model on the "
+            "Hub. REVISION is a commit of 40 hex digits; the Hub lists them under Files, History."
         )
     return {"source": "hub", "repo": on_hub[1], "revision": on_hub[2]}
 
 
 def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of ``tasks:`` for ``--task``; of a file the last tenth is for validation.
+    """The entry of ``tasks:`` for ``--task``. The last tenth of a file is for validation.
 
     Args:
-        given: keys of the entry that need not be found.
+        given: keys of the entry that ``--set`` gives.
     """
     if name in PINNED:
         task: dict[str, Any] = compose(study_path(PINNED[name]))["tasks"][MAIN]
         return task
     if Path(name).suffix not in FORMATS:
         if name not in TASKS and ":" not in name:
-            raise UserError(f"--task {name}: expected {', '.join(TASKS)}, MODULE:CLASS, or a file ({', '.join(FORMATS)}).")
+            raise UserError(
+                f"--task {name}: no such task. Use {', '.join(TASKS)}, MODULE:CLASS or a file ({', '.join(FORMATS)})."
+            )
         return {"use": name}
     path = Path(name).absolute()
     if not path.is_file():
@@ -166,15 +168,15 @@ def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for which, column in found.items():
         if column is None:
             there = ", ".join(columns)
-            raise UserError(f"--task {name}: which column is the {which}? Say --set tasks.{MAIN}.{which}=COLUMN, of {there}.")
+            raise UserError(f"--task {name}: no column for the {which}. Add --set tasks.{MAIN}.{which}=COLUMN, one of {there}.")
     files = {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"}
     return {"use": "dataset", **found, "files": files, "drop_overlap": True}
 
 
 def _holds_results(out: Path) -> bool:
-    """Whether steps of a run were taken in ``out``; UserError where it is something else."""
+    """Whether ``out`` holds a run that has begun; UserError if it is something else."""
     if out.exists() and not (out / PARAMS_FILE).exists():
-        raise UserError(f"--out {out}: is there already, and holds no run. Name another folder.")
+        raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
     return any(next((out / root).rglob(name), None) for root, name in MADE_BY_STEPS)
 
 
@@ -183,21 +185,21 @@ def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
     if other:
         raise UserError(f"--out {out}: holds a run with other values ({'; '.join(other)}). Name another folder.")
     if not resume:
-        raise UserError(f"--out {out}: holds this run already. Add --resume to go on with it, or name another folder.")
+        raise UserError(f"--out {out}: already holds this run. Add --resume to continue it, or name another folder.")
 
 
 def _prepare(values: Mapping[str, Any], out: Path) -> None:
-    """Make ``out`` with the run's values, its problems and its model, or nothing."""
+    """Make ``out`` with the run's params.yaml, problems and model; if one of them fails, make nothing."""
     with whole_folder(out) as draft, chdir(draft):
         text = StringIO()
         YAML().dump(dict(values), text)
         write_text(PARAMS_FILE, text.getvalue())
         stages.model(MAIN)
-        stages.dataset(MAIN)  # whose prompts are as long as the model's tokenizer makes them
+        stages.dataset(MAIN)  # after the model, whose tokenizer measures the prompts
 
 
 def _train() -> None:
-    """Train the run of the working folder, unless its results are there."""
+    """Train the run of the working folder, unless it has results."""
     study = load_study()
     run = effective_run(study, study.made[0], ARM, study.seeds[0], [])
     if (paths.RUNS / run.name).exists():
@@ -207,11 +209,11 @@ def _train() -> None:
     try:
         train_run(study.for_task(run.task), run)
     except ToBeResumed:
-        raise ToBeResumed("stopped; the state is saved. The same command with --resume goes on.") from None
+        raise ToBeResumed("stopped; the state is saved. The same command with --resume continues the run.") from None
 
 
 def _deliver(out: Path) -> None:
-    """Put the results of the run of the working folder where a reader looks for them, and say where: ``out``, for messages."""
+    """Copy the run's results to the top of the working folder (called ``out`` in messages), draw its curves and list them."""
     from grpo.reporting.run_curves import draw_run
     from grpo.results.runs import read_run
 

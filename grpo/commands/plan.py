@@ -1,9 +1,8 @@
-"""What a study would run, before anything runs: how many runs, steps and rollouts, how long, how much disk, at what price.
+"""Estimate what a study takes before it runs: runs, steps, rollouts, hours, disk and cost.
 
-Winners that are not known yet decide which runs equal earlier ones and are taken over; those of the active study are read from
-reports/select, others are the pinned ones, or else each experiment's first arm. How many are taken over seldom depends on it.
-
-Nothing here imports torch.
+Runs that equal an earlier run take over its results; which ones do depends on the winners. Known winners of the active study
+are read from reports/select; unknown ones are assumed: the pinned arm, or else the experiment's first. The number of such
+runs seldom depends on them. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -21,45 +20,45 @@ from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, PretrainedHere
 
-# Of Qwen2.5-Math-1.5B on MATH at the handouts' setting on one H100, evaluations left out (Garg 2026, see claims.yaml).
+# Published time of a step on MATH at the handouts' setting on one H100, without evaluations (Garg 2026, see claims.yaml).
 PUBLISHED_MODEL, PUBLISHED_S_PER_STEP = "Qwen/Qwen2.5-Math-1.5B", 30.0
-HANDOUT_ROLLOUTS, HANDOUT_TOKENS = 256, 1024  # of the published step: responses, and the most tokens of each
-H100_FLOPS = 989e12  # a second, bfloat16 without sparsity (NVIDIA's data sheet of the H100 SXM)
-# Of a step's time, for sampling its rollouts and for one pass of training over them: as 6.5 s to 9.5 s, the middle of what one
-# step at the handouts' setting is estimated to take on H100s (nothing of it is measured).
+HANDOUT_ROLLOUTS, HANDOUT_TOKENS = 256, 1024  # responses of the published step, and their token limit
+H100_FLOPS = 989e12  # per second, bfloat16 without sparsity (NVIDIA's data sheet of the H100 SXM)
+# Shares of a step's time for sampling and for one pass of training: as 6.5 s to 9.5 s, the middle of an estimate for one step
+# at the handouts' setting on H100s (not measured).
 SAMPLING, TRAINING = 0.4, 0.6
 
 
 def step_flop(shape: Shape, prompt: float, response: float) -> float:
-    """Of 256 rollouts that are sampled and trained on once: 8 operations for each parameter and token.
+    """Floating-point operations to sample 256 rollouts and train on them once: 8 per parameter and token.
 
-    A token takes 2 forward and 4 backward for each parameter that it is multiplied with (Kaplan et al. 2020, arXiv 2001.08361,
-    Section 2.1, which leaves attention's scores out); it is computed forward once more when it is sampled.
+    Training takes 2 operations forward and 4 backward per token and parameter that it is multiplied with (Kaplan et al. 2020,
+    arXiv 2001.08361, Section 2.1; without attention scores). Sampling takes another forward pass, 2 operations.
 
     Args:
-        prompt, response: mean tokens of each.
+        prompt, response: mean number of tokens.
     """
     return HANDOUT_ROLLOUTS * (prompt + response) * 8 * shape.multiplied
 
 
-# The share of an H100's operations that the published step comes to.
+# Share of an H100's peak that the published step reaches.
 UTILISATION = step_flop(SHAPES[PUBLISHED_MODEL], ASSUMED, HANDOUT_TOKENS / 2) / (PUBLISHED_S_PER_STEP * H100_FLOPS)
 GUESS = (
-    f"a guess: the operations of a step (8 for each parameter and token, Kaplan et al. 2020; responses of half their limit) at "
-    f"{UTILISATION:.1%} of an H100's 989 TFLOP/s, which is what {PUBLISHED_S_PER_STEP:g} s a step come to, as published for "
-    f"{PUBLISHED_MODEL} (Garg 2026, evaluations left out), {SAMPLING:.0%} of it sampling; smaller cards take longer"
+    f"a guess: 8 operations per parameter and token (Kaplan et al. 2020), responses of half their limit, at {UTILISATION:.1%} "
+    f"of an H100's 989 TFLOP/s, as in a published run ({PUBLISHED_S_PER_STEP:g} s a step for {PUBLISHED_MODEL}, Garg 2026, "
+    f"without evaluations); {SAMPLING:.0%} of a step is sampling; smaller cards take longer"
 )
 
-Measured = dict[str, tuple[float, float]]  # by run, its seconds and its work
+Measured = dict[str, tuple[float, float]]  # seconds and work by run
 
 
 def plan(study: Study, active: bool, seconds_per_step: float | None, price: float) -> dict[str, Any]:
-    """Everything that `grpo plan` tells, as it is written with ``--json``.
+    """Compute everything that `grpo plan` prints; ``--json`` prints it as it is.
 
     Args:
-        active: whether the results in data/ and reports/ are the study's; its measured times and winners count then.
-        seconds_per_step: of a GRPO step at the study's defaults, in the place of what was measured.
-        price: of a GPU-hour.
+        active: whether the results in data/ and reports/ belong to this study, so that their times and winners count.
+        seconds_per_step: seconds of a GRPO step with the study's default values; replaces measured times.
+        price: price of a GPU-hour.
     """
     winners: dict[str, dict[str, Any]] = {}
     effective: list[EffectiveRun] = []
@@ -96,7 +95,7 @@ def _is_needed(study: Study, experiment: str) -> bool:
 
 
 def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active: bool) -> dict[str, Any]:
-    """A selection as :func:`grpo.results.selection.winner_file` has it: the one on disk, or one that is assumed."""
+    """The experiment's selection from disk, or an assumed one of the same form (:func:`grpo.results.selection.winner_file`)."""
     entry, path = study.experiments[experiment], paths.SELECT / f"{experiment}.json"
     runs = {arm: effective_run(study, experiment, arm, study.seeds[0], before) for arm in entry.arms}
     arm = study.selection.pinned.get(experiment) or next(iter(runs))
@@ -116,14 +115,14 @@ def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active:
         overrides = {a: run.overrides for a, run in runs.items()}
         chosen = [{"arm": found["winner"], "overrides": found["overrides"]}, *found.get("off_policy_ranking", [])]
         same_before = [w["winner"] for w in found["before"]] == [w["winner"] for w in before]
-        # Else it is another study's, whose results still lie there.
+        # Otherwise the file is left from another study.
         if same_before and all(c["overrides"] == overrides.get(c["arm"]) for c in chosen):
             return assumed | found
     return assumed | {"assumed": True}
 
 
 def _equal_runs(study: Study, runs: list[EffectiveRun]) -> dict[str, str | None]:
-    """For each run the run before that it equals, in an experiment that its own waits for (as training finds it)."""
+    """Map each run to the earlier run that it equals, or None; training looks in the same experiments."""
     keys = {run.name: digest([run.task, run.method, run.config.model_dump(), run.seed]) for run in runs}
     equals: dict[str, str | None] = {}
     for run in runs:
@@ -134,7 +133,7 @@ def _equal_runs(study: Study, runs: list[EffectiveRun]) -> dict[str, str | None]
 
 
 def _measured(runs: list[EffectiveRun]) -> Measured:
-    """Of each run that was trained here, its seconds and its work; see :func:`work`."""
+    """Seconds and work (:func:`work`) of each run that was trained here."""
     found = {}
     for run in runs:
         path = paths.run_timing(run.name)
@@ -146,7 +145,7 @@ def _measured(runs: list[EffectiveRun]) -> Measured:
 
 
 def work(config: RunConfig) -> float:
-    """Of one step, in steps of 256 rollouts that are trained on once; of expert iteration, if all its answers were right."""
+    """Work of one step, in units of 256 rollouts that are trained on once; for expert iteration if all answers are right."""
     match config:
         case SftConfig():
             return TRAINING * config.train_batch_size / HANDOUT_ROLLOUTS
@@ -158,7 +157,7 @@ def work(config: RunConfig) -> float:
 
 
 def rollouts_of_step(config: RunConfig) -> int:
-    """How many responses a step samples."""
+    """Number of responses that a step samples."""
     match config:
         case SftConfig():
             return 0
@@ -168,7 +167,7 @@ def rollouts_of_step(config: RunConfig) -> int:
 
 
 def _row(study: Study, run: EffectiveRun, equal_to: str | None, per_work: float | None, time_from: str) -> dict[str, Any]:
-    """A run and what it takes; one that is taken over takes nothing, and of unknown time ``hours`` is None."""
+    """What a run takes. One that equals another takes nothing; ``hours`` is None if unknown."""
     taken: dict[str, float | None] = {"steps": 0, "rollouts": 0, "hours": 0.0, "gpu_hours": 0.0, "disk_gib": 0.0}
     if not equal_to:
         config, shape = run.config, _shape(study, run.task)
@@ -193,10 +192,10 @@ def _gpus(study: Study, run: EffectiveRun) -> int:
 def _seconds_per_work(
     study: Study, run: EffectiveRun, runs: list[EffectiveRun], measured: Measured | None, given: float | None
 ) -> tuple[float | None, str]:
-    """Seconds of a unit of :func:`work`, from the runs that are most like this one, and where they are from.
+    """Seconds per unit of :func:`work`, from the runs most like this one, and their source.
 
     Args:
-        measured: None where the results in data/ are another study's.
+        measured: None if the results in data/ belong to another study.
     """
     if given is not None and run.task == MAIN:
         return given / work(study.grpo), "given"
@@ -213,10 +212,10 @@ def _seconds_per_work(
 
 
 def guessed_seconds(study: Study, run: EffectiveRun, active: bool) -> float:
-    """Of a unit of :func:`work`, by :func:`step_flop` at :data:`UTILISATION`; processes that train together share it out.
+    """Seconds per unit of :func:`work`, by :func:`step_flop` at :data:`UTILISATION`, divided by the number of processes.
 
     Args:
-        active: the problems in data/ are the study's, and their prompts count.
+        active: whether the problems in data/ belong to this study, so that their prompts are counted.
     """
     shape = _shape(study, run.task) or SHAPES[PUBLISHED_MODEL]
     prompt = prompt_lengths(study, run.task, run.config.prompt).mean if active else ASSUMED
@@ -225,7 +224,7 @@ def guessed_seconds(study: Study, run: EffectiveRun, active: bool) -> float:
 
 
 def _shape(study: Study, task: str) -> Shape | None:
-    """The shape of a task's model, if it is known; of one that the study pretrains itself also before it is there."""
+    """The shape of a task's model, if known; for a model that the study pretrains, from its settings."""
     model = study.models[task]
     if not isinstance(model, PretrainedHere):
         return shape_of(study, task)
@@ -238,7 +237,7 @@ def _shape(study: Study, task: str) -> Shape | None:
 
 
 def _sums(rows: list[dict[str, Any]], price: float) -> dict[str, Any]:
-    """Of the runs that are trained."""
+    """Totals over the runs that are trained."""
     new = [row for row in rows if not row["same_as"]]
     sums = {key: sum(row[key] or 0 for row in new) for key in ("steps", "rollouts", "hours", "gpu_hours", "disk_gib")}
     return {
@@ -253,7 +252,7 @@ def _sums(rows: list[dict[str, Any]], price: float) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """A plan as text: a row for each experiment, and below it what the numbers are made from and what could be saved."""
+    """Format a plan as text: one row per experiment; below it the sources of the numbers and what could be saved."""
     heads = ["experiment", "runs", "taken over", "steps", "rollouts", "hours", "GPU-hours", "disk GiB", "cost", "time from"]
     rows = [heads, *([name, *_cells(sums)] for name, sums in found["experiments"].items())]
     rows.append(["in all", *_cells(found["total"])[:-1], ""])
@@ -270,26 +269,26 @@ def _cells(sums: dict[str, Any]) -> list[str]:
 
 def _notes(found: dict[str, Any]) -> list[str]:
     total, used = found["total"], found["total"]["time_from"]
-    notes = [f"cost: at {found['price_per_gpu_hour']:g} a GPU-hour, of the GPUs that `resources` reserves"]
+    notes = [f"cost: {found['price_per_gpu_hour']:g} per hour and GPU that `resources` reserves"]
     notes += [f"times: {found['guess']}"] if "guess" in used else []
     sources = {
         "measured": "of the arm",
         "other arms": "of the experiment's other arms",
-        "like runs": "of runs by the same method",
+        "like runs": "of runs with the same method",
     }
     notes += [f"{name}: times {what} in data/timing, by the work of a step" for name, what in sources.items() if name in used]
     if total["runs_of_unknown_time"]:
-        notes.append(f"unknown: {total['runs_of_unknown_time']} run(s) that nothing is measured of; in no sum of hours")
-    notes.append("not counted: the stages that train no run (model, sampled traces, zero-shot baseline, best of N)")
+        notes.append(f"unknown: {total['runs_of_unknown_time']} run(s) without a measured time; not in the sums of hours")
+    notes.append("not counted: stages that train no run (model, sampled traces, zero-shot baseline, best of N)")
     state = found["state_gib_of_a_run_in_progress"]
-    also = f"; and while a run is in progress up to {state:,.2f} for its saved states" if state is not None else ""
-    notes.append(f"disk: the checkpoints kept, twice that where DVC's cache cannot share them with the workspace{also}")
+    also = f"; plus up to {state:,.2f} for the saved states of each run in progress" if state is not None else ""
+    notes.append(f"disk: the kept checkpoints; twice that if DVC's cache cannot share files with the workspace{also}")
     free = dict.fromkeys(name.rpartition("/")[0] for name in total["taken_over"])
     if free:
-        notes.append(f"arms that equal earlier runs, whose results are taken over at no cost: {', '.join(free)}")
+        notes.append(f"arms that equal earlier runs and take over their results at no cost: {', '.join(free)}")
     if found["assumed_winners"]:
         assumed = ", ".join(f"{name}: {arm}" for name, arm in found["assumed_winners"].items())
-        notes.append(f"winners that are not known yet are assumed ({assumed})")
+        notes.append(f"assumed winners, as they are not known yet: {assumed}")
     if less := found["one_seed_less_saves"]:
         notes.append(f"one seed less saves {less['runs']:g} runs, {less['gpu_hours']:,.1f} GPU-hours, {less['cost']:,.0f}")
-    return [*notes, f"nothing builds on these, so leaving one out saves its row: {', '.join(found['may_be_left_out'])}"]
+    return [*notes, f"leaving one of these out saves its row, as nothing builds on them: {', '.join(found['may_be_left_out'])}"]

@@ -1,4 +1,4 @@
-"""How many tokens a study's prompts have: counted where its problems and its tokenizer are at hand, else assumed."""
+"""The lengths of a study's prompts in tokens: counted if problems and tokenizer are on this machine, else assumed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tasks.task import Format, find_format
 
-ASSUMED = 200  # tokens of the r1_zero prompt with a question
+ASSUMED = 200  # tokens: about the r1_zero prompt with a question
 
 
 class Lengths(NamedTuple):
-    """Tokens of a task's prompts, without those that a chat template adds."""
+    """Lengths of a task's prompts in tokens, without what a chat template adds."""
 
     mean: float
     longest: int
@@ -24,12 +24,12 @@ class Lengths(NamedTuple):
 
 
 def prompt_lengths(study: Study, task: str, prompt: str) -> Lengths:
-    """Of the training and validation problems in ``data/dataset``, if the study's stages made them and its model."""
+    """Count the tokens of the prompts in data/dataset, if the study's stages made these problems and the model."""
     report, tokenizer = paths.dataset_report(task), paths.model(task) / "tokenizer.json"
     files = (paths.train(task), paths.validation(task))
     if not all(path.exists() for path in (report, tokenizer, *files)):
         return Lengths(ASSUMED, ASSUMED, False)
-    if read_json(report, f"dataset@{task}", keys=("task",))["task"] != study.tasks[task]["use"]:  # another study's
+    if read_json(report, f"dataset@{task}", keys=("task",))["task"] != study.tasks[task]["use"]:  # of another study
         return Lengths(ASSUMED, ASSUMED, False)
     changed = tuple(path.stat().st_mtime_ns for path in (tokenizer, *files))
     return _counted(Path.cwd(), files, tokenizer, find_format(study.task(task), prompt), changed)

@@ -1,4 +1,4 @@
-"""A run's checkpoint as others can use it: a folder with weights, tokenizer and model card, and where asked for on the Hub."""
+"""Publish a run's checkpoint: a folder with weights, tokenizer and model card, and optionally an upload to the Hub."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 
 PUBLISHED = Path("published")
-RECORDED = ("method", "task", "evaluation", "model", "train", "validation", "identity")  # of config.yaml, for the card
-# A file of its own: dvc.yaml is the same in every study, and no stage is named in this one.
-ARTIFACTS = Path("artifacts/dvc.yaml")
+RECORDED = ("method", "task", "evaluation", "model", "train", "validation", "identity")  # keys of config.yaml for the card
+ARTIFACTS = Path("artifacts/dvc.yaml")  # not the dvc.yaml with the stages, which is the same for every study
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,10 @@ class Destination:
     """Where a checkpoint goes, and under which licence.
 
     Attributes:
-        out: the folder; None: one below published/ by the run's name.
-        repo: on the Hub, too.
+        out: the folder; None: named after the run, below published/.
+        repo: also upload to this repository on the Hub.
         license: of the weights; None: the card states none.
-        artifact: what DVC is to call the checkpoint.
+        artifact: DVC's name for the checkpoint.
     """
 
     out: Path | None = None
@@ -45,23 +44,23 @@ class Destination:
 
 
 def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
-    """Write the folder, and where that is asked for the entry in artifacts/dvc.yaml and the repository on the Hub.
+    """Write the folder, and if asked for the entry in artifacts/dvc.yaml and the repository on the Hub.
 
     Args:
-        name: of the run, EXPERIMENT/ARM/SEED.
-        kind: of its checkpoint, ``best`` or ``last``.
+        name: the run as EXPERIMENT/ARM/SEED.
+        kind: of the checkpoint, ``best`` or ``last``.
 
     Returns:
         lines that say what was done.
 
     Raises:
-        UserError: no such run or checkpoint, a folder that is not empty, no token, or an upload that fails.
+        UserError: no such run or checkpoint, the folder is not empty, there is no token, or the upload fails.
     """
     run = _find_run(study, name)
     source = _find_checkpoint(run, kind)
     target = to.out or PUBLISHED / f"{name.replace('/', '--')}-{kind}"
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target}: is there and not empty. Remove it, or name another folder by --out.")
+        raise UserError(f"{target}: already exists and is not empty. Remove it, or name another folder with --out.")
     if to.repo is not None:
         _require_upload_can_begin(to.repo)
     card, figure = model_card(study, run, source, kind, to.license), draw_curve(run, about_checkpoint(run, source)["step"])
@@ -71,7 +70,7 @@ def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
         card.save(folder / "README.md")
     lines = [f"{target}: {kind} checkpoint of {name}, with its model card (README.md)"]
     if run.config["same_as"]:
-        lines.append(f"{name} is the same as {run.config['same_as']}, whose checkpoint this is")
+        lines.append(f"{name} equals {run.config['same_as']}; this is the checkpoint of that run")
     if to.artifact is not None:
         lines.append(_name_artifact(to.artifact, source, name, kind))
     return [*lines, *([_upload(target, to.repo, name)] if to.repo is not None else [])]
@@ -80,30 +79,30 @@ def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
 def _find_run(study: Study, name: str) -> Run:
     parts = re.fullmatch(r"([^/]+)/([^/]+)/(\d+)", name)
     if not parts:
-        raise UserError(f"{name}: names no run. Name it as EXPERIMENT/ARM/SEED, such as grpo_learning_rate/3e-4/0.")
+        raise UserError(f"{name}: not a run. Name it as EXPERIMENT/ARM/SEED, such as grpo_learning_rate/3e-4/0.")
     experiment, arm, seed = parts[1], parts[2], int(parts[3])
-    effective_run(study, experiment, arm, seed, [])  # tells what is not in the study
+    effective_run(study, experiment, arm, seed, [])  # raises UserError if the study has no such run
     run = read_run(experiment, arm, seed)
     require_keys(paths.RUNS / name / "config.yaml", run.config, RECORDED, stage_of_run(name))
     return run
 
 
 def _find_checkpoint(run: Run, kind: str) -> Path:
-    """The folder with the weights, which of a run that was taken over are those of the run it equals."""
+    """The folder with the weights; a run that was taken over has those of the run that it equals."""
     owner = run.config["same_as"] or run.name
     source = paths.CHECKPOINTS / owner / kind
     if any(source.glob("*.safetensors")):
         return source
     kept = sorted(path.parent.name for path in (paths.CHECKPOINTS / owner).glob(f"*/{METADATA}"))
-    there = f"Its checkpoints: {', '.join(kept)}; `--kind` chooses. " if kept else ""
+    there = f"Choose another with --kind: {', '.join(kept)}. " if kept else ""
     raise UserError(
-        f"{source}: no checkpoint is kept here. {there}`checkpoints:` in params.yaml says which are kept; "
-        f"`dvc checkout {paths.CHECKPOINTS / owner}` or `dvc pull` brings back one that was stored."
+        f"{source}: no checkpoint. {there}`checkpoints:` in params.yaml says which are kept; "
+        f"`dvc checkout {paths.CHECKPOINTS / owner}` or `dvc pull` brings back a stored one."
     )
 
 
 def _name_artifact(artifact: str, source: Path, run: str, kind: str) -> str:
-    """Name the checkpoint under ``artifacts:``, by DVC itself; a template cannot, as DVC takes such names literally."""
+    """Register the checkpoint as a DVC artifact."""
     from dvc.annotations import Artifact
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -114,8 +113,8 @@ def _name_artifact(artifact: str, source: Path, run: str, kind: str) -> str:
             ARTIFACTS.parent.mkdir(exist_ok=True)
             repo.artifacts.add(artifact, Artifact(path, f"{run}, {kind}", "model"), str(ARTIFACTS))
     except DvcException as error:
-        raise UserError(f"--artifact {artifact}: {reason(error)}. Name it in small letters, digits and '-'.") from error
-    return f"{ARTIFACTS}: {artifact}; commit it, and `dvc push` the checkpoint"
+        raise UserError(f"--artifact {artifact}: {reason(error)}. Use lower-case letters, digits and '-'.") from error
+    return f"{ARTIFACTS}: {artifact}; commit this file, and `dvc push` the checkpoint"
 
 
 def _require_upload_can_begin(repo: str) -> None:
@@ -124,19 +123,17 @@ def _require_upload_can_begin(repo: str) -> None:
     except ValueError as error:
         raise UserError(f"--repo {repo}: {reason(error)} Name it as OWNER/NAME.") from error
     if get_token() is None:
-        raise UserError(
-            f"--repo {repo}: there is no token for the Hub. Set HF_TOKEN, or run `hf auth login`; or leave out --repo."
-        )
+        raise UserError(f"--repo {repo}: no token for the Hub. Set HF_TOKEN, or run `hf auth login`, or leave out --repo.")
 
 
 def _upload(folder: Path, repo: str, run: str) -> str:
-    """Upload the folder; a repository that is new is private, so that its card can be read before others see it."""
+    """Upload the folder. A new repository is private, so that its card can be checked before others see it."""
     try:
         HfApi().create_repo(repo, private=True, exist_ok=True)
         commit = HfApi().upload_folder(repo_id=repo, folder_path=folder, commit_message=f"{run}, by grpo publish")
     except Exception as error:  # whatever the network, the proxy or the Hub raises
         raise UserError(
-            f"--repo {repo}: the upload failed ({reason(error)}). {folder} is whole: check HF_TOKEN and the network, then "
-            f"`hf upload {repo} {folder}`."
+            f"--repo {repo}: the upload failed ({reason(error)}). {folder} is complete: check HF_TOKEN and the network, then "
+            f"run `hf upload {repo} {folder}`."
         ) from error
     return f"uploaded: {commit.commit_url}"

@@ -1,6 +1,6 @@
-"""`grpo quickstart`: a study of one experiment in a folder of its own, from nothing to its report, in this one process.
+"""`grpo quickstart`: a study of one experiment in its own folder, from nothing to its report.
 
-It calls the stages one after the other, as for so few neither DVC nor Snakemake is needed, and torch is imported only once.
+All stages run in this process, one after the other, without DVC and Snakemake, so that torch is imported only once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from grpo.study.schema import PARAMS_FILE, Study, load_study
 from grpo.study.settings import MAIN
 from grpo.tracking.mlflow_uri import tracking_uri, without_password
 
-STUDY = "quickstart"  # in studies/, or the one that comes with the package
+STUDY = "quickstart"
 FOLDER = Path("quickstart")
-OURS = ".made_by_grpo_quickstart"  # only a folder that has it is ever emptied; locked by the process that works in the folder
+OURS = ".made_by_grpo_quickstart"  # marks a folder that may be emptied; also the lock of the process that works there
 
 
 def quickstart() -> None:
-    """Run studies/quickstart.yaml in the folder quickstart/, made anew, and tell how it goes and what it came to.
+    """Run studies/quickstart.yaml in the folder quickstart/ from the beginning; print progress and results.
 
     Raises:
-        UserError: the study makes something else than the one experiment, the folder is not one that this made, or another
-            process is at work in it.
+        UserError: the study makes more than one experiment, the folder was not made by a quickstart, or another process works
+            in it.
     """
     began = time.perf_counter()
     path = study_path(STUDY)
@@ -40,9 +40,9 @@ def quickstart() -> None:
     experiment = _only_experiment(study, path)
     again = _is_there()
     with only_one(FOLDER / OURS, f"{FOLDER}: another `grpo quickstart`"):
-        print(f"{study.description}\nEverything goes into {FOLDER}/, and nothing else is touched. Ctrl-C ends it.", flush=True)
+        print(f"{study.description}\nEverything goes into {FOLDER}/; nothing else is changed. Ctrl-C stops it.", flush=True)
         if again:
-            print(f"{FOLDER}/ is from an earlier time: it is emptied, and all is made anew. Equal settings give equal results.")
+            print(f"{FOLDER}/ of an earlier quickstart is emptied first. Equal settings give equal results.")
         _empty()
         write_text(FOLDER / PARAMS_FILE, composed_text(path)[0])
         with chdir(FOLDER):
@@ -60,20 +60,20 @@ def quickstart() -> None:
 
 
 def _only_experiment(study: Study, path: Path) -> str:
-    """The study's one experiment; UserError where it has more to make."""
+    """The study's one experiment; UserError if the study makes more."""
     if len(study.made) != 1 or study.evaluation.best_of_n.prompts or study.kissing_number is not None:
         raise UserError(
-            f"{path}: quickstart makes one experiment alone: give experiments `only: [EXPERIMENT]`, best_of_n `prompts: []`, "
-            "and kissing_number null. To make more, copy the file, `grpo study use` the copy, and `make repro`."
+            f"{path}: quickstart makes exactly one experiment. Set `only: [EXPERIMENT]` in experiments, `prompts: []` in "
+            "best_of_n and kissing_number to null. To make more, copy the file, `grpo study use` the copy and `make repro`."
         )
     return study.made[0]
 
 
 def _is_there() -> bool:
-    """Whether an earlier quickstart left its folder; UserError where something else has its name."""
+    """Whether an earlier quickstart left its folder; UserError if something else has its name."""
     there = FOLDER.is_symlink() or FOLDER.exists()
     if there and (FOLDER.is_symlink() or not FOLDER.is_dir() or (any(FOLDER.iterdir()) and not (FOLDER / OURS).is_file())):
-        raise UserError(f"{FOLDER}: is there, and was not made by `grpo quickstart`. Move it away, or give it another name.")
+        raise UserError(f"{FOLDER}: already exists and was not made by `grpo quickstart`. Move or rename it.")
     return there
 
 
@@ -86,7 +86,7 @@ def _empty() -> None:
 
 
 def _run_stages(study: Study, experiment: str, announce: Callable[[str], None]) -> None:
-    """The study's stages in the working folder, the write-up last, so that there is a report only where all of it is done."""
+    """Run the study's stages in the working folder, the report last."""
     from grpo.commands import stages  # what `dvc repro` calls
 
     announce("The problems")
@@ -106,7 +106,7 @@ def _run_stages(study: Study, experiment: str, announce: Callable[[str], None]) 
 
 
 def course(experiment: str, arm: str, seed: int) -> str:
-    """How the answer reward of a finished run of the working folder went."""
+    """Describe the validation answer reward of a finished run over its steps."""
     from grpo.results.runs import REWARD, read_run
 
     run = read_run(experiment, arm, seed)
@@ -116,7 +116,7 @@ def course(experiment: str, arm: str, seed: int) -> str:
 
 
 def _rewards(study: Study, experiment: str) -> str:
-    """Each arm's answer reward before and after, with 95% intervals."""
+    """A table of each arm's answer reward before and after GRPO, with 95% intervals."""
     from grpo.results.intervals import mean_of
     from grpo.results.runs import by_arm, first_scores, read_runs, read_selection
     from grpo.results.statistics import format_interval
@@ -129,7 +129,7 @@ def _rewards(study: Study, experiment: str) -> str:
 
 
 def _open_ui(tracked: str) -> str:
-    """The command that shows a local database; the address of a server, where MLFLOW_TRACKING_URI names one."""
+    """The command that shows a local MLflow database, or the address of a server."""
     local = tracked.removeprefix("sqlite:///")
     if local == tracked:
         return tracked

@@ -1,4 +1,4 @@
-"""`grpo replicate`: the active study again with fresh seeds, in a folder of its own, and both results side by side."""
+"""`grpo replicate`: run the active study again with fresh seeds in its own folder, and compare both results."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from grpo.study.annotated import read_annotated, to_text
 from grpo.study.schema import PARAMS_FILE, Study, load_study
 
 FOLDER = Path("replicates")
-MADE_OF = "replicate.json"  # in a replicate's folder: its seeds, and of which params.yaml it was made
+MADE_OF = "replicate.json"  # in a replicate's folder: its seeds, and the digest of the params.yaml that it was made from
 KEYS = ("name", "params")
 LOCAL_CONFIG = Path(".dvc/config.local")
 
 
 def replicate(seeds: list[int], base_seed: int | None) -> str:
-    """Run the active study with these seeds, or go on with it, and write reports/replication.md.
+    """Run the active study with these seeds, or continue it, and write reports/replication.md.
 
     Args:
-        seeds: none of the study's own.
-        base_seed: with it the base model is pretrained anew, and tasks and traces that are generated are drawn anew.
+        seeds: seeds that the study does not have.
+        base_seed: if given, also pretrain the base model and generate problems and traces anew, with this seed.
 
     Returns:
-        what the two studies have in common, in words.
+        a summary of how the claims' verdicts compare.
 
     Raises:
-        UserError: the seeds are not fresh, the study itself is not finished, this is no git repository, or the replicate's
+        UserError: the seeds are not fresh, the study is not finished, this is not a git repository, or the replicate's
             pipeline failed.
     """
     study = load_study()
     if not seeds or set(seeds) & set(study.seeds) or len(set(seeds)) < len(seeds):
-        raise UserError(f"seeds: {seeds}: name fresh ones, each once; the study has {study.seeds}.")
+        raise UserError(f"seeds: {seeds}: not fresh. Name other seeds than the study's {study.seeds}, each once.")
     here = read_findings(study, f"seeds {', '.join(map(str, study.seeds))}")
     folder = FOLDER / "-".join(["seeds", *map(str, seeds), *([] if base_seed is None else ["base", str(base_seed)])])
     _make(folder, seeds, base_seed)
@@ -51,7 +51,7 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     write_text(paths.REPORTS / "replication.md", replication_page(study, here, finished))
     found = counts(here, next(one for one in finished if one.name == _name(seeds, base_seed)))
     said = ", ".join(f"{number} {how}" for how, number in found.items() if how)
-    return f"{len(here.verdicts)} claims: {said}\nreports/replication.md has both verdicts of each, and both winners"
+    return f"{len(here.verdicts)} claims: {said}\nreports/replication.md: both verdicts of each claim, and both winners"
 
 
 def _name(seeds: list[int], base_seed: int | None) -> str:
@@ -64,16 +64,18 @@ def _made_of(seeds: list[int], base_seed: int | None) -> dict[str, str]:
 
 
 def _make(folder: Path, seeds: list[int], base_seed: int | None) -> None:
-    """A copy of the working tree with its own params.yaml; one that is there already is gone on with."""
+    """Copy the working tree to ``folder`` and change params.yaml there, unless an earlier call has done so."""
     made_of = _made_of(seeds, base_seed)
     if folder.exists():
         if not (folder / MADE_OF).is_file() or read_json(folder / MADE_OF, made_by="replicate", keys=KEYS) != made_of:
-            raise UserError(f"{folder}: is there, and was not made of this {PARAMS_FILE}. Remove it, or name other seeds.")
+            raise UserError(
+                f"{folder}: already exists, but was not made from this {PARAMS_FILE}. Remove it, or name other seeds."
+            )
         return
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     remove(unfinished)
     unfinished.parent.mkdir(exist_ok=True)
-    _git("clone", "--quiet", "--no-checkout", ".", str(unfinished))  # runs name the commit that they come from
+    _git("clone", "--quiet", "--no-checkout", ".", str(unfinished))  # a clone, as runs record their commit
     for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
         if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
             (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +91,7 @@ def _make(folder: Path, seeds: list[int], base_seed: int | None) -> None:
 
 
 def _fresh(values: dict[str, Any], seeds: list[int], base_seed: int | None) -> dict[str, Any]:
-    """The values of params.yaml that differ. With a base seed all that is generated before the runs has a seed of its own."""
+    """The values that differ in the replicate's params.yaml; with a base seed also the seeds of models, problems and traces."""
     if base_seed is None:
         return {"seeds": seeds}
     drawn = {
@@ -102,12 +104,12 @@ def _fresh(values: dict[str, Any], seeds: list[int], base_seed: int | None) -> d
 def _git(*arguments: str) -> str:
     found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     if found.returncode:
-        raise UserError(f"git {arguments[0]}: {found.stderr.strip()}. A replicate is a copy of a git repository.")
+        raise UserError(f"git {arguments[0]}: {found.stderr.strip()}. `grpo replicate` copies a git repository: run it in one.")
     return found.stdout
 
 
 def _share_cache(folder: Path) -> None:
-    """What both studies need, such as the base model, comes from this folder's cache."""
+    """Let the replicate use this folder's DVC cache, so that what both need, such as the base model, is not made twice."""
     config = configparser.ConfigParser()
     config.read(LOCAL_CONFIG)
     if not config.has_option("cache", "dir"):
@@ -117,15 +119,17 @@ def _share_cache(folder: Path) -> None:
 
 
 def _run(folder: Path) -> None:
-    print(f"{folder}: `make repro` there; Ctrl-C ends it, and the same command goes on with it", flush=True)
+    print(f"{folder}: running the study. Ctrl-C stops it; the same command continues it.", flush=True)
     environment = os.environ | {"PYTHONPATH": str(folder.absolute())}
     code = subprocess.run([sys.executable, "workflow/repro.py"], cwd=folder, env=environment, check=False).returncode
     if code:
-        raise UserError(f"{folder}: its pipeline ended with code {code}; it said why above. The same command goes on with it.")
+        raise UserError(
+            f"{folder}: its pipeline ended with code {code}; see its messages above. The same command continues it."
+        )
 
 
 def _finished(study: Study) -> list[Findings]:
-    """All finished replicates of the active study."""
+    """Read all finished replicates of the active study."""
     params = _made_of([], None)["params"]
     found = []
     for folder in sorted(path for path in FOLDER.iterdir() if (path / MADE_OF).is_file() and (path / paths.CLAIMS).is_file()):

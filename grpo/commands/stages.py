@@ -1,7 +1,4 @@
-"""The stages of dvc.yaml, a command each.
-
-Heavy modules are imported inside the commands, so that `--help` and a wrong params.yaml answer at once.
-"""
+"""The stages of dvc.yaml, one command each. Heavy modules are imported inside, so that `--help` and errors answer at once."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ import typer
 
 from grpo.study.runs_table import ALL_SEEDS
 
-TaskName = Annotated[str, typer.Argument(help="A name under `tasks:` in params.yaml, such as main.")]
-Experiment = Annotated[str, typer.Argument(help="A name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
+TaskName = Annotated[str, typer.Argument(help="Name under `tasks:` in params.yaml, such as main.")]
+Experiment = Annotated[str, typer.Argument(help="Name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
 
 
 def model(task: TaskName) -> None:
-    """Stage: pretrain, download or copy the model that a task's runs start from into data/model/TASK."""
+    """Pretrain, download or copy the model that a task's runs start from (data/model/TASK)."""
     from grpo.study.schema import load_study
 
     study = load_study()
@@ -28,7 +25,7 @@ def model(task: TaskName) -> None:
 
 
 def dataset(task: TaskName) -> None:
-    """Stage: generate or download a task's problems, check and split them into data/dataset/TASK."""
+    """Generate or download a task's problems, check them and split them (data/dataset/TASK)."""
     from grpo.common.files import write_json
     from grpo.study import paths
     from grpo.study.schema import load_study
@@ -63,7 +60,7 @@ def dataset(task: TaskName) -> None:
 
 
 def sft_dataset(task: TaskName) -> None:
-    """Stage: generate, read or sample a task's responses to fine-tune on, and reward each of them."""
+    """Generate, read or sample responses for supervised fine-tuning on a task, and compute their rewards."""
     from grpo.common.errors import UserError
     from grpo.common.files import write_json
     from grpo.common.records import read_problems
@@ -74,7 +71,7 @@ def sft_dataset(task: TaskName) -> None:
 
     study = load_study()
     if task not in study.sft_datasets:
-        raise UserError(f"sft_datasets: no entry for {task!r} (there are: {', '.join(study.sft_datasets)}). Add it.")
+        raise UserError(f"sft_datasets: no entry for {task!r} (known: {', '.join(study.sft_datasets)}). Add it.")
     target, validation, settings = paths.sft_examples(task), read_problems(paths.validation(task)), study.sft_datasets[task]
     if isinstance(settings, SampledTraces):
         from grpo.evaluation.teacher import sample_sft_dataset
@@ -88,7 +85,7 @@ def sft_dataset(task: TaskName) -> None:
 
 
 def math_baseline() -> None:
-    """Stage: zero-shot evaluation of the base model, by outcome category."""
+    """Evaluate the base model zero-shot and count its responses by category (format and answer right or wrong)."""
     from grpo.study.schema import load_study
 
     study = load_study()
@@ -100,7 +97,7 @@ def math_baseline() -> None:
 
 
 def best_of_n() -> None:
-    """Stage: pass@N, Best@N and majority vote of the base model, from one set of samples."""
+    """Compute pass@N, Best@N and majority vote of the base model from one set of samples."""
     from grpo.study.schema import load_study
 
     study = load_study()
@@ -113,7 +110,7 @@ def best_of_n() -> None:
 
 
 def training_inputs() -> None:
-    """Stage: note the settings and the code that all runs share, so that they run again when these change."""
+    """Write down the settings and code that all runs share, so that DVC runs them again when these change."""
     from grpo.study.schema import load_study
     from grpo.study.training_inputs import write_training_inputs
 
@@ -122,13 +119,13 @@ def training_inputs() -> None:
 
 def train(
     experiment: Experiment,
-    arm: Annotated[str, typer.Argument(help="One of the experiment's arms.")],
-    seed: Annotated[str, typer.Option(help="One of `seeds:` in params.yaml, or all, one after another.")] = ALL_SEEDS,
+    arm: Annotated[str, typer.Argument(help="Arm of the experiment, such as 3e-4.")],
+    seed: Annotated[str, typer.Option(help="One of `seeds:` in params.yaml; all: one after another.")] = ALL_SEEDS,
     check_weights: Annotated[
-        bool, typer.Option("--check-weights", help="With vLLM: stop if engine and policy ever hold different weights.")
+        bool, typer.Option("--check-weights", help="vLLM only: stop if engine and policy hold different weights.")
     ] = False,
 ) -> None:
-    """Stage: the runs of one arm of an experiment, one for each seed."""
+    """Train one arm of an experiment, one run per seed."""
     from grpo.results.selection import read_selections
     from grpo.study import paths
     from grpo.study.effective import effective_run, require_experiment
@@ -150,12 +147,12 @@ def train(
 
 def _whole_number(seed: str) -> int:
     if not seed.isdecimal():
-        raise typer.BadParameter(f"{seed!r} is neither a seed nor {ALL_SEEDS!r}", param_hint="--seed")
+        raise typer.BadParameter(f"{seed!r} is neither a whole number nor {ALL_SEEDS!r}", param_hint="--seed")
     return int(seed)
 
 
 def kissing_number() -> None:
-    """Stage: search for many integer vectors in dimension 11 whose distances are no smaller than their lengths."""
+    """Search for a large kissing configuration in dimension 11 within the study's budget."""
     from grpo.study.schema import load_study
 
     study = load_study()
@@ -163,14 +160,14 @@ def kissing_number() -> None:
 
     result = run_kissing_number(study)
     if not result:
-        print("kissing_number: null in params.yaml, so there is no search")
+        print("no search, as kissing_number is null in params.yaml")
         return
     found, best = (f"{result[name]} points" for name in ("best_of_search", "best"))
     print(f"the search: {found} ({result['ended_by']}); data/kissing_search/program.py: {best}, from the {result['best_from']}")
 
 
 def select(experiment: Experiment) -> None:
-    """Stage: pick an experiment's winner, on which the next experiment builds."""
+    """Choose the winner of an experiment, from which later experiments start."""
     from grpo.common.files import write_json
     from grpo.results.selection import select as pick
     from grpo.results.selection import winner_file
@@ -190,9 +187,12 @@ def select(experiment: Experiment) -> None:
 
 
 def report(
-    by_dvc: Annotated[bool, typer.Option(help="The results are those of DVC's stages, with hashes in dvc.lock.")] = True,
+    by_dvc: Annotated[bool, typer.Option(help="Whether DVC's stages made the results, with hashes in dvc.lock.")] = True,
 ) -> None:
-    """Stage: claims, tables, figures, answers, reports/index.html and reports/writeup.md; former stages leave dvc.lock."""
+    """Write the report: reports/index.html, reports/writeup.md, tables, figures, claims and answers.
+
+    Also removes stages that no longer exist from dvc.lock.
+    """
     from grpo.reporting.answer import all_numbers
     from grpo.reporting.answers.write_answers import write_answers
     from grpo.reporting.figures import draw_figures, write_search_curve
@@ -219,13 +219,12 @@ def report(
     write_writeup(study, found, numbers, by_dvc)
     print("reports/index.html: open it in a browser; it needs no network")
     remove_stored()
-    # The last stage does this, as it runs whichever way the study was started, and again after any change of the arms.
+    # Done here because the report runs last, however the study was started, and again after any change of the arms.
     for name in drop_former_stages() if by_dvc else []:
-        print(f"dvc.lock: {name} is no stage any more; its entry is removed")
+        print(f"dvc.lock: removed the entry of {name}, which is no longer a stage")
 
 
-# In the order of a study.
-STAGES = (
+STAGES = (  # in the order in which a study runs them
     model,
     dataset,
     sft_dataset,

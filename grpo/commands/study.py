@@ -1,4 +1,4 @@
-"""The commands `grpo study ...`: which studies there are, what one makes, switching to another, keeping edits as a study."""
+"""The commands `grpo study ...`: list, check, use, save and rehearse studies."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, read_y
 
 _RUNS = Note(
     above=(
-        "# A stage train@KEY of DVC for each row, as `grpo study use` makes it of what stands above. After an edit of arms",
-        "# or seeds by hand `grpo study runs` writes it anew.",
+        "# One DVC stage train@KEY per row. `grpo study use` makes this table from the experiments above; after you edit",
+        "# arms or seeds, `grpo study runs` updates it.",
     ),
     blank=True,
 )
@@ -47,9 +47,9 @@ _AS_COMPOSED = re.compile(r"^# As composed: ([0-9a-f]{16})\b", re.M)
 
 
 def list_studies() -> list[str]:
-    """One line for each study in studies/ or of the package, with what it extends; the active one is marked.
+    """Describe each study in studies/ or of the package in one line; `*` marks the active one.
 
-    A file without a description of its own that extends nothing is no study but what others have in common.
+    A file without a description, such as base.yaml, is not a study but the common part of others.
     """
     active = _own_file(read_yaml(PARAMS_FILE)) if PARAMS_FILE.exists() else None
     lines = []
@@ -64,15 +64,15 @@ def list_studies() -> list[str]:
 
 
 def check(name: str | None, verbose: bool) -> str:
-    """Validate a study (params.yaml, if none is named) and say which runs it makes and what differs in it.
+    """Validate a study (default: params.yaml); list its runs and what differs from the study that it extends.
 
     Args:
-        verbose: name every value that differs from what a study file extends, not only their number.
+        verbose: list every value that differs instead of counting them.
     """
     if name is None:
         study, active = load_study(), read_yaml(PARAMS_FILE)
         own = _own_file(active)
-        edits = _described_edits(active) if own.exists() else [f"what was changed by hand is unknown, as {own} is not there"]
+        edits = _described_edits(active) if own.exists() else [f"edits by hand are unknown, as {own} does not exist"]
         edits = edits or [f"{PARAMS_FILE} is as composed from {own}"]
         return "\n".join([describe(study), "", *edits])
     path = study_path(name)
@@ -84,7 +84,7 @@ def check(name: str | None, verbose: bool) -> str:
 
 
 def describe(study: Study) -> str:
-    """The study's runs with what each changes; a winner that is not known yet is named by its experiment."""
+    """List the study's arms with their settings; a winner that is not known yet is named by its experiment."""
     tasks = ", ".join(f"{name} ({task['use']})" for name, task in study.tasks.items())
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, tasks {tasks}, engine {study.engine.name}"]
     for name in study.made:
@@ -101,8 +101,8 @@ def describe(study: Study) -> str:
     lines += [f"left out: {', '.join(study.left_out)}"] if study.left_out else []
     if budget := study.learner.max_tokens_per_microbatch:
         lines.append(
-            f"gradient_accumulation_steps: no effect, as learner.max_tokens_per_microbatch is {budget} and the gradient is the "
-            "same; only length_normalization: microbatch_longest reads it"
+            f"gradient_accumulation_steps has no effect, as learner.max_tokens_per_microbatch is {budget}; only "
+            "length_normalization: microbatch_longest uses it"
         )
     return "\n".join(lines)
 
@@ -118,14 +118,14 @@ def use(name: str, dry_run: bool, force: bool, verbose: bool) -> list[str]:
     Args:
         name: a name in studies/, or the path of a study file.
         dry_run: only say what would change.
-        force: also where that drops what was changed in params.yaml by hand.
-        verbose: name every value that changes and every result of other runs, not only how many.
+        force: discard edits of params.yaml by hand.
+        verbose: list every value and result that changes instead of counting them.
 
     Returns:
-        lines that say what changes: values of params.yaml, and results of runs that the new study does not have.
+        lines that say what changes: values in params.yaml, and results of runs that the new study does not have.
 
     Raises:
-        UserError: no such study, or it is not valid, or params.yaml was changed by hand; it is then left as it was.
+        UserError: the study does not exist or is invalid, or params.yaml was edited by hand; params.yaml is unchanged.
     """
     path = study_path(name)
     text, values = composed_text(path)
@@ -139,8 +139,8 @@ def use(name: str, dry_run: bool, force: bool, verbose: bool) -> list[str]:
     kept = [path for path in others if path not in removed]
     of_others = "results of runs that this study does not have"
     lines += _listed(f"{'would remove' if dry_run else 'removed'} {of_others}; DVC's cache keeps them:", removed, verbose)
-    lines += _listed(f"{of_others} stay, as DVC's cache does not have them; remove them by hand:", kept, verbose)
-    lines.append("`dvc repro` runs it, `dvc status` says which stages are stale.")
+    lines += _listed(f"kept {of_others}, as DVC's cache does not have them; remove them by hand:", kept, verbose)
+    lines.append("`make repro` runs it; `dvc status` shows which stages are out of date.")
     if not dry_run:
         write_text(PARAMS_FILE, text)
         for path in removed:
@@ -149,32 +149,32 @@ def use(name: str, dry_run: bool, force: bool, verbose: bool) -> list[str]:
 
 
 def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
-    """What `grpo study use` writes for a study file, with the comments of all that it is composed of; and the values in it."""
+    """Compose the params.yaml of a study file: its text, with the comments of all files it is composed of, and its values."""
     values, (written, notes, opening) = compose(path), annotated(path)
     values["runs"] = runs_table(validated(values, path))
     files = [str(file) for file in files_of(path)]
     of = f"{', '.join(files[:-1])} and {files[-1]}" if files[1:] else files[0]
     head = (
         f"# The study {path.stem}, composed by `grpo study use` from {of}.",
-        "# Edit it as you like, then `make repro`; `grpo study check` says what you changed, `grpo study save NAME` keeps that",
-        "# as a study. To change the study itself, edit its file and `grpo study use` it again.",
-        f"# As composed: {_digest(values)} (tells an edit of this file from one of the study's)",
+        "# You may edit it, then run `make repro`. `grpo study check` shows your edits; `grpo study save NAME` saves them as a",
+        "# study. To change the study itself, edit its file and run `grpo study use` again.",
+        f"# As composed: {_digest(values)} (digest of the values; it tells your edits from changes of the study's files)",
         *(("#", *opening) if opening else ()),
     )
     return _with_runs(written, {**notes, ("study",): Note(blank=True)}, head, values["runs"]), values
 
 
 def _with_runs(written: Mapping[str, Any], notes: Notes, head: tuple[str, ...], runs: Mapping[str, Any]) -> str:
-    """The text of params.yaml, where the table of runs stands last, a row on each line."""
+    """The text of params.yaml, with the table of runs last, one row per line."""
     rows: Notes = {("runs", key): Note(flow=True) for key in runs}
     return to_text({**written, "runs": runs}, {**notes, ("runs",): _RUNS, **rows}, head)
 
 
 def renew_runs() -> list[str]:
-    """Write `select_in` and `runs` of params.yaml anew, after its experiments, seeds or tasks were edited by hand.
+    """Update `select_in` and `runs` in params.yaml after its experiments, seeds or tasks were edited by hand.
 
     Raises:
-        UserError: params.yaml is not valid; it is then left as it was.
+        UserError: params.yaml is invalid; it is unchanged.
     """
     written, notes, opening = read_annotated(PARAMS_FILE)
     written.pop("runs", None)
@@ -192,10 +192,10 @@ def renew_runs() -> list[str]:
 
 
 def save(name: str) -> list[str]:
-    """Write params.yaml as the study studies/NAME.yaml, which extends the active one and says what was changed by hand.
+    """Save the edits of params.yaml as studies/NAME.yaml, which extends the active study.
 
     Raises:
-        UserError: the name is taken or can be no study's, or params.yaml is not valid, or lacks something that it had.
+        UserError: the name is taken or not allowed, or params.yaml is invalid or lacks a key of the active study.
     """
     values = read_yaml(PARAMS_FILE)
     without_runs = {key: value for key, value in values.items() if key != "runs"} if isinstance(values, dict) else values
@@ -208,26 +208,26 @@ def save(name: str) -> list[str]:
     own = _own_file(written)
     target = own.with_name(f"{name}.yaml")
     if target.exists():
-        raise UserError(f"{target}: is there already. Choose another name.")
+        raise UserError(f"{target}: already exists. Choose another name.")
     try:
         overlay = overlay_of(*({k: v for k, v in each.items() if k not in COMPUTED} for each in (compose(own), written)))
     except ValueError as gone:
         raise UserError(
-            f"{PARAMS_FILE}: {gone}: is in {own}, but no longer here, and a study that extends another cannot take a key away. "
-            f"Put it back, or keep the whole: cp {PARAMS_FILE} {target}"
+            f"{PARAMS_FILE}: {gone}: this key of {own} is gone, and a study cannot remove a key of the study that it extends. "
+            f"Put it back, or copy the whole file: cp {PARAMS_FILE} {target}"
         ) from None
     if not overlay:
-        raise UserError(f"{PARAMS_FILE}: says what {own} says. There is nothing to save.")
+        raise UserError(f"{PARAMS_FILE}: has the values of {own}. There is nothing to save; edit {PARAMS_FILE} first.")
     write_text(target, to_text({"extends": own.stem, **overlay}, _without_comments(notes)))
     named = name if own.parent == STUDIES_FOLDER else target
-    return [f"{target}: extends {own.stem}, with what was changed by hand. `grpo study use {named}` makes it the active study."]
+    return [f"{target}: your edits, as a study that extends {own.stem}. `grpo study use {named}` makes it the active study."]
 
 
 def rehearse(name: str) -> list[str]:
-    """Write the rehearsal of a study (:mod:`grpo.study.rehearsal`) beside it, as an overlay: NAME-rehearsal.yaml.
+    """Write the rehearsal of a study (:mod:`grpo.study.rehearsal`) beside it as NAME-rehearsal.yaml.
 
     Raises:
-        UserError: no such study, or another file has that name, or the rehearsal is not valid.
+        UserError: the study does not exist, another file has that name, or the rehearsal is invalid.
     """
     path = study_path(name)
     folder = STUDIES_FOLDER if path.parent == paths.shipped("studies") else path.parent
@@ -237,7 +237,7 @@ def rehearse(name: str) -> list[str]:
     cut = difference(values, lay_over(values, rehearsal_of(values)))
     text = to_text(about | cut, {}, ("# Written by `grpo study rehearse`.",))
     if target.exists() and target.read_text(encoding="utf-8") != text:
-        raise UserError(f"{target}: is there, and says something else. Remove it to have it written anew, or use it as it is.")
+        raise UserError(f"{target}: already exists with other content. Remove it to write it again, or use it as it is.")
     write_text(target, text)
     rehearsal = load_study(target)
     named = target.stem if folder == STUDIES_FOLDER else target
@@ -248,7 +248,7 @@ def rehearse(name: str) -> list[str]:
 
 
 def _without_comments(notes: Notes) -> Notes:
-    """Only which mappings stand on one line, as the comments are in what is extended already."""
+    """Notes with the layout only; the comments are in the extended file."""
     return {key: Note(flow=note.flow) for key, note in notes.items()}
 
 
@@ -256,10 +256,10 @@ def _without_comments(notes: Notes) -> Notes:
 
 
 def _require_no_edits(values: Mapping[str, Any], name: str) -> None:
-    """Raise UserError where writing ``values``, those of study ``name``, to params.yaml would lose what was changed there."""
+    """Raise UserError if writing ``values``, those of study ``name``, to params.yaml would lose edits made there."""
     if not PARAMS_FILE.exists():
         return
-    drop = f"`grpo study use {name} --force` drops it"
+    drop = f"`grpo study use {name} --force` discards all edits."
     try:
         active = read_yaml(PARAMS_FILE)
         if not isinstance(active, dict):
@@ -268,30 +268,30 @@ def _require_no_edits(values: Mapping[str, Any], name: str) -> None:
             return
         edits = _described_edits(active)
     except UserError as error:
-        raise UserError(f"{error} {drop}, whatever it holds.") from None
+        raise UserError(f"{error} {drop}") from None
     if edits:
-        keep = f"Nothing was written. `grpo study save NAME` keeps it as a study; {drop}."
+        keep = f"Nothing was written. `grpo study save NAME` saves the edits as a study; {drop}"
         raise UserError("\n".join([f"{PARAMS_FILE}: {edits[0]}", *edits[1:], keep]))
 
 
 def _described_edits(active: Mapping[str, Any]) -> list[str]:
-    """How params.yaml differs from the study file that it was composed from; nothing, if it does not.
+    """Lines that say how params.yaml differs from the study file that it was composed from; empty if it does not.
 
     Raises:
-        UserError: there is no such file, or it cannot be composed.
+        UserError: that file does not exist or cannot be composed.
     """
     own = _own_file(active)
     if not own.exists():
-        raise UserError(f"{PARAMS_FILE}: what was changed in it is unknown, as its study's file {own} is not there.")
-    computed = {*COMPUTED} - {"study"}  # its name can be another by hand only
+        raise UserError(f"{PARAMS_FILE}: its edits by hand are unknown, as its study file {own} does not exist.")
+    computed = {*COMPUTED} - {"study"}  # only an edit by hand changes the name
     edits = [change for change in changes(compose(own), active) if change[0].partition(".")[0] not in computed]
     composed = f"since it was composed from {own}"
-    by = f"that file was changed {composed}" if _as_it_was_composed(active) else f"changed by hand {composed}"
+    by = f"that file was changed {composed}" if _as_it_was_composed(active) else f"edited by hand {composed}"
     return [f"{by}:", *(_described(change) for change in edits)] if edits else []
 
 
 def _as_it_was_composed(active: Mapping[str, Any]) -> bool:
-    """Whether params.yaml holds just what `grpo study use` wrote into it, though the study's file may have changed since."""
+    """Whether params.yaml is as `grpo study use` wrote it, even if the study's file has changed since."""
     noted = _AS_COMPOSED.search(PARAMS_FILE.read_text(encoding="utf-8"))
     return noted is not None and noted[1] == _digest(active)
 
@@ -302,14 +302,14 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def _own_file(active: Mapping[str, Any]) -> Path:
-    """The study file that params.yaml was composed of, as far as its values tell."""
+    """The study file that params.yaml was composed from, by its keys `file`, `folder` and `study`."""
     file = Path(str(active.get("file") or f"{active.get('folder', STUDIES_FOLDER)}/{active.get('study')}.yaml"))
     shipped = paths.shipped("studies") / file.name
     return shipped if shipped.exists() and not file.exists() and file.parent == STUDIES_FOLDER else file
 
 
 def _active_values() -> dict[str, Any]:
-    """What params.yaml holds; nothing, where it is missing or no mapping that can be read."""
+    """The values of params.yaml; empty if it is missing, unreadable or not a mapping."""
     try:
         values = parse_yaml(PARAMS_FILE) if PARAMS_FILE.exists() else {}
     except UserError:
@@ -321,12 +321,12 @@ def _active_values() -> dict[str, Any]:
 
 
 def _apart_from_names(found: list[Change]) -> list[Change]:
-    """The changes that matter to results, and not those that follow from the study's name or other changes."""
+    """Drop changes of the description and of keys that are computed from others."""
     return [change for change in found if change[0].partition(".")[0] not in ("description", *COMPUTED)]
 
 
 def _summary(old: Mapping[str, Any], new: Mapping[str, Any], verbose: bool) -> list[str]:
-    """Each change of a value; or in which sections there are how many, and what becomes of which experiments."""
+    """Lines with each change (verbose), or with the number of changes per section and the experiments that change."""
     found = changes(old, new)
     if verbose:
         return [_described(change) for change in found]
@@ -348,14 +348,14 @@ def _described(change: Change) -> str:
 
 
 def _results_of_other_runs(study: Study) -> list[Path]:
-    """Results in data/ of runs that ``study`` does not name; folders that its stages depend on would hold them too."""
+    """Results in data/ of runs that are not in ``study``. They would be in folders that its stages depend on."""
     own = {paths.run_name(name, arm, seed) for name, e in study.experiments.items() for arm in e.arms for seed in study.seeds}
     roots = (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)
     return [path for root in roots for path in sorted(root.glob("*/*/[!.]*")) if path.relative_to(root).as_posix() not in own]
 
 
 def _listed(heading: str, results: list[Path], verbose: bool) -> list[str]:
-    """The heading with each result below it, or with how many there are in which folder; nothing, where there are none."""
+    """A heading with each result below it (verbose) or the number per folder; empty without results."""
     counts = Counter(str(path.parents[-3]) for path in results)  # data/runs of data/runs/EXPERIMENT/ARM/SEED
     listed = [f"  {path}" for path in results] if verbose else [f"  {n} in {root}" for root, n in counts.items()]
     return [heading, *listed] if results else []

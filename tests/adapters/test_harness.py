@@ -83,7 +83,7 @@ num_fewshot: 2
 @pytest.mark.parametrize(
     ("own", "options", "told"),
     [
-        (OWN, [], "own: its prompt shows 2 examples. Give a file with some by --shots-file, or --shots 0"),
+        (OWN, [], "own: its prompt needs 2 examples. Give a file of them with --shots-file, or --shots 0"),
         (OWN.replace("generate_until", "loglikelihood"), ["--shots", "0"], "answered by loglikelihood"),
         (OWN + "process_docs: !function nowhere.at_all\n", ["--shots", "0"], r"own: the harness could not load it \(.*nowhere"),
         (OWN, ["--shots", "0", "--max-tokens", "256"], "must be less than .* length .256.. Lower --max-tokens"),

@@ -109,7 +109,7 @@ def test_missing_params_file(project: Path, grpo: Grpo) -> None:
         (("report",), "Run `dvc repro"),
         (("dataset", "words"), "tasks: no task 'words' (known: main, keyword)"),
         (("model", "words"), "tasks: no task 'words' (known: main, keyword)"),
-        (("sft_dataset", "words"), "sft_datasets: no entry for 'words' (there are: main, keyword)"),
+        (("sft_dataset", "words"), "sft_datasets: no entry for 'words' (known: main, keyword)"),
         (("study", "use", "nosuch"), "studies/nosuch.yaml: no such study"),
     ],
 )

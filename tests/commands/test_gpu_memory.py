@@ -133,7 +133,7 @@ def test_the_real_studies_fit_the_card_that_they_name(name: str) -> None:
         ("math-24gb", 22.5, {"grpo": {"gpu_memory_utilization": 0.6}}, ("rollouts: 26.0 GiB", "lower grpo.gpu_memory_util")),
         ("math-24gb", 22.5, {"learner": {"gradient_checkpointing": False}}, ("set learner.gradient_checkpointing",)),
         ("math-h100", 79.6, {"learner": {"max_tokens_per_microbatch": 2**19}}, ("lower learner.max_tokens_per_microbatch",)),
-        ("gsm8k", 22.5, {"grpo": {"gpu_memory_utilization": 0.2}}, ("wants 4.4 for one sequence of the model's 40960 tokens",)),
+        ("gsm8k", 22.5, {"grpo": {"gpu_memory_utilization": 0.2}}, ("one sequence of the model's 40960 tokens needs 4.4",)),
     ],
 )
 def test_what_does_not_fit_is_told_with_the_remedy(name: str, card: float, changes: Any, told: tuple[str, ...]) -> None:

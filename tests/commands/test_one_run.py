@@ -167,14 +167,14 @@ def test_an_objective_is_its_values_and_others_lie_over_it() -> None:
     [
         ({"model": "nowhere"}, "try", "--model nowhere: no such folder"),
         ({"model": "Qwen/Qwen3-0.6B"}, "try", "OWNER/NAME@REVISION"),
-        ({"model": None}, "try", "--model, --task: say both"),
-        ({"task": "maths"}, "try", "expected arithmetic, math"),
+        ({"model": None}, "try", "--model, --task: one is missing. Give both"),
+        ({"task": "maths"}, "try", "no such task. Use arithmetic, math"),
         ({"task": "none.jsonl"}, "try", "no such file"),
         ({"task": "other.jsonl"}, "try", "tasks.main.answer=COLUMN, of question, reply"),
         ({"settings": ["grpo.learning_rate=-1"]}, "try", "grpo.learning_rate: input should be greater than 0"),
         ({"settings": ["grpo.rollout_batch_size=512"]}, "try", "64 problems are asked for"),
         ({}, "a b", "--out: the name of a run may hold"),
-        ({}, "model", "is there already, and holds no run"),
+        ({}, "model", "already exists and holds no run"),
     ],
 )
 def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, message: str, lab: Path) -> None:

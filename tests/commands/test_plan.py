@@ -169,9 +169,7 @@ def test_it_prints_a_table_or_json_without_importing_torch(smoke: Study) -> None
     assert told.startswith("study smoke, seeds [0]\nexperiment ") and told.endswith("False\n")
     (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
     assert row.split() == ["grpo_baselines", "1", "1", "3", "48", "?", "0.0", "0.00", "0", "unknown"]
-    assert (
-        "arms that equal earlier runs, whose results are taken over at no cost: grpo_baselines/reinforce_with_baseline" in told
-    )
+    assert "arms that equal earlier runs and take over their results at no cost: grpo_baselines/reinforce_with_baseline" in told
     as_json = subprocess.run([*program, "--json", "--price", "4"], capture_output=True, text=True, check=True).stdout
     assert json.loads(as_json.removesuffix("False\n")) == plan(smoke, True, None, 4.0)
 

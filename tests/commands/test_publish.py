@@ -102,7 +102,7 @@ def test_the_card_says_what_the_result_files_say(project: Path, grpo: Grpo) -> N
     assert rows["before training"] == interval(3)
     (counted,) = [value for name, value in rows.items() if name.startswith("the mean of its last 1")]
     assert counted.startswith("0.500 (")
-    assert "64 fixed validation problems" in text and "as the highest of 2 evaluations on the same problems" in text
+    assert "64 fixed validation problems" in text and "the highest of 2 evaluations on the same problems" in text
     assert rows["`learning_rate`"] == "`0.0003` | `1e-05` | arm 3e-4"
     assert rows["`n_grpo_steps`"] == "`3` | `200` | study" and "`cliprange`" not in rows  # 0.2 is the default
     digests = rows["digests (SHA-256, first 16 digits)"]
@@ -134,7 +134,7 @@ def test_the_folder_loads_and_is_the_checkpoint(project: Path, grpo: Grpo) -> No
 
 def test_of_a_run_that_was_taken_over_the_weights_are_its_twins(project: Path, grpo: Grpo) -> None:
     code, told, _ = grpo("publish", TWIN, "--out", "shared")
-    assert code == 0 and f"{TWIN} is the same as {RUN}, whose checkpoint this is" in told
+    assert code == 0 and f"{TWIN} equals {RUN}; this is the checkpoint of that run" in told
     weights = paths.CHECKPOINTS / RUN / "best/model.safetensors"
     assert Path("shared/model.safetensors").read_bytes() == weights.read_bytes()
     text = Path("shared/README.md").read_text()
@@ -168,9 +168,9 @@ def test_a_base_model_of_the_hub_is_named_and_its_licence_not_invented(
         (["grpo_learning_rate/5e-4/0"], "no arm '5e-4' (known: 3e-4, 1e-3)"),
         (["grpo_learning_rate/3e-4/7"], "seeds: 7 is not among [0]"),
         (["grpo_baselines/no_baseline/0"], "Run `dvc repro train@grpo_baselines-no_baseline` to make it"),
-        ([RUN, "--out", "data"], "data: is there and not empty"),
-        ([RUN, "--out", "params.yaml"], "params.yaml: is there and not empty"),
-        ([RUN, "--repo", "someone/model"], "there is no token for the Hub. Set HF_TOKEN"),
+        ([RUN, "--out", "data"], "data: already exists and is not empty"),
+        ([RUN, "--out", "params.yaml"], "params.yaml: already exists and is not empty"),
+        ([RUN, "--repo", "someone/model"], "no token for the Hub. Set HF_TOKEN"),
         ([RUN, "--repo", "no such/name"], "Name it as OWNER/NAME"),
     ],
 )
@@ -184,10 +184,10 @@ def test_a_checkpoint_that_is_not_kept_or_not_the_runs_own(project: Path, grpo: 
     metadata = paths.CHECKPOINTS / RUN / "last/metadata.json"
     write_json(metadata, read_json(metadata, "") | {"answer_reward": 0.9})
     code, _, error = grpo("publish", RUN, "--kind", "last")
-    assert code == 2 and "damaged (not what validation.csv has of this step)" in error
+    assert code == 2 and "damaged (it differs from validation.csv at this step)" in error
     shutil.rmtree(paths.CHECKPOINTS / RUN / "best")
     code, _, error = grpo("publish", TWIN)
-    assert code == 2 and "no checkpoint is kept here. Its checkpoints: last" in error
+    assert code == 2 and "no checkpoint. Choose another with --kind: last" in error
     assert not Path("published").exists()
 
 

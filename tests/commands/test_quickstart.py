@@ -79,7 +79,7 @@ def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
     (made / "notes.txt").write_text("removed")
     before = digests(made)
     again = sh(folder, "grpo", "quickstart")
-    assert "is from an earlier time: it is emptied" in again.stdout and "is from an earlier time" not in done.stdout
+    assert "of an earlier quickstart is emptied first" in again.stdout and "of an earlier quickstart" not in done.stdout
     assert not (made / "notes.txt").exists() and digests(made) == before
     runs = sh(made, sys.executable, "-c", RUNS_IN_MLFLOW).stdout.split()
     text = (made / "reports/sections/method.md").read_text()
@@ -136,7 +136,7 @@ def test_ctrl_c_leaves_no_report(moment: str, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "ended before it was done; `grpo quickstart` starts afresh" in error and "Traceback" not in error
+    assert "stopped before it was done. `grpo quickstart` starts from the beginning" in error and "Traceback" not in error
     assert not list(folder.rglob("writeup.md*")) and not list(folder.rglob("index.html*"))
 
 
@@ -162,7 +162,7 @@ def test_a_study_of_more_is_refused(section: str, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     STUDY.parent.mkdir()
     yaml.dump(params, STUDY)
-    with pytest.raises(UserError, match=r"studies/quickstart\.yaml: quickstart makes one experiment alone"):
+    with pytest.raises(UserError, match=r"studies/quickstart\.yaml: quickstart makes exactly one experiment"):
         quickstart.quickstart()
     assert not FOLDER.exists()
 
@@ -185,5 +185,5 @@ def test_what_quickstart_did_not_make_it_does_not_touch(
     monkeypatch.chdir(folder)
     code, said, told = grpo("quickstart")
     assert code == 2 and said == ""
-    assert told.startswith("error: quickstart: is there, and was not made by `grpo quickstart`.")
+    assert told.startswith("error: quickstart: already exists and was not made by `grpo quickstart`.")
     assert ((folder / FOLDER) if there == "a file" else precious / "data.txt").read_text() == "mine"

@@ -92,7 +92,7 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_fresh_seeds(repository: 
     replicate._make(folder, [7, 8], None)  # gone on with
     assert (folder / "tracked").read_text() == "of the replicate"
     Path("params.yaml").write_text(Path("params.yaml").read_text().replace("last_k: ", "last_k:  "))
-    with pytest.raises(UserError, match=r"seeds-7-8: is there, and was not made of this params\.yaml"):
+    with pytest.raises(UserError, match=r"seeds-7-8: already exists, but was not made from this params\.yaml"):
         replicate._make(folder, [7, 8], None)
 
 
@@ -114,7 +114,7 @@ def test_a_copy_that_was_stopped_half_way_is_made_anew(repository: Study) -> Non
 
 @pytest.mark.parametrize("seeds", [[], [0, 7], [7, 7]])
 def test_seeds_must_be_fresh(repository: Study, seeds: list[int]) -> None:
-    with pytest.raises(UserError, match="name fresh ones"):
+    with pytest.raises(UserError, match="not fresh"):
         replicate.replicate(seeds, None)
 
 

@@ -245,7 +245,7 @@ def test_a_study_may_lie_outside_the_project(lab: Path, grpo: Run) -> None:
     assert [problem.question for problem in study.task("main").problems("train")] == ["1 + 1?"]
     assert grpo("study", "check")[1].endswith("params.yaml is as composed from ../our lab/ours.yaml\n")
     edit("seeds: [0, 1, 2]", "seeds: [5]")
-    told = "changed by hand since it was composed from ../our lab/ours.yaml:\n  seeds: [0, 1, 2] -> [5]\n"
+    told = "edited by hand since it was composed from ../our lab/ours.yaml:\n  seeds: [0, 1, 2] -> [5]\n"
     assert grpo("study", "check")[1].endswith(told)
     assert grpo("study", "save", "five")[0] == 0
     assert parse_yaml(lab / "five.yaml") == {"extends": "ours", "seeds": [5]}
@@ -451,7 +451,7 @@ def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Run) 
     _, out, _ = grpo("study", "use", "gsm8k", "--dry-run")
     assert re.search(r"values: seeds 1, threads 1, tasks \d+, models \d+, ", out)
     assert "\n  experiments left out: grpo_async_offpolicy\n" in out
-    assert "results of runs that this study does not have stay, as DVC's cache does not have them" in out
+    assert "kept results of runs that this study does not have, as DVC's cache does not have them" in out
     assert "  2 in data/runs\n" in out and "remove results" not in out
     assert "grpo.n_grpo_steps" not in out
     _, out, _ = grpo("study", "use", "gsm8k", "--dry-run", "--verbose")
@@ -504,14 +504,14 @@ def write_result(path: Path) -> None:
         ('"3e-4": {learning_rate: 3e-4}, ', "", "  experiments.grpo_learning_rate.arms.3e-4.learning_rate: 0.0003 -> absent\n"),
         ("  levels: 2\n", "  levels: 2\n  levels: 3\n", "params.yaml:"),  # no longer valid YAML
         ("study: smoke", "study: mine", "  study: smoke -> mine\n"),
-        ("file: studies/smoke.yaml", "file: studies/mine.yaml", "its study's file studies/mine.yaml is not there"),
+        ("file: studies/smoke.yaml", "file: studies/mine.yaml", "its study file studies/mine.yaml does not exist"),
     ],
 )
 def test_use_does_not_overwrite_an_edit_by_hand_unasked(project: Path, grpo: Run, old: str, new: str, told: str) -> None:
     edit(old, new)
     before = Path("params.yaml").read_bytes()
     code, out, error = grpo("study", "use", "mini")
-    assert code == 2 and out == "" and told in error and "`grpo study use mini --force` drops it" in error, error
+    assert code == 2 and out == "" and told in error and "`grpo study use mini --force` discards all edits" in error, error
     assert Path("params.yaml").read_bytes() == before
 
 
@@ -545,7 +545,7 @@ def test_check_says_what_was_changed_by_hand(project: Path, grpo: Run) -> None:
     edit("  levels: 2\n", "  levels: 3\n")
     code, out, _ = grpo("study", "check")
     assert code == 0 and out.endswith(
-        "changed by hand since it was composed from studies/smoke.yaml:\n  tasks.main.levels: 2 -> 3\n"
+        "edited by hand since it was composed from studies/smoke.yaml:\n  tasks.main.levels: 2 -> 3\n"
     )
     assert "grpo_learning_rate\n  3e-4: " in out, "and the runs"
 
@@ -587,15 +587,15 @@ def test_save_keeps_edits_as_a_study_that_says_only_them(project: Path, grpo: Ru
 
 def test_save_refuses_what_would_lose_something(project: Path, grpo: Run) -> None:
     code, _, error = grpo("study", "save", "same")
-    assert code == 2 and "says what studies/smoke.yaml says. There is nothing to save." in error
+    assert code == 2 and "has the values of studies/smoke.yaml. There is nothing to save." in error
     edit("seeds: [0]", "seeds: [7]")
-    for name, message in (("mini", "studies/mini.yaml: is there already."), ("../x", "may hold letters, digits")):
+    for name, message in (("mini", "studies/mini.yaml: already exists."), ("../x", "may hold letters, digits")):
         code, _, error = grpo("study", "save", name)
         assert code == 2 and message in error
     edit("    last_k: 1 # its steps are few and each is a round of its own\n", "")
     edit("  n_ei_steps: 2\n", "  n_ei_steps: 4\n")
     code, _, error = grpo("study", "save", "less")
-    assert code == 2 and "experiments.expert_iteration_experiment.last_k: is in studies/smoke.yaml, but no longer here" in error
+    assert code == 2 and "experiments.expert_iteration_experiment.last_k: this key of studies/smoke.yaml is gone" in error
     assert not Path("studies/less.yaml").exists()
 
 

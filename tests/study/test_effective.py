@@ -517,4 +517,4 @@ def test_an_arm_and_no_experiments_name_says_that_a_run_is_asynchronous(mini_stu
 def test_a_setting_without_effect_is_said(mini_study: Study, budget: int | None, said: bool) -> None:
     learner = mini_study.learner.model_copy(update={"max_tokens_per_microbatch": budget})
     text = describe(mini_study.model_copy(update={"learner": learner}))
-    assert ("gradient_accumulation_steps: no effect" in text) is said
+    assert ("gradient_accumulation_steps has no effect" in text) is said

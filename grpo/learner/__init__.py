@@ -1,1 +1,1 @@
-"""The objective (losses, advantages, masking, KL, mismatch), and the learner that takes optimizer steps on it."""
+"""The training objective (losses, advantages, masking, KL, mismatch) and the learner that optimizes it."""

@@ -1,4 +1,4 @@
-"""Rewards normalised within their group."""
+"""Group-normalized advantages."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from grpo.common.errors import UserError
 def normalize_within_groups(
     raw_rewards: Tensor, group_size: int, advantage_eps: float, normalize_by_std: bool, baseline: str = "group_mean"
 ) -> Tensor:
-    """A = (r - mean of its group) / (std of its group + eps); without the division as in Dr. GRPO.
+    """Compute A = (r - group mean) / (group std + eps); without ``normalize_by_std``, A = r - group mean as in Dr. GRPO.
 
-    With ``leave_one_out`` the baseline is the mean of the group's other rewards (RLOO, arXiv 2402.14740). As
-    r - (sum - r) / (G - 1) = G / (G - 1) (r - mean), that is another factor, the same for all.
+    DeepSeekMath, arXiv 2402.03300, Section 4.1.2. The standard deviation is the unbiased one (``torch.std``). With
+    ``leave_one_out`` the baseline is the mean of the group's other rewards (RLOO, arXiv 2402.14740). Since
+    r - (sum - r) / (G - 1) = G / (G - 1) (r - mean), this is a constant factor.
 
-    The standard deviation is the unbiased one (``torch.std``). Groups are consecutive: grouping goes by position, as two
-    groups may hold the same question. DeepSeekMath, arXiv 2402.03300, Section 4.1.2.
+    Groups are consecutive rewards: two groups may have the same question, so grouping goes by position.
 
     Args:
         raw_rewards: (n_groups * group_size,).
 
     Returns:
-        Advantages of the same shape, in float32.
+        advantages (n_groups * group_size,), in float32.
 
     Raises:
-        UserError: the rewards are no whole number of groups, or are too large for float32, in which losses are computed.
+        UserError: the rewards are not a whole number of groups, or do not fit float32, in which losses are computed.
     """
     if len(raw_rewards) % group_size:
-        raise UserError(f"group_size: {len(raw_rewards)} rewards are no whole number of groups of {group_size}.")
+        raise UserError(f"group_size: {len(raw_rewards)} rewards are not a whole number of groups of {group_size}.")
     groups = raw_rewards.double().view(-1, group_size)
-    # Rounding leaves a mean of equal rewards a little beside them, which the division by their tiny std would blow up.
+    # The mean of equal rewards may differ from them by rounding, which the division by a tiny std would magnify.
     equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
-    # In float64, so that small differences of large rewards count; what is left of them float32 represents as well.
+    # Subtract in float64, so that small differences between large rewards survive; float32 can hold the differences.
     advantages = (groups - groups.mean(dim=1, keepdim=True)).float()
     if normalize_by_std and group_size > 1:
         advantages = advantages / (advantages.std(dim=1, keepdim=True) + advantage_eps)
@@ -57,14 +57,14 @@ def normalize_scores(
     normalize_by_std: bool,
     baseline: str = "group_mean",
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Normalise the rewards of scored responses within each group.
+    """Compute advantages and reward statistics of scored responses.
 
     Args:
-        scores: ``reward``, ``format_reward`` and ``answer_reward`` of each response, those of a group side by side.
+        scores: ``reward``, ``format_reward`` and ``answer_reward`` of each response; the responses of a group are consecutive.
 
     Returns:
-        advantages and raw rewards, each (n_groups * group_size,), and metadata: means of the three rewards, their spread, and
-        ``zero_signal_fraction`` (groups in which all rewards are equal, so that they train nothing).
+        advantages and raw rewards, each (n_groups * group_size,), and metadata: means of the three rewards; standard deviation,
+        minimum and maximum of the reward; ``zero_signal_fraction``, the share of groups whose rewards are all equal.
     """
     raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
     advantages = normalize_within_groups(raw_rewards, group_size, advantage_eps, normalize_by_std, baseline)

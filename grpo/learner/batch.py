@@ -1,4 +1,4 @@
-"""What the loss needs of a train batch besides its tokens, as tensors that are made once an update."""
+"""Tensors of a train batch that the loss needs besides the tokens; built once per update."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from grpo.models.to_device import send
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """Scored responses, or some of them.
+    """The scored responses of a train batch, or of one of its microbatches.
 
     Attributes:
-        old_log_probs: (responses, longest) of the ratio's denominator (:func:`grpo.training.step.train_on`), behind the tokens
-            0; None where that is the current policy.
-        reference_log_probs: under the starting weights; None where the loss has no KL term.
-        engine_log_probs: as the engine reported them when it drew the tokens.
+        old_log_probs: (responses, longest) log-probs in the ratio's denominator (:func:`grpo.training.step.train_on`), padded
+            with 0; None if the current policy is the denominator.
+        reference_log_probs: (responses, longest) under the starting weights; None without a KL term.
+        engine_log_probs: (responses, longest) as the engine reported them when it drew the tokens.
         advantages, raw_rewards, groups: (responses, 1).
-        weights: (responses, 1) how much each token of a response counts.
-        n_tokens, n_responses: of the whole optimizer batch, which this may be a part of.
+        weights: (responses, 1), weight of each token of a response.
+        n_tokens, n_responses: of the whole optimizer batch.
     """
 
     old_log_probs: Tensor | None
@@ -41,7 +41,7 @@ class TrainBatch:
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> TrainBatch:
-        """Of rollouts and (responses,) their weights, on a device."""
+        """Build the batch of all rollouts, with ``weights`` (responses,), on a device."""
         old = given_log_probs(rollouts, "old_log_probs")
         reference = given_log_probs(rollouts, "reference_log_probs")
         engine = [torch.tensor(rollout.completion.log_probs) for rollout in rollouts]
@@ -62,7 +62,7 @@ class TrainBatch:
         )
 
     def part(self, micro: Microbatch) -> TrainBatch:
-        """A microbatch's members, as long as its longest."""
+        """Select a microbatch's members, cut to the longest of them."""
         members, longest = send(torch.tensor(micro.members), micro.mask.device), micro.mask.shape[1]
 
         def rows(x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class TrainBatch:
 
 
 def given_log_probs(rollouts: Sequence[Rollout], which: Literal["old_log_probs", "reference_log_probs"]) -> list[Tensor] | None:
-    """Those of the rollouts; None where these have none, which is so for all or for none."""
+    """The old or reference log-probs of rollouts; None if they have none. Either all have them or none."""
     return [found for rollout in rollouts if (found := getattr(rollout, which)) is not None] or None
 
 

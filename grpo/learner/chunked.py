@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens from hidden states, without ever holding the logits of more than a few tokens."""
+"""Log-probs of given tokens from hidden states, with the logits of one chunk of tokens in memory at a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TOKENS_AT_ONCE = 1024
 
 
 class _LogProbs(torch.autograd.Function):
-    """log softmax(h W^T / T) at the labels; the backward pass computes the logits anew, chunk by chunk.
+    """log softmax(h W^T / T) at the labels, and the entropy; the backward pass recomputes the logits chunk by chunk.
 
-    With p the softmax and g the incoming gradient, the gradient at the logits is g (onehot - p) / T. Where the
-    entropy H has one as well, h, there is -h p (log p + H) / T in addition.
+    With p the softmax and g the gradient of the log-prob, the gradient of the logits is g (onehot - p) / T. A gradient e of the
+    entropy H adds -e p (log p + H) / T.
     """
 
     @staticmethod
@@ -28,12 +28,12 @@ class _LogProbs(torch.autograd.Function):
             sums = exponentials.sum(dim=-1)
             normalizer = sums.log()
             chosen.append(logits.gather(-1, wanted[:, None])[:, 0] - normalizer)
-            # H = log Z - E[z]; both about the largest logit.
+            # H = log Z - E[z], with z relative to the largest logit.
             entropies.append(normalizer - torch.linalg.vecdot(exponentials, logits) / sums)
             normalizers.append(normalizer + largest[:, 0])
         ctx.save_for_backward(hidden, weight, labels, torch.cat(normalizers))
         ctx.temperature = temperature
-        ctx.set_materialize_grads(False)  # most losses have no use for the entropy's
+        ctx.set_materialize_grads(False)  # most losses have no entropy term
         return torch.cat(chosen), torch.cat(entropies)
 
     @staticmethod
@@ -57,29 +57,29 @@ class _LogProbs(torch.autograd.Function):
 
 
 def chunked_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probability of each label, and the entropy (nats) of the distribution it is drawn from.
+    """Log-prob of each label, and entropy (nats) of its distribution.
 
     Args:
-        hidden: (tokens, width), the states that predict the labels.
-        weight: (vocabulary, width) of the output layer.
+        hidden: (tokens, width), hidden states that predict the labels.
+        weight: (vocabulary, width), of the output layer.
         labels: (tokens,).
-        temperature: the logits are divided by it.
+        temperature: divides the logits.
 
     Returns:
-        two tensors (tokens,) in float32, with gradient.
+        two float32 tensors (tokens,), with gradient.
     """
     log_probs, entropy = _LogProbs.apply(hidden, weight, labels, temperature)  # type: ignore[no-untyped-call]
     return log_probs, entropy
 
 
 def log_probs_of(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """:func:`chunked_log_probs` from the logits (tokens, vocabulary) themselves."""
+    """Compute :func:`chunked_log_probs` from logits (tokens, vocabulary)."""
     distribution = torch.log_softmax(logits.float() / temperature, dim=-1)
     return distribution.gather(-1, labels[:, None])[:, 0], _Entropy.apply(distribution)  # type: ignore[no-untyped-call]
 
 
 class _Entropy(torch.autograd.Function):
-    """H = -sum p log p of log p (tokens, vocabulary); keeps nothing else for the backward pass."""
+    """Entropy H = -sum p log p from log p (tokens, vocabulary), the only tensor kept for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, distribution: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class _Entropy(torch.autograd.Function):
 
 
 def _entropy_gradient(distribution: Tensor) -> Tensor:
-    """-p (log p + H): the entropy's gradient at the logits, and at log p as well, as log softmax's does not change it."""
+    """Gradient -p (log p + H) of the entropy, at the logits and at log p: log softmax does not change it."""
     p = distribution.exp()
     entropy = -torch.linalg.vecdot(p, distribution)[:, None]
     return p.mul_(distribution + entropy).neg_()

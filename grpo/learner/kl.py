@@ -1,4 +1,4 @@
-"""Estimates of KL(policy || reference) from tokens that the policy sampled: measured, and as a term of a loss."""
+"""Estimators of KL(policy || reference) from tokens that the policy sampled: as metrics, and as a term of the loss."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from torch import Tensor
 
 
 def estimate_kl(policy_log_probs: Sequence[Tensor], reference_log_probs: Sequence[Tensor]) -> dict[str, float]:
-    """Two estimates, each per token and per sequence, in nats.
+    """Estimate the KL divergence (nats) per token and per sequence, each with two estimators.
 
-    With r = log pi_ref(o_t) - log pi(o_t) for sampled tokens o_t, the sampled estimate is the mean of -r: unbiased, and
-    negative by chance where the two are close. The low-variance one is the mean of exp(r) - r - 1: unbiased too, never
-    negative (Schulman 2020, "Approximating KL divergence", k1 and k3; the second also in DeepSeekMath, arXiv 2402.03300,
-    Eq. 4). Per sequence means the sum over a response's tokens, averaged over responses.
+    With r = log pi_ref(o_t) - log pi(o_t) for sampled tokens o_t, the sampled estimator is the mean of -r: unbiased, but
+    possibly negative if the two policies are close. The low-variance estimator is the mean of exp(r) - r - 1: unbiased and
+    never negative (Schulman 2020, "Approximating KL divergence", k1 and k3; the second also in DeepSeekMath,
+    arXiv 2402.03300, Eq. 4). Per sequence is the sum over a response's tokens, averaged over responses.
 
     Args:
         policy_log_probs, reference_log_probs: for each response (response length,), of the same tokens.
 
     Returns:
-        ``per_token``, ``per_token_low_variance``, ``per_sequence``, ``per_sequence_low_variance``; 0 where no response has
-        a token.
+        ``per_token``, ``per_token_low_variance``, ``per_sequence``, ``per_sequence_low_variance``; 0 without any tokens.
     """
     difference = torch.cat(list(policy_log_probs)).double() - torch.cat(list(reference_log_probs)).double()
     sampled, low_variance = difference.sum().item(), (torch.expm1(-difference) + difference).sum().item()
@@ -35,24 +34,24 @@ def estimate_kl(policy_log_probs: Sequence[Tensor], reference_log_probs: Sequenc
 
 
 def low_variance(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """exp(r) - r - 1 of each token, with r = log pi_ref - log pi (k3; GRPO's term, DeepSeekMath, arXiv 2402.03300, Eq. 4).
+    """KL term exp(r) - r - 1 of each token, with r = log pi_ref - log pi (k3; GRPO's, DeepSeekMath, arXiv 2402.03300, Eq. 4).
 
-    Its mean is KL(policy || reference). The mean of its gradient is not that one's, but KL(reference || policy)'s (Tang and
-    Munos 2025, "On a few pitfalls in KL divergence gradient estimation for RL", arXiv 2506.09477).
+    Its expectation is KL(policy || reference), but the expectation of its gradient is the gradient of KL(reference || policy)
+    (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient estimation for RL", arXiv 2506.09477).
 
     Args:
         log_probs: of sampled tokens, with gradient.
-        reference: of the same shape, without.
+        reference: log-probs of the same shape, without gradient.
     """
     difference = reference - log_probs
     return torch.expm1(difference) - difference
 
 
 def naive(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """-r of each token (k1), with the gradient of r^2 / 2, which is -r times that of log pi: KL(policy || reference)'s.
+    """KL term -r of each token (k1) with the gradient of r^2 / 2, whose expectation is the gradient of KL(policy || reference).
 
-    The gradient of -r itself is that of log pi, whose mean is 0: it would pull nowhere (arXiv 2506.09477). Arguments as of
-    :func:`low_variance`.
+    The gradient of -r itself is that of log pi, whose expectation is 0, so it would have no effect (arXiv 2506.09477).
+    Arguments as in :func:`low_variance`.
     """
     difference = log_probs - reference
     half_square = difference.square() / 2

@@ -1,8 +1,8 @@
-"""The learner: turns a batch of scored rollouts into optimizer steps.
+"""The learner: takes optimizer steps on batches of scored rollouts.
 
-A batch is a list of rollouts, computed in microbatches, packed or padded (:mod:`grpo.learner.microbatches`). Both give the same
-gradient, as each token's weight is worked out over the whole batch before it is cut; the padded path is the reference. Several
-processes may share the work (:mod:`grpo.common.world`); the gradient is then still the same.
+A batch is cut into microbatches, packed or padded (:mod:`grpo.learner.microbatches`). Both give the same gradient, because the
+weight of each token is computed over the whole batch before the cut; the padded path is the reference. Several processes may
+share the work (:mod:`grpo.common.world`) without changing the gradient.
 """
 
 from __future__ import annotations
@@ -42,36 +42,33 @@ from grpo.models.traits import traits_of
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.settings import LearnerSettings
 
-_MEANS = (  # over a train batch's response tokens
+_MEANS = (  # metrics that are means over a train batch's response tokens
     "token_entropy",
     "clip_fraction",
     "ratio_mean",
     "mismatch_mean",
     "mismatch_above",
     "mismatch_kl",
-    "importance_mean",
-    "importance_capped",
-    "kl_loss",
 )
 DEFAULTS = LearnerSettings()
-_COLUMNS = {"step", "update", *(metric.name for metric in METRICS)}  # of history.csv, whatever the loss
+_COLUMNS = {"step", "update", *(metric.name for metric in METRICS)}  # the columns of history.csv for every loss
 
 
 class Learner:
     """A policy with its optimizer.
 
-    Where ``config.measure_kl`` or ``config.kl_coefficient`` is set it also holds the weights it started from, frozen; with
-    ``config.lora`` the policy holds them itself, below its adapters.
+    With ``config.measure_kl`` or ``config.kl_coefficient`` it also holds a frozen copy of its starting weights; with
+    ``config.lora`` these are the weights below the adapters.
 
     Args:
-        model: as :func:`grpo.models.checkpoint.load_model` gives it; with ``config.lora`` it has its adapters.
-        settings: how a batch is cut, the optimizer, and where weights are kept (:mod:`grpo.models.sharding` for
-            ``fully_shard``). A model in which prompts cannot be shared has padded microbatches whatever ``packing`` says.
-        world: the processes that share the work; each has a learner of the same model and arguments, and calls its methods
-            with the same whole batches.
+        model: from :func:`grpo.models.checkpoint.load_model`; with ``config.lora`` it already has its adapters.
+        settings: size and kind of microbatches, optimizer, and placement of weights (``fully_shard``:
+            :mod:`grpo.models.sharding`). A model that cannot share prompts gets padded microbatches even with ``packing``.
+        world: the processes that share the work. Each has a learner with the same arguments, and calls its methods with the
+            same whole batches.
 
     Attributes:
-        updates: optimizer steps so far, skipped ones too.
+        updates: optimizer steps so far, including skipped ones.
     """
 
     def __init__(
@@ -98,6 +95,8 @@ class Learner:
             self.reference.to("cpu")
         if isinstance(config, GrpoConfig):
             self.loss, self.own_metrics = bind_loss(config.loss_type, config.loss_options)
+            with_cap = ("importance_mean", "importance_capped") if config.importance_cap is not None else ()
+            self.means = (*_MEANS, *with_cap, *(("kl_loss",) if config.kl_coefficient else ()))
             if taken := [name for name in self.own_metrics if name in _COLUMNS]:
                 raise UserError(f"loss_type: {config.loss_type} measures {', '.join(taken)}, as the learner does: rename it.")
         self.optimizer = Optimizer(model, config.learning_rate, settings.optimizer)
@@ -107,22 +106,22 @@ class Learner:
     # ------------------------------------------------------------------------------------------- what the loops call
 
     def log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
-        """Log-probabilities (response length,) of each rollout's tokens under the current weights, without gradient."""
+        """Log-probs (response length,) of each rollout's tokens under the current weights, without gradient."""
         return [log_probs for log_probs, _ in self._compute(rollouts)]
 
     def reference_log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
-        """The same under the weights that training started from, which the configuration must ask for."""
+        """Log-probs as :meth:`log_probs`, under the starting weights, which the configuration must require."""
         return [log_probs for log_probs, _ in self._compute(rollouts, of_reference=True)]
 
     def token_entropies(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """Mean entropy in nats over each rollout's response tokens, under the current weights; NaN where it has none."""
+        """Mean token entropy (nats) of each rollout under the current weights; NaN for a response without tokens."""
         return [entropy.mean().item() for _, entropy in self._compute(rollouts)]
 
     def drift(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """KL(policy || starting weights) by :func:`grpo.learner.kl.estimate_kl`; empty where it is not measured.
+        """Estimate KL(policy || starting weights) with :func:`grpo.learner.kl.estimate_kl`; empty if it is not measured.
 
         Args:
-            rollouts: sampled by the policy as it is now; where they have ``old_log_probs``, these are its own.
+            rollouts: sampled by the current policy; their ``old_log_probs``, if set, are its log-probs.
         """
         if not self.measures_kl:
             return {}
@@ -131,15 +130,18 @@ class Learner:
         return {f"kl/{name}": value for name, value in estimates.items()}
 
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """One optimizer step on one train batch of scored rollouts; a step whose gradient is not finite is skipped.
+        """Take one optimizer step on one train batch of scored rollouts; skip it if its gradient is not finite.
 
         Returns:
-            loss; gradient norm before clipping; and over the batch's response tokens mean entropy (nats), share of
-            clipped tokens, and mean, smallest and largest ratio pi / pi_old; between the engine's and the learner's
-            log-probabilities under the sampling weights mean and largest absolute difference, share of tokens above
-            :data:`grpo.learner.mismatch.NOTICEABLE`, and the sampled KL; with ``importance_cap`` the mean weight and the
-            share of tokens at the cap; with ``kl_coefficient`` the mean of the loss's KL term as ``kl_loss``;
-            ``skipped_update`` (1 or 0); means of what the loss measures itself; the :meth:`loss_scale`.
+            the metrics of the update:
+
+            - the loss, and the gradient norm before clipping;
+            - over response tokens: mean entropy (nats), share of clipped tokens, mean, smallest and largest ratio pi / pi_old;
+            - between the engine's and the learner's log-probs under the sampling weights: mean and largest absolute difference,
+              share of tokens above :data:`grpo.learner.mismatch.NOTICEABLE`, and sampled KL;
+            - with ``importance_cap``, the mean importance weight and the share of tokens at the cap;
+            - with ``kl_coefficient``, the mean of the KL term (``kl_loss``);
+            - ``skipped_update`` (1 or 0), the learning rate, the means of the loss's own metrics, and :meth:`loss_scale`.
         """
         config, loss_scale = self._grpo, self.loss_scale()
         prompts, responses = token_ids(rollouts)
@@ -151,7 +153,7 @@ class Learner:
             config.sampling_max_tokens,
         )
         batch = TrainBatch.of(rollouts, weights, self.model.device)
-        totals = self._zeros("loss", "tokens", *_MEANS, *self.own_metrics)
+        totals = self._zeros("loss", "tokens", *self.means, *self.own_metrics)
         extremes = {"ratio_min": math.inf, "ratio_max": -math.inf, "mismatch_max": 0.0}
         extreme = {name: torch.full((), value, device=self.model.device) for name, value in extremes.items()}
         for micro in self._microbatches(self.model, prompts, responses):
@@ -159,30 +161,28 @@ class Learner:
         sums, extremes, norm, taken = self._step(totals, extreme)
         of_ranks = self.world.all_gather(extremes)
         over_all = {name: (min if name == "ratio_min" else max)(each[name] for each in of_ranks) for name in extremes}
-        without = () if config.importance_cap is not None else ("importance_mean", "importance_capped")
-        without = without if config.kl_coefficient else (*without, "kl_loss")
+        tokens = max(1.0, sums["tokens"])
         return {
             "loss": sums["loss"],
             "gradient_norm": norm,
-            **{name: sums[name] / max(1.0, sums["tokens"]) for name in _MEANS if name not in without},
+            **{name: sums[name] / tokens for name in self.means},
             **over_all,
             "skipped_update": 0.0 if taken else 1.0,
             "learning_rate": self.optimizer.learning_rate,
-            **{name: sums[name] / max(1.0, sums["tokens"]) for name in self.own_metrics},
+            **{name: sums[name] / tokens for name in self.own_metrics},
             **loss_scale,
         }
 
     def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
-        """One optimizer step of supervised fine-tuning: negative log-likelihood, summed over each response's tokens and
-        averaged over responses.
+        """Take one step of supervised fine-tuning on the negative log-likelihood, summed over tokens, averaged over responses.
 
         Args:
             prompts, responses: token ids of one optimizer batch.
             normalize_constant: divides each response's sum.
 
         Returns:
-            loss, gradient norm before clipping, mean entropy (nats) and mean negative log-likelihood of a response token; the
-            :meth:`loss_scale`.
+            loss, gradient norm before clipping, mean entropy and mean negative log-likelihood of a response token (nats),
+            ``skipped_update``, the learning rate, and :meth:`loss_scale`.
         """
         loss_scale = self.loss_scale()
         totals = self._zeros("loss", "tokens", "token_entropy", "mean_nll")
@@ -208,29 +208,29 @@ class Learner:
         }
 
     def loss_scale(self) -> dict[str, float]:
-        """What the next update's loss is multiplied by, as a metric; empty where the model does not compute in float16."""
+        """Loss scale of the next update, as a metric; empty unless the model computes in float16."""
         return {} if self.optimizer.scale is None else {"loss_scale": self.optimizer.scale.value}
 
     def state(self) -> dict[str, Any]:
-        """Everything that training changes: the weights, or the adapters, and the optimizer's state."""
+        """The state that training changes: weights or adapters, and the optimizer's state."""
         weights = self.model.state_dict() if self.config.lora is None else adapter_weights(self.model)
         return {"model": weights, "optimizer": self.optimizer.state(), "updates": self.updates}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state`."""
+        """Resume from a :meth:`state`."""
         load_weights(self.model, state["model"], strict=self.config.lora is None)
         self.optimizer.restore(state["optimizer"])
         self.updates = state["updates"]
 
     @property
     def _grpo(self) -> GrpoConfig:
-        assert isinstance(self.config, GrpoConfig), "only a GRPO run has rewards to learn from"
+        assert isinstance(self.config, GrpoConfig), "only a GRPO run learns from rewards"
         return self.config
 
     # ------------------------------------------------------------------------------------------- in microbatches
 
     def _compute(self, rollouts: Sequence[Rollout], of_reference: bool = False) -> list[tuple[Tensor, Tensor]]:
-        """Log-probabilities and entropies (response length,) of each response's tokens, without gradient."""
+        """Log-probs and entropies (response length,) of each response's tokens, without gradient."""
         prompts, responses = token_ids(rollouts)
         members: list[int] = []
         parts: list[Tensor] = []
@@ -247,7 +247,7 @@ class Learner:
 
     @contextmanager
     def _starting_model(self) -> Iterator[Any]:
-        """The model as it was before training."""
+        """The model with its starting weights."""
         if self.reference is None:
             with without_adapters(self.model, merge=False) as model:
                 yield model
@@ -257,13 +257,13 @@ class Learner:
                 self.reference.to("cpu")
 
     def _backward(self, batch: TrainBatch, micro: Microbatch, totals: dict[str, Tensor], extreme: dict[str, Tensor]) -> None:
-        """Add a microbatch's gradient to the others', and its tokens to ``totals`` and ``extreme``, which stay on the device.
+        """Add a microbatch's gradient to those before, and its metrics to ``totals`` and ``extreme``, which stay on the device.
 
         Args:
             batch: the microbatch's members.
         """
         config, mask = self._grpo, micro.mask
-        # The learner's and the engine's log-probabilities under the weights that sampled the tokens.
+        # Log-probs under the sampling weights, from the learner (old) and from the engine.
         old = micro.log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         engine = batch.engine_log_probs
         importance = torch.ones_like(old)
@@ -285,15 +285,14 @@ class Learner:
         per_token, metrics = self.loss(inputs)
         loss = masked_normalize(per_token * (mask * (batch.weights * importance)), mask)
         if config.kl_coefficient:
-            assert batch.reference_log_probs is not None, "a KL term needs log-probabilities under the starting weights"
+            assert batch.reference_log_probs is not None, "a KL term needs log-probs under the starting weights"
             kl = ESTIMATORS[config.kl_estimator](micro.log_probs, batch.reference_log_probs)
             loss = loss + config.kl_coefficient * masked_normalize(kl * batch.weights, mask)
             totals["kl_loss"] += micro.flat(kl.detach()).sum()
         if config.entropy_coefficient:
             loss = loss - config.entropy_coefficient * masked_normalize(micro.entropy, mask, constant_normalizer=batch.n_tokens)
         self.optimizer.backward(loss)
-        ratio, weighted = micro.flat(inputs.ratio.detach()), micro.flat(importance)
-        old, engine = micro.flat(old), micro.flat(engine)
+        ratio, old, engine = micro.flat(inputs.ratio.detach()), micro.flat(old), micro.flat(engine)
         totals["loss"] += loss.detach()
         totals["tokens"] += len(micro.tokens)
         totals["token_entropy"] += micro.flat(micro.entropy.detach()).sum()
@@ -302,33 +301,36 @@ class Learner:
         totals["ratio_mean"] += ratio.sum()
         for name in self.own_metrics:
             totals[name] += micro.flat(metrics[name].detach()).sum()
-        totals["importance_mean"] += weighted.sum()
-        totals["importance_capped"] += (weighted >= (config.importance_cap or math.inf)).sum()
+        if config.importance_cap is not None:
+            weight = micro.flat(importance)
+            totals["importance_mean"] += weight.sum()
+            totals["importance_capped"] += (weight >= config.importance_cap).sum()
         for name, value in mismatch_sums(old, engine).items():
             totals[f"mismatch_{name}"] += value
         if len(micro.tokens):
-            # fmin and fmax pass over what is not a number, as min and max of Python's numbers do.
+            # fmin and fmax ignore NaN.
             extreme["ratio_min"] = torch.fmin(extreme["ratio_min"], ratio.min())
             extreme["ratio_max"] = torch.fmax(extreme["ratio_max"], ratio.max())
             extreme["mismatch_max"] = torch.fmax(extreme["mismatch_max"], (old - engine).abs().max())
 
     def _zeros(self, *names: str) -> dict[str, Tensor]:
-        """Sums that are still 0, on the device."""
+        """Named float64 sums of 0 on the device."""
         return dict(zip(names, torch.zeros(len(names), dtype=torch.float64, device=self.model.device).unbind(), strict=True))
 
     def _step(
         self, totals: dict[str, Tensor], extreme: dict[str, Tensor]
     ) -> tuple[dict[str, float], dict[str, float], float, bool]:
-        """All-reduce gradients and totals, and take the step.
+        """All-reduce gradients and totals, and take the optimizer step.
 
         Returns:
-            the totals over all ranks, this one's extremes, the norm before clipping, and whether the step was taken.
+            the totals over all ranks, the extremes of this rank, the gradient norm before clipping, and whether the step was
+            taken.
         """
         over_all = torch.stack(list(totals.values()))
-        gradients = [] if is_sharded(self.model) else self.optimizer.gradients()  # these are reduced in the backward pass
+        gradients = [] if is_sharded(self.model) else self.optimizer.gradients()  # FSDP reduces them in the backward pass
         self.world.all_reduce([*gradients, over_all])
         norm = self.optimizer.clip(self.config.max_grad_norm)
-        # The one time in an update that the host waits for the device.
+        # The only point of an update where the host waits for the device.
         *found, norm_found = torch.cat([over_all, torch.stack([*extreme.values(), norm]).double()]).tolist()
         self.optimizer.learning_rate = learning_rate(self.config, self.updates)
         self.updates += 1
@@ -337,7 +339,7 @@ class Learner:
         return sums, extremes, norm_found, self.optimizer.finish(norm_found, sums["loss"])
 
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
-        """This process's share of the batch.
+        """Compute this process's share of the batch, microbatch by microbatch.
 
         Raises:
             UserError: a text is longer than the model's context.
@@ -357,9 +359,9 @@ class Learner:
 
 
 def _compute_as_sampled(model: Any) -> None:
-    """Put the model in evaluation mode, in which nothing is random: a policy with dropout is not the one that sampled.
+    """Put the model in evaluation mode: with dropout, it would not be the policy that sampled.
 
-    Gradient checkpointing does nothing in this mode. Layers that have it get training mode, and the modules in them do not.
+    Gradient checkpointing needs training mode, so layers that use it get that mode, but not the modules inside them.
     """
     model.eval()
     for module in model.modules():
@@ -371,7 +373,7 @@ def require_context(model: Any, prompts: Ids, responses: Ids) -> None:
     """Refuse texts that are longer than the model's context.
 
     Raises:
-        UserError: with the longest one's length.
+        UserError: a text is too long; the message has the greatest length.
     """
     longest = max((len(p) + len(r) for p, r in zip(prompts, responses, strict=True)), default=0)
     context = traits_of(model).context
@@ -383,5 +385,5 @@ def require_context(model: Any, prompts: Ids, responses: Ids) -> None:
 
 
 def token_ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """The ids of their prompts and those of their responses."""
+    """Token ids of the prompts and of the responses."""
     return [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]

@@ -1,4 +1,4 @@
-"""Losses of a policy gradient, token by token; a study adds its own by an import path."""
+"""Per-token policy gradient losses; a study adds its own by an import path."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from grpo.learner.masking import masked_normalize
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What the loss of some responses is computed from: those of a microbatch, which are a part of the optimizer batch.
+    """Inputs of a loss: the responses of one microbatch, which is a part of the optimizer batch.
 
     Attributes:
-        log_probs: (batch, length) of the response tokens under the policy that is trained, with gradient.
-        old_log_probs: (batch, length) under the policy that sampled them.
+        log_probs: (batch, length) log-probs of the response tokens under the trained policy, with gradient.
+        old_log_probs: (batch, length) under the policy that sampled the tokens.
         advantages, raw_rewards: (batch, 1), one for each response.
-        mask: (batch, length), true for response tokens. What a loss is elsewhere does not count, but must be finite.
-        cliprange, cliprange_high: the configuration's: how far a ratio may fall below and rise above 1; without the second as
-            far as it may fall.
+        mask: (batch, length), true for response tokens. Elsewhere a loss is ignored, but must be finite.
+        cliprange, cliprange_high: how far the ratio may fall below 1 and rise above 1; without the second, both are cliprange.
         engine_log_probs: (batch, length) as the engine reported them when it drew the tokens.
-        groups: (batch, 1), the number of each response's group in the rollout batch.
-        batch_tokens, batch_responses: response tokens and responses of the whole optimizer batch.
+        groups: (batch, 1), number of each response's group in the rollout batch.
+        batch_tokens, batch_responses: number of response tokens and of responses in the whole optimizer batch.
 
-    The handouts' functions know no more than one microbatch: there the last four are None.
+    The last four are None in the handouts' functions, which see a single microbatch.
     """
 
     log_probs: Tensor
@@ -48,34 +47,36 @@ class LossInputs:
 
     @property
     def lengths(self) -> Tensor:
-        """Response tokens, (batch, 1)."""
+        """Number of response tokens, (batch, 1)."""
         return self.mask.sum(dim=1, keepdim=True)
 
     @property
     def ratio(self) -> Tensor:
-        """rho = pi / pi_old of each token, (batch, length)."""
+        """Ratio rho = pi / pi_old of each token, (batch, length)."""
         return torch.exp(self.log_probs - self.old_log_probs)
 
     @property
     def sequence_ratio(self) -> Tensor:
-        """s = (pi / pi_old of the whole response)^(1 / its length), (batch, 1) (GSPO, arXiv 2507.18071, Eq. 7)."""
+        """Ratio s = (pi / pi_old of the whole response)^(1 / length), (batch, 1) (GSPO, arXiv 2507.18071, Eq. 7)."""
         log_ratio = masked_normalize(self.log_probs - self.old_log_probs, self.mask, dim=1)[:, None]
         return torch.exp(log_ratio / self.lengths.clamp(min=1))
 
     @property
     def lower(self) -> float:
-        """1 - cliprange."""
+        """Lower end of the clip range, 1 - cliprange."""
         return 1.0 - self.cliprange
 
     @property
     def upper(self) -> float:
-        """1 + cliprange_high."""
+        """Upper end of the clip range, 1 + cliprange_high."""
         return 1.0 + (self.cliprange if self.cliprange_high is None else self.cliprange_high)
 
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""(LossInputs, **loss_options) -> each token's loss, (batch, length), and what is measured beside it, each (batch, length) and
-averaged over response tokens into a column of history.csv; that of ``clipped`` is called ``clip_fraction``."""
+"""(LossInputs, **loss_options) -> the loss of each token, (batch, length), and further metrics, each (batch, length).
+
+The mean of a metric over response tokens becomes a column of history.csv under its name; ``clipped`` becomes
+``clip_fraction``."""
 
 
 def no_baseline(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
@@ -89,22 +90,24 @@ def reinforce_with_baseline(inputs: LossInputs) -> tuple[Tensor, dict[str, Tenso
 
 
 def grpo_no_clip(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """-rho A."""
+    """The unclipped objective: -rho A."""
     return -inputs.ratio * inputs.advantages, {}
 
 
 def grpo_clip(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """-min(rho A, clip(rho, lower, upper) A) (PPO, arXiv 1707.06347, Eq. 7; with two ranges DAPO, arXiv 2503.14476, Eq. 10).
+    """The clipped objective: -min(rho A, clip(rho, lower, upper) A).
 
-    ``clipped``: the clipped term was the smaller one.
+    PPO, arXiv 1707.06347, Eq. 7; with two ranges DAPO, arXiv 2503.14476, Eq. 10.
+
+    ``clipped``: the clipped term is the smaller one.
     """
     return _clipped(inputs.ratio, inputs)
 
 
 def gspo(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """-min(s A, clip(s, lower, upper) A) with a response's one ratio s for all its tokens (GSPO, arXiv 2507.18071, Eq. 5).
+    """The clipped objective with one ratio s for all tokens of a response: -min(s A, clip(s, lower, upper) A).
 
-    With ``masked_mean`` it is the paper's objective. ``clipped``: as of ``grpo_clip``.
+    GSPO, arXiv 2507.18071, Eq. 5; with ``masked_mean`` it is the paper's objective. ``clipped``: as in ``grpo_clip``.
     """
     per_response, metrics = _clipped(inputs.sequence_ratio, inputs)
     shape = inputs.log_probs.shape
@@ -112,17 +115,17 @@ def gspo(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def cispo(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """-sg(min(rho, upper)) A log pi(o_t), where sg passes no gradient: every token keeps one (CISPO, arXiv 2506.13585,
-    Section 3.1).
+    """REINFORCE with clipped weights: -sg(min(rho, upper)) A log pi(o_t), where sg stops the gradient.
 
-    As there, weights have no lower bound. ``clipped``: the ratio was above.
+    CISPO, arXiv 2506.13585, Section 3.1. Every token keeps a gradient, and weights have no lower bound. ``clipped``: the ratio
+    is above ``upper``.
     """
     ratio = inputs.ratio.detach()
     return -ratio.clamp(max=inputs.upper) * inputs.advantages * inputs.log_probs, {"clipped": ratio > inputs.upper}
 
 
 def _clipped(ratio: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's clipped objective of a ratio, (batch, length) or (batch, 1)."""
+    """PPO's clipped objective for a ratio (batch, length) or (batch, 1)."""
     unclipped = ratio * inputs.advantages
     clipped = torch.clamp(ratio, inputs.lower, inputs.upper) * inputs.advantages
     return -torch.minimum(unclipped, clipped), {"clipped": clipped < unclipped}
@@ -139,10 +142,10 @@ LOSSES: dict[str, Loss] = {  # as LOSS_TYPES in grpo/study/methods.py, which mus
 
 
 def find_loss(loss_type: str) -> Loss:
-    """The loss of that name, or what an import path names.
+    """Find a loss by its name or import path.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such loss.
     """
     if is_import_path(loss_type):
         loss: Loss = import_object(loss_type)
@@ -153,10 +156,13 @@ def find_loss(loss_type: str) -> Loss:
 
 
 def bind_loss(loss_type: str, options: Mapping[str, Any]) -> tuple[Loss, tuple[str, ...]]:
-    """A loss with its options, tried out on two short responses, and the names of what it measures beside ``clipped``.
+    """Bind a loss to its options, and try it on two short responses.
+
+    Returns:
+        the loss, and the names of its metrics other than ``clipped``.
 
     Raises:
-        UserError: there is no such loss, it has no such options, or it does not give what :data:`Loss` says.
+        UserError: there is no such loss, it has no such options, or it does not return what :data:`Loss` requires.
     """
     loss = find_loss(loss_type)
     try:
@@ -181,11 +187,11 @@ def bind_loss(loss_type: str, options: Mapping[str, Any]) -> tuple[Loss, tuple[s
 
 
 def negative_log_likelihood(log_probs: Tensor, mask: Tensor, weights: Tensor, normalize_constant: float = 1.0) -> Tensor:
-    """The loss of supervised fine-tuning: the weighted sum over responses of the sum over their tokens.
+    """Loss of supervised fine-tuning: sum over tokens, then weighted sum over responses.
 
     Args:
         log_probs, mask: (batch, length).
-        weights: (batch,), of each response.
+        weights: (batch,), one for each response.
         normalize_constant: divides each response's sum.
     """
     per_response = masked_normalize(-log_probs, mask, dim=-1, constant_normalizer=normalize_constant)

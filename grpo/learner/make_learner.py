@@ -1,4 +1,4 @@
-"""Making a learner as the study asks for it."""
+"""Construction of the learner from the study's settings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from grpo.study.settings import LearnerSettings
 
 
 def make_learner(settings: LearnerSettings, config: RunConfig, model: Any, tokenizer: Any, world: World = ALONE) -> Learner:
-    """A learner of ``model``.
+    """Build the learner of ``model``, with gradient checkpointing and compilation if the settings ask for them.
 
     Args:
-        model: as :func:`grpo.models.checkpoint.load_model` gives it.
+        model: from :func:`grpo.models.checkpoint.load_model`.
         world: the processes that share the work.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Sums over response tokens, and how much each token counts in a loss."""
+"""Masked sums, and the weight of each response token in a loss."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def masked_normalize(tensor: Tensor, mask: Tensor, dim: int | None = None, constant_normalizer: float = 1.0) -> Tensor:
-    """Sum the elements with mask 1 along ``dim`` (all of them if None) and divide by a constant.
+    """Sum the elements with mask 1 along ``dim`` (over all dimensions if None), and divide by a constant.
 
-    With the constant set to the longest possible response this is the length normalisation of Dr. GRPO
-    (Liu et al. 2025, arXiv 2503.20783, Section 3).
+    With the longest possible response as the constant, this is the length normalization of Dr. GRPO (Liu et al. 2025,
+    arXiv 2503.20783, Section 3).
     """
     kept = torch.where(mask.bool(), tensor, torch.zeros_like(tensor))
     return (kept.sum() if dim is None else kept.sum(dim=dim)) / constant_normalizer
@@ -23,27 +23,26 @@ def response_weights(
     microbatch_size: int,
     constant_normalizer: float | None = None,
 ) -> Tensor:
-    """Weight of each token of a response, for all responses.
+    """Weight of each token of a response, one number for each response.
 
-    A response's weight depends on its own length and on the size of the whole optimizer batch, so a gradient summed over
-    parts of the batch does not depend on how it was cut. ``microbatch_longest`` is by its definition the exception: it
-    depends on which responses form a microbatch, which is settled here, before anything is packed.
-    A response without tokens still counts as a sequence.
+    The weight depends on the response's length and on the whole optimizer batch, so the gradient does not depend on how the
+    batch is cut into microbatches. ``microbatch_longest`` is by definition the exception: it depends on the microbatches, which
+    are fixed here, before packing. A response without tokens still counts as a sequence.
 
     Args:
-        lengths: (responses,) in tokens; for ``token_mean`` those of the whole optimizer batch.
-        length_normalization: ``masked_mean`` (each response's own length; GRPO, arXiv 2402.03300, Eq. 3),
-            ``masked_normalize`` (``constant_normalizer``; Dr. GRPO, arXiv 2503.20783), ``microbatch_longest``, or
-            ``token_mean`` (all tokens of the optimizer batch weigh alike; DAPO, arXiv 2503.14476, Section 3.3, whose mean is
-            over a group's tokens).
-        n_sequences: responses in the whole optimizer batch.
-        microbatch_size: consecutive responses that form a microbatch.
+        lengths: (responses,) in tokens; ``token_mean`` needs those of the whole optimizer batch.
+        length_normalization: ``masked_mean`` (divides by the response's length; GRPO, arXiv 2402.03300, Eq. 3),
+            ``masked_normalize`` (divides by ``constant_normalizer``; Dr. GRPO, arXiv 2503.20783), ``microbatch_longest``
+            (divides by the longest response of the microbatch), or ``token_mean`` (equal weight for all tokens of the optimizer
+            batch; DAPO, arXiv 2503.14476, Section 3.3, which averages over a group's tokens).
+        n_sequences: number of responses in the whole optimizer batch.
+        microbatch_size: number of consecutive responses in a microbatch.
 
     Returns:
         (responses,), float32.
 
     Raises:
-        ValueError: an unknown normalisation, a missing constant, or lengths of a part of the batch only.
+        ValueError: an unknown normalization, a missing constant, or lengths of only a part of the batch.
     """
     lengths = lengths.float()
     if length_normalization == "masked_mean":

@@ -1,9 +1,9 @@
-"""A batch of prompts and responses through the model, piece by piece, packed or padded.
+"""Forward passes of a batch in microbatches, packed or padded.
 
-In both ways logits are computed for response tokens only, a few at a time (:mod:`grpo.learner.chunked`): those of all
-tokens would be the largest tensors by far. Only of a model whose head is more than a matrix they are all computed. Where
-response tokens stand is worked out from the lengths on the host: a mask as an index (``x[mask]``) would make it wait for a
-GPU, to learn how long the result is.
+Logits are computed for response tokens only, a chunk at a time (:mod:`grpo.learner.chunked`), because the logits of all tokens
+would be by far the largest tensors. A model whose head is more than a matrix computes them all. The host derives the positions
+of response tokens from the lengths: indexing with a mask (``x[mask]``) would make it wait for the GPU to learn the size of the
+result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Row = TypeVar("Row")
 
 
 class Texts(NamedTuple):
-    """Token ids of a batch's prompts and of their responses; a response without tokens is left out."""
+    """Token ids of a batch's prompts and responses; microbatches leave out responses without tokens."""
 
     prompts: Ids
     responses: Ids
@@ -37,12 +37,13 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Some responses of a batch, computed.
+    """Log-probs and entropies of some responses of a batch.
 
     Attributes:
-        members: their positions in the batch.
-        log_probs, entropy: (members, longest response), of the response tokens where ``mask`` is true.
-        tokens: (response tokens,) index of each of them in the flattened ``mask``.
+        members: positions of the responses in the batch.
+        log_probs, entropy: (members, longest response), 0 outside the response tokens.
+        mask: (members, longest response), true for response tokens.
+        tokens: (response tokens,) index of each response token in the flattened ``mask``.
     """
 
     members: list[int]
@@ -52,19 +53,19 @@ class Microbatch:
     tokens: Tensor
 
     def flat(self, x: Tensor) -> Tensor:
-        """``x[mask]`` (response tokens,) of x (members, longest response)."""
+        """Select ``x[mask]``, (response tokens,), from x (members, longest response)."""
         return x.flatten().index_select(0, self.tokens)
 
 
 def packed_microbatches(
     model: Any, texts: Texts, max_tokens: int, temperature: float = 1.0, world: World = ALONE
 ) -> Iterator[Microbatch]:
-    """Packed rows, one after the other, so that one's activations are freed before the next.
+    """Compute packed rows one after the other, so that the activations of one are freed before the next.
 
     Args:
-        model: as :func:`grpo.models.checkpoint.load_model` gives it.
-        max_tokens: budget of a row.
-        temperature: the logits are divided by it.
+        model: from :func:`grpo.models.checkpoint.load_model`.
+        max_tokens: largest number of tokens in a row.
+        temperature: divides the logits.
         world: the processes that share the rows.
     """
 
@@ -82,10 +83,10 @@ def padded_microbatches(
     temperature: float = 1.0,
     world: World = ALONE,
 ) -> Iterator[Microbatch]:
-    """The reference: some responses at a time, with a copy of the prompt each, padded to the longest.
+    """Compute padded microbatches, the reference path: each response has its own copy of the prompt.
 
     Args:
-        parts: the positions in the batch that go together, of :func:`neighbours` or :func:`of_like_length`.
+        parts: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`.
         world: the processes that share the parts.
     """
 
@@ -94,7 +95,7 @@ def padded_microbatches(
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
         width, lengths = tensors["labels"].shape[1], [len(responses[i]) for i in members]
         source = _ranges([row * width + len(prompts[i]) - 1 for row, i in enumerate(members)], lengths)
-        # Padding stands on the right, where causal attention hides it from every real token: no attention mask is needed.
+        # With padding on the right, causal attention needs no mask: no real token attends to it.
         inputs = {"input_ids": send(tensors["input_ids"], model.device)}
         return _predicted(model, inputs, Predictions(source, tensors["labels"].take(source), members, lengths), temperature)
 
@@ -102,7 +103,7 @@ def padded_microbatches(
 
 
 def _each(model: Any, rows: Sequence[Row], compute: Callable[[Row], Microbatch], world: World) -> Iterator[Microbatch]:
-    """This process's share of the rows, computed one after the other."""
+    """Compute this process's share of the rows, one after the other."""
     for row, counts in shares(model, rows, world):
         microbatch = compute(row)
         if counts:
@@ -112,15 +113,15 @@ def _each(model: Any, rows: Sequence[Row], compute: Callable[[Row], Microbatch],
 
 
 def neighbours(count: int, size: int) -> list[list[int]]:
-    """The positions in a batch of ``count`` responses, ``size`` at a time."""
+    """Split the positions of ``count`` responses into consecutive parts of ``size``."""
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
 def of_like_length(prompts: Ids, responses: Ids, max_tokens: int) -> list[list[int]]:
-    """The same by a budget: the longest first, and as many at a time as padded to the longest of them have so many tokens.
+    """Split the positions of a batch, longest texts first, into parts with at most ``max_tokens`` tokens after padding.
 
-    Neighbours by length need little padding. A response without tokens is left out; one that is longer than ``max_tokens`` with
-    its prompt stands alone.
+    Texts of similar length need little padding. A response without tokens is left out; a text longer than ``max_tokens`` is a
+    part of its own.
     """
     lengths = {i: len(prompts[i]) + len(response) - 1 for i, response in enumerate(responses) if len(response)}
     waiting = sorted(lengths, key=lambda i: -lengths[i])
@@ -133,7 +134,7 @@ def of_like_length(prompts: Ids, responses: Ids, max_tokens: int) -> list[list[i
 
 
 def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
-    """One packed row through the model."""
+    """Compute one packed row."""
     device = model.device
     inputs = {
         "input_ids": send(row.input_ids, device),
@@ -145,7 +146,7 @@ def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
 
 
 def _predicted(model: Any, inputs: dict[str, Any], predictions: Predictions, temperature: float) -> Microbatch:
-    """The microbatch of some responses; ``inputs`` are the model's."""
+    """Run the model on ``inputs``, and build the microbatch of the predicted responses."""
     device, lengths = model.device, predictions.lengths
     placed, labels = send(predictions.source, device), send(predictions.labels, device)
     if traits_of(model).linear_head:
@@ -163,12 +164,12 @@ def _predicted(model: Any, inputs: dict[str, Any], predictions: Predictions, tem
 def _by_linear_head(
     model: Any, inputs: dict[str, Any], placed: Tensor, labels: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies (response tokens,), without logits; arguments as of :func:`_predicted`."""
+    """Log-probs and entropies (response tokens,) without stored logits; arguments as in :func:`_predicted`."""
     states = model.base_model(**inputs, use_cache=False).last_hidden_state
     hidden = states.flatten(0, 1).index_select(0, placed)
     return chunked_log_probs(hidden, model.get_output_embeddings().weight, labels, temperature)
 
 
 def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """The numbers start, ..., start + length - 1 of each pair, one range after the other."""
+    """Concatenate the ranges start, ..., start + length - 1."""
     return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])

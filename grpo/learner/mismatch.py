@@ -1,24 +1,25 @@
-"""Engine and learner hold the same weights and still give a token slightly different probabilities: how much, and a remedy."""
+"""Mismatch of engine and learner: different log-probs of a token under the same weights, and their correction."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-NOTICEABLE = 0.1  # nats: a difference in log-probability that is counted
+NOTICEABLE = 0.1  # difference of log-probs (nats) above which a token is counted
 
 
 def mismatch_sums(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, Tensor]:
-    """Sums over tokens, so that those of several parts of a batch can be added; each a number in float64 on its device.
+    """Sum the mismatch over tokens; sums of several microbatches can be added.
 
     Args:
-        learner_log_probs: (tokens,) under the weights that sampled them.
-        engine_log_probs: (tokens,) as the engine reported them for the distribution it drew from. Where ``top_p`` or
-            ``min_tokens`` narrow that down, this too is part of the difference.
+        learner_log_probs: (tokens,) under the weights that sampled the tokens.
+        engine_log_probs: (tokens,) under the distribution that the engine drew from. ``top_p`` and ``min_tokens`` restrict that
+            distribution, which adds to the mismatch.
 
     Returns:
-        ``mean``: sum of absolute differences; ``above``: tokens whose difference is above ``NOTICEABLE``; ``kl``: sum of
-        log p_engine - log p_learner, whose mean is the sampled estimate of KL(engine || learner).
+        float64 scalars on the tokens' device: ``mean``, the sum of absolute differences; ``above``, the number of tokens whose
+        difference is above ``NOTICEABLE``; ``kl``, the sum of log p_engine - log p_learner, whose mean is the sampled estimate
+        of KL(engine || learner).
     """
     difference = engine_log_probs.double() - learner_log_probs.double()
     absolute = difference.abs()
@@ -30,9 +31,10 @@ def mismatch_sums(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[s
 
 
 def importance_weights(learner_log_probs: Tensor, engine_log_probs: Tensor, cap: float) -> Tensor:
-    """min(p_learner / p_engine, cap) of each token: truncated importance sampling, which corrects the gradient for the
-    distribution that the tokens were really drawn from (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
-    Off-Policy RL Training"; Ionides 2008).
+    """Truncated importance weights min(p_learner / p_engine, cap) of each token.
+
+    They correct the gradient for the distribution that the tokens were drawn from (Yao et al. 2025, "Your Efficient RL
+    Framework Secretly Brings You Off-Policy RL Training"; Ionides 2008).
 
     Args:
         learner_log_probs, engine_log_probs: equal shapes, without gradient.

@@ -1,4 +1,4 @@
-"""AdamW on float32 weights, whatever precision the model computes in."""
+"""AdamW on float32 weights, for models of any precision."""
 
 from __future__ import annotations
 
@@ -12,48 +12,47 @@ from grpo.common.errors import UserError
 from grpo.models.sharding import computing_dtype, fill, gather, is_sharded, share_of
 
 BETAS = 0.9, 0.95
-MOMENTS = "exp_avg", "exp_avg_sq"  # torch's names in the state of a weight
+MOMENTS = "exp_avg", "exp_avg_sq"  # torch's keys in the optimizer state of a weight
 FIRST_SCALE, STEPS_TO_GROW = 2.0**16, 2000  # as torch.amp.GradScaler's
 
 
 class LossScale:
-    """What the loss is multiplied by, and its gradients divided by, where a model computes in float16.
+    """Loss scale of a model that computes in float16: multiplies the loss and divides the gradients.
 
-    What is smaller than 6e-8 is 0 in float16, and many gradients are (mixed precision training, arXiv 1710.03740, Section 3.2).
-    The scale is a power of two, so that neither rounds anything. It halves after a gradient that is not finite, and doubles
-    after many steps without one. (``torch.amp.GradScaler`` does so too, reads from the device once more, and wants one of
-    torch's optimizers.)
+    Values below 6e-8 are 0 in float16, which many gradients are without a scale (mixed precision training, arXiv 1710.03740,
+    Section 3.2). The scale is a power of two, so scaling does not round. It halves after a gradient that is not finite, and
+    doubles after STEPS_TO_GROW steps without one. (``torch.amp.GradScaler`` does the same, but needs one more read from the
+    device and one of torch's optimizers.)
 
     Attributes:
         value: the scale.
-        steps: taken in a row since it was last changed.
+        steps: consecutive steps since the last change.
     """
 
     def __init__(self) -> None:
         self.value, self.steps = FIRST_SCALE, 0
 
     def follow(self, finite: bool) -> None:
-        """Take note of a step's gradient."""
+        """Adapt the scale to a step with a finite gradient or one that is not."""
         grows = finite and self.steps + 1 == STEPS_TO_GROW
         self.steps = self.steps + 1 if finite and not grows else 0
         self.value *= 2.0 if grows else 1.0 if finite else 0.5
 
 
 class Optimizer:
-    """AdamW with betas 0.9 and 0.95, as in the handout, and the gradients of one step.
+    """AdamW with betas 0.9 and 0.95, as in the handout, and the gradients of the current step.
 
-    A bfloat16 weight of size 1 cannot take a step below 0.004, and a learning rate of 1e-5 would leave most of them where they
-    are; in float16 it is 0.0005. So of a model in half precision a float32 copy of each weight is kept: gradients are summed
-    there and steps are taken there, and the model gets the rounded result. (Mixed precision training, arXiv 1710.03740,
-    Section 3.1.)
+    A bfloat16 weight of size 1 cannot change by less than 0.004 (float16: 0.0005), so most steps at a learning rate of 1e-5
+    would have no effect. A model in half precision therefore has a float32 copy of each weight: gradients are summed and steps
+    are taken in the copy, and the model gets the rounded result (mixed precision training, arXiv 1710.03740, Section 3.1).
 
     Args:
-        model: whose parameters are trained.
-        name: ``adamw``, or ``adamw_8bit``, whose two moments take a byte for each weight instead of four.
-        weight_decay: the share of each weight that a step takes away, before it is multiplied by the learning rate.
+        model: its parameters with ``requires_grad`` are trained.
+        name: ``adamw``, or ``adamw_8bit``, whose two moments take one byte per weight instead of four.
+        weight_decay: share of each weight that a step subtracts, times the learning rate.
 
     Attributes:
-        scale: of the loss; None where the model does not compute in float16, and nothing is scaled.
+        scale: the loss scale; None unless the model computes in float16.
 
     Raises:
         UserError: adamw_8bit without bitsandbytes.
@@ -71,7 +70,7 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step."""
+        """Learning rate of the next step."""
         rate: float = self.adamw.param_groups[0]["lr"]
         return rate
 
@@ -80,26 +79,26 @@ class Optimizer:
         self.adamw.param_groups[0]["lr"] = rate
 
     def backward(self, loss: Tensor) -> None:
-        """Add a loss's gradients to the others', times the scale."""
+        """Add the gradients of a loss, times the scale, to those before."""
         (loss if self.scale is None else loss * self.scale.value).backward()  # type: ignore[no-untyped-call]
 
     def gradients(self) -> list[Tensor]:
-        """The float32 gradient of each weight, summed over all backward passes since the last :meth:`step`; until
-        :meth:`clip` times the scale.
-        """
+        """Float32 gradients of all weights, summed since the last step, and times the scale until :meth:`clip`."""
         for weight in self.weights:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
         return [weight.grad for weight in self.weights if weight.grad is not None]
 
     def step(self, max_norm: float, loss: float = 0.0) -> tuple[float, bool]:
-        """:meth:`clip` and :meth:`finish`; returns the norm before clipping, and whether the step was taken."""
+        """Run :meth:`clip` and :meth:`finish`; return the norm before clipping, and whether the step was taken."""
         norm = self.clip(max_norm).item()
         return norm, self.finish(norm, loss)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Divide the gradients by the scale, and clip them to a norm; returns the norm before that, a number on the device, for
-        which nothing has waited yet.
+        """Divide the gradients by the scale, and clip their norm.
+
+        Returns:
+            the norm before clipping, a scalar on the device, without a synchronization.
         """
         gradients = self.gradients()
         if self.scale is not None:
@@ -107,10 +106,10 @@ class Optimizer:
         return gather(torch.nn.utils.clip_grad_norm_(self.weights, max_norm))
 
     def finish(self, norm: float, loss: float) -> bool:
-        """Take a step, and free the gradients, which would lie beside the engine's memory until the next update.
+        """Take the step, and free the gradients, which would take memory from the engine until the next update.
 
-        A step whose loss or gradient is not finite would ruin the weights for good, so it is skipped. Where the gradient alone
-        is not, it may have grown too large for float16, and the scale halves.
+        A step whose loss or gradient norm is not finite would destroy the weights, so it is skipped. If only the norm is not
+        finite, the gradient may have overflowed in float16, and the scale halves.
 
         Returns:
             whether the step was taken.
@@ -129,13 +128,13 @@ class Optimizer:
         return finite
 
     def state(self) -> dict[str, Any]:
-        """The moments, the float32 weights where the model's own are rounded, and the scale where there is one."""
+        """The moments; the float32 copies of weights, None for weights without one; and the scale, if there is one."""
         pairs = zip(self.parameters, self.weights, strict=True)
         scale = {} if self.scale is None else {"scale": vars(self.scale).copy()}
         return {"adamw": self.adamw.state_dict(), "weights": [None if p is w else w.detach() for p, w in pairs], **scale}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state`; the model's own weights are restored elsewhere."""
+        """Resume from a :meth:`state`; the caller restores the model's own weights."""
         moments = {
             i: {name: share_of(self.weights[i], value) if name in MOMENTS else value for name, value in of_weight.items()}
             for i, of_weight in state["adamw"]["state"].items()
@@ -150,7 +149,7 @@ class Optimizer:
 
 
 def _add_to(weight: Tensor) -> Any:
-    """A hook that moves a parameter's new gradient into the float32 weight's sum."""
+    """Make a hook that moves a parameter's new gradient into the float32 sum of its copy."""
 
     def move(parameter: Tensor) -> None:
         assert parameter.grad is not None

@@ -1,4 +1,4 @@
-"""Rows in which the responses to a prompt share one copy of it, so that nothing is computed twice and no padding at all."""
+"""Packed rows: responses share one copy of their prompt, and there is no padding."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from grpo.models.packed_attention import Layout, Stretch
 
 @dataclass(frozen=True)
 class Segment:
-    """A prompt with some of the responses to it.
+    """A prompt with some of its responses.
 
     Attributes:
-        members: positions in the batch; all have the same prompt.
-        tokens: what the segment takes up in a row: the prompt, and each response but for its last token, from which
-            nothing is predicted.
+        members: positions of the responses in the batch; all have the same prompt.
+        tokens: length in a row: the prompt, and each response without its last token, which predicts nothing.
     """
 
     members: list[int]
@@ -27,12 +26,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Which tokens of a batch a row, or several, predict, one response after the other.
+    """The response tokens that one or more rows predict, one response after the other.
 
     Attributes:
-        source: (response tokens,) index, in all rows one after the other, of the token whose hidden state predicts it.
-        labels: (response tokens,).
-        members: positions in the batch, in the order in which their tokens stand in ``labels``.
+        source: (response tokens,) index, in the concatenated rows, of the token whose hidden state predicts each one.
+        labels: (response tokens,), their ids.
+        members: positions in the batch, in the order of ``labels``.
         lengths: response lengths of the members.
     """
 
@@ -44,11 +43,11 @@ class Predictions:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """Segments side by side, as one row of tokens.
+    """One row of tokens: segments side by side.
 
     Attributes:
-        input_ids, position_ids: (1, tokens); positions begin anew with each prompt, and go on from it with each response.
-        layout: what attends to what.
+        input_ids, position_ids: (1, tokens); positions restart at each prompt, and each response continues from its prompt.
+        layout: which tokens attend to which.
     """
 
     input_ids: Tensor
@@ -58,16 +57,16 @@ class PackedRow:
 
 
 def fill_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], max_tokens: int) -> list[list[Segment]]:
-    """Distribute a batch over as few rows as first-fit needs, longest segments first.
+    """Distribute a batch over rows by first fit, longest segments first.
 
-    Prompts with the same token ids are shared. A response without tokens is left out; one that is longer than
-    ``max_tokens`` with its prompt gets a row of its own.
+    Prompts with equal token ids are shared. A response without tokens is left out; a response that exceeds ``max_tokens`` with
+    its prompt gets its own row.
 
     Args:
-        max_tokens: budget of a row.
+        max_tokens: largest number of tokens in a row.
 
     Returns:
-        for each row its segments.
+        the segments of each row.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, prompt in enumerate(prompts):
@@ -88,7 +87,7 @@ def fill_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int
 
 
 def _split(prompt_length: int, members: list[int], responses: Sequence[Sequence[int]], max_tokens: int) -> list[Segment]:
-    """A group as one segment, or as several that each keep to the budget, with a copy of the prompt each."""
+    """Split the responses to a prompt into segments within the budget, each with a copy of the prompt."""
     segments = []
     current: list[int] = []
     tokens = prompt_length
@@ -103,10 +102,10 @@ def _split(prompt_length: int, members: list[int], responses: Sequence[Sequence[
 
 
 def pack(segments: Sequence[Segment], prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> PackedRow:
-    """The tensors of one row.
+    """Build the tensors of one row.
 
     Args:
-        prompts, responses: the batch that the segments' members are positions in.
+        prompts, responses: the whole batch, indexed by the segments' members.
     """
     ids: list[int] = []
     positions: list[int] = []

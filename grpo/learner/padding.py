@@ -1,4 +1,4 @@
-"""Prompts and responses of unequal lengths as tensors."""
+"""Padding of prompts and responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def pad_and_shift(
     prompt_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], pad_token_id: int
 ) -> dict[str, Tensor]:
-    """Prompt and response side by side, padded on the right, as next-token inputs and labels.
+    """Concatenate each prompt and response, pad on the right, and shift into next-token inputs and labels.
 
     Returns:
         ``input_ids``, ``labels`` (both int64) and ``response_mask`` (bool, true where the label is a response token),

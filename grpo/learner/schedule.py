@@ -1,4 +1,4 @@
-"""The learning rate of each update."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from grpo.study.methods import RunConfig
 
 
 def learning_rate(config: RunConfig, update: int) -> float:
-    """The rate of one update: it rises linearly from 0 over ``warmup_steps`` updates, and then stays (``constant``), or falls
-    linearly or along half a cosine so that it would be 0 one update after the last.
+    """Learning rate of one update.
 
-    The rates are those of transformers' ``get_scheduler`` (``constant`` is its ``constant_with_warmup``), so the first of the
-    warm-up updates has rate 0. The cosine: SGDR, arXiv 1608.03983, Equation 5, without restarts. A run that is taken up again
-    goes on with the same rates, as they depend on the arguments alone.
+    It rises linearly from 0 over ``warmup_steps`` updates. Then it stays (``constant``), or it falls linearly or along half a
+    cosine (SGDR, arXiv 1608.03983, Equation 5, without restarts), to reach 0 one update after the last. The rates equal those
+    of transformers' ``get_scheduler`` (``constant`` is its ``constant_with_warmup``), so the first warm-up update has rate 0.
+    They depend on the arguments only, so a resumed run continues with the same rates.
 
     Args:
-        update: how many updates the run has had before, skipped ones too.
+        update: number of updates before this one, including skipped ones.
     """
     peak, warmup, total = config.learning_rate, config.warmup_steps, config.n_updates
     if update < warmup:

@@ -1,1 +1,1 @@
-"""Training: the loops of the methods, with evaluation, saved state and the record of a run."""
+"""Training of a run: the loops of the three methods, with evaluation, saved states and results."""

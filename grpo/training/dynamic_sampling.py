@@ -1,5 +1,6 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476, Section 3.2): a group whose rewards are all equal trains nothing, so another
-question's takes its place.
+"""Dynamic sampling (DAPO, arXiv 2503.14476, Section 3.2): replace groups whose rewards are all equal.
+
+Such a group has zero advantages and no gradient.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ from grpo.rollout.engine import derive_seed
 from grpo.study.methods import GrpoConfig
 from grpo.training.context import RunContext
 from grpo.training.order import other_problems
-from grpo.training.step import ask, of_the_task, reward, set_advantages
+from grpo.training.step import reward, sample_groups, set_advantages, task_metrics
 
 
 def replace_groups_without_signal(
     ctx: RunContext[GrpoConfig, Learner], step: int, rollouts: list[Rollout]
 ) -> tuple[list[Rollout], dict[str, float]]:
-    """Ask other questions in the place of those whose groups have no signal, for at most ``dynamic_sampling_rounds`` rounds.
+    """Replace groups without signal by groups of other questions, in at most ``dynamic_sampling_rounds`` rounds.
 
-    A batch keeps its size: groups that have no signal after the last round stay. (DAPO samples until there are none.) What is
-    asked depends on the run's seed, the step, the round and the rewards, so that nothing has to be saved for a resume.
+    The batch keeps its size: groups without signal after the last round stay. (DAPO samples until none is left.) The new
+    questions depend on the run's seed, the step, the questions so far and the rewards, so a resume needs no saved state.
 
     Args:
-        rollouts: scored, of all processes.
+        rollouts: the scored rollouts of all processes.
 
     Returns:
-        the batch to train on; what is logged of it, with how many rounds it took and how many groups were dropped.
+        the batch to train on, and its metrics, with the number of rounds and of dropped groups.
     """
     setup, config, log, world = ctx.setup, ctx.setup.config, ctx.log, ctx.sampler.world
     size = config.group_size
@@ -38,7 +39,7 @@ def replace_groups_without_signal(
             break
         rounds += 1
         with log.phase("rollout"):
-            found = ask(setup, ctx.sampler, questions, derive_seed(setup.seed, "rollout", step, rounds))
+            found = sample_groups(setup, ctx.sampler, questions, derive_seed(setup.seed, "rollout", step, rounds))
 
         with log.phase("scoring"):
             found = reward(setup, found, world)
@@ -48,9 +49,9 @@ def replace_groups_without_signal(
         asked += questions
     rollouts = [rollout for group in groups for rollout in group]
     counts = {"dynamic_sampling/rounds": rounds, "dynamic_sampling/dropped_groups": len(asked) - len(groups)}
-    return rollouts, set_advantages(config, rollouts) | of_the_task(setup, rollouts) | counts
+    return rollouts, set_advantages(config, rollouts) | task_metrics(setup, rollouts) | counts
 
 
 def has_signal(group: list[Rollout]) -> bool:
-    """Whether two of its rewards differ."""
+    """Whether two rewards of the group differ."""
     return len({rollout.rewards["reward"] for rollout in group}) > 1

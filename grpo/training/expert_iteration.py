@@ -1,4 +1,4 @@
-"""Expert iteration (CS336 assignment 5, Algorithm 2): fine-tune on those of the policy's own answers that are right."""
+"""The loop of expert iteration (CS336 assignment 5, Algorithm 2): fine-tune the policy on its own correct answers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from grpo.learner.learner import Learner, token_ids
 from grpo.rollout.engine import derive_seed
 from grpo.study.methods import ExpertIterationConfig
 from grpo.training.context import RunContext, Updates
-from grpo.training.step import of_the_task, reward, sample
+from grpo.training.step import reward, sample, task_metrics
 
 
 def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig, Learner]) -> None:
-    """Train ``ctx.learner.model`` for ``n_ei_steps`` steps, or until ``ctx.validation`` says that the run is over."""
+    """Train ``ctx.learner.model`` for ``n_ei_steps`` steps, or until ``ctx.validation`` ends the run."""
     config, log, learner, engine = ctx.setup.config, ctx.log, ctx.learner, ctx.sampler.engine
-    if ctx.saved.step == 0:
-        with log.phase("evaluation"):
-            ctx.validation(0, [])
-    for step in range(ctx.saved.step + 1, config.n_ei_steps + 1):
+    for step in ctx.steps():
         with log.phase("rollout"):
             rollouts = sample(ctx.setup, ctx.sampler, step, config.ei_batch_size)
 
@@ -41,27 +38,25 @@ def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig, Learner]) -
             over = ctx.validation(step, updates)
 
         if not correct:
-            tqdm.write(f"step {step}: none of {len(rollouts)} rollouts earns the reward of 1, so nothing was trained.")
-        metrics = expert_metrics(rollouts, correct) | of_the_task(ctx.setup, rollouts)
-        learnt = updates or [NOTHING_TO_LEARN | learner.loss_scale()]
-        log.step(step, learnt, metrics, response_tokens(rollouts))
+            tqdm.write(f"step {step}: none of {len(rollouts)} rollouts has reward 1, so nothing was trained.")
+        metrics = expert_metrics(rollouts, correct) | task_metrics(ctx.setup, rollouts)
+        rows = updates or [NO_UPDATE | learner.loss_scale()]
+        log.step(step, rows, metrics, response_tokens(rollouts))
         if over:
             break
-        if ctx.saved.due(step):
-            ctx.saved.save(step)
 
 
-# In the place of an update's metrics at a step whose rollouts were all wrong.
-NOTHING_TO_LEARN = dict.fromkeys(("loss", "gradient_norm", "token_entropy", "mean_nll"), math.nan) | {
+# The metrics that are logged for a step without correct rollouts, and so without an update.
+NO_UPDATE = dict.fromkeys(("loss", "gradient_norm", "token_entropy", "mean_nll"), math.nan) | {
     "skipped_update": 0.0,
     "learning_rate": math.nan,
 }
 
 
 def fine_tune(config: ExpertIterationConfig, correct: Sequence[Rollout], learner: Learner, seed: int) -> Updates:
-    """``config.epochs_per_ei_step`` times through the correct rollouts, in batches; a last batch may be smaller.
+    """Train on the correct rollouts for ``config.epochs_per_ei_step`` epochs, in shuffled batches; the last may be smaller.
 
-    The sampled token ids are trained on as they are.
+    It trains on the sampled token ids; text is not tokenized again.
 
     Returns:
         the metrics of each optimizer step.
@@ -76,8 +71,8 @@ def fine_tune(config: ExpertIterationConfig, correct: Sequence[Rollout], learner
 
 
 def expert_metrics(rollouts: Sequence[Rollout], correct: Sequence[Rollout]) -> dict[str, float]:
-    """What is logged of a step's rollouts: rewards, how many are correct, questions solved, response lengths (tokens), and how
-    many answers took the grader too long.
+    """Metrics of a step's rollouts: mean rewards, number of correct ones, share of questions solved, mean response length
+    (tokens), share cut off, and number of grader timeouts.
     """
     n = len(rollouts)
     return {

@@ -1,4 +1,4 @@
-"""The GRPO loop (DeepSeekMath, arXiv 2402.03300, Algorithm 1, without the reward model and the KL term)."""
+"""The GRPO loop: DeepSeekMath (arXiv 2402.03300), Algorithm 1, with verified rewards in place of a reward model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from grpo.training.step import sample, score, train_on
 
 
 def train_grpo(ctx: RunContext[GrpoConfig, Learner]) -> None:
-    """Train ``ctx.learner.model`` for ``n_grpo_steps`` steps, or until ``ctx.validation`` says that the run is over."""
+    """Train ``ctx.learner.model`` for ``n_grpo_steps`` steps, or until ``ctx.validation`` ends the run."""
     config, log, learner, engine = ctx.setup.config, ctx.log, ctx.learner, ctx.sampler.engine
-    if ctx.saved.step == 0:
-        with log.phase("evaluation"):
-            ctx.validation(0, [])
-    for step in range(ctx.saved.step + 1, config.n_grpo_steps + 1):
+    for step in ctx.steps():
         with log.phase("rollout"):
             rollouts = sample(ctx.setup, ctx.sampler, step, config.n_prompts_per_rollout_batch)
 
@@ -38,5 +35,3 @@ def train_grpo(ctx: RunContext[GrpoConfig, Learner]) -> None:
         log.step(step, updates, metrics | drift, response_tokens(rollouts))
         if over:
             break
-        if ctx.saved.due(step):
-            ctx.saved.save(step)

@@ -1,4 +1,4 @@
-"""What a run is given, and where its results go."""
+"""A run's inputs, its score function, and the places of its outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from grpo.training.order import choose_examples
 
 
 class RunData(NamedTuple):
-    """What a run is trained on (problems, or chosen examples), its validation problems, and those of further sets by name."""
+    """Training data (problems, or chosen examples), validation problems, and problems of further evaluation sets by name."""
 
     train: list[Any]
     validation: list[Problem]
@@ -30,13 +30,12 @@ class RunData(NamedTuple):
 
 @dataclass
 class Outputs:
-    """Where a run's results go.
+    """Places of a run's outputs.
 
     Attributes:
-        results, checkpoints: folders, which get their names when they are whole.
-        state: where the run's state is saved and found: one folder for each identity and code, as another's state is not to be
-            gone on from.
-        timing: the wall-clock figures, to be filled in.
+        results, checkpoints: draft folders, renamed when they are complete.
+        state: folder of the saved states. Each identity and code version has its own, so that no run resumes from another's.
+        timing: wall-clock figures, filled in by the training.
     """
 
     results: Path
@@ -47,12 +46,12 @@ class Outputs:
 
 
 def is_asynchronous(config: RunConfig) -> bool:
-    """Whether generator, scorer and learner work at the same time, each in a process of its own."""
+    """Whether generator, scorer and learner run concurrently, each in its own process."""
     return isinstance(config, GrpoConfig) and config.asynchronous is not None
 
 
 def read_data(run: EffectiveRun, further: Iterable[str] = ()) -> RunData:
-    """Read what the run is trained and evaluated on.
+    """Read the run's training and evaluation data.
 
     Args:
         further: names of further evaluation sets.
@@ -64,7 +63,7 @@ def read_data(run: EffectiveRun, further: Iterable[str] = ()) -> RunData:
 
 
 def score_of(task: Task, run: EffectiveRun) -> Score:
-    """What rewards the run's rollouts, in training and in validation: its task, and a function of the study's own."""
+    """The score function of the run's rollouts: its task, and the reward function that ``grpo.reward`` may add."""
     by_task = partial(score_by_task, task, run.config.prompt)
     own = run.config.reward if isinstance(run.config, GrpoConfig) else None
     return by_task if own is None else partial(_score_by_own_reward, own, by_task, find_format(task, run.config.prompt))

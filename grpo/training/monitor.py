@@ -1,4 +1,4 @@
-"""What happens between two steps: evaluations, samples, checkpoints, the progress bar, and whether the run is over."""
+"""Monitor of a run: evaluations, samples, checkpoints, the progress bar, and the early end between two steps."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from grpo.training.context import Updates
 from grpo.training.stopping import Stopping
 from grpo.training.validation import Validated, Validation
 
-SAMPLES = 8  # validation rollouts kept at the first, the middle and the last evaluation
+SAMPLES = 8  # validation rollouts recorded at the first, the middle and the last evaluation
 REWARD = "val/answer_reward"
 FURTHER = "val/also/"
 
 
 class Monitor:
-    """Called before the first step (0) and after each; a run is evaluated before the first, every few, and after the last.
+    """The run's monitor, called before the first step and after each step.
+
+    It evaluates the policy before the first step, every ``evaluation.every`` steps, and after the last.
 
     Args:
-        name: of the run, for the progress bar.
-        keep: saves the weights, given the checkpoint's kind (``best``, or ``step-N`` where that is wanted) and metadata.
+        name: the run's, for the progress bar.
+        keep: saves a checkpoint, given its kind (``best`` or ``step-N``) and metadata.
     """
 
     def __init__(
@@ -52,13 +54,13 @@ class Monitor:
         self.bar = tqdm(total=self.config.n_steps, desc=name, unit="step", mininterval=1.0, **hidden)
 
     def __call__(self, step: int, updates: Updates) -> bool:
-        """Evaluate, if ``step`` is one of the evaluation steps or the run ends here.
+        """Evaluate the policy if ``step`` is an evaluation step or the run ends here.
 
         Args:
             updates: metrics of the step's optimizer steps.
 
         Returns:
-            whether the run is over: it was the last step, or it has diverged, or its time is up.
+            whether the run ends here: at its last step, at its time limit, or because it has diverged.
         """
         config = self.config
         self.bar.update(step - self.bar.n)
@@ -66,7 +68,7 @@ class Monitor:
         self.stopping.count(updates)
         validated = self._evaluate(step, updates) if step in self.steps else None
         over = self.stopping.must_end(step, config, self.rules, self.log) or step == config.n_steps
-        over = self.world.of_rank_0(over)  # their clocks may differ
+        over = self.world.of_rank_0(over)  # clocks may differ between processes
         if over and validated is None:
             validated = self._evaluate(step, updates, last=True)
         if validated is not None and (step in self.sampled_steps or over):
@@ -91,12 +93,12 @@ class Monitor:
         return validated
 
     def final_metrics(self) -> dict[str, Any]:
-        """First, last and best validation, the last with its 95% Wilson interval, and how the run ended.
+        """First, last and best evaluation, the last with its 95% Wilson interval, and how the run ended.
 
-        A run with a time limit is an entry of the leaderboard, whose rules ask for the whole validation set: ``full/…``.
+        A run with a time limit is a leaderboard entry, whose rules require the whole validation set (``full/...``).
         """
         validations, n = self.log.validations, len(self.validation.problems)
-        # A further set may not have been due where a run was stopped.
+        # A run that was stopped may not have evaluated a further set at its last step.
         measured = ({k: v for k, v in row.items() if k.startswith(FURTHER) and not math.isnan(v)} for row in validations)
         last = validations[-1] | {key: value for row in measured for key, value in row.items()}
         best = max(validations, key=lambda row: row[REWARD])
@@ -116,17 +118,17 @@ class Monitor:
         }
 
     def state(self) -> dict[str, Any]:
-        """What it has gathered so far; the evaluations themselves are in the log."""
+        """The counts, outcomes and samples so far; the log holds the evaluations."""
         gathered = {"updates": self.updates, "outcomes": self.outcomes, "samples": self.samples}
         return {**gathered, "stopping": self.stopping.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state`."""
+        """Resume from a :meth:`state`."""
         self.updates, self.outcomes, self.samples = state["updates"], state["outcomes"], state["samples"]
         self.stopping.restore(state["stopping"])
 
     def write(self, folder: Path) -> None:
-        """Write rollouts.jsonl (the samples) and outcomes.jsonl (each evaluation's reward of each problem)."""
+        """Write rollouts.jsonl (samples) and outcomes.jsonl (the answer reward of each problem at each evaluation)."""
         for name, records in (("rollouts", self.samples), ("outcomes", self.outcomes)):
             lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             write_text(folder / f"{name}.jsonl", lines)

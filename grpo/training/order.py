@@ -1,4 +1,4 @@
-"""Which of its data a run uses, and in which order."""
+"""Selection and order of a run's training data."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Item = TypeVar("Item")
 
 
 def choose_examples(examples: Sequence[Example], config: SftConfig, seed: int) -> list[Example]:
-    """Those that ``config`` asks for: only the ones that earn the reward, or so many of them, or both, or all.
+    """Choose the examples to fine-tune on: with ``filtered`` those with reward 1, and of these ``examples`` random ones.
 
-    A smaller choice is part of a larger one of the same seed.
+    With the same seed, a smaller choice is part of a larger one.
 
     Raises:
-        UserError: there are fewer than asked for.
+        UserError: there are fewer examples than ``sft.examples``.
     """
     candidates = [example for example in examples if example.reward == 1.0] if config.filtered else list(examples)
     n = len(candidates) if config.examples is None else config.examples
     if not candidates or n > len(candidates):
-        kind = "examples that earn the reward" if config.filtered else "examples"
+        kind = "examples with reward 1" if config.filtered else "examples"
         raise UserError(
             f"sft.examples: {n} {kind} are asked for, but data/sft_dataset has {len(candidates)}. Lower it, or use another "
             "`sft_dataset:` in params.yaml."
@@ -34,9 +34,9 @@ def choose_examples(examples: Sequence[Example], config: SftConfig, seed: int) -
 
 
 def items_of_step(items: Sequence[Item], seed: int, step: int, n: int) -> list[Item]:
-    """The ``n`` items of one step (from 1): all of them in a new seeded order each time through.
+    """The ``n`` items of one step (from 1). Each epoch goes through all items in a new seeded order.
 
-    It depends on nothing but its arguments, so a run that is taken up again sees the same items.
+    The result depends on the arguments only, so a resumed run sees the same items.
     """
     chosen = []
     for position in range((step - 1) * n, step * n):
@@ -46,10 +46,7 @@ def items_of_step(items: Sequence[Item], seed: int, step: int, n: int) -> list[I
 
 
 def other_problems(problems: Sequence[Problem], asked: Sequence[Problem], seed: int, step: int, n: int) -> list[Problem]:
-    """``n`` problems that are not among those ``asked`` in a step so far, or as many as there are.
-
-    It depends on nothing but its arguments, too.
-    """
+    """Draw ``n`` problems, or as many as there are, that the step has not ``asked`` yet; depends on the arguments only."""
     known = {problem.id for problem in asked}
     drawn = random.Random(f"others {seed} {step} {len(asked)}").sample(problems, min(len(problems), n + len(asked)))
     return [problem for problem in drawn if problem.id not in known][:n]

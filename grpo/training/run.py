@@ -1,6 +1,6 @@
-"""One run of an experiment: its identity, whether an equal one can be taken over, its training, and its results.
+"""One run of an experiment: its identity, its training or the reuse of an identical run, and its results.
 
-Imports torch only to train, as taking over an equal run's results does not need it.
+Torch is imported only to train, so the reuse of a run starts fast.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from grpo.training.inputs import Outputs, is_asynchronous, read_data
 
 
 def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
-    """Train one run, or take over the equal one that an experiment before it already trained, and write its results.
+    """Train one run and write its results, or copy those of an identical run that an earlier experiment trained.
 
     Args:
         check_weights: see :func:`grpo.rollout.make_engine.make_engine`.
 
     Raises:
         ToBeResumed: the process was told to stop; the run's state is saved.
-        UserError: among others, another process trains this very run.
+        UserError: among others, another process trains the same run.
     """
     require_checkpoint(run.model)
     data, identity = read_data(run, study.also_evaluated(run.task)), run_identity(study, run)
     if not started_by_torchrun() and bring_back(_state_folder(run, identity), paths.RUNS / run.name):
-        print(f"{run.name} was finished before, but not yet stored by DVC: its results are in place again")
+        print(f"{run.name} was finished before, but not yet stored by DVC: its results are back in place")
         return
-    # That there is none has been found before several processes are started.
+    # The first process looks for an identical run before it starts several; these do not look again.
     same_as = None if started_by_torchrun() else _finished_equal(study, run.experiment, identity)
     together = study.learner.processes > 1 and not is_asynchronous(run.config)
     if together and not same_as and not started_by_torchrun():
@@ -69,7 +69,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
 
 
 def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
-    """Everything that a run's results depend on; two runs with equal identities have equal results."""
+    """All inputs of a run; two runs with equal identities have equal results."""
     return {
         "method": run.method,
         "config": run.config.model_dump(),
@@ -85,13 +85,13 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
 
 
 def _further_sets(study: Study, run: EffectiveRun) -> dict[str, Any]:
-    """Tasks and problems of the further evaluation sets; empty where there is none."""
+    """Tasks and problems of the further evaluation sets; empty if there are none."""
     digests = {name: files_digest(paths.also(run.task, name)) for name in study.also_evaluated(run.task)}
     return also_inputs(study, run.task) | ({"also_problems": digests} if digests else {})
 
 
 def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:
-    """The packages that decide the run's results."""
+    """The packages that the run's results depend on."""
     return packages(study, is_asynchronous(run.config), run.config.lora is not None)
 
 
@@ -100,8 +100,9 @@ def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:
 
 @contextmanager
 def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
-    """Where the results go that the block makes. When it ends they get their place, and MLflow and the timing file theirs; when
-    it fails, MLflow says so and nothing else is left.
+    """Give the block drafts for its results; move them into place, and record the run in MLflow and its timing file.
+
+    If the block fails, MLflow marks the run as failed, and no results are left behind.
     """
     warn_of_other_versions(_packages(study, run))
     state = _state_folder(run, identity)
@@ -113,7 +114,7 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
             _write_config(folder / "config.yaml", run, identity, same_as)
             outputs = Outputs(folder, checkpoints, state, mlflow)
             yield outputs
-        # The other results of a run that was taken over are those of the run it equals, which MLflow has.
+        # MLflow already has the results of an identical run, under that run.
         for name in ("config.yaml", *(() if same_as else ("metrics.json", "outcomes.jsonl"))):
             mlflow.artifact(paths.RUNS / run.name / name)
         if not same_as:
@@ -126,12 +127,12 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
     run_id = mlflow.finish()
     about = {"run": run.name, "mlflow_run_id": run_id, "same_as": same_as, **source_tags(), "hardware": hardware()}
     write_json(paths.run_timing(run.name), about | outputs.timing)
-    # Last of all: whenever the process is killed, either the results are in place or the state is.
+    # Last, so that a killed process always leaves either the results or the saved state.
     _keep_results(run, state)
 
 
 def _keep_results(run: EffectiveRun, state: Path) -> None:
-    """Keep the run's results in the place of its saved states until DVC has stored them."""
+    """Replace the run's saved states by its results, which are kept until DVC has stored them."""
     results = [root / run.name for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)]
     keep_until_stored(state, results[-1], results)
     for saved in [*state.parent.glob("*"), *state.glob("step-*")]:
@@ -141,20 +142,20 @@ def _keep_results(run: EffectiveRun, state: Path) -> None:
 
 @contextmanager
 def thrown_away(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
-    """The same in a process beside rank 0: what it would write and say equals what rank 0 does."""
+    """:func:`recorded` for the processes other than rank 0: discard their results and output, which equal those of rank 0."""
     nothing = cast(MlflowRun, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))
     with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), suppress(ToBeResumed):
         yield Outputs(Path(folder), Path(folder), _state_folder(run, identity), nothing)
 
 
 def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
-    """Another number of processes may go on from a state."""
+    """Folder of the run's saved states, the same for any number of processes, so that another number may resume."""
     learner = {key: value for key, value in identity["learner"].items() if key != "processes"}
     return paths.RUN_STATE / run.name / digest([identity | {"learner": learner}, code_of_rooms()])
 
 
 def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> MlflowRun:
-    """The run in MLflow; one that was taken over has no metrics of its own there, but names the run that has."""
+    """Start the run in MLflow; a reused run has no metrics there, but tags that name the original run."""
     original = {"same_as": same_as, "same_as_run_id": _mlflow_id(same_as)} if same_as else {}
     return MlflowRun(
         study.study,
@@ -183,7 +184,7 @@ def _mlflow_id(run: str) -> str:
 
 
 def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> None:
-    """The effective configuration: each value with where it came from."""
+    """Write the effective configuration: each value with its source."""
     from ruamel.yaml import YAML
 
     values = run.config.model_dump()
@@ -203,10 +204,10 @@ def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], same_
 
 
 def _finished_equal(study: Study, experiment: str, identity: dict[str, Any]) -> str | None:
-    """The name of a run with this identity, of an experiment that this one waits for, whose results are at hand.
+    """Name of a finished run with this identity in the experiments that this one depends on; None if there is none.
 
-    Only runs that the study names count: those DVC keeps up to date with the code, leftovers of former arms it does not.
-    A run that was itself taken over does not count, as the one that was trained comes before it.
+    Only arms of the study count: DVC keeps their results up to date, unlike leftovers of former arms. If the run found is
+    itself a reused one, the name is that of the run that was trained.
     """
     for before in study.needed_selections(experiment):
         for arm in study.experiments[before].arms:
@@ -220,11 +221,11 @@ def _finished_equal(study: Study, experiment: str, identity: dict[str, Any]) -> 
 
 
 def _take_over(run: str, same_as: str, outputs: Outputs) -> None:
-    """Copy an equal run's results."""
+    """Copy the results of an identical run."""
     print(f"same configuration as {same_as}: its results are taken over, nothing is trained twice")
     for source in (paths.RUNS / same_as).iterdir():
         if source.name != "config.yaml":
             shutil.copyfile(source, outputs.results / source.name)
-    # Its weights stay where they are and are not stored again.
+    # The weights stay with the original run and are not stored again.
     write_json(outputs.checkpoints / "metadata.json", {"run": run, "same_as": same_as})
     outputs.timing |= {"started": now(), "finished": now(), "total_s": 0.0, "phases": {}, "steps": []}

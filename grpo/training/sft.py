@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on reasoning traces (CS336 assignment 5, Section 4.3)."""
+"""The loop of supervised fine-tuning on reasoning traces (CS336 assignment 5, Section 4.3)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from grpo.training.order import items_of_step
 
 
 def train_sft(ctx: RunContext[SftConfig, Learner]) -> None:
-    """Train ``ctx.learner.model`` for ``n_sft_steps`` optimizer steps, or until ``ctx.validation`` says that the run is over.
+    """Train ``ctx.learner.model`` for ``n_sft_steps`` optimizer steps, or until ``ctx.validation`` ends the run.
 
-    ``ctx.setup.data`` are the examples to train on (:func:`grpo.training.order.choose_examples`). The loss counts response
-    tokens only; prompts are masked.
+    ``ctx.setup.data`` holds the examples (:func:`grpo.training.order.choose_examples`). Prompts are masked: the loss counts
+    response tokens only.
     """
     setup, log, tokenizer = ctx.setup, ctx.log, ctx.sampler.tokenizer
     config, format = setup.config, setup.format
     prompts = [format.encode(tokenizer, example.prompt) for example in setup.data]
     responses = [format.encode_response(tokenizer, example.response) for example in setup.data]
     require_context(ctx.learner.model, prompts, responses)
-    encoded = list(zip(prompts, responses, strict=True))  # each on its own, as tokenize_prompt_and_output does
-    if ctx.saved.step == 0:
-        with log.phase("evaluation"):
-            ctx.validation(0, [])
-    for step in range(ctx.saved.step + 1, config.n_sft_steps + 1):
+    encoded = list(zip(prompts, responses, strict=True))  # prompt and response apart, as tokenize_prompt_and_output does
+    for step in ctx.steps():
         with log.phase("training"):
             batch = items_of_step(encoded, setup.seed, step, config.train_batch_size)
             update = ctx.learner.sft_update([p for p, _ in batch], [r for _, r in batch], config.normalize_constant)
@@ -34,5 +31,3 @@ def train_sft(ctx: RunContext[SftConfig, Learner]) -> None:
         log.step(step, [update], {}, tokens=sum(len(response) for _, response in batch))
         if over:
             break
-        if ctx.saved.due(step):
-            ctx.saved.save(step)

@@ -1,15 +1,15 @@
-"""The saved state of a run: what it goes on from when it was killed or told to stop.
+"""Saved states of a run, from which it resumes after it was killed or stopped.
 
-A state is a folder ``step-N`` with everything that training has changed in N steps, the checkpoints kept so far, and the
-SHA-256 of each file. It is written beside, and gets its name when it is whole. The newest two are kept, so that there is one
-left where the newest is damaged. States lie outside the outputs of all stages, which DVC removes before a stage runs.
+A state is a folder ``step-N``: everything that training has changed in N steps, the checkpoints so far, and the SHA-256 of
+each file. It is written under a draft name and renamed when it is complete. The newest two are kept, in case the newest is
+damaged. States lie outside all stage outputs, because DVC removes outputs before a stage runs.
 
-Writing and hashing what a model of 1.5 billion parameters needs (21.6 GB) takes many times as long as copying it to the CPU's
-memory: training waits for the copy only, and a thread writes it while training goes on.
+The state of a model of 1.5 billion parameters (21.6 GB) takes much longer to write and hash than to copy to CPU memory, so
+training waits for the copy only, and a thread writes it.
 
-Nothing else has to be saved: the order of the data and the seed of each sampling call depend on the run's seed and the step
-alone (:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate on how many updates there
-were (:mod:`grpo.learner.schedule`).
+Nothing else needs to be saved. The order of the data and the sampling seeds depend on the run's seed and the step only
+(:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate on the number of updates
+(:mod:`grpo.learner.schedule`).
 """
 
 from __future__ import annotations
@@ -41,45 +41,45 @@ KEPT = 2
 
 
 class Part(Protocol):
-    """What has a state that training changes."""
+    """An object with a state that training changes."""
 
     def state(self) -> Any:
-        """The state; tensors, lists and mappings in it may change later."""
+        """The state. Training may change its tensors, lists and mappings later."""
         ...
 
     def restore(self, state: Any) -> None:
-        """Go on from a :meth:`state`."""
+        """Resume from a :meth:`state`."""
         ...
 
 
 @runtime_checkable
 class PartElsewhere(Protocol):
-    """A :class:`Part` in another process, which writes and reads its state itself: a file in the state's folder."""
+    """A :class:`Part` in another process, which writes and reads its own file in the state's folder."""
 
     def write_state(self, file: Path) -> None:
-        """Take the state as it is now, and begin to write it; training may go on."""
+        """Copy the current state and start writing it; training may continue."""
         ...
 
     def is_written(self) -> bool:
-        """Wait for the file. False where the process was lost meanwhile; then this state does not count."""
+        """Wait until the file is written; False if the process was lost meanwhile, which makes this state invalid."""
         ...
 
     def saved(self, file: Path) -> None:
-        """The state is whole, and its file has this name."""
+        """Take note that the state is complete and that its file has this name."""
         ...
 
     def read_state(self, file: Path) -> None:
-        """Go on from a file."""
+        """Resume from a file."""
         ...
 
 
 def copy_to_cpu(value: Any, keep: bool = True) -> Any:
-    """A copy of nested mappings, lists and tuples, and of the tensors in them, these in the CPU's memory, and whole.
+    """Copy nested mappings, lists and tuples, with their tensors gathered from all processes into CPU memory.
 
-    Training may go on and change the original. Anything else, such as a record, is taken for something that never changes.
+    Training may then change the original. Other values, such as records, must be immutable and are not copied.
 
     Args:
-        keep: False in a process that only hands over its shares of tensors; it gets none.
+        keep: False in a process that only contributes its shares of tensors; it gets None in their place.
     """
     if isinstance(value, Tensor):
         whole = gather(value.detach())
@@ -92,7 +92,7 @@ def copy_to_cpu(value: Any, keep: bool = True) -> Any:
 
 
 def write_durably(file: Path, content: Any) -> None:
-    """``torch.save``; the file is on the disk when this ends, for the case that the machine itself goes down."""
+    """``torch.save``, then flush to disk, so that the file survives a crash of the machine."""
     with file.open("wb") as opened:
         torch.save(content, opened)
         opened.flush()
@@ -124,20 +124,20 @@ class RandomStates:
 
 
 class SavedState:
-    """A run's states on disk. To be used in a ``with`` block, whose end waits for the state that is being written.
+    """A run's saved states on disk; the end of its ``with`` block waits for the state that is being written.
 
     Args:
-        folder: of this run in this very configuration.
-        every: a state is saved after so many steps.
-        parts: what is saved, by name.
-        checkpoints: folder of the checkpoints kept so far, which belong to the state.
-        told_to_stop: whether the run is to end after this step, with its state saved.
-        world: the processes that train the run together. Rank 0 saves for all, who are equal but for their shares of what is
-            sharded, and decides when.
+        folder: of this run in this configuration.
+        every: steps from one state to the next.
+        parts: the objects to save, by name.
+        checkpoints: folder of the checkpoints so far, which are part of a state.
+        told_to_stop: whether the run is to save its state and end after this step.
+        world: the processes that train the run together. They differ only in their shares of sharded tensors; rank 0 saves for
+            all of them and decides when.
 
     Attributes:
-        step: how many steps were done when the run was taken up; 0 where it is new.
-        loop: what the loop itself gave to :meth:`save`, where the run was taken up.
+        step: the step after which the run was resumed; 0 for a new run.
+        loop: the loop's own state there, as it was given to :meth:`save`.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class SavedState:
         self.finish()
 
     def restore(self) -> None:
-        """Bring all parts to where the newest whole state has them, if there is one."""
+        """Restore all parts from the newest valid state, if there is one."""
         state = self.world.of_rank_0(self._newest() if self.world.rank == 0 else None)
         if state is None:
             return
-        # Several processes have the file in memory once.
+        # With mmap, several processes share one copy of the file in memory.
         content = _load(state / STATE, mmap=self.world.size > 1)
         for name, part in self.parts.items():
             if isinstance(part, PartElsewhere):
@@ -180,29 +180,29 @@ class SavedState:
         self.step, self.loop = content["step"], content["loop"]
 
     def due(self, step: int) -> bool:
-        """Whether the state is to be saved after this step.
+        """Whether a state is due after this step.
 
         Raises:
-            Exception: the last one could not be written; see :meth:`finish`.
+            Exception: as :meth:`finish`.
         """
         if self._writing is not None and self._writing.done():
             self.finish()
         return step % self.every == 0 or self.told_to_stop()
 
     def save(self, step: int, loop: dict[str, Any] | None = None) -> None:
-        """Take the state after ``step`` steps, and have it written while the run goes on.
+        """Copy the state after ``step`` steps, and write it while training continues.
 
         Args:
-            loop: what the loop itself needs to go on.
+            loop: what the loop itself needs to resume.
 
         Raises:
             ToBeResumed: the run has been told to stop; the state is saved.
-            Exception: this state could not be taken, or the one before not written; see :meth:`finish`.
+            Exception: this state could not be copied, or the previous one not be written (:meth:`finish`).
         """
         self.finish()
         if self.world.rank == 0:
             self._take(step, loop or {})
-        else:  # of what is sharded, rank 0 needs the others' shares
+        else:  # rank 0 needs the shares of sharded tensors
             for part in self.parts.values():
                 copy_to_cpu(part.state(), keep=False)
         if self.told_to_stop():
@@ -210,7 +210,7 @@ class SavedState:
             raise ToBeResumed(f"stopped after step {step}; the state is saved. Run the same command again to go on from there.")
 
     def _take(self, step: int, loop: dict[str, Any]) -> None:
-        """Take the state, and hand it to the thread."""
+        """Copy the state, and hand it to the writing thread."""
         draft = self.folder / ".step.draft"
         remove(draft)
         draft.mkdir(parents=True)
@@ -229,19 +229,19 @@ class SavedState:
         """Wait until the last state is written.
 
         Raises:
-            Exception: it could not be, which is raised once; the state before it counts.
+            Exception: it could not be written (raised once); the state before it stays valid.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def _write(self, draft: Path, step: int, content: dict[str, Any]) -> None:
-        """In the thread: write a state, and give it its name when it is whole."""
+        """Write a state in the thread, and rename it when it is complete."""
         try:
             write_durably(draft / STATE, content)
             if not all(part.is_written() for part in self._elsewhere().values()):
                 tqdm.write(
-                    f"warning: the state after step {step} was lost with the process that wrote it; the one before counts."
+                    f"warning: the state after step {step} was lost with the process that wrote it; the one before stays valid."
                 )
                 shutil.rmtree(draft, ignore_errors=True)
                 return
@@ -259,16 +259,16 @@ class SavedState:
         return {name: part for name, part in self.parts.items() if isinstance(part, PartElsewhere)}
 
     def _newest(self) -> Path | None:
-        """The newest whole state, if there is one; what is damaged is removed."""
+        """The newest valid state, or None; damaged ones are removed."""
         for state in reversed(self._states()):
             if not (damage := _damage(state)):
                 return state
-            tqdm.write(f"warning: {state}: {damage}. The state before it is used, or else the run starts anew.")
+            tqdm.write(f"warning: {state}: {damage}. The state before it is used; without one the run starts anew.")
             remove(state)
         return None
 
     def _states(self) -> list[Path]:
-        """Oldest first, and before them what is called like a state but has no number."""
+        """The states, oldest first; folders ``step-*`` without a number come before them."""
 
         def number(path: Path) -> int:
             text = path.name.removeprefix("step-")
@@ -278,7 +278,7 @@ class SavedState:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file of a state, by its path."""
+    """SHA-256 of each file of a state, by its path."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != CHECKSUMS:
@@ -288,7 +288,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 def _damage(state: Path) -> str | None:
-    """What is wrong with a state, or None."""
+    """Say what is wrong with a state; None if nothing is."""
     try:
         wanted = read_json(state / CHECKSUMS, made_by="")
     except (UserError, IsADirectoryError, NotADirectoryError):
@@ -303,7 +303,7 @@ def _damage(state: Path) -> str | None:
         step, _, _ = (contents[STATE][key] for key in ("step", "loop", "parts"))
     except PermissionError:
         raise
-    except Exception as error:  # whatever a file makes torch raise that is whole but no state
+    except Exception as error:  # torch raises many kinds for an intact file that is no state
         if is_out_of_memory(error):
             raise
         return f"cannot be read ({reason(error)})"
@@ -311,9 +311,9 @@ def _damage(state: Path) -> str | None:
 
 
 def _load(file: Path, mmap: bool) -> Any:
-    """What :func:`write_durably` wrote.
+    """Read a file of :func:`write_durably`.
 
     Args:
-        mmap: tensors stay in the file until they are used.
+        mmap: leave tensors in the file until they are used.
     """
     return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)

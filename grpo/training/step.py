@@ -1,4 +1,4 @@
-"""The parts of one step, which the loops put together in their own ways."""
+"""The parts of one training step: sampling, rewards, advantages, updates, and their metrics."""
 
 from __future__ import annotations
 
@@ -15,43 +15,42 @@ from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.study.methods import GrpoConfig, SamplingConfig
 from grpo.tasks.rewards import soft_overlong_punishment
-from grpo.tasks.task import Format
 from grpo.training.context import RunSetup, Updates
 from grpo.training.order import items_of_step
 
 Sampling = TypeVar("Sampling", bound=SamplingConfig)
 
 
-def rollout_sampling(config: SamplingConfig, format: Format) -> SamplingParams:
-    """The sampling settings of training rollouts."""
-    return SamplingParams(
+def sample(setup: RunSetup[Sampling], sampler: Sampler, step: int, n_questions: int) -> list[Rollout]:
+    """Sample a group of rollouts for each of the step's questions; the same seed, step and weights give the same rollouts.
+
+    Returns:
+        the rollouts of this process's share of the questions.
+    """
+    questions = items_of_step(setup.data, setup.seed, step, n_questions)
+    return sample_groups(setup, sampler, questions, derive_seed(setup.seed, "rollout", step))
+
+
+def sample_groups(setup: RunSetup[Sampling], sampler: Sampler, questions: Sequence[Problem], seed: int) -> list[Rollout]:
+    """Sample ``group_size`` rollouts for each question of this process's share."""
+    config = setup.config
+    params = SamplingParams(
         temperature=config.sampling_temperature,
         top_p=config.sampling_top_p,
         min_tokens=config.sampling_min_tokens,
         max_tokens=config.sampling_max_tokens,
-        stop=format.stop,
+        stop=setup.format.stop,
     )
-
-
-def sample(setup: RunSetup[Sampling], sampler: Sampler, step: int, n_questions: int) -> list[Rollout]:
-    """Ask the step's questions, G times each; the same seed, step and weights give the same rollouts.
-
-    Returns:
-        those of this process's share of the questions.
-    """
-    questions = items_of_step(setup.data, setup.seed, step, n_questions)
-    return ask(setup, sampler, questions, derive_seed(setup.seed, "rollout", step))
-
-
-def ask(setup: RunSetup[Sampling], sampler: Sampler, questions: Sequence[Problem], seed: int) -> list[Rollout]:
-    """Sample G rollouts of each question of this process's share."""
-    return sample_rollouts(sampler, questions, rollout_sampling(setup.config, setup.format), setup.config.group_size, seed)
+    return sample_rollouts(sampler, questions, params, config.group_size, seed)
 
 
 def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> list[Rollout]:
-    """Write rewards into this process's rollouts; those of all processes, in the order of the questions.
+    """Score this process's rollouts in place.
 
-    With ``overlong_buffer`` the reward that is trained on has the punishment of long responses in it; validation's has not.
+    With ``overlong_buffer`` the training reward includes the punishment of long responses; the validation reward does not.
+
+    Returns:
+        the rollouts of all processes, in the order of the questions.
     """
     score_rollouts(setup.score, rollouts)
     if isinstance(setup.config, GrpoConfig) and (buffer := setup.config.overlong_buffer) is not None:
@@ -63,17 +62,17 @@ def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> 
 
 
 def score(setup: RunSetup[GrpoConfig], rollouts: list[Rollout], world: World = ALONE) -> tuple[list[Rollout], dict[str, float]]:
-    """Write rewards into the rollouts, and advantages: the rewards, normalised within each group.
+    """Compute the reward and the advantage of each rollout.
 
     Returns:
-        the rollouts of all processes, and what is logged of them.
+        the rollouts of all processes, and their metrics.
     """
     rollouts = reward(setup, rollouts, world)
-    return rollouts, set_advantages(setup.config, rollouts) | of_the_task(setup, rollouts)
+    return rollouts, set_advantages(setup.config, rollouts) | task_metrics(setup, rollouts)
 
 
 def set_advantages(config: GrpoConfig, rollouts: list[Rollout]) -> dict[str, float]:
-    """Write advantages into all scored rollouts of a batch; returns what is logged of them."""
+    """Compute the advantages of a scored batch in place, and return its metrics."""
     advantages, _, means = normalize_scores(
         [rollout.rewards for rollout in rollouts],
         config.group_size,
@@ -86,17 +85,17 @@ def set_advantages(config: GrpoConfig, rollouts: list[Rollout]) -> dict[str, flo
     return rollout_metrics(means, rollouts)
 
 
-def of_the_task(setup: RunSetup[Sampling], rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What the run's task has logged of a rollout batch."""
+def task_metrics(setup: RunSetup[Sampling], rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Metrics of a rollout batch that the run's task defines."""
     return {f"train/{name}": value for name, value in setup.task.training_measures(rollouts).items()}
 
 
 def rollout_metrics(means: dict[str, float], rollouts: list[Rollout]) -> dict[str, float]:
-    """What is logged of a rollout batch: train rewards, groups without signal, response lengths (tokens), and how many answers
-    took the grader too long.
+    """Metrics of a rollout batch: mean rewards, share of groups without signal, response lengths (tokens), and number of grader
+    timeouts.
 
     Args:
-        means: as :func:`grpo.learner.advantages.normalize_scores` gives them.
+        means: the metadata of :func:`grpo.learner.advantages.normalize_scores`.
     """
     return {
         "train/reward": means["reward"],
@@ -111,19 +110,22 @@ def rollout_metrics(means: dict[str, float], rollouts: list[Rollout]) -> dict[st
 
 
 def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], version: int) -> tuple[Updates, dict[str, float]]:
-    """All optimizer steps on one rollout batch: each epoch goes through it in train batches.
+    """Take all optimizer steps on one rollout batch: each epoch cuts it into train batches.
 
-    The ratio's denominator is the policy that sampled. Where that is the learner as it is now, its log-probabilities are
-    computed before the first update (and with one update they are the current ones: ratios are exactly 1). Where a rollout
-    comes from older weights, it is what the engine noted when it drew the tokens. With ``importance_cap`` it is the learner as
-    it is now in either case, and the importance weights lead from what the engine noted to that (the decoupled objective of
-    Hilton et al. 2021, "Batch size-invariance for policy optimization", arXiv 2110.00641).
+    The denominator of the ratio pi / pi_old is the policy that sampled the tokens:
+
+    - The learner's current weights sampled them: the learner computes the old log-probs before the first update. With a single
+      update they equal the current ones, and all ratios are exactly 1.
+    - Older weights sampled a rollout of the batch: the old log-probs are those that the engine reported.
+    - ``importance_cap`` is set: the old log-probs are the learner's current ones in both cases, and importance weights correct
+      from the engine's log-probs to these (the decoupled objective of Hilton et al. 2021, "Batch size-invariance for policy
+      optimization", arXiv 2110.00641).
 
     Args:
         version: of the learner's policy, in GRPO steps.
 
     Returns:
-        the metrics of each update, and the drift from the starting weights where that is measured.
+        the metrics of each update, and the KL divergence from the starting weights if that is measured.
     """
     old_log_probs: Sequence[torch.Tensor | None] = [None] * len(rollouts)
     stale = any(rollout.completion.policy_version != version for rollout in rollouts)
@@ -147,13 +149,13 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
 
 
 def lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
-    """How many versions lie between the policy that sampled a token and the one that is trained on it.
+    """Policy lag of the response tokens: the learner's version minus the version that sampled the token.
 
     Args:
         version: of the learner's policy before the updates on these rollouts.
 
     Returns:
-        mean, smallest and largest lag over the response tokens.
+        mean, smallest and largest lag.
     """
     lags = [(version - r.completion.policy_version, len(r.completion.token_ids)) for r in rollouts]
     tokens = sum(n for _, n in lags)

@@ -1,4 +1,4 @@
-"""When a run ends before its last step: it has clearly diverged, or its time is up."""
+"""Early end of a run: it has diverged, or it has reached its time limit."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from grpo.study.methods import TrainingConfig
 from grpo.study.settings import Divergence
 from grpo.tracking.run_log import RunLog
 
-STILL_LEARNT = 0.5  # with this share of its best reward left, a run that became short or sure has not collapsed
+STILL_LEARNT = 0.5  # with this share of its best reward, a run of short or low-entropy responses has not collapsed
 
 
 def divergence(
     rules: Divergence, validations: Sequence[dict[str, float]], entropies: Sequence[float], skipped_in_a_row: int
 ) -> str | None:
-    """Why a run counts as diverged now, or None.
+    """Say why a run counts as diverged; None if it does not.
 
     Args:
-        validations: every evaluation so far, the untrained policy's first: ``val/answer_reward``, ``val/response_length``.
-        entropies: mean token entropy (nats) of the last update before each evaluation but the first.
-        skipped_in_a_row: optimizer steps without a finite gradient, up to now.
+        validations: all evaluations so far, the starting policy's first; each with ``val/answer_reward`` and
+            ``val/response_length``.
+        entropies: mean token entropy (nats) of the last update before each evaluation except the first.
+        skipped_in_a_row: the latest consecutive optimizer steps without a finite gradient.
     """
     if skipped_in_a_row >= rules.skipped_updates:
         return f"the gradient was not finite in {skipped_in_a_row} optimizer steps in a row"
@@ -39,7 +40,7 @@ def divergence(
     best = max(row["val/answer_reward"] for row in validations)
     if best > 0 and max(rewards) >= STILL_LEARNT * best:
         return None
-    # An expert iteration step that found nothing to learn has no entropy, and NaN is below nothing.
+    # An expert iteration step without an update has entropy NaN, which compares as False.
     if all(entropy < rules.entropy_below for entropy in entropies[-rules.patience :]):
         return f"token entropy collapsed to {entropies[-1]:.2g} nats {times}, answer reward {rewards[-1]:.3f}"
     if max(lengths) < rules.length_below * start["val/response_length"]:
@@ -49,13 +50,13 @@ def divergence(
 
 @dataclass
 class Stopping:
-    """What decides whether a run ends now, as gathered so far.
+    """Counts that decide whether a run ends, and why it ended.
 
     Attributes:
-        skipped: optimizer steps without a finite gradient, in a row up to now.
-        skipped_in_all: of the whole run.
+        skipped: the latest consecutive optimizer steps without a finite gradient.
+        skipped_in_all: all such steps of the run.
         entropies: see :func:`divergence`.
-        diverged_step, diverged_reason, time_limit_step: when and why the run was ended.
+        diverged_step, diverged_reason, time_limit_step: when and why the run ended early.
     """
 
     skipped: int = 0
@@ -66,17 +67,17 @@ class Stopping:
     time_limit_step: int | None = None
 
     def count(self, updates: Sequence[dict[str, float]]) -> None:
-        """Take note of a step's optimizer steps."""
+        """Count the skipped optimizer steps of one step."""
         for update in updates:
-            # In float16 a gradient that is too large only halves the loss scale; from 1 on it is as in any other precision.
+            # In float16 an overflow halves the loss scale. Only at a scale of 1 or less is it a fault of the run.
             scaled = update.get("loss_scale", 1.0) > 1.0 and math.isfinite(update["loss"])
             self.skipped = self.skipped + 1 if update["skipped_update"] and not scaled else 0
             self.skipped_in_all += int(update["skipped_update"])
 
     def must_end(self, step: int, config: TrainingConfig, rules: Divergence | None, log: RunLog) -> bool:
-        """Whether the run ends with this step, though it may not be its last one."""
+        """Whether the run ends early, after this step."""
         limit = config.wall_clock_limit_s
-        in_between = step < config.n_steps  # a limit that is passed in the last step has cut nothing short
+        in_between = step < config.n_steps  # a limit exceeded in the last step has cut nothing short
         if limit is not None and in_between and log.elapsed_s > limit:
             self.time_limit_step = step
         if rules is not None:
@@ -87,13 +88,13 @@ class Stopping:
         return self.diverged_step is not None or self.time_limit_step is not None
 
     def ending(self) -> dict[str, Any]:
-        """For metrics.json: when and why the run was ended."""
+        """When and why the run ended early, for metrics.json."""
         return {name: getattr(self, name) for name in ("diverged_step", "diverged_reason", "time_limit_step")}
 
     def state(self) -> dict[str, Any]:
-        """All of it."""
+        """The counts, to be saved."""
         return asdict(self)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state`."""
+        """Resume from a :meth:`state`."""
         vars(self).update(state)

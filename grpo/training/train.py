@@ -1,4 +1,4 @@
-"""Starting a run: model, engine, learner, log and saved state are put together, and at its end its results are written."""
+"""Training of one run: build its parts, run the method's loop, and write the results."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ from grpo.training.validation import FurtherSet, Validation
 
 
 def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool = False) -> None:
-    """Train a run, from its saved state on if there is one.
+    """Train a run, from its saved state if there is one.
 
-    At its end history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl are written into
-    ``outputs.results``, and into ``outputs.checkpoints`` what the study keeps: ``last`` and ``best`` (by validation answer
-    reward), each in Hugging Face format with a metadata.json.
+    It writes history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl into ``outputs.results``, and the
+    checkpoints that the study keeps (``last``, ``best`` by validation answer reward) into ``outputs.checkpoints``, each in
+    Hugging Face format with a metadata.json.
 
     Args:
         check_weights: see :func:`grpo.rollout.make_engine.make_engine`.
 
     Raises:
         ToBeResumed: the process was told to stop; the run's state is saved.
-        UserError: among others, a loss or a reward of the study's own cannot be called.
+        UserError: among others, the study's own loss or reward function cannot be called.
     """
     started_at, began = now(), time.perf_counter()
-    if isinstance(run.config, GrpoConfig):  # what cannot work is refused before anything is loaded
+    if isinstance(run.config, GrpoConfig):  # refuse a wrong loss or reward before anything is loaded
         bind_loss(run.config.loss_type, run.config.loss_options)
         if run.config.reward is not None:
             find_rewards(run.config.reward)
     task = study.task(run.task)
     format = find_format(task, run.config.prompt)
     if format.chat:
-        format.encode(load_tokenizer(run.model), "?")  # refuses where there is no chat template
+        format.encode(load_tokenizer(run.model), "?")  # refuses a tokenizer without a chat template
     setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score_of(task, run), task)
     with _start_workers(study, run, setup, check_weights) as workers:
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
@@ -79,9 +79,10 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
 
         def keep(kind: str, evaluation: dict[str, Any]) -> None:
             if kind in study.checkpoints or kind.startswith("step-"):
-                keep_checkpoint(
-                    outputs.checkpoints / kind, workers.save, {"run": run.name, "kind": kind, **evaluation, **about}
-                )
+                folder = outputs.checkpoints / kind
+                shutil.rmtree(folder, ignore_errors=True)  # the checkpoint of an earlier step
+                workers.save(folder)
+                write_json(folder / "metadata.json", {"run": run.name, "kind": kind, **evaluation, **about})
 
         monitor = Monitor(study, run.name, validation, log, keep)
         parts: dict[str, Part] = {"learner": workers.learner, "log": log, "monitor": monitor, "random": RandomStates()}
@@ -118,17 +119,17 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
 def _start_workers(
     study: Study, run: EffectiveRun, setup: RunSetup[Any], check_weights: bool
 ) -> AbstractContextManager[Workers[Any]]:
-    """Start engine and learner, where the run has them."""
+    """Start engine and learner, in this process or in Ray actors."""
     if not is_asynchronous(run.config):
         return start_here(study, run, check_weights)
     require_extra("ray", "ray", f"{run.experiment}: an asynchronous run")
-    from grpo.training.asynchronous.start import start_asynchronous  # Ray is imported for this only
+    from grpo.training.asynchronous.start import start_asynchronous  # imports Ray, an optional package
 
     return start_asynchronous(study, run, setup, check_weights)
 
 
 def loop_of(config: RunConfig) -> Callable[[RunContext[Any, Learner]], None]:
-    """The method's training loop, in this process."""
+    """The training loop of a method, for engine and learner in this process."""
     match config:
         case SftConfig():
             return train_sft
@@ -138,7 +139,7 @@ def loop_of(config: RunConfig) -> Callable[[RunContext[Any, Learner]], None]:
 
 
 def require_room_for_all(run: EffectiveRun, validation: Validation) -> None:
-    """Refuse a run that would meet a prompt too long for its model, at whatever step it draws it.
+    """Refuse a run that has a prompt too long for its model, at any step.
 
     Raises:
         UserError: as :func:`grpo.rollout.engine.require_room`.
@@ -161,7 +162,7 @@ def require_room_for_all(run: EffectiveRun, validation: Validation) -> None:
 def further_sets(
     study: Study, run: EffectiveRun, also: Mapping[str, Sequence[Problem]], sampler: Sampler
 ) -> dict[str, FurtherSet]:
-    """The further evaluation sets, which the run's engine samples too."""
+    """The further evaluation sets of a run, sampled by the run's own engine."""
     found, prompt = {}, run.config.prompt
     for name, settings in study.also_evaluated(run.task).items():
         task = study.also_task(name)
@@ -172,17 +173,17 @@ def further_sets(
 
 @contextmanager
 def start_here(study: Study, run: EffectiveRun, check_weights: bool) -> Iterator[Workers[Learner]]:
-    """Start engine and learner in this process, which may be one of several."""
+    """Start engine and learner in this process, which may be one of several that train the run together."""
     settings = study.learner
     start_threads(max(1, study.threads // settings.processes))
     world = init_world(settings.device)
-    # What is sharded goes to the device in shares: whole, it may be too large for it.
+    # A model to be sharded stays on the CPU: the whole of it may not fit on the device.
     device = "cpu" if settings.fully_shard else settings.device
     tokenizer, model = load_tokenizer(run.model), load_model(run.model, settings.dtype, device)
     if run.config.lora is not None:
         add_adapters(model, run.config.lora, run.seed, run.model)
-    # Before the learner: vLLM switches the stream on which this process computes, and the learner's hooks on gradients must be
-    # made on the one that its backward passes will use.
+    # The engine comes first: vLLM switches this process's CUDA stream, and the learner must register its gradient hooks on the
+    # stream that its backward passes use.
     engine = make_engine(study, Checkpoint(run.model, model, tokenizer), check_weights, run.config, world)
     learner = make_learner(settings, run.config, model, tokenizer, world)
     save = partial(_save_on_rank_0, world, learner.model, tokenizer)
@@ -197,21 +198,14 @@ def _save_on_rank_0(world: World, model: Any, tokenizer: Tokenizer, target: Path
 
 
 def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:
-    """For each phase that computes on a GPU, which one; actors report what they need themselves."""
+    """Device of each phase, for its peak memory; empty in asynchronous runs, whose actors report their own."""
     if is_asynchronous(run.config):
         return {}
     return dict.fromkeys(("rollout", "evaluation", "synchronization"), study.engine.device) | {"training": study.learner.device}
 
 
-def keep_checkpoint(folder: Path, save: Callable[[Path], None], metadata: dict[str, Any]) -> None:
-    """Save the policy, in the place of the checkpoint of its kind that was there."""
-    shutil.rmtree(folder, ignore_errors=True)
-    save(folder)
-    write_json(folder / "metadata.json", metadata)
-
-
 def _source(study: Study, run: EffectiveRun) -> str:
-    """Where the starting weights came from, in a word or two."""
+    """Origin of the starting weights, for a checkpoint's metadata."""
     if run.model != paths.model(run.task):
         return str(run.model)
     model = study.models[run.task]

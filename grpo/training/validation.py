@@ -1,4 +1,4 @@
-"""Evaluation of the policy on the fixed validation problems, during a run."""
+"""Evaluation of a run's policy on its validation problems."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from grpo.study.settings import Evaluation
 from grpo.tasks.task import Format
 from grpo.training.context import RunSetup
 
-FURTHER_METRICS = ("answer_reward", "format_reward", "response_length")  # of each further set
-GENERATIONS = 64  # validation rollouts whose token entropy is measured at each evaluation
+FURTHER_METRICS = ("answer_reward", "format_reward", "response_length")  # measured on each further evaluation set
+GENERATIONS = 64  # rollouts of each evaluation whose token entropy is measured
 
 
 @dataclass(frozen=True)
 class Validated:
-    """One evaluation.
+    """Result of one evaluation.
 
     Attributes:
         rollouts: one for each problem.
-        generations: of the first GENERATIONS the records that are shown (:func:`grpo.evaluation.evaluate.log_generations`).
+        generations: records of the first GENERATIONS rollouts (:func:`grpo.evaluation.evaluate.log_generations`).
     """
 
     rollouts: list[Rollout]
@@ -46,8 +46,8 @@ class FurtherSet:
     """A further evaluation set.
 
     Attributes:
-        sampler: puts and scores the problems as their own task does.
-        every: it is evaluated where the step is a multiple of it, and at the last step.
+        sampler: asks and scores the problems in the set's own task.
+        every: the set is evaluated at multiples of this step, and at the last step.
     """
 
     problems: Sequence[Problem]
@@ -56,14 +56,14 @@ class FurtherSet:
 
 
 class Validation:
-    """Evaluates a run's policy.
+    """Evaluation of a run's policy.
 
-    The sampling seed is the study's, not the run's: all arms are measured with the same problems and the same draws.
+    The study sets the sampling seed, not the run, so all arms are measured on the same problems with the same random numbers.
 
     Args:
-        sampler, learner: which hold the policy.
-        problems: the validation set; the first ``settings.problems`` are the ones that count.
-        also: further sets, by name.
+        sampler, learner: both hold the policy.
+        problems: the validation set, of which each evaluation asks the first ``settings.problems``.
+        also: further evaluation sets, by name.
     """
 
     def __init__(
@@ -79,19 +79,19 @@ class Validation:
         self.all_problems, self.problems = problems, problems[: settings.problems]
 
     def __call__(self, step: int, last: bool = False) -> Validated:
-        """The policy after ``step`` steps, which may be known to be the run's last."""
+        """Evaluate the policy after ``step`` steps; ``last`` says that the run ends here, before its last step."""
         engine, learner = self.sampler.engine, self.learner
-        if engine.policy_version != step:  # supervised fine-tuning has no other use for the engine
+        if engine.policy_version != step:  # in supervised fine-tuning only evaluation uses the engine
             engine.synchronize(learner.model, step)
         rollouts = self._sample(self.problems, self.sampler)
-        looked_at = rollouts[:GENERATIONS]
+        logged = rollouts[:GENERATIONS]
         generations, summary = log_generations(
-            self.sampler.tokenizer.batch_decode([r.prompt_ids for r in looked_at]),
-            [r.completion.text for r in looked_at],
-            [r.problem.ground_truth for r in looked_at],
-            [r.rewards for r in looked_at],
-            learner.token_entropies(looked_at),
-            [len(r.completion.token_ids) for r in looked_at],
+            self.sampler.tokenizer.batch_decode([r.prompt_ids for r in logged]),
+            [r.completion.text for r in logged],
+            [r.problem.ground_truth for r in logged],
+            [r.rewards for r in logged],
+            learner.token_entropies(logged),
+            [len(r.completion.token_ids) for r in logged],
         )
         metrics = {
             **summarize(rollouts),
@@ -103,12 +103,12 @@ class Validation:
         return Validated(rollouts, generations, metrics)
 
     def on_all_problems(self) -> dict[str, float]:
-        """The answer reward on the whole validation set, which the leaderboard's rules ask for, and its size."""
+        """Answer reward on the whole validation set, as the leaderboard requires, and the size of the set."""
         answer_reward = summarize(self._sample(self.all_problems, self.sampler))["answer_reward"]
         return {"full/answer_reward": answer_reward, "full/problems": len(self.all_problems)}
 
     def _on_further_sets(self, step: int, last: bool) -> dict[str, float]:
-        """Means over each further set; NaN where it is not to be evaluated now."""
+        """Means over each further set; NaN if it is not due at this step."""
         found: dict[str, float] = {}
         for name, one in self.also.items():
             due = last or step % one.every == 0
@@ -117,7 +117,7 @@ class Validation:
         return found
 
     def sampling(self, format: Format) -> SamplingParams:
-        """How responses are sampled. One that is too long in training is too long here."""
+        """Sampling parameters of an evaluation, with at most the response length of training."""
         config, sampling = self.setup.config, evaluation_sampling(self.settings, format)
         if isinstance(config, SamplingConfig):
             return replace(sampling, max_tokens=min(sampling.max_tokens, config.sampling_max_tokens))

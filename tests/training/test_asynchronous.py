@@ -42,7 +42,7 @@ from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous import actors
 from grpo.training.asynchronous.actor_worker import ActorWorker
 from grpo.training.asynchronous.actors import LearnerActor, costed
-from grpo.training.asynchronous.loop import arrived, train_grpo_asynchronously
+from grpo.training.asynchronous.loop import finished, train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline, ScoredRollouts
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
@@ -265,9 +265,9 @@ class OrdersAtOnce:
     def __init__(self, config: Any) -> None:
         self.config, self.policy_version = config, 0
 
-    def order(self, step: int) -> Future[ScoredRollouts]:
+    def request(self, step: int) -> Future[ScoredRollouts]:
         batch = scored(step, self.config.n_prompts_per_rollout_batch, version=self.policy_version)
-        return arrived(ScoredRollouts(batch, {"train/reward": float(step)}, {"rollout_s": 0.0}))
+        return finished(ScoredRollouts(batch, {"train/reward": float(step)}, {"rollout_s": 0.0}))
 
     def synchronize(self, model: Any, policy_version: int) -> None:
         self.policy_version = policy_version
@@ -408,12 +408,12 @@ def test_a_batch_is_sampled_by_the_version_of_its_order() -> None:
     sampler = Sampler()
     pipeline = RolloutPipeline(sampler, sampler, SimpleNamespace(model="weights 0"))  # type: ignore[arg-type]
     sampler.may.set()
-    pipeline.order(1).result()
+    pipeline.request(1).result()
     sampler.may.clear()
     blocker = pipeline._generating.submit(sampler.may.wait, 30)  # the generator is at work
-    second = pipeline.order(2)
+    second = pipeline.request(2)
     pipeline.synchronize("weights 1", policy_version=1)
-    third = pipeline.order(3)
+    third = pipeline.request(3)
     sampler.may.set()
     assert blocker.result() and second.result() and third.result()
     pipeline.close()
@@ -425,9 +425,9 @@ def test_a_generator_that_evaluates_is_not_waiting() -> None:
     sampler.may.set()
     pipeline = RolloutPipeline(sampler, sampler, SimpleNamespace(model="weights 0"))  # type: ignore[arg-type]
     time.sleep(0.2)
-    waited = [pipeline.order(1).result().times["generator_waiting_s"]]
+    waited = [pipeline.request(1).result().times["generator_waiting_s"]]
     pipeline.generate([], SamplingParams(), 1, 0)
-    waited.append(pipeline.order(2).result().times["generator_waiting_s"])
+    waited.append(pipeline.request(2).result().times["generator_waiting_s"])
     pipeline.close()
     assert waited[0] >= 0.2 > 0.15 > waited[1]
 
@@ -494,8 +494,8 @@ class Versions:
         self.groups, self.version, self.trained, self.peak_mb = groups, 0, [], 0.0
         self.model = None
 
-    def order(self, step: int) -> Future[ScoredRollouts]:
-        return arrived(ScoredRollouts(scored(step, self.groups, self.version), {}, {}))
+    def request(self, step: int) -> Future[ScoredRollouts]:
+        return finished(ScoredRollouts(scored(step, self.groups, self.version), {}, {}))
 
     def synchronize(self, model: Any, policy_version: int) -> None:
         self.version = policy_version

@@ -1,19 +1,19 @@
-"""GRPO with generator, scorer and learner in Ray actors, which work at the same time.
+"""Asynchronous GRPO: generator, scorer and learner are Ray actors that work concurrently.
 
-:mod:`.loop` is the algorithm; :mod:`.actors` is what runs elsewhere, :mod:`.remote` how the loop speaks to it, :mod:`.worker`
-what happens when it dies, :mod:`.replay` the buffer, and :mod:`.start` puts them together.
+:mod:`.loop` is the algorithm, :mod:`.actors` the code in the actors, :mod:`.remote` the loop's side of them,
+:mod:`.actor_worker` restarts actors, :mod:`.replay` is the replay buffer, :mod:`.transfer` sends weights from GPU to GPU, and
+:mod:`.start` builds it all.
 """
 
 import os
 import tempfile
 from pathlib import Path
 
-# Since 2.60 Ray's clusters ask for the token in this file where there is one; what connects to them has to be told so,
-# before Ray is imported.
+# If this file exists, a Ray cluster (2.60 or newer) requires its token, and a client must set this before it imports Ray.
 if os.environ.get("RAY_ADDRESS") and (Path.home() / ".ray" / "auth_token").exists():
     os.environ.setdefault("RAY_AUTH_MODE", "token")
 
-# The names of Ray's sockets begin with the folder for temporary files. The kernel takes 107 characters, of which the rest of
-# such a name needs 67: too few where a batch system names the folder.
+# Ray's socket names start with the temporary folder. The kernel allows 107 characters, of which the rest of the name takes 67;
+# the temporary folders of batch systems are often longer than the remaining 40.
 if len(os.fsencode(tempfile.gettempdir())) > 40:
     os.environ.setdefault("RAY_TMPDIR", "/tmp")

@@ -1,4 +1,4 @@
-"""A Ray actor that is started again when it dies or hangs."""
+"""A Ray actor that is restarted when it dies or hangs."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 from tqdm import tqdm
 
-ATTEMPTS = 4  # for one call
-START_S = 900.0  # an actor may take so long to import its libraries and load its model, vLLM included
-BESIDE = "beside"  # Ray's name for a thread of its own in the actor; ``concurrency_groups`` in its options makes it
+ATTEMPTS = 4  # of one call
+START_S = 900.0  # time limit of an actor's start: imports, the model, vLLM
+BESIDE = "beside"  # Ray concurrency group with its own thread in the actor; needs ``concurrency_groups`` in the options
 T = TypeVar("T")
 
 
 class WorkerLost(Exception):
-    """The actor has died or hangs; the message says which."""
+    """The actor has died or hangs."""
 
 
 @dataclass
 class ActorWorker:
-    """Calls an actor's methods, each of which returns its value and its :class:`grpo.training.asynchronous.actors.Cost`.
+    """Caller of an actor's methods, each of which returns its value and its :class:`grpo.training.asynchronous.actors.Cost`.
 
-    One call runs at a time, but for :meth:`beside`. When the actor dies during a call, or has not answered in time, a new one
-    is started, brought to where the old one was, and asked again. What it had begun is lost with it, so nothing is done twice.
+    One call runs at a time, except for :meth:`beside`. If the actor dies or times out during a call, a new actor is started,
+    ``recovery`` restores its state, and the call is repeated. The unfinished work is lost with the old actor, so nothing is
+    done twice.
 
     Attributes:
         name: for messages.
-        actor_class: the actor's class, not yet a Ray one; ``start()`` is called first.
+        actor_class: a plain class, not decorated by Ray; its ``start()`` is called first.
         arguments: of its constructor.
-        options: Ray's, such as num_cpus and num_gpus.
-        stuck_after_s: a call that takes longer counts as hanging.
-        recovery: calls (method, arguments) that bring a new actor to where the old one was.
-        restarts: how often that was needed.
-        lock: held while a call runs; to be held where a call and ``recovery`` must change together.
+        options: of the Ray actor, such as num_cpus and num_gpus.
+        stuck_after_s: time limit of a call, after which the actor counts as hanging.
+        recovery: calls (method, arguments) that bring a new actor to the state of the old one.
+        restarts: number of restarts so far.
+        lock: held during a call; hold it to make a call and change ``recovery`` together.
     """
 
     name: str
@@ -58,15 +59,15 @@ class ActorWorker:
         """Call a method.
 
         Args:
-            keep: leave the value in Ray's object store.
-            before: called with the actor's handle first, and again with that of a new actor; may raise WorkerLost.
+            keep: leave the value in Ray's object store, and return a reference to it.
+            before: called with the actor's handle before each attempt; may raise WorkerLost.
 
         Returns:
-            the value, or a reference to it, and what it cost.
+            the value and its cost.
 
         Raises:
             UserError: the method raised one.
-            RuntimeError: the actor was lost at each of several attempts.
+            RuntimeError: the actor was lost in each of ATTEMPTS attempts.
         """
 
         def do() -> tuple[Any, Any]:
@@ -74,10 +75,10 @@ class ActorWorker:
                 before(self._actor)
             return self._ask(method, arguments, keep)
 
-        return self._until_it_holds(method, do)
+        return self._retry(method, do)
 
     def beside(self, method: str, *arguments: Any) -> tuple[Any, Any]:
-        """Call a method that does not wait for the others, and only once.
+        """Call a method concurrently with other calls, without a second attempt.
 
         Raises:
             WorkerLost: the actor was lost. The next call starts a new one.
@@ -95,20 +96,20 @@ class ActorWorker:
             raise
 
     def start(self) -> None:
-        """Start the actor now, and not only when it is first called.
+        """Start the actor now instead of at its first call.
 
         Raises:
             UserError, RuntimeError: as :meth:`call`.
         """
-        self._until_it_holds("start", lambda: None)
+        self._retry("start", lambda: None)
 
     def close(self) -> None:
-        """End the actor, whatever it is doing."""
+        """Kill the actor, whatever it is doing."""
         self._closed = True
         self._end()
 
-    def _until_it_holds(self, what: str, do: Callable[[], T]) -> T:
-        """Do something with a running actor; with a new one where that is lost meanwhile."""
+    def _retry(self, what: str, do: Callable[[], T]) -> T:
+        """Run ``do`` with a live actor, and again with a new one if that is lost meanwhile."""
         with self.lock:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
@@ -125,9 +126,9 @@ class ActorWorker:
         )
 
     def _bring_up(self) -> None:
-        """A new actor, brought to where the one before was."""
+        """Start an actor and restore its state."""
         self._actor = ray.remote(**self.options)(self.actor_class).remote(*self.arguments)
-        if self._closed:  # in the meantime, by another thread
+        if self._closed:  # by another thread, meanwhile
             self._end()
         self._ask("start", (), keep=False, limit_s=START_S)
         for method, arguments in self.recovery:
@@ -135,9 +136,9 @@ class ActorWorker:
         self._up = True
 
     def _give_up(self, why: str) -> None:
-        """End an actor that is lost; the next call starts a new one."""
+        """Kill a lost actor; the next call starts a new one."""
         self.restarts += 1
-        tqdm.write(f"The {self.name} {why}. It is started again.")
+        tqdm.write(f"The {self.name} {why}. It is restarted.")
         self._end()
 
     def _ask(
@@ -145,7 +146,7 @@ class ActorWorker:
     ) -> tuple[Any, Any]:
         limit_s, actor = limit_s or self.stuck_after_s, self._actor
         if actor is None:
-            raise WorkerLost("was ended")
+            raise WorkerLost("was closed")
         try:
             value, cost = getattr(actor, method).options(num_returns=2, concurrency_group=group).remote(*arguments)
             costs = ray.get(cost, timeout=limit_s)

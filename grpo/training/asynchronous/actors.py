@@ -1,7 +1,7 @@
-"""What runs in Ray actors: the generator, the scorer and the learner. Plain classes, which know nothing of one another.
+"""The classes of the three Ray actors: generator, scorer and learner. They are plain classes, independent of each other.
 
-Every method returns its value and what it cost. The parts they work with are made in the actor's own process, by a function
-given to them; ``start`` calls it, so that what goes wrong there reaches the caller as it is.
+Every method returns its value and its cost. ``start`` builds the actor's parts in the actor's own process, with a function
+given to the constructor, so that its errors reach the caller unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from grpo.training.step import sample, score, train_on
 
 @dataclass
 class Cost:
-    """Seconds of a call, of these on taking over new weights, and the largest memory meanwhile (MiB)."""
+    """Cost of a call: seconds without those to load new weights, these seconds, and peak memory (MiB)."""
 
     seconds: float
     weights_s: float = 0.0
@@ -40,7 +40,7 @@ class Cost:
 
 
 def costed(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method return its cost too."""
+    """Decorate a method to return its value and its cost."""
 
     @functools.wraps(method)
     def measured(self: Any, *arguments: Any) -> tuple[Any, Cost]:
@@ -55,15 +55,15 @@ def costed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _device() -> str:
-    """What an actor computes on: the GPU, of which Ray shows it one, once it has been put to use."""
+    """Device of an actor: the one GPU that Ray shows it, once it has used it, else the CPU."""
     return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
 
 
 class Generator:
-    """Samples with the weights of the version that it is asked for.
+    """The actor that samples, with the weights of the requested version.
 
     Args:
-        make: gives the engine, the model that it takes weights from (or a
+        make: builds the engine, the model that it takes weights from (or a
             :class:`grpo.training.asynchronous.transfer.Weights`), and the tokenizer.
     """
 
@@ -84,12 +84,12 @@ class Generator:
 
     @costed
     def sample(self, step: int, version: int, weights: list[Any]) -> list[Rollout]:
-        """The rollouts of a step.
+        """Sample the rollouts of a step.
 
         Args:
-            version: the policy that is to sample them.
-            weights: a reference to its weights, in a list so that they are fetched only where they are needed; or nothing where
-                the learner has sent them before.
+            version: the policy version that samples them.
+            weights: a reference to its weights, in a list so that Ray fetches them only if needed; an empty list if the learner
+                has already sent them.
         """
         self._take_over(version, weights)
         return sample(self.setup, self.sampler, step, self.setup.config.n_prompts_per_rollout_batch)
@@ -98,12 +98,12 @@ class Generator:
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, version: int, weights: list[Any]
     ) -> list[list[Completion]]:
-        """As :meth:`grpo.rollout.engine.Engine.generate`, with a version's weights."""
+        """Sample as :meth:`grpo.rollout.engine.Engine.generate`, with a version's weights."""
         self._take_over(version, weights)
         return self.engine.generate(prompts, params, n, seed)
 
     def receiver(self) -> Receiver:
-        """What :class:`grpo.training.asynchronous.transfer.Sender` asks first. It calls the next two as well."""
+        """What :class:`grpo.training.asynchronous.transfer.Sender` needs to know; it also calls the next two methods."""
         engine: Any = self.engine
         return Receiver(gpu(), engine.policy_version, engine._check)
 
@@ -113,7 +113,7 @@ class Generator:
         return getattr(engine._llm, method)(*arguments)
 
     def has_taken_over(self, version: int) -> None:
-        """Weights of this version have arrived."""
+        """Take note that weights of this version have arrived."""
         engine: Any = self.engine
         engine.policy_version = version
 
@@ -121,21 +121,21 @@ class Generator:
         start = time.perf_counter()
         if self.engine.policy_version != version:
             if not weights:
-                raise RuntimeError(f"the generator has weights {self.engine.policy_version}, and is to sample with {version}")
+                raise RuntimeError(f"the generator has weights of version {self.engine.policy_version}, not {version}")
             self.model.load_state_dict(ray.get(weights[0]))
             self.engine.synchronize(self.model, version)
         self.weights_s = time.perf_counter() - start
 
 
 class Scorer:
-    """Scores rollouts."""
+    """The actor that scores rollouts."""
 
     def __init__(self, setup: RunSetup[GrpoConfig]):
         self.setup = setup
 
     @costed
     def start(self) -> None:
-        """There is nothing to start."""
+        """Do nothing: there is nothing to start."""
 
     @costed
     def score(self, rollouts: list[Rollout]) -> tuple[list[Rollout], dict[str, float]]:
@@ -144,10 +144,10 @@ class Scorer:
 
 
 class LearnerActor:
-    """A :class:`grpo.learner.learner.Learner` in a process of its own.
+    """The actor that holds the :class:`grpo.learner.learner.Learner`.
 
     Args:
-        make: gives the learner, and a function that saves its model as a checkpoint.
+        make: builds the learner, and a function that saves its model as a checkpoint.
     """
 
     def __init__(self, make: Callable[[], tuple[Learner, Callable[[Path], None]]], config: GrpoConfig):
@@ -168,29 +168,29 @@ class LearnerActor:
 
     @costed
     def weights(self) -> dict[str, torch.Tensor]:
-        """The policy's weights, in the CPU's memory."""
+        """The policy's weights, in CPU memory."""
         with without_adapters(self.learner.model, merge=True) as model:
             return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
 
     @costed
     def keep(self, version: int) -> None:
-        """Copy the policy's weights, which :meth:`send` is going to be asked for."""
+        """Copy the policy's current weights for a later :meth:`send`."""
         settings = self.config.asynchronous
         assert settings is not None
         self.sender = self.sender or Sender(settings.max_policy_lag + 1)
         self.sender.keep(self.learner.model, version)
 
     def send(self, version: int, generator: Any) -> tuple[bool, Cost]:
-        """See :meth:`grpo.training.asynchronous.transfer.Sender.send`; runs beside all other methods.
+        """See :meth:`grpo.training.asynchronous.transfer.Sender.send`; runs concurrently with all other methods.
 
         Returns:
-            whether the generator was alive, and the cost, without memory, which is counted with training's.
+            whether the generator was alive, and the cost; memory is counted with training's.
         """
         assert self.sender is not None
         start, alive = time.perf_counter(), True
         try:
             self.sender.send(version, generator)
-        except Exception:  # of any kind: NCCL and others tell of a peer that has died in their own words
+        except Exception:  # NCCL and others report a dead peer by errors of many kinds
             alive = is_alive(generator)
             if alive:
                 raise
@@ -198,12 +198,12 @@ class LearnerActor:
 
     @costed
     def write_state(self, file: Path) -> None:
-        """Copy :meth:`grpo.learner.learner.Learner.state` to the CPU's memory, and begin to write it."""
+        """Copy :meth:`grpo.learner.learner.Learner.state` to CPU memory, and start writing it."""
         self.writing = self.writer.submit(write_durably, file, copy_to_cpu(self.learner.state()))
 
     @costed
     def is_written(self) -> bool:
-        """Whether the state that was last begun is on the disk; raises what went wrong."""
+        """Whether the last state is on disk; raises the error of a failed write."""
         if self.writing is None or not self.writing.done():
             return False
         self.writing.result()
@@ -211,7 +211,7 @@ class LearnerActor:
 
     @costed
     def read_state(self, file: Path) -> None:
-        """Go on from a file of :meth:`write_state`."""
+        """Resume from a file of :meth:`write_state`."""
         self.learner.restore(torch.load(file, map_location="cpu", weights_only=True))
 
     @costed

@@ -1,10 +1,11 @@
-"""The asynchronous GRPO loop: while the learner trains on one batch, the generator samples the next ones."""
+"""The asynchronous GRPO loop: the generator samples the next batches while the learner trains on one."""
 
 from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future
 from itertools import islice
+from typing import Any
 
 from grpo.common.records import response_tokens
 from grpo.study.methods import GrpoConfig
@@ -15,32 +16,33 @@ from grpo.training.step import lag_metrics
 
 
 def train_grpo_asynchronously(pipeline: RolloutPipeline, ctx: RunContext[GrpoConfig, RemoteLearner]) -> None:
-    """Train for ``n_grpo_steps`` steps, or until ``ctx.validation`` says that the run is over.
+    """Train for ``n_grpo_steps`` steps, or until ``ctx.validation`` ends the run.
 
-    The steps are those of :func:`grpo.training.grpo.train_grpo`. With a lag of L, the batch of step k is ordered when step
-    k - 1 - L has been trained, and sampled by that version; so its tokens are at most L versions old when step k trains on
-    them. With L = 0 generator and learner take turns, and the result is that of the synchronous loop.
+    A step does what a step of :func:`grpo.training.grpo.train_grpo` does. With ``max_policy_lag`` L, the batch of step k is
+    requested after step k - 1 - L and sampled with the weights of that step, so its tokens are at most L versions old when
+    step k trains on them. With L = 0 generator and learner take turns, and the results equal those of the synchronous loop.
 
-    The batches that older versions sampled are part of the saved state, as these versions' weights are not.
+    The saved state includes the batches sampled ahead, because it does not include the older weights that sampled them.
     """
-    config, log, saved, learner = ctx.setup.config, ctx.log, ctx.saved, ctx.learner
+    config, log, learner = ctx.setup.config, ctx.log, ctx.learner
     settings = config.asynchronous
     assert settings is not None
     n, lag = config.n_grpo_steps, settings.max_policy_lag
     groups = config.n_prompts_per_rollout_batch
     buffer = ReplayBuffer(config.group_size, groups, settings.replay_capacity, settings.replay_max_age, ctx.setup.seed)
-    ordered: deque[Future[ScoredRollouts]] = deque()
-    if saved.step == 0:
-        with log.phase("evaluation"):
-            ctx.validation(0, [])
-    else:
-        buffer.restore(saved.loop["buffer"])
-        ordered += map(arrived, saved.loop["arrived"])
-    for step in range(saved.step + 1 + len(ordered), min(n, saved.step + 1 + lag) + 1):
-        ordered.append(pipeline.order(step))
-    for step in range(saved.step + 1, n + 1):
+    requested: deque[Future[ScoredRollouts]] = deque()  # the batch of the next step first
+    if ctx.saved.step:
+        buffer.restore(ctx.saved.loop["buffer"])
+        requested += map(finished, ctx.saved.loop["arrived"])
+
+    def state() -> dict[str, Any]:
+        return {"buffer": buffer.state(), "arrived": [batch.result() for batch in islice(requested, lag)]}
+
+    for step in ctx.steps(state):
         with log.phase("waiting"):
-            newest = ordered.popleft().result()
+            for ahead in range(step + len(requested), min(n, step + lag) + 1):  # in the first step only
+                requested.append(pipeline.request(ahead))
+            newest = requested.popleft().result()
 
         with log.phase("training"):
             buffer.add(newest.rollouts)
@@ -50,7 +52,7 @@ def train_grpo_asynchronously(pipeline: RolloutPipeline, ctx: RunContext[GrpoCon
         with log.phase("synchronization"):
             pipeline.synchronize(learner.model, policy_version=step)
             if step + 1 + lag <= n:
-                ordered.append(pipeline.order(step + 1 + lag))
+                requested.append(pipeline.request(step + 1 + lag))
 
         with log.phase("evaluation"):
             over = ctx.validation(step, updates)
@@ -60,12 +62,10 @@ def train_grpo_asynchronously(pipeline: RolloutPipeline, ctx: RunContext[GrpoCon
         log.step(step, updates, metrics, response_tokens(rollouts), times)
         if over:
             break
-        if saved.due(step):
-            saved.save(step, {"buffer": buffer.state(), "arrived": [order.result() for order in islice(ordered, lag)]})
 
 
-def arrived(rollouts: ScoredRollouts) -> Future[ScoredRollouts]:
-    """An order that arrived before the run was taken up."""
-    order: Future[ScoredRollouts] = Future()
-    order.set_result(rollouts)
-    return order
+def finished(rollouts: ScoredRollouts) -> Future[ScoredRollouts]:
+    """Wrap a batch that arrived before the run was resumed."""
+    batch: Future[ScoredRollouts] = Future()
+    batch.set_result(rollouts)
+    return batch

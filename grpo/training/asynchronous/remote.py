@@ -1,4 +1,4 @@
-"""The actors as the loop sees them: an engine that also takes orders ahead, and a learner."""
+"""The loop's side of the actors: an engine that also samples ahead, and a learner."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from grpo.training.context import Updates
 
 @dataclass
 class ScoredRollouts:
-    """A scored rollout batch, what is logged of it, and what it cost (names as in timing files)."""
+    """A scored rollout batch, its metrics, and its times and memory (named as in timing files)."""
 
     rollouts: list[Rollout]
     metrics: dict[str, float]
     times: dict[str, float]
 
 
-# The records that may stand in a saved state, which is read without running code from it.
+# The record types of a saved state, which torch.load reads with weights_only.
 torch.serialization.add_safe_globals([ScoredRollouts, Group, Rollout, Completion, Problem])
 
 
 class RolloutPipeline:
-    """Generator and scorer, each fed by a thread of its own, so that they work while the learner does.
+    """Generator and scorer, each called from its own thread, so that they work while the learner trains.
 
-    It is an engine (:class:`grpo.rollout.engine.Engine`) too, for evaluation.
+    For evaluation it is also an engine (:class:`grpo.rollout.engine.Engine`).
 
     Args:
-        learner: whose starting weights it takes; it sends the weights itself where its ``model`` is None.
+        learner: gives the starting weights; if its ``model`` is None, it sends the weights itself.
     """
 
     def __init__(self, generator: ActorWorker, scorer: ActorWorker, learner: RemoteLearner):
@@ -60,22 +60,22 @@ class RolloutPipeline:
         return cast("int | None", context)
 
     def synchronize(self, model: Any, policy_version: int) -> None:
-        """What is ordered from now on is sampled with these weights.
+        """Sample all later requests with these weights.
 
         Args:
-            model: a reference to them; None where the learner is to send them.
+            model: a reference to the weights; None if the learner sends them.
         """
         if model is None:
             self._learner.keep(policy_version)
         self._current: tuple[int, Any] = (policy_version, model)
 
-    def order(self, step: int) -> Future[ScoredRollouts]:
-        """Have the rollouts of a step sampled and scored, after all that was ordered before."""
+    def request(self, step: int) -> Future[ScoredRollouts]:
+        """Request the sampled and scored rollouts of a step; requests are served in order."""
         sampled = self._generating.submit(self._sample, step, self._current)
         return self._scoring.submit(self._score, sampled)
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
-        """Sample with the newest weights, after what was ordered before."""
+        """Sample with the newest weights, after all earlier requests."""
 
         def ask(version: int, weights: Any) -> Any:
             (groups, _), _ = self._ask_generator("generate", prompts, params, n, seed, version=version, weights=weights)
@@ -103,7 +103,7 @@ class RolloutPipeline:
     def _ask_generator(
         self, method: str, *arguments: Any, version: int, weights: Any, keep: bool = False
     ) -> tuple[tuple[Any, Any], float]:
-        """Have it sample with a version: its answer, and the seconds in which the learner sent the weights."""
+        """Sample with a version: the generator's result, and the seconds in which the learner sent the weights."""
         if weights is not None:
             return self.generator.call(method, *arguments, version, [weights], keep=keep), 0.0
         sending_s = 0.0
@@ -121,18 +121,19 @@ class RolloutPipeline:
 
 
 class RemoteLearner:
-    """The learner's actor. It saves and reads its states itself (:class:`grpo.training.state.PartElsewhere`). One that dies
-    starts from the newest, and trains the batches since then again, which gives the same weights.
+    """The learner's actor, which writes and reads its own states (:class:`grpo.training.state.PartElsewhere`).
+
+    If it dies, a new actor resumes from the newest state and trains the batches since then again, which gives the same weights.
 
     Args:
-        sends: it sends its weights to the generator itself, from GPU to GPU.
+        sends: the actor sends its weights to the generator from GPU to GPU.
     """
 
     def __init__(self, worker: ActorWorker, sends: bool = False):
         self.worker, self.sends = worker, sends
         self.peak_mb = 0.0
         self._kept: list[tuple[str, tuple[Any, ...]]] = []  # the call for the newest version
-        self._at_state: tuple[list[Any], int, int] = [], 0, 0  # that, and how many recovery calls and restarts there were
+        self._at_state: tuple[list[Any], int, int] = [], 0, 0  # at write_state: _kept, recovery calls, restarts
 
     def train(self, rollouts: list[Rollout], version: int) -> Updates:
         """See :func:`grpo.training.step.train_on`."""
@@ -161,7 +162,7 @@ class RemoteLearner:
             time.sleep(0.05)
 
     def saved(self, file: Path) -> None:
-        """See :class:`grpo.training.state.PartElsewhere`. What came before is forgotten."""
+        """See :class:`grpo.training.state.PartElsewhere`. Recovery starts from this state from now on."""
         with self.worker.lock:
             kept, before, _ = self._at_state
             self.worker.recovery[:before] = [("read_state", (file.absolute(),)), *kept]
@@ -174,24 +175,27 @@ class RemoteLearner:
 
     @property
     def model(self) -> Any:
-        """A reference to the policy's weights, for the generator; None where they are sent."""
+        """A reference to the policy's weights for the generator; None if the actor sends them."""
         if self.sends:
             return None
         weights, _ = self.worker.call("weights", keep=True)
         return weights
 
     def keep(self, version: int) -> None:
-        """Have the weights copied as they are now, to be sent while training goes on."""
+        """Copy the current weights in the actor, to be sent while training continues."""
         with self.worker.lock:
             self.worker.call("keep", version)
             self._kept = [("keep", (version,))]
             self.worker.recovery += self._kept
 
     def send(self, version: int, generator: Any) -> float:
-        """Have a kept version sent to the generator's actor, if that has another; how many seconds it took.
+        """Send a kept version to the generator's actor, if that has another one.
+
+        Returns:
+            the seconds that it took.
 
         Raises:
-            WorkerLost: one of the two was lost. The generator may be waiting for ever then, and has to be started again.
+            WorkerLost: one of the two actors was lost. The generator may wait forever then, and must be restarted.
         """
         try:
             alive, cost = self.worker.beside("send", version, generator)

@@ -1,4 +1,4 @@
-"""The replay buffer: scored groups, kept for a while to be trained on again."""
+"""The replay buffer: scored groups that are kept for several steps and trained on again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo.rollout.engine import derive_seed
 
 @dataclass
 class Group:
-    """A group of scored rollouts, the version that sampled it, and how often it has been drawn."""
+    """A group of scored rollouts, the policy version that sampled it, and how often it has been drawn."""
 
     rollouts: list[Rollout]
     version: int
@@ -19,18 +19,18 @@ class Group:
 
 
 class ReplayBuffer:
-    """Scored groups up to a capacity and an age.
+    """Buffer of scored groups, limited by capacity and age.
 
-    The rule: a step's rollout batch is drawn uniformly, without replacement, from all groups in the buffer, the newest
-    batch's among them. So a group that stays for ``capacity`` steps is drawn once on average: some are drawn several times
-    and some never, and both is counted. With a capacity of one batch a draw is that batch, in its order. Each rollout brings
-    along the log-probabilities of the policy that sampled it, for the ratio.
+    The batch of a step is drawn uniformly without replacement from all groups in the buffer, the newest included. A group that
+    stays for ``capacity`` steps is drawn once on average; :meth:`metrics` counts those drawn several times and those never
+    drawn. With a capacity of one batch, the draw is that batch in its order. Each rollout carries the log-probs of the policy
+    that sampled it, for the ratio.
 
     Args:
         group_size: rollouts of a group.
         groups_per_batch: groups of a rollout batch, and of a draw.
-        capacity: rollout batches; when there are more groups, the oldest leave.
-        max_age: groups that lag by more versions leave; None keeps them.
+        capacity: rollout batches; beyond it, the oldest groups leave.
+        max_age: largest policy lag, in versions; groups beyond it leave. None keeps them.
         seed: of the draws.
     """
 
@@ -41,14 +41,14 @@ class ReplayBuffer:
         self.left: list[int] = []  # how often each group that has left was drawn
 
     def add(self, rollouts: list[Rollout]) -> None:
-        """Take in a scored rollout batch; the oldest groups leave where there is no room."""
+        """Add a scored rollout batch; beyond the capacity, the oldest groups leave."""
         for start in range(0, len(rollouts), self.group_size):
             group = rollouts[start : start + self.group_size]
             self.groups.append(Group(group, group[0].completion.policy_version))
         self._keep(self.groups[-self.capacity :])
 
     def draw(self, step: int, version: int) -> list[Rollout]:
-        """The rollout batch of a step; groups that are too old for ``version`` leave first."""
+        """Draw the batch of a step; groups that are too old for ``version`` leave first."""
         if self.max_age is not None:
             self._keep([group for group in self.groups if version - group.version <= self.max_age])
         chosen = random.Random(derive_seed(self.seed, "replay", step)).sample(range(len(self.groups)), self.groups_per_batch)
@@ -58,15 +58,15 @@ class ReplayBuffer:
         return [rollout for group in drawn for rollout in group.rollouts]
 
     def state(self) -> tuple[list[Group], list[int]]:
-        """What it holds, and what is counted of those that have left."""
+        """The groups in the buffer, and the number of uses of each group that has left."""
         return [replace(group) for group in self.groups], list(self.left)
 
     def restore(self, state: tuple[list[Group], list[int]]) -> None:
-        """Go on from a :meth:`state`."""
+        """Resume from a :meth:`state`."""
         self.groups, self.left = state
 
     def metrics(self) -> dict[str, float]:
-        """Groups in the buffer, and of those that have left so far: how many, uses of each, and the share never drawn."""
+        """Number of groups in the buffer; number of those that have left, their uses, and the share never drawn."""
         left = len(self.left)
         return {
             "replay/groups": len(self.groups),

@@ -1,4 +1,4 @@
-"""Starting Ray and the actors of an asynchronous run, and ending them."""
+"""Start and end of Ray and of the actors of an asynchronous run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from grpo.training.context import RunSetup, Workers
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]
 MakeLearner = Callable[[], tuple[Learner, Callable[[Path], None]]]
-STUCK_AFTER_S = 1800.0  # an actor that takes longer for one call is ended and started again
+STUCK_AFTER_S = 1800.0  # an actor that takes longer for one call is restarted
 
 
 @contextmanager
@@ -46,36 +46,36 @@ def start_actors(
     learner_resources: dict[str, float],
     sends: bool = False,
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
-    """Start Ray and the three actors; however the block ends, the actors end with it.
+    """Start Ray and the three actors; the actors end with the block.
 
-    Ray itself stays for the process's next run, and ends with the process.
+    Ray itself stays for the next run of this process.
 
     Args:
-        sends: the learner sends its weights from GPU to GPU (:mod:`.transfer`), to vLLM; else they go through Ray.
+        sends: the learner sends its weights to vLLM from GPU to GPU (:mod:`.transfer`) instead of through Ray.
     """
     scorer_resources = {"num_cpus": 1.0}
     needs = [generator_resources, scorer_resources, learner_resources]
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
-    # A thread that sends while another trains. Without it the actor computes on its process's main thread.
-    of_learner: dict[str, Any] = learner_resources | ({"concurrency_groups": {BESIDE: 1}} if sends else {})
+    # The concurrency group adds a thread that sends weights during training. Without it the actor has its main thread only.
+    learner_options: dict[str, Any] = learner_resources | ({"concurrency_groups": {BESIDE: 1}} if sends else {})
     workers = [
         ActorWorker("generator", Generator, (make_generator, setup), generator_resources, STUCK_AFTER_S),
         ActorWorker("scorer", Scorer, (setup,), scorer_resources, STUCK_AFTER_S),
-        ActorWorker("learner", LearnerActor, (make_learner, setup.config), of_learner, STUCK_AFTER_S),
+        ActorWorker("learner", LearnerActor, (make_learner, setup.config), learner_options, STUCK_AFTER_S),
     ]
     threads = ThreadPoolExecutor(len(workers))
     pipeline = None
     try:
         generator, scorer, trainer = workers
-        list(threads.map(ActorWorker.start, (generator, trainer)))  # they load their models at the same time
-        threads.submit(scorer.start)  # not needed before there are rollouts; until then it would only take cores from the two
+        list(threads.map(ActorWorker.start, (generator, trainer)))  # both load their models concurrently
+        threads.submit(scorer.start)  # later: it is not needed before there are rollouts, and would take cores from the two
         learner = RemoteLearner(trainer, sends)
         pipeline = RolloutPipeline(generator, scorer, learner)
         yield pipeline, learner
     finally:
         for worker in workers:
             worker.close()
-        threads.shutdown()  # what still waits for an actor ends with it; after Ray's end it would end this process
+        threads.shutdown()  # a call that still waits for an actor ends here; after the end of Ray it would kill this process
         if pipeline is not None:
             pipeline.close()
 
@@ -84,7 +84,7 @@ def start_actors(
 def start_asynchronous(
     study: Study, run: EffectiveRun, setup: RunSetup[GrpoConfig], check_weights: bool
 ) -> Iterator[Workers[RemoteLearner]]:
-    """Start engine and learner in actors; with the block they end.
+    """Start engine and learner in actors that end with the block.
 
     Raises:
         UserError: ``learner.processes`` is above 1, or the cluster has too few GPUs or cores.
@@ -94,14 +94,14 @@ def start_asynchronous(
             f"params.yaml: learner.processes ({study.learner.processes}): an asynchronous run has one process for its "
             "learner. Set it to 1."
         )
-    of_actor, folder, here = _each_sees_one_gpu(study), run.model.absolute(), Path.cwd()
+    actors_study, folder, here = _with_one_gpu_each(study), run.model.absolute(), Path.cwd()
     devices = {name: _device(study, name) for name in ("engine", "learner")}
-    gpus = 1.0 if devices["engine"] != devices["learner"] else 0.5  # of the one that they share
+    gpus = 1.0 if devices["engine"] != devices["learner"] else 0.5  # half of the GPU that they share
     resources = {name: {"num_cpus": study.threads, "num_gpus": gpus * (at != "cpu")} for name, at in devices.items()}
     with start_actors(
         setup,
-        partial(_make_generator, of_actor, setup.config, folder, here, check_weights),
-        partial(_make_learner, of_actor, run, folder, here),
+        partial(_make_generator, actors_study, setup.config, folder, here, check_weights),
+        partial(_make_learner, actors_study, run, folder, here),
         resources["engine"],
         resources["learner"],
         sends=study.engine.name == "vllm" and "cpu" not in devices.values(),
@@ -118,9 +118,9 @@ def start_asynchronous(
 
 
 def _start_ray(needed: dict[str, float]) -> None:
-    """Connect to the cluster of RAY_ADDRESS, or start one on this machine that ends with this process, unless that was done."""
+    """Connect to the cluster at RAY_ADDRESS, or start a local one that ends with this process; once per process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    logging.getLogger("ray").setLevel(logging.ERROR)  # or it tells of its defaults at each start
+    logging.getLogger("ray").setLevel(logging.ERROR)  # else it prints its defaults at each start
     address = os.environ.get("RAY_ADDRESS")
     if address:
         _require_answer(address)
@@ -144,12 +144,12 @@ def _start_ray(needed: dict[str, float]) -> None:
 
 _NO_CLUSTER = (
     "RAY_ADDRESS ({}): no Ray cluster answers there ({}). Start one (`ray start --head`), or unset it to use this machine "
-    "alone. A cluster that asks for a token wants this machine to have its ~/.ray/auth_token."
+    "alone. A cluster that requires a token needs its ~/.ray/auth_token on this machine too."
 )
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself would wait for minutes for a cluster that is not there."""
+    """Refuse an address where nothing answers, for which Ray itself would wait minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         try:
@@ -159,13 +159,13 @@ def _require_answer(address: str) -> None:
 
 
 def _device(study: Study, name: str) -> str:
-    """Where the engine or the learner is to be."""
+    """Device of the engine or of the learner."""
     device: str = getattr(study, name).device
     return "cuda:0" if device == "cuda" else device
 
 
-def _each_sees_one_gpu(study: Study) -> Study:
-    """The study as an actor sees it: Ray shows it one GPU, whatever that GPU's number is elsewhere."""
+def _with_one_gpu_each(study: Study) -> Study:
+    """The study with the devices that the actors see: Ray shows each actor one GPU as cuda:0."""
     devices = {name: "cpu" if _device(study, name) == "cpu" else "cuda:0" for name in ("engine", "learner")}
     return study.model_copy(
         update={name: getattr(study, name).model_copy(update={"device": device}) for name, device in devices.items()}
@@ -173,7 +173,7 @@ def _each_sees_one_gpu(study: Study) -> Study:
 
 
 def _make_generator(study: Study, config: GrpoConfig, folder: Path, here: Path, check_weights: bool) -> tuple[Engine, Any, Any]:
-    _settle(study, here)
+    _set_up(study, here)
     tokenizer = load_tokenizer(folder)
     if study.engine.name == "vllm":
         return make_engine(study, Checkpoint(folder, None, tokenizer), check_weights, config), Weights(), tokenizer
@@ -183,7 +183,7 @@ def _make_generator(study: Study, config: GrpoConfig, folder: Path, here: Path, 
 
 
 def _make_learner(study: Study, run: EffectiveRun, folder: Path, here: Path) -> tuple[Learner, Callable[[Path], None]]:
-    _settle(study, here)
+    _set_up(study, here)
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, study.learner.dtype, study.learner.device)
     if run.config.lora is not None:
@@ -192,8 +192,8 @@ def _make_learner(study: Study, run: EffectiveRun, folder: Path, here: Path) -> 
     return learner, lambda target: save_checkpoint(target, learner.model, tokenizer)
 
 
-def _settle(study: Study, here: Path) -> None:
-    """In an actor, before anything is computed."""
-    os.chdir(here)  # on a cluster the project's folder is shared
+def _set_up(study: Study, here: Path) -> None:
+    """Set the working folder and the CPU threads of an actor's process."""
+    os.chdir(here)  # all nodes of a cluster share the project's folder
     fix_cpu_kernels()
     start_threads(study.threads)

@@ -1,8 +1,8 @@
-"""Weights from the learner's GPU to the generator's by vLLM's weight transfer: over NCCL between two GPUs, by CUDA IPC on one.
+"""Weight transfer from the learner's GPU to the generator's with vLLM: NCCL between two GPUs, CUDA IPC on one.
 
-They go in packed buckets from the one GPU to the other, through no other process and not through the CPU's memory; Ray carries
-what is said about them only. With :mod:`grpo.rollout.vllm_engine` this module knows vLLM's interfaces. Tested with vllm 0.32,
-its CPU build: the order of calls and what arrives, over gloo in the place of NCCL. It has not run on a GPU.
+Weights move in packed buckets from GPU to GPU, not through other processes or CPU memory; Ray carries only the calls about
+them. Besides :mod:`grpo.rollout.vllm_engine`, only this module uses vLLM's interfaces. Tested with the CPU build of vllm 0.32:
+the order of the calls and the weights received, over gloo instead of NCCL. It has not run on a GPU.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
 from grpo.rollout.vllm_weights import HEAD, _has_head, require_equal_weights
 
-BUCKET = 2**28  # bytes; each side holds two of them for a moment
+BUCKET = 2**28  # bytes; each side holds up to two buckets
 
 
 class Weights:
-    """A policy's weights without the policy, which is all that vLLM wants of it."""
+    """A policy's weights without the policy, in place of the model where only weights are needed."""
 
     def __init__(self, state: dict[str, Tensor] | None = None) -> None:
         self._state = state or {}
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the policy computes in."""
+        """Precision of the policy."""
         return next(iter(self._state.values())).dtype
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over."""
+        """Replace the weights."""
         self._state = state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Give."""
+        """The weights."""
         return self._state
 
 
 @dataclass(frozen=True)
 class Receiver:
-    """What the sending side has to know of the generator.
+    """Facts about the generator that the sender needs.
 
     Attributes:
         gpu: see :func:`gpu`.
-        version: of the weights that its engine has.
-        checks: whether checksums are to be compared.
+        version: of its engine's weights.
+        checks: whether to compare checksums after a transfer.
     """
 
     gpu: str | None
@@ -59,12 +59,12 @@ class Receiver:
 
 
 def gpu() -> str | None:
-    """The UUID of the GPU that this process sees, or None without one."""
+    """UUID of the GPU that this process sees; None without a GPU."""
     return str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else None
 
 
 def is_alive(generator: Any) -> bool:
-    """Whether the generator's process has not died."""
+    """Whether the generator's process is alive."""
     try:
         ray.get(generator.receiver.remote(), timeout=30)
     except RayActorError:
@@ -75,10 +75,10 @@ def is_alive(generator: Any) -> bool:
 
 
 def weights_to_send(model: Any) -> dict[str, Tensor]:
-    """A copy of a model's weights where it is: adapters merged, shares gathered, under the names of its checkpoint.
+    """Copy a model's weights on its device: adapters merged, shards gathered, under the names of its checkpoint.
 
-    A head that is the embedding has two names and one copy. It is sent under both: vLLM's CPU build, which packs the head into
-    a form of its own, else went on with the old one, and checksums do not see what is packed.
+    A tied head has two names and one copy, and is sent under both. vLLM's CPU build packs the head into its own format: without
+    the second name it kept the old head, which the checksums do not cover.
     """
     copies: dict[int, Tensor] = {}
     with without_adapters(model, merge=True) as plain:
@@ -90,16 +90,15 @@ def weights_to_send(model: Any) -> dict[str, Tensor]:
 
 
 def bucket_bytes(weights: dict[str, Tensor]) -> int:
-    """The size of a bucket, into which the largest weight must fit."""
+    """Bucket size (bytes) that holds the largest weight."""
     return max(BUCKET, *(tensor.nbytes for tensor in weights.values()))
 
 
 class Sender:
-    """The learner's side. It is what vLLM calls a ``WeightSource``: asked for names, types and shapes, and for the weights.
+    """The learner's side of the transfer, a ``WeightSource`` in vLLM's terms: gives names, types, shapes, and the weights.
 
     Args:
-        kept: how many versions may be waited for at a time. The learner trains on while the generator is still about to take
-            over an older version, so each is copied.
+        kept: number of versions to keep copies of. The learner trains on while the generator still waits for older versions.
     """
 
     def __init__(self, kept: int):
@@ -112,24 +111,23 @@ class Sender:
         self._stream: Any = None
 
     def keep(self, model: Any, version: int) -> None:
-        """Copy the weights that ``model`` has now."""
+        """Copy the current weights of ``model``."""
         for old in sorted(self.versions)[: -self.kept + 1 or None]:
             del self.versions[old]
         self.versions[version] = weights_to_send(model)
         if torch.cuda.is_available():
-            # Sending does not wait for training on a stream of its own, and must find the copy done.
+            # A stream of its own lets sending overlap with training; the copy must be complete before.
             self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
     def send(self, version: int, generator: Any) -> None:
-        """Bring a kept version to the generator, if it has another.
+        """Send a kept version to the generator, if that has another one.
 
         Args:
-            generator: Ray's handle of a :class:`grpo.training.asynchronous.actors.Generator`, which does nothing meanwhile.
+            generator: Ray handle of an idle :class:`grpo.training.asynchronous.actors.Generator`.
 
         Raises:
-            Exception: among others, the generator has died (over NCCL this call may also never end then), or other weights
-                arrived.
+            Exception: among others, the generator has died (over NCCL the call may then never return), or its checksums differ.
         """
         receiver: Receiver = ray.get(generator.receiver.remote())
         if receiver.version == version:
@@ -144,11 +142,11 @@ class Sender:
         llm.reset_prefix_cache()
         if receiver.checks:
             require_equal_weights(llm, Weights(self._sending))
-        self._sending = {}  # or an old version would stay in memory
+        self._sending = {}  # frees the memory of an old version
         ray.get(generator.has_taken_over.remote(version))
 
     def metadata(self) -> list[Any]:
-        """Names, types and shapes, in the order in which the weights come."""
+        """Names, types and shapes, in the order of the weights."""
         from vllm.distributed.weight_transfer import ParamMeta
 
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._sending.items()]
@@ -163,8 +161,8 @@ class Sender:
         from vllm.utils.network_utils import get_open_port
 
         if self._transfer is not None:
-            self._transfer.shutdown()  # its other end has died
-        self._without = () if _has_head(llm) else (HEAD,)  # as where vLLM is in the learner's process
+            self._transfer.shutdown()  # the old generator has died
+        self._without = () if _has_head(llm) else (HEAD,)  # as in grpo.rollout.vllm_weights.put_weights
         info: Any
         if theirs is not None and theirs == gpu():
             info = IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=size)
@@ -176,17 +174,17 @@ class Sender:
 
 
 class RemoteLlm:
-    """The generator's ``vllm.LLM``, as far as the learner's process calls it. vLLM calls this a ``VLLMWeightSyncClient``."""
+    """The generator's ``vllm.LLM``, called from the learner's process; a ``VLLMWeightSyncClient`` in vLLM's terms."""
 
     def __init__(self, generator: Any):
         self._generator = generator
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Meet the sender."""
+        """Connect to the sender."""
         self._call("init_weight_transfer_engine", {"init_info": init_info})
 
     def start_weight_update(self) -> None:
-        """Make ready for the weights of a checkpoint."""
+        """Prepare to receive weights under a checkpoint's names."""
         self._call("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
@@ -194,15 +192,15 @@ class RemoteLlm:
         self._call("update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """All is there."""
+        """Finish the update after the last bucket."""
         self._call("finish_weight_update", weight_version)
 
     def reset_prefix_cache(self) -> None:
-        """Forget cached prefixes, which hold old keys."""
+        """Drop cached prefixes, which were computed with the old weights."""
         self._call("reset_prefix_cache")
 
     def collective_rpc(self, method: Any, args: tuple[Any, ...] = ()) -> Any:
-        """Call a function with vLLM's worker."""
+        """Call a function with vLLM's worker as its argument."""
         return self._call("collective_rpc", method, None, args)
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -210,13 +208,13 @@ class RemoteLlm:
 
 
 def _receive_by(worker: Any, backend: str) -> None:
-    """What ``LLM(weight_transfer_config=...)`` does when it has loaded its model, when it is known where both sides sit."""
+    """Do what ``LLM(weight_transfer_config=...)`` does after loading its model, now that both sides are known."""
     from vllm.config import WeightTransferConfig
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
     inner = worker.worker  # vLLM hands over a wrapper
     if inner.weight_transfer_engine is not None:
-        inner.weight_transfer_engine.shutdown()  # its sender has died
+        inner.weight_transfer_engine.shutdown()  # the old sender has died
     inner.weight_transfer_engine = WeightTransferEngineFactory.create_engine(
         WeightTransferConfig(backend=backend), inner.vllm_config, inner.device, inner.model_runner.get_model()
     )

@@ -1,1 +1,1 @@
-"""Engines: how completions are sampled. Token ids go in and token ids come out."""
+"""Engines that sample completions: token ids in, token ids out."""

@@ -1,4 +1,4 @@
-"""What training and evaluation ask of an engine, whichever library samples."""
+"""The engine interface of training and evaluation, for any sampling library."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from grpo.common.records import Completion
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample.
+    """Sampling parameters.
 
     Attributes:
         temperature: divides the logits; above 0.
-        top_p: smallest set of tokens with this much probability is kept.
-        min_tokens: only after this many tokens end-of-text or a stop string may end a completion (as in vLLM and transformers).
+        top_p: sampling keeps the smallest set of tokens with this much probability.
+        min_tokens: a stop token or stop string ends a completion only after this many tokens (as in vLLM and transformers).
         max_tokens: a completion of this many tokens is cut off (``finish_reason == "length"``).
-        stop: strings that end a completion; the string itself is kept in the text.
+        stop: strings that end a completion; the text keeps the string.
     """
 
     temperature: float = 1.0
@@ -31,14 +31,14 @@ class SamplingParams:
 
 
 class Engine(Protocol):
-    """Samples completions with the policy's current weights.
+    """Engine that samples completions with the policy's current weights.
 
-    Where several processes train one run together, each has an engine of its own, is asked for the completions of all prompts,
-    and samples its share of them. What is drawn for a prompt does not depend on how many processes there are.
+    If several processes train one run, each has its own engine, gets all prompts, and samples its share of them. The
+    completions of a prompt do not depend on the number of processes.
 
     Attributes:
-        policy_version: of the weights it samples with; 0 at the start.
-        context: the longest text it can work with, prompt and response, in tokens; None where there is no limit.
+        policy_version: version of the engine's weights; 0 at the start.
+        context: longest text, prompt and response, in tokens; None without a limit.
     """
 
     @property
@@ -52,26 +52,26 @@ class Engine(Protocol):
         ...
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
-        """Sample ``n`` completions of each prompt (token ids); same arguments and weights give the same completions.
+        """Sample ``n`` completions of each prompt (token ids). The same arguments and weights give the same completions.
 
         Returns:
-            One list of ``n`` completions for each prompt of this process's share, in the order of ``prompts``.
+            a list of ``n`` completions for each prompt of this process's share, in the order of ``prompts``.
         """
         ...
 
     def synchronize(self, model: Any, policy_version: int) -> None:
-        """Take over ``model``'s weights; completions sampled from now on carry ``policy_version``."""
+        """Load ``model``'s weights; later completions carry ``policy_version``."""
         ...
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed that depends on every part (run seed, purpose, step, ...), the same on every machine and run."""
+    """Derive a 63-bit seed from all parts (run seed, purpose, step, ...), the same on every machine."""
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def require_whole_groups(groups: Sequence[Sequence[Completion]], prompts: int, params: SamplingParams, n: int) -> None:
-    """Check that an engine returned what it was asked for; each completion has checked itself.
+    """Check the number and lengths of an engine's completions; each completion checks its own content.
 
     Raises:
         ValueError: a group is missing, too small or too large, or a response is empty or longer than asked for.
@@ -87,14 +87,15 @@ def require_whole_groups(groups: Sequence[Sequence[Completion]], prompts: int, p
 def require_room(
     context: int | None, prompts: Sequence[Sequence[int]], max_tokens: int, key: str = "max_tokens", source: str = "tasks.main"
 ) -> None:
-    """Refuse sampling that could run past the model's context of so many tokens, if it has such a limit.
+    """Refuse sampling that could exceed the model's context, if that has a limit.
 
     Args:
-        key: of params.yaml, which says how long a response may be.
-        source: the entry of params.yaml that the prompts come from.
+        context: longest text in tokens, or None.
+        key: key of params.yaml that limits the response length.
+        source: entry of params.yaml that the prompts come from.
 
     Raises:
-        UserError: naming the longest prompt, the response limit, the context and what to change.
+        UserError: the context is too short; the message says what to change.
     """
     longest = max((len(prompt) for prompt in prompts), default=0)
     if context is None or longest + max_tokens <= context:

@@ -1,4 +1,4 @@
-"""Starting the engine that a study names."""
+"""Construction of the engine from the study's settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo.study.schema import Study
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint's folder, and what was loaded of it; vLLM without a model samples with the folder's weights."""
+    """A checkpoint's folder, its loaded model, and its tokenizer; vLLM needs no model to sample with the folder's weights."""
 
     folder: Path
     model: Any
@@ -28,15 +28,15 @@ def make_engine(
     config: RunConfig | None = None,
     world: World = ALONE,
 ) -> Engine:
-    """An engine that samples with the model's weights.
+    """Start an engine that samples with the model's weights.
 
     Args:
-        check_weights: with vLLM, compare checksums after each update.
-        config: of the run that samples; None in the stages that only evaluate.
-        world: the processes that train it together.
+        check_weights: with vLLM, compare checksums after each weight update.
+        config: of the run; None in stages that only evaluate.
+        world: the processes that train the run together.
 
     Raises:
-        UserError: an engine that cannot be started.
+        UserError: the engine cannot be started.
     """
     engine, learner = study.engine, study.learner
     folder, model, tokenizer = checkpoint
@@ -59,24 +59,24 @@ def make_engine(
         )
     from grpo.rollout.transformers_engine import TransformersEngine
 
-    # A learner that shards the model has no use for it whole; stages that only evaluate have none.
+    # A sharded learner cannot share its model, so the engine gets a copy. Stages that only evaluate have no learner.
     own = copy.deepcopy(model).to(engine.device) if learner.fully_shard and world.size > 1 else model
     return TransformersEngine(own, tokenizer, engine.max_batch_size, world)
 
 
 def memory_share(study: Study, config: RunConfig | None) -> float:
-    """Share of the GPU's memory that vLLM takes: the GRPO run's own, and the study's for all others, which have none."""
+    """Share of GPU memory for vLLM: the run's own in GRPO, else the study's, because other methods have no such setting."""
     return (config if isinstance(config, GrpoConfig) else study.grpo).gpu_memory_utilization
 
 
 def sleeps(study: Study, follows_policy: bool) -> bool:
-    """Whether vLLM gives its memory back between two calls, so that the learner has it meanwhile.
+    """Whether vLLM releases its memory to the learner between two calls.
 
-    That takes a learner on the same GPU, whose weights are put in on waking. A stage that only evaluates has none, nor has an
-    asynchronous run's generator, which works while the learner does.
+    That requires a learner on the same GPU, whose weights vLLM loads when it wakes. Stages that only evaluate have no learner,
+    and the generator of an asynchronous run works concurrently with it.
 
     Args:
-        follows_policy: the engine samples with the weights of a model in this process.
+        follows_policy: whether the engine samples with the weights of a model in this process.
     """
     engine, learner = ("cuda:0" if device == "cuda" else device for device in (study.engine.device, study.learner.device))
     return study.engine.sleep_level > 0 and follows_policy and engine == learner

@@ -1,7 +1,7 @@
-"""Where a response ends and what its text is, for every engine.
+"""End and text of a response, for every engine.
 
-Both are worked out from the token ids, with the project's tokenizer: the text that ends a response is the text that is
-rewarded, whichever engine sampled it.
+Both are derived from the token ids with the project's tokenizer, so that the text that ends a response is the text that is
+rewarded, in every engine.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ REPLACEMENT = "\ufffd"  # what incomplete UTF-8 decodes to
 
 
 class Responses:
-    """Responses of one model that end at one of its stop tokens or after one of some strings.
+    """The rules that end a response of one model: its stop tokens and a set of stop strings.
 
     Args:
-        stop: the strings.
+        stop: the stop strings.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]):
         self.tokenizer, self.stop = tokenizer, stop
 
     def may_end_with(self) -> list[int]:
-        """The tokens that can end a response: the stop tokens, and those in which a stop string can be completed.
+        """The tokens that can end a response: stop tokens, and tokens that can complete a stop string.
 
-        Only a response whose newest token is one of them has to be decoded, which keeps decoding off the hot path.
+        Only responses whose newest token is one of these need decoding, which keeps decoding off the hot path.
         """
-        # Twice, because some tokenizers write a space only between two tokens.
+        # Each token is decoded twice in a row, because some tokenizers write a space only between two tokens.
         pieces = self.tokenizer.batch_decode([[i, i] for i in range(len(self.tokenizer))])
-        # A piece that is part of a character decodes to the replacement character, and may complete any of them.
+        # A part of a character decodes to the replacement character, and may complete any stop string.
         ends = (*{string[-1] for string in self.stop}, *([REPLACEMENT] if self.stop else []))
         return [*self.tokenizer.stop_token_ids, *(i for i, piece in enumerate(pieces) if any(end in piece for end in ends))]
 
     def has_ended(self, token_ids: Sequence[int]) -> bool:
-        """Whether the newest token is a stop token or completed a stop string."""
+        """Whether the newest token is a stop token or completes a stop string."""
         return token_ids[-1] in self.tokenizer.stop_token_ids or self._past_stop(token_ids) is not None
 
     def completion(
         self, token_ids: Sequence[int], log_probs: Sequence[float], finish_reason: str, policy_version: int
     ) -> Completion:
-        """A response as an engine returned it, with its text.
+        """Build the completion of an engine's response, with its text.
 
         Raises:
-            ValueError: it is no finished response.
+            ValueError: the response is not finished.
         """
         found = Completion(tuple(token_ids), "", tuple(log_probs), finish_reason, policy_version)
         return replace(found, text=self.text(found.token_ids, finish_reason))
 
     def text(self, token_ids: Sequence[int], finish_reason: str) -> str:
-        """The text of every token except a stop token at the end, and nothing after a stop string that ended the response."""
+        """Text of a response, without a stop token at its end or text after the stop string that ended it."""
         text = self.tokenizer.decode(token_ids)
         if finish_reason != "stop":
             return text
@@ -61,22 +61,22 @@ class Responses:
         return text[: len(text) - (self._past_stop(token_ids) or 0)]
 
     def _ends_with_stop_token(self, token_ids: Sequence[int], text: str) -> bool:
-        """Whether a stop token ended a response, and no stop string of which that token is a part."""
+        """Whether a stop token ended the response, rather than a stop string that contains this token."""
         if not token_ids or token_ids[-1] not in self.tokenizer.stop_token_ids:
             return False
         token = self.tokenizer.decode(token_ids[-1:])
         return not any(string.endswith(token) and text.endswith(string) for string in self.stop)
 
     def _past_stop(self, token_ids: Sequence[int]) -> int | None:
-        """How many characters follow the first stop string that the newest token completed; None where it completed none.
+        """Number of characters after the first stop string that the newest token completes; None if it completes none.
 
-        The whole response is decoded, because in some tokenizers a token's text depends on what precedes it.
+        It decodes the whole response, because in some tokenizers a token's text depends on the tokens before it.
         """
         if not self.stop:
             return None
         before, text = (self.tokenizer.decode(ids) for ids in (token_ids[:-1], token_ids))
         known = len(before.rstrip(REPLACEMENT))
-        # A stop string that was complete before the newest token (and before min_tokens) does not count again.
+        # A stop string that was complete before the newest token (within min_tokens) does not count again.
         ends = [text.find(string, max(0, known - len(string) + 1)) + len(string) for string in self.stop]
         ends = [end for end, string in zip(ends, self.stop, strict=True) if end >= len(string)]
         return len(text) - min(ends) if ends else None

@@ -1,6 +1,6 @@
-"""Sampling in this process, with the project's own model or one of transformers.
+"""Sampling in this process, with the project's own model or a model of transformers.
 
-The prompt of a group is computed once (:mod:`grpo.models.decoding`); sequences that have finished leave the batch.
+The prompt of a group is computed once (:mod:`grpo.models.decoding`), and finished sequences leave the batch.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from grpo.models.traits import traits_of
 from grpo.rollout.engine import SamplingParams, require_room
 from grpo.rollout.responses import Responses
 
-BLOCK = 1024  # tokens whose probabilities are added up one by one
-COMPACT_BELOW = 0.8  # drop finished sequences once fewer than this share of the batch's rows still run
+BLOCK = 1024  # tokens of one block in the two-pass running sum
+COMPACT_BELOW = 0.8  # finished sequences leave the batch when less than this share of its rows is unfinished
 
 
 class TransformersEngine:
-    """Samples from the very module the learner trains (or any other), so its weights need no copying, unless the learner shards
-    them: then it has a whole model of its own.
+    """Engine that samples from the learner's own module, without copying weights; a sharded learner needs a separate model.
 
     Args:
-        model: as :func:`grpo.models.checkpoint.load_model` gives it.
-        max_batch_size: sequences decoded at once; a group is never split, so a larger group counts as one batch.
+        model: from :func:`grpo.models.checkpoint.load_model`.
+        max_batch_size: number of sequences decoded at once; a group is never split, so a larger group is one batch.
         world: the processes that decode a batch together.
 
     Raises:
-        UserError: a model that only vLLM can sample.
+        UserError: only vLLM can sample this model.
     """
 
     def __init__(self, model: Any, tokenizer: Any, max_batch_size: int = 1024, world: World = ALONE):
@@ -55,7 +54,7 @@ class TransformersEngine:
         return traits_of(self.model).context
 
     def synchronize(self, model: Any, policy_version: int) -> None:
-        """Use ``model`` from now on, or, where each process holds a share of it, its weights."""
+        """Use ``model`` from now on; from a sharded model, copy the weights."""
         if is_sharded(model):
             own = self.model.state_dict()
             for name, weight in weights_of(model):
@@ -79,7 +78,7 @@ class TransformersEngine:
         was_training = self.model.training
         self.model.eval()
         try:
-            # Where the learner has compiled the layers (and so imported the compiler): sampling meets other shapes each token.
+            # Do not run compiled layers here: shapes change with every token. The module is loaded only if layers are compiled.
             compiled = "torch._dynamo" in sys.modules
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 for start in range(0, len(prompts), per_batch):
@@ -87,7 +86,7 @@ class TransformersEngine:
                     mine = [i for i in batch if i in shared]
                     draw = partial(_draw, generator, len(batch) * n, [(i - start) * n + k for i in mine for k in range(n)])
                     found = self._generate_batch([prompts[i] for i in mine], params, n, draw) if mine else []
-                    # The next batch's numbers begin where those of this one's longest completion end, whoever has sampled it.
+                    # All processes draw as often as the longest completion of the batch needs, so that their generators agree.
                     drawn = max((len(one.token_ids) for group in found for one in group), default=0)
                     for _ in range(max(self.world.all_gather(drawn)) - drawn):
                         draw()
@@ -99,10 +98,10 @@ class TransformersEngine:
     def _generate_batch(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draw: Callable[[], torch.Tensor]
     ) -> list[list[Completion]]:
-        """Decode one batch of ``len(prompts) * n`` sequences, for each of whose next tokens ``draw`` gives a number."""
+        """Decode one batch of ``len(prompts) * n`` sequences; ``draw`` gives a random number for the next token of each."""
         kind = CopiedPrompts if traits_of(self.model).copied_because else SharedPrompts
         decoding = kind(self.model, prompts, n, params.max_tokens, self.tokenizer.pad_token_id)
-        rows = list(range(len(prompts) * n))  # which sequence each row of the batch holds
+        rows = list(range(len(prompts) * n))  # the sequence in each row of the batch
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
         reasons = ["length"] * len(rows)
@@ -134,17 +133,17 @@ class TransformersEngine:
         return [completions[i : i + n] for i in range(0, len(completions), n)]
 
     def _tokens_that_may_end(self, responses: Responses) -> torch.Tensor:
-        """See :meth:`Responses.may_end_with`; worked out once, because it decodes the whole vocabulary."""
+        """Cache :meth:`Responses.may_end_with`, which decodes the whole vocabulary."""
         if responses.stop not in self._may_end_with:
             self._may_end_with[responses.stop] = torch.tensor(responses.may_end_with(), device=self.model.device)
         return self._may_end_with[responses.stop]
 
 
 def _draw(generator: torch.Generator, total: int, mine: list[int]) -> torch.Tensor:
-    """(len(mine),) in float64, from [0, 1), one for the next token of each of this process's sequences.
+    """Draw a random number from [0, 1) for the next token of each of this process's sequences: (len(mine),) float64.
 
-    They are drawn for all ``total`` sequences of the batch, for finished ones and other processes' too: what one samples never
-    depends on when another one ends, nor on who samples that.
+    Numbers are drawn for all ``total`` sequences of the batch, including finished ones and those of other processes, so that
+    the samples of a sequence depend neither on the end of another one nor on the number of processes.
     """
     return torch.rand(total, dtype=torch.float64, device=generator.device, generator=generator)[mine]
 
@@ -152,16 +151,16 @@ def _draw(generator: torch.Generator, total: int, mine: list[int]) -> torch.Tens
 def sample(
     logits: torch.Tensor, params: SamplingParams, stop_token_ids: Sequence[int], length: int, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token a row.
+    """Sample one token for each row.
 
     Args:
         logits: (rows, vocabulary).
-        stop_token_ids: not drawn where the completion must go on (``params.min_tokens``).
-        length: how many tokens the completion has with this one.
-        uniform: (rows,) float64, one random number from [0, 1) for each row.
+        stop_token_ids: not sampled before ``params.min_tokens``.
+        length: length of the completions with this token.
+        uniform: (rows,) float64, a random number from [0, 1) for each row.
 
     Returns:
-        tokens (rows,) and their log-probabilities (rows,) under the distribution they were drawn from, in float32.
+        tokens (rows,), and their float32 log-probs (rows,) under the distribution that they were drawn from.
     """
     log_probs = torch.log_softmax(logits.float() / params.temperature, dim=-1)
     if length <= params.min_tokens:
@@ -177,14 +176,14 @@ def sample(
 
 
 def invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The token of each row up to which the weights add up to the share ``uniform`` of their sum.
+    """Sample a token for each row by inversion: the first whose running sum of weights exceeds ``uniform`` times their total.
 
-    Inverting the distribution function takes one random number a row where torch.multinomial draws one for each token of the
-    vocabulary. Weights are added up in double precision, as there are up to 150,000 of them, and those of a large vocabulary in
-    two passes, since a running sum takes several times as long as a sum: first the sums of blocks, then within one block.
+    Inversion needs one random number per row, while torch.multinomial draws one for each token of the vocabulary. Sums are
+    float64, because a vocabulary has up to 150,000 tokens. A running sum takes several times as long as a sum, so for a large
+    vocabulary the running sum goes over blocks first, and then within one block.
 
     Args:
-        weights: (rows, vocabulary), not negative.
+        weights: (rows, vocabulary), nonnegative.
         uniform: (rows,) float64, from [0, 1).
 
     Returns:
@@ -208,9 +207,9 @@ def invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """(rows, 1), the first index of each row's running sum (rows, n) that exceeds its target (rows, 1).
+    """First index (rows, 1) at which each row's running sum (rows, n) exceeds its target (rows, 1).
 
-    A target that rounding has put at the end of the sum or beyond is met by the last index that adds something to it.
+    If rounding puts the target at or beyond the end of the sum, it is the last index that increases the sum.
     """
     below_all = cumulative[:, -1:].nextafter(torch.zeros_like(target))
     found = torch.searchsorted(cumulative, torch.minimum(target, below_all), right=True)

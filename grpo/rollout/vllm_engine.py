@@ -1,7 +1,7 @@
 """Sampling with vLLM in this process, with the policy's current weights.
 
-vLLM's interfaces change from release to release; this module and :mod:`grpo.rollout.vllm_weights` alone know them. Tested with
-vllm 0.32 (pyproject.toml pins the range).
+vLLM's interfaces change between releases. Only this module, :mod:`grpo.rollout.vllm_weights` and
+:mod:`grpo.training.asynchronous.transfer` use them. Tested with vllm 0.32 (pyproject.toml pins the range).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from grpo.study.software import install_vllm
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """How vLLM computes.
+    """Settings of vLLM.
 
     Attributes:
-        gpu_memory_utilization: share of the GPU's memory that vLLM may take.
-        max_batch_size: sequences decoded at once.
-        sleep: give vLLM's memory back while nothing is sampled. Its weights are thrown away (level 2), since the policy's are
-            put in on waking. GPU only, and with a policy.
-        check_weights: compare checksums of vLLM's weights and the policy's whenever these were put in.
+        gpu_memory_utilization: share of GPU memory that vLLM may take.
+        max_batch_size: number of sequences decoded at once.
+        sleep: release vLLM's memory between calls. vLLM drops its weights (level 2) and loads the policy's when it wakes, so it
+            needs a GPU and a policy.
+        check_weights: compare checksums of vLLM's weights and the policy's after each load.
     """
 
     dtype: str
@@ -47,23 +47,23 @@ class VllmSettings:
 
 
 class VllmEngine:
-    """vLLM, started from a checkpoint folder; given a model, it follows that model's weights.
+    """Engine that runs vLLM from a checkpoint folder, optionally with the weights of a model in this process.
 
     Args:
         folder: in Hugging Face format.
-        model: the policy, whose weights are put into vLLM at once and at each :meth:`synchronize`; None keeps the folder's.
-        world: the processes that train the run together. Each has a vLLM of its own, which sees one GPU.
+        model: the policy, whose weights vLLM loads now and at each :meth:`synchronize`; None keeps the folder's weights.
+        world: the processes that train the run together, each with its own vLLM on one GPU.
 
     Raises:
         UserError: vLLM is not installed, or cannot start with these settings.
     """
 
     def __init__(self, folder: Path, model: Any, settings: VllmSettings, world: World = ALONE):
-        # In this process, so that weights are handed over as they are, and sampling draws from torch's generator.
+        # In this process, vLLM can load weights directly, and samples with torch's generator.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner's threads are the same ones
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner uses the same threads
         try:
             from vllm import LLM
         except ImportError as error:
@@ -78,8 +78,8 @@ class VllmEngine:
         self._awake = True
         on_cpu, share = settings.device == "cpu", settings.gpu_memory_utilization
         gpu = {} if on_cpu else {"gpu_memory_utilization": share, "enable_sleep_mode": settings.sleep}
-        # vLLM looks for stop strings in the text. From the checkpoint's own files transformers may make another tokenizer than
-        # tokenizer.json describes, so vLLM gets files of which there is one reading.
+        # vLLM searches the text for stop strings. From the checkpoint's files transformers may build a tokenizer that differs
+        # from tokenizer.json, so vLLM gets files that leave no choice.
         self._plain_tokenizer = TemporaryDirectory()
         self._tokenizer.save_plain(Path(self._plain_tokenizer.name))
         try:
@@ -89,9 +89,9 @@ class VllmEngine:
                 dtype=settings.dtype,
                 max_num_seqs=settings.max_batch_size,
                 enforce_eager=on_cpu,
-                logprobs_mode="processed_logprobs",  # of the distribution that is drawn from
+                logprobs_mode="processed_logprobs",  # of the distribution that tokens are drawn from
                 disable_log_stats=True,
-                max_model_len=limited_context(folder),  # by which vLLM chooses LongRoPE's factors
+                max_model_len=limited_context(folder),  # vLLM chooses LongRoPE's factors by it
                 **gpu,
             )
         except (RuntimeError, ValueError) as error:
@@ -105,7 +105,7 @@ class VllmEngine:
         self._rest()
 
     def synchronize(self, model: Any, policy_version: int) -> None:
-        """Take over ``model``'s weights; a sleeping engine does so when it wakes."""
+        """Load ``model``'s weights; a sleeping engine does so when it wakes."""
         self._policy, self.policy_version = model, policy_version
         if self._awake:
             self._put_weights()
@@ -122,10 +122,10 @@ class VllmEngine:
         require_room(self.context, prompts, params.max_tokens)
         self._wake()
         settings = request_settings(params, n, seed, self._device, len(prompts))[self._world.share]
-        # Only at these tokens: what vLLM itself takes for the end of a text does not count, so that both engines end alike.
+        # Only these tokens end a response, as in the other engine, and not the end-of-text token that vLLM assumes.
         ends = {"stop_token_ids": list(self._tokenizer.stop_token_ids), "ignore_eos": True}
         asked = [VllmSamplingParams(**each, **ends) for each in settings]
-        # All that decides on a CPU, where samples do depend on how many processes there are; and nothing on a GPU.
+        # On a CPU only this seed decides, so samples depend on the number of processes; on a GPU it has no effect.
         torch.manual_seed(seed + self._world.rank)
         mine = [{"prompt_token_ids": list(ids)} for ids in prompts[self._world.share]]
         try:
@@ -141,7 +141,7 @@ class VllmEngine:
         return [[self._completion(responses, one) for one in output.outputs] for output in outputs]
 
     def _completion(self, responses: Responses, output: Any) -> Completion:
-        flat = output.logprobs  # at each position the sampled token stands first
+        flat = output.logprobs  # the sampled token comes first at each position
         log_probs = [] if flat is None else [flat.logprobs[start] for start in flat.start_indices]
         return responses.completion(output.token_ids, log_probs, output.finish_reason, self.policy_version)
 
@@ -151,16 +151,16 @@ class VllmEngine:
             require_equal_weights(self._llm, self._policy)
 
     def _rest(self) -> None:
-        """Give back the memory until the next call."""
+        """Release the memory until the next call."""
         if self._sleep:
             self._llm.sleep(level=2)
             self._awake = False
 
     def _wake(self) -> None:
-        """Take the memory again: room for weights, the weights, and only then room for keys and values."""
+        """Allocate memory again: for the weights, then load them, then for keys and values."""
         if self._awake:
             return
-        torch.cuda.empty_cache()  # vLLM's memory is none of torch's, which may hold what the learner has left
+        torch.cuda.empty_cache()  # vLLM allocates outside of torch, whose cache may still hold memory of the learner
         self._llm.wake_up(tags=["weights"])
         self._put_weights()
         self._llm.wake_up(tags=["kv_cache"])
@@ -168,16 +168,16 @@ class VllmEngine:
 
 
 def request_settings(params: SamplingParams, n: int, seed: int, device: str, prompts: int) -> list[dict[str, Any]]:
-    """The arguments of each prompt's ``vllm.SamplingParams``.
+    """Build the arguments of each prompt's ``vllm.SamplingParams``.
 
-    On a GPU vLLM draws from torch's generator no more, and each prompt has a seed of its own. Its i-th completion gets seed + i
-    there; seeds of prompts are 62 random bits, so that two of them are never that near, and none outgrows 63 bits. On a CPU
-    seeds of single requests fail ("CPU Generator does not use offset"), and torch's generator decides.
+    On a GPU vLLM does not use torch's generator, so each prompt gets its own seed, and vLLM gives its i-th completion seed + i.
+    Prompt seeds are 62 random bits: two of them are never that close, and seed + i fits 63 bits. On a CPU seeds of single
+    requests fail ("CPU Generator does not use offset"), and torch's generator is used.
 
     Args:
         n: completions of each prompt.
         seed: of the call.
-        prompts: how many there are.
+        prompts: number of prompts.
     """
     shared = {
         "n": n,
@@ -187,10 +187,10 @@ def request_settings(params: SamplingParams, n: int, seed: int, device: str, pro
         "max_tokens": params.max_tokens,
         "stop": list(params.stop),
         "include_stop_str_in_output": True,
-        "skip_special_tokens": False,  # a stop string may hold some
+        "skip_special_tokens": False,  # a stop string may contain some
         "detokenize": bool(params.stop),
         "logprobs": 0,  # of the sampled token only
-        "flat_logprobs": True,  # in a few lists, and not a dictionary and an object for each token
+        "flat_logprobs": True,  # a few lists instead of a dictionary and an object for each token
     }
     if device == "cpu":
         return [shared] * prompts

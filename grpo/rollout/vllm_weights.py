@@ -1,4 +1,4 @@
-"""Putting a policy's weights into vLLM, and proving that they are there."""
+"""Loading of a policy's weights into vLLM, and their verification by checksums."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from grpo.models.sharding import computing_dtype, gather, weights_of
 
 
 def put_weights(llm: Any, model: Any) -> None:
-    """Replace the weights of a ``vllm.LLM`` in this process by ``model``'s, and forget cached prefixes, which hold old keys.
+    """Load ``model``'s weights into a ``vllm.LLM`` in this process, and drop cached prefixes, computed with the old weights.
 
-    vLLM stacks some matrices (query, key and value; gate and up); its loader, which reads checkpoints, does that here too.
+    vLLM's checkpoint loader reads them, and stacks some matrices (query, key and value; gate and up).
     """
     with without_adapters(model, merge=True):
-        # Where the head is the embedding some of vLLM's models (Gemma) have none, and refuse its weight.
+        # With a tied head some models of vLLM (Gemma) have no head, and refuse its weight.
         without = () if _has_head(llm) else (HEAD,)
         weights = ((name, tensor) for name, tensor in weights_of(model) if name not in without)
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
@@ -50,32 +50,32 @@ def _worker_has_head(worker: Any) -> bool:
 
 
 def checksums_of_vllm(llm: Any) -> dict[str, tuple[float, float]]:
-    """:func:`checksum` of each parameter that vLLM holds. On CPU it packs most matrices into a form of its own; those lack."""
+    """:func:`checksum` of each of vLLM's parameters, except matrices that its CPU build has packed into its own format."""
     found: dict[str, tuple[float, float]] = llm.collective_rpc(_of_worker)[0]
     return found
 
 
 def checksums_of_policy(model: Any, names: Iterable[str]) -> dict[str, tuple[float, float]]:
-    """The same of a policy's parameters, under vLLM's names."""
+    """:func:`checksum` of a policy's parameters, under vLLM's names."""
     with without_adapters(model, merge=True):
         state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     found = {}
     for name in names:
-        stack = None if name in state else next((key for key in STACKED if f".{key}." in name), None)  # Phi-3 has them stacked
+        stack = None if name in state else next((key for key in STACKED if f".{key}." in name), None)  # Phi-3 stacks them too
         parts = [name] if stack is None else [name.replace(stack, part) for part in STACKED[stack]]
         found[name] = checksum(torch.cat([gather(state[part], computing_dtype(model)) for part in parts]))
     return found
 
 
 def require_equal_weights(llm: Any, model: Any) -> None:
-    """Compare checksums.
+    """Compare the checksums of vLLM's weights and ``model``'s.
 
     Raises:
-        RuntimeError: vLLM samples with other weights than ``model``'s.
+        RuntimeError: the weights differ.
     """
     theirs = checksums_of_vllm(llm)
     ours = checksums_of_policy(model, theirs)
     for name, sums in theirs.items():
-        # The two add up in another order, which shows in the last digits.
+        # The order of summation differs, which changes the last digits.
         if any(abs(a - b) > 1e-9 * max(1.0, abs(b)) for a, b in zip(sums, ours[name], strict=True)):
             raise RuntimeError(f"engine and policy hold different weights: {name} has checksums {sums} and {ours[name]}")

@@ -1,1 +1,1 @@
-"""Evaluation: scoring completions on fixed problems, and the statistics of the scores."""
+"""Evaluation of policies on fixed problems."""

@@ -1,7 +1,7 @@
-"""What more samples of each problem are worth: pass@N, Best@N and majority vote, from one set of samples.
+"""Estimators of pass@N, Best@N and majority@N from one set of samples.
 
-Every estimator uses all S samples of a problem and has the expectation that it would have over a fresh draw of N of them. So
-pass@N, Best@N and majority@N differ by how they choose, not by which samples they saw.
+Each estimator uses all S samples of a problem, and its value is the expectation over a random choice of N of them. So the three
+differ in how they choose an answer, not in the samples they see.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-MAX_SUBSETS = 2000  # above, majority@N is taken over this many random subsets instead of all
+MAX_SUBSETS = 2000  # if there are more subsets, majority@N uses this many random ones
 
 
 def pass_at_n(correct: Floats, n: int) -> Floats:
-    """Chance that at least one of ``n`` samples is right: 1 - C(S - c, n) / C(S, n) (Chen et al. 2021, arXiv:2107.03374).
+    """Probability that at least one of ``n`` samples is right: 1 - C(S - c, n) / C(S, n) (Chen et al. 2021, arXiv:2107.03374).
 
     Args:
         correct: (problems, S), 1.0 where a sample is right, else 0.0.
@@ -31,10 +31,10 @@ def pass_at_n(correct: Floats, n: int) -> Floats:
 
 
 def best_at_n(correct: Floats, scores: Floats, n: int) -> Floats:
-    """Chance that the sample with the highest score among ``n`` is right.
+    """Probability that the sample with the highest score among ``n`` is right.
 
-    Of all subsets of n samples, C(S - 1 - k, n - 1) have the sample of rank k (0 is best) as their best. Samples with equal
-    scores share their ranks' correctness.
+    The sample of rank k (0 is best) is the best in C(S - 1 - k, n - 1) of the C(S, n) subsets. Samples with equal scores count
+    with their mean correctness.
 
     Args:
         correct: (problems, S).
@@ -54,16 +54,16 @@ def best_at_n(correct: Floats, scores: Floats, n: int) -> Floats:
 
 
 def majority_at_n(correct: Floats, votes: NDArray[np.int64], n: int, seed: int = 0) -> Floats:
-    """Chance that the most frequent answer among ``n`` samples is right; among equally frequent ones each counts alike.
+    """Probability that the most frequent answer among ``n`` samples is right; tied answers have equal weight.
 
-    Over all subsets, or over MAX_SUBSETS random ones where there are more.
+    It averages over all subsets of n samples, or over MAX_SUBSETS random ones if there are more.
 
     Args:
         correct: (problems, S).
         votes: (problems, S), equal numbers for equal answers; -1 for a sample without an answer, which has no vote.
 
     Returns:
-        (problems,); a subset in which nobody votes is wrong.
+        (problems,); a subset without votes counts as wrong.
     """
     chosen = _subsets(correct.shape[1], n, np.random.default_rng(seed))
     results = []
@@ -82,7 +82,7 @@ def majority_at_n(correct: Floats, votes: NDArray[np.int64], n: int, seed: int =
 
 
 def _subsets(samples: int, n: int, generator: np.random.Generator) -> Floats:
-    """(subsets, samples), 1.0 where a sample is in the subset."""
+    """Indicator matrix (subsets, samples): 1.0 where a sample is in the subset."""
     if comb(samples, n) <= MAX_SUBSETS:
         members = np.array(list(combinations(range(samples), n)))
     else:
@@ -93,20 +93,20 @@ def _subsets(samples: int, n: int, generator: np.random.Generator) -> Floats:
 
 
 def ranking_quality(correct: Floats, scores: Floats, lengths: Floats, formed: Floats) -> dict[str, float]:
-    """How well the score tells right from wrong samples of the same problem: what separates Best@N from pass@N.
+    """Measure how well the score separates right from wrong samples of a problem, which decides how close Best@N is to pass@N.
 
-    Only problems with both right and wrong samples say anything about it.
+    Only problems with both right and wrong samples (mixed ones) are informative.
 
     Args:
         correct, scores, lengths: (problems, S); length in tokens.
         formed: (problems, S), 1.0 where a sample has the right form.
 
     Returns:
-        shares of problems ``never_solved``, ``always_solved`` and ``mixed``; over the mixed ones ``share_right`` (what a random
-        choice earns), ``top_right`` (how often the sample with the highest score is right), ``outranks`` (chance that a right
-        sample scores above a wrong one, ties half; 0.5 is no information), ``score_difference`` (right minus wrong, nats a
-        token, medians), ``length_difference`` (right minus wrong, tokens, means) and ``top_wrong_form`` (share of the samples
-        with the highest score that are wrong for their form). The latter six are missing where no problem is mixed.
+        shares of problems ``never_solved``, ``always_solved`` and ``mixed``. Over the mixed ones, and missing without any:
+        ``share_right`` (accuracy of a random choice), ``top_right`` (accuracy of the sample with the highest score),
+        ``outranks`` (probability that a right sample scores above a wrong one, ties half; 0.5 is no information),
+        ``score_difference`` (right minus wrong, nats per token, medians), ``length_difference`` (right minus wrong, tokens,
+        means) and ``top_wrong_form`` (share of the samples with the highest score that have a wrong form).
     """
     solved = correct.mean(axis=1)
     mixed = (solved > 0) & (solved < 1)
@@ -121,7 +121,7 @@ def ranking_quality(correct: Floats, scores: Floats, lengths: Floats, formed: Fl
     for right, score, length in zip(correct[mixed] > 0, scores[mixed], lengths[mixed], strict=True):
         above = score[right][:, None] - score[~right][None, :]
         outranks.append(((above > 0) + 0.5 * (above == 0)).mean())
-        # Medians, because a few very improbable samples would decide a mean.
+        # Medians, because a few very improbable samples would dominate a mean.
         score_difference.append(np.median(score[right]) - np.median(score[~right]))
         length_difference.append(length[right].mean() - length[~right].mean())
     return result | {

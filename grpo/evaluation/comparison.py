@@ -1,4 +1,4 @@
-"""Comparing two evaluations on the same problems."""
+"""Comparison of two evaluations on the same problems."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from grpo.study import paths
 
 
 def compare_files(first: Path, second: Path) -> str:
-    """What can be said of the difference in answer reward between two evaluations' PROMPT.jsonl.
+    """Compare the answer rewards of two evaluations' PROMPT.jsonl with a paired bootstrap, and describe the difference.
 
     Raises:
-        UserError: a file is missing or holds something else, or they are not about the same problems.
+        UserError: a file is missing or is no PROMPT.jsonl, or the problems differ.
     """
     scores = read_scores(first), read_scores(second)
     if scores[0].keys() != scores[1].keys():
@@ -36,10 +36,10 @@ def compare_files(first: Path, second: Path) -> str:
 
 
 def read_scores(path: Path) -> dict[str, float]:
-    """The answer reward of each problem in an evaluation's PROMPT.jsonl.
+    """Read the answer reward of each problem from an evaluation's PROMPT.jsonl.
 
     Raises:
-        UserError: no such file, an empty one, or a line of something else.
+        UserError: the file is missing or empty, or a line is damaged.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file. `grpo evaluate CHECKPOINT --out FOLDER` makes one.")

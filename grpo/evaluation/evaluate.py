@@ -1,4 +1,4 @@
-"""Scoring a policy on fixed problems."""
+"""Sampling, scoring and summary of a policy's answers to fixed problems."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from grpo.study.settings import Evaluation
 from grpo.tasks.task import Format, ScoredBatch, Task
 
 Score = Callable[[Sequence[Rollout]], ScoredBatch]
-"""Rewards many rollouts at once."""
+"""Gives the rewards of a batch of rollouts."""
 
-SEQUENCES_PER_CHUNK = 1024  # how much work a kill can cost; part of the results, because each chunk has its own seed
+SEQUENCES_PER_CHUNK = 1024  # work that a kill can lose; results depend on it, because each chunk has its own seed
 
 CATEGORIES = {
     "format 1, answer 1": (1.0, 1.0),
     "format 1, answer 0": (1.0, 0.0),
     "format 0, answer 0": (0.0, 0.0),
 }
-OTHER = "other rewards"  # the category of a reward function that also gives parts of a reward
+OTHER = "other rewards"  # partial rewards, of a task or reward function that gives them
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """What makes rollouts of problems.
+    """Everything that turns problems into rollouts.
 
     Attributes:
-        engine: samples, with ``tokenizer``.
-        format: how the problems are put.
+        engine: samples completions.
+        tokenizer: the engine's.
+        format: builds the prompts.
         score: rewards the completions.
         world: the processes that share the problems.
     """
@@ -52,12 +53,12 @@ class Sampler:
 
 
 def evaluation_sampling(evaluation: Evaluation, format: Format) -> SamplingParams:
-    """The sampling settings of validation and zero-shot evaluation in one format."""
+    """Sampling parameters of validation and zero-shot evaluation in a format."""
     return SamplingParams(evaluation.temperature, evaluation.top_p, max_tokens=evaluation.max_tokens, stop=format.stop)
 
 
 def encode_prompts(tokenizer: Any, problems: Sequence[Problem], format: Format) -> list[tuple[int, ...]]:
-    """The token ids of each problem's prompt."""
+    """Token ids of each problem's prompt."""
     return [format.encode(tokenizer, format.prompt(problem.question)) for problem in problems]
 
 
@@ -69,17 +70,16 @@ def evaluate(
     n: int = 1,
     state: Path | None = None,
 ) -> list[list[Rollout]]:
-    """``n`` scored completions of each problem.
+    """Sample and score ``n`` completions of each problem.
 
-    Sampled in chunks, each with a seed of its own, so that an evaluation that is taken up again after a kill has the same
-    result as one that was never killed.
+    Each chunk of problems has its own seed, so a resumed evaluation has the same result as one that was never killed.
 
     Args:
-        state: folder in which finished chunks are kept and found, where the evaluation is long enough to be worth it. The
-            caller removes it (:func:`shutil.rmtree`) once the results are written.
+        state: folder that keeps finished chunks for a resume; None for short evaluations. The caller removes it
+            (:func:`shutil.rmtree`) when the results are written.
 
     Returns:
-        one list of ``n`` rollouts for each problem, in the order of ``problems``, in all processes.
+        a list of ``n`` rollouts for each problem, in the order of ``problems``, in all processes.
     """
     size = max(1, SEQUENCES_PER_CHUNK // n)
     starts = range(0, len(problems), size)
@@ -101,8 +101,10 @@ def evaluate(
 
 
 def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: SamplingParams, n: int, seed: int) -> list[Rollout]:
-    """``n`` rollouts of each problem of this process's share, those of a group side by side, not yet scored; training too
-    samples here.
+    """Sample ``n`` rollouts for each problem of this process's share, without scores; training uses it too.
+
+    Returns:
+        the rollouts, those of a problem side by side.
     """
     prompts, share = encode_prompts(sampler.tokenizer, problems, sampler.format), sampler.world.share
     groups = sampler.engine.generate(prompts, params, n=n, seed=seed)
@@ -112,19 +114,19 @@ def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: Sampl
 
 
 def score_rollouts(score: Score, rollouts: Sequence[Rollout]) -> None:
-    """Write the rewards of rollouts into them, all at once; training and evaluation both do it here."""
+    """Score all rollouts at once, in place; training uses it too."""
     scored = score(rollouts)
     for rollout, rewards, timed_out in zip(rollouts, scored.rewards, scored.out_of_time, strict=True):
         rollout.rewards, rollout.timed_out = rewards, timed_out
 
 
 def score_by_task(task: Task, prompt: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
-    """The rewards that the task gives to answers under one of its formats; see :meth:`grpo.tasks.task.Task.score`."""
+    """Score rollouts with a task, in one of its formats (:meth:`grpo.tasks.task.Task.score`)."""
     return task.score(prompt, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
 
 
 def grader_timeouts(rollouts: Sequence[Rollout]) -> int:
-    """How many answers took the grader too long."""
+    """Number of answers for which the grader ran out of time."""
     return sum(rollout.timed_out for rollout in rollouts)
 
 
@@ -139,17 +141,17 @@ def _as_json(rollout: Rollout) -> dict[str, Any]:
 
 
 def _write_chunk(path: Path, groups: list[list[Rollout]]) -> None:
-    """Keep a finished chunk: its SHA-256 on a line, then its JSON."""
+    """Write a finished chunk: a line with its SHA-256, then its JSON."""
     content = json.dumps([[_as_json(rollout) for rollout in group] for group in groups])
     write_text(path, f"{hashlib.sha256(content.encode()).hexdigest()}\n{content}")
 
 
 def _read_chunk(path: Path, problems: Sequence[Problem]) -> list[list[Rollout]] | None:
-    """A finished chunk, or None where there is none or it is damaged, if only by one bit."""
+    """Read a finished chunk; None if it is missing or does not match its SHA-256."""
     try:
         checksum, _, content = path.read_bytes().partition(b"\n")
         if hashlib.sha256(content).hexdigest().encode() != checksum:
-            raise ValueError("not what was written")
+            raise ValueError("checksum differs")
         groups = json.loads(content)
         return [[_from_json(problem, record) for record in group] for problem, group in zip(problems, groups, strict=True)]
     except FileNotFoundError:
@@ -168,20 +170,20 @@ def _from_json(problem: Problem, record: dict[str, Any]) -> Rollout:
 
 
 def category(rewards: dict[str, float]) -> str:
-    """Which of the three outcomes (handout, ``math_baseline``) a completion's rewards are, or OTHER."""
+    """Outcome category of a completion's rewards: one of the three of the handout (``math_baseline``), or OTHER."""
     pair = (rewards["format_reward"], rewards["answer_reward"])
     return next((name for name, values in CATEGORIES.items() if values == pair), OTHER)
 
 
 def count_categories(categories: Sequence[str]) -> dict[str, int]:
-    """How often each outcome occurs; OTHER is named only where it does."""
+    """Count the outcomes; OTHER is left out if it does not occur."""
     counts = Counter(categories)
     return {name: counts[name] for name in (*CATEGORIES, *([OTHER] if counts[OTHER] else []))}
 
 
 def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Means over ``rollouts``: the three rewards, response length (tokens), and the share cut off by the token limit; and how
-    many answers took the grader too long.
+    """Summarize rollouts: means of the three rewards, mean response length (tokens), share cut off by the token limit, and
+    number of grader timeouts.
     """
     n = len(rollouts)
     means = {key: sum(r.rewards[key] for r in rollouts) / n for key in ("reward", "format_reward", "answer_reward")}
@@ -194,7 +196,7 @@ def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def lengths_by_outcome(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean response length (tokens) of the correct and of the incorrect ones; NaN where there is none."""
+    """Mean response length (tokens) of correct and of incorrect rollouts; NaN if there are none."""
     lengths: dict[bool, list[int]] = {True: [], False: []}
     for rollout in rollouts:
         lengths[rollout.rewards["answer_reward"] == 1.0].append(len(rollout.completion.token_ids))
@@ -210,15 +212,15 @@ def log_generations(
     token_entropies: Sequence[float],
     response_lengths: Sequence[int],
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """What the handout asks to be logged of generations.
+    """Log generations as the handout asks.
 
     Args:
-        token_entropies: for each response, the mean entropy (nats) of its tokens.
+        token_entropies: mean token entropy (nats) of each response.
         response_lengths: in tokens.
 
     Returns:
-        a record for each response (prompt, response, ground truth, rewards, mean token entropy, length), and a summary:
-        mean entropy, and mean length of all, of the correct and of the incorrect ones (NaN where there is none).
+        a record for each response (prompt, response, ground truth, rewards, mean token entropy, length), and a summary: mean
+        entropy, and mean length of all, of the correct, and of the incorrect responses (NaN if there are none).
     """
     records = [
         {"prompt": p, "response": r, "ground_truth": t, **s, "token_entropy": e, "response_length": n}

@@ -1,4 +1,4 @@
-"""Evaluating any checkpoint under any prompt: every completion, the numbers, and a page to read."""
+"""Evaluation of a checkpoint in a task's format: completions, metrics, and examples to read."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ EXAMPLES_OF_EACH = 10
 
 
 class CheckpointEvaluator:
-    """A checkpoint, loaded once, that can be sampled in several formats of a task.
+    """Evaluator of a checkpoint, loaded once and sampled in several formats of a task.
 
     Args:
-        task: its name in the study.
-        limit: the key that says how long a response may be.
+        task: name of the task in the study.
+        limit: key of params.yaml that limits the response length, for messages.
 
     Raises:
         UserError: the folder holds no checkpoint.
@@ -66,7 +66,7 @@ class CheckpointEvaluator:
         self.engine = make_engine(study, Checkpoint(checkpoint, model, self.tokenizer))
 
     def require_room(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
-        """Refuse, before anything is sampled, problems that are too long for the model in one of these formats.
+        """Refuse problems that are too long for the model in one of these formats, before sampling.
 
         Raises:
             UserError: as :func:`grpo.rollout.engine.require_room`.
@@ -76,9 +76,9 @@ class CheckpointEvaluator:
             require_room(self.engine.context, encoded, self.study.evaluation.max_tokens, self.limit, f"tasks.{self.task_name}")
 
     def sample(self, problems: Sequence[Problem], prompt: str, n: int = 1) -> list[list[Rollout]]:
-        """``n`` scored completions of each problem, taken up where an earlier, killed evaluation stopped.
+        """Sample and score ``n`` completions of each problem; a killed evaluation resumes after its last chunk.
 
-        The finished chunks are kept until :meth:`forget_chunks`.
+        Finished chunks are kept until :meth:`forget_chunks`.
         """
         self.require_room(problems, [prompt])
         state = paths.EVALUATION_STATE / self._identity(problems, prompt, n)
@@ -89,7 +89,7 @@ class CheckpointEvaluator:
         return evaluate(sampler, problems, evaluation_sampling(settings, format), settings.seed, n, state)
 
     def forget_chunks(self, output: Path | None = None) -> None:
-        """Forget what was sampled, once DVC has stored the stage's output that was made of it; without one at once."""
+        """Remove the finished chunks: when DVC has stored the stage's ``output``, or now if there is none."""
         for state in self._states:
             if output:
                 keep_until_stored(state, output)
@@ -97,7 +97,7 @@ class CheckpointEvaluator:
                 shutil.rmtree(state, ignore_errors=True)
 
     def _identity(self, problems: Sequence[Problem], prompt: str, n: int) -> str:
-        """Names an evaluation by all that its completions and their scores depend on."""
+        """Digest of everything that the completions and their scores depend on."""
         return digest(
             [
                 files_digest(self.checkpoint),
@@ -115,11 +115,10 @@ class CheckpointEvaluator:
 def evaluate_checkpoint(
     evaluator: CheckpointEvaluator, problems: Sequence[Problem], prompt: str, folder: Path
 ) -> dict[str, Any]:
-    """One completion of each problem: PROMPT.jsonl with all of them and PROMPT_examples.md to read, below ``folder``.
+    """Evaluate one completion of each problem, and write PROMPT.jsonl and PROMPT_examples.md into ``folder``.
 
     Returns:
-        counts of the three outcomes, means of the rewards, and accuracy with a 95% Wilson interval, overall, by level and
-        by subject.
+        counts of the three outcomes, mean rewards, and accuracy with a 95% Wilson interval, overall, by level and by subject.
     """
     rollouts = [rollout for (rollout,) in evaluator.sample(problems, prompt)]
     read = find_format(evaluator.task, prompt).read
@@ -132,11 +131,11 @@ def evaluate_checkpoint(
 def evaluate_any(
     study: Study, checkpoint: Path, task: str, prompt: str, n_problems: int | None, folder: Path
 ) -> dict[str, Any]:
-    """:func:`evaluate_checkpoint` for a checkpoint, task, prompt and number of problems that the study need not name together.
+    """Evaluate any checkpoint on a task of the study (:func:`evaluate_checkpoint`).
 
     Raises:
-        UserError: an unknown task or prompt, no checkpoint, fewer validation problems than asked for, or ``folder`` cannot be
-            written.
+        UserError: the task or prompt is unknown, there is no checkpoint or are fewer validation problems than asked for, or
+            ``folder`` cannot be written.
     """
     find_format(study.task(task), prompt)
     problems = read_problems(paths.validation(task))
@@ -200,7 +199,7 @@ _QUESTION_OF = {
 
 
 def examples_to_read(prompt: str, records: list[dict[str, Any]]) -> str:
-    """A page on which a person can judge parser against model: examples of each outcome, spread over the whole evaluation."""
+    """Write a page of examples of each outcome, on which a person can check the answer parser."""
     lines = [f"# Examples under the {prompt} prompt", ""]
     lines += ["The arrow ⟶ stands where the prompt ends and the model's own text begins.", ""]
     for name in count_categories([r["category"] for r in records]):

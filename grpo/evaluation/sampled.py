@@ -1,4 +1,4 @@
-"""The ``best_of_n`` stage: several samples of each problem, and what choosing among them is worth."""
+"""The ``best_of_n`` stage: several samples of each problem, and the accuracy of choosing among them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from grpo.tracking.mlflow_study import flat, study_params, study_state, study_ta
 
 
 def run_best_of_n(study: Study) -> dict[str, Any]:
-    """Sample the base model several times on each problem under each prompt, and write the samples and the estimates.
+    """Sample the base model several times on each problem in each format, and write samples and estimates.
 
     Returns:
         for each prompt: for each N ``pass``, ``best`` and ``majority`` with 95% intervals over problems, and ``ranking``.
@@ -48,10 +48,10 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
 
 
 def estimates(settings: BestOfN, format: Format, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
-    """All numbers of one prompt's samples; one is right, or has the form, if it has all of the reward for that.
+    """Compute all estimates from one format's samples. A sample is right, or has the form, if its reward for that is 1.
 
     Raises:
-        ValueError: pass@1 and Best@1 differ. Choosing among one sample is no choice, so one of the estimators is wrong.
+        ValueError: pass@1 and Best@1 differ. With one sample there is no choice, so one of the estimators is wrong.
     """
     correct = np.array([[float(r.rewards["answer_reward"] == 1.0) for r in group] for group in groups])
     scores = np.array([[mean_log_prob(r) for r in group] for group in groups])
@@ -78,9 +78,9 @@ def estimates(settings: BestOfN, format: Format, groups: Sequence[Sequence[Rollo
 
 
 def with_zero_shot(study: Study, prompt: str, metrics: dict[str, Any]) -> dict[str, Any]:
-    """The estimates with the zero-shot generations for N = 1, where both stages asked the same problems under this prompt.
+    """Replace the estimates for N = 1 by the zero-shot accuracy, if both stages asked the same problems in this format.
 
-    Then pass@1, Best@1 and majority@1 are the zero-shot figure, as the handout has it (NLPDL, homework 3, problem 2).
+    The handout defines N = 1 by the zero-shot generations (NLPDL, homework 3, problem 2).
 
     Raises:
         UserError: the zero-shot generations are missing or damaged.
@@ -94,15 +94,15 @@ def with_zero_shot(study: Study, prompt: str, metrics: dict[str, Any]) -> dict[s
 
 
 def mean_log_prob(rollout: Rollout) -> float:
-    """Mean log-probability (nats) of the sampled tokens under the distribution they were drawn from."""
+    """Mean log-prob (nats) of the sampled tokens under the distribution that they were drawn from."""
     log_probs = rollout.completion.log_probs
     return sum(log_probs) / len(log_probs) if log_probs else 0.0
 
 
 def votes_of(answers: Sequence[Sequence[str | None]]) -> list[list[int]]:
-    """Which answer each sample votes for: equal numbers where the grader finds two answers of a problem equal, -1 for none.
+    """Number the answers of each problem: equal numbers for answers that the grader finds equal, -1 without an answer.
 
-    An answer joins the first one that it equals.
+    An answer gets the number of the first answer that it equals.
     """
     distinct = [list(dict.fromkeys(a for a in of_problem if a)) for of_problem in answers]
     pairs = [(later, earlier) for of_problem in distinct for i, later in enumerate(of_problem) for earlier in of_problem[:i]]

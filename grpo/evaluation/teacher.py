@@ -1,4 +1,4 @@
-"""Examples to fine-tune on that another model samples: the stage ``sft_dataset`` with ``source: sampled``."""
+"""Fine-tuning examples sampled from a teacher model: the ``sft_dataset`` stage with ``source: sampled``."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from grpo.tasks.task import Task, find_format
 def sample_sft_dataset(
     study: Study, name: str, settings: SampledTraces, validation: Sequence[Problem], target: Path
 ) -> dict[str, Any]:
-    """Ask the teacher the training questions, and write its solutions to ``target``, right and wrong ones.
+    """Sample the teacher's solutions of the training questions, and write them, right and wrong ones, to ``target``.
 
-    A killed sampling goes on where it was, to the same bits.
+    A killed sampling resumes and gives the same bits.
 
     Args:
-        name: the task's in the study.
-        validation: its validation problems.
+        name: name of the task in the study.
+        validation: the task's validation problems.
 
     Returns:
-        the report of :func:`build_sft_dataset`, and ``sampled``: who was asked, how many responses there were, and how many
-        of them were left out.
+        the report of :func:`build_sft_dataset`, with ``sampled``: the teacher, the number of responses, and the numbers left
+        out.
 
     Raises:
-        UserError: the teacher cannot be loaded, has no chat template where it is asked in a chat, or solved nothing.
+        UserError: the teacher cannot be loaded, lacks a chat template that it needs, or gave no usable response.
     """
     problems = read_problems(paths.train(name))
     if settings.questions is not None and settings.questions > len(problems):
         raise UserError(f"sft_datasets.{name}.questions: {settings.questions} are asked for, but there are {len(problems)}.")
     if settings.asked_in != settings.prompt:
-        study.task(name).rewrite("", settings.asked_in, settings.prompt)  # refuses what it does not know now, not in an hour
+        study.task(name).rewrite("", settings.asked_in, settings.prompt)  # refuse an unknown rewrite before sampling
     evaluator = _teacher(study, name, settings)
-    find_format(evaluator.task, settings.asked_in).encode(evaluator.tokenizer, "?")  # refuses where there is no chat template
+    find_format(evaluator.task, settings.asked_in).encode(
+        evaluator.tokenizer, "?"
+    )  # refuse a tokenizer without a chat template
     groups = evaluator.sample(problems[: settings.questions], settings.asked_in, settings.samples)
     traces, counts = traces_of(evaluator.task, settings, [rollout for group in groups for rollout in group])
     if not traces:
@@ -58,23 +60,23 @@ def sample_sft_dataset(
 
 
 def _teacher(study: Study, name: str, settings: SampledTraces) -> CheckpointEvaluator:
-    """The teacher in the place of the task's model, to be sampled as the settings say."""
+    """Load the teacher in place of the task's model, with the sampling settings of the data set."""
     sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens", "seed"})
     evaluation = study.evaluation.model_copy(update=sampling)
-    models = study.models | {name: settings.model}  # whose device counts, not that of the model that learns
+    models = study.models | {name: settings.model}  # the engine uses the teacher's device
     asked = study.model_copy(update={"models": models, "evaluation": evaluation})
     folder = folder_of(settings.model, f"sft_datasets.{name}.model")
     return CheckpointEvaluator(asked, folder, name, limit=f"sft_datasets.{name}.max_tokens")
 
 
 def traces_of(task: Task, settings: SampledTraces, rollouts: Sequence[Rollout]) -> tuple[list[Trace], dict[str, int]]:
-    """The responses as traces in the format that these are to have.
+    """Turn responses into traces in the format of the data set.
 
-    Responses that the token limit cut teach not to end, and are left out; so are those whose answer cannot be read, unless they
-    stand in the format that was asked for, and repetitions.
+    Left out are responses cut off by the token limit, because they would teach the model not to end; repetitions; and, if the
+    teacher was asked in another format, responses whose answer cannot be read.
 
     Returns:
-        the traces, and how many responses there were and were left out, by reason.
+        the traces, and the number of responses, in total and left out by reason.
     """
     format, rewritten = find_format(task, settings.prompt), settings.asked_in != settings.prompt
     traces: dict[tuple[str, str], Trace] = {}

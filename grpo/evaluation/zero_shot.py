@@ -1,4 +1,4 @@
-"""The ``math_baseline`` stage: the base model without any training, under each prompt."""
+"""The ``math_baseline`` stage: zero-shot evaluation of the base model in each format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo.tracking.mlflow_study import study_params, study_state, study_tags
 
 
 def run_math_baseline(study: Study) -> dict[str, Any]:
-    """Evaluate the base model zero-shot, write every completion, examples of each outcome to read, and the metrics.
+    """Evaluate the base model zero-shot, and write all completions, examples of each outcome, and the metrics.
 
     Returns:
         for each prompt what :func:`grpo.evaluation.evaluator.evaluate_checkpoint` returns.

@@ -1,1 +1,1 @@
-"""Small models, pretrained by the project itself."""
+"""Pretraining of small models on generated documents."""

@@ -1,4 +1,4 @@
-"""The stage ``model``: the models that runs start from, one for each task."""
+"""The ``model`` stage: the base model of each task."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LOG_EVERY = 10
 
 
 def make_base_model(study: Study, task: str) -> None:
-    """Pretrain, download, copy or draw the model of a task into ``data/model/TASK``.
+    """Make the base model of a task in ``data/model/TASK``: pretrained, downloaded, copied, or with random weights.
 
     Raises:
-        UserError: a download that fails, a folder that holds no model, or a task without documents to pretrain on.
+        UserError: a download fails, a folder holds no model, or a task has no documents for pretraining.
     """
     start_threads(study.threads)
     match study.models[task]:
@@ -39,7 +39,7 @@ def make_base_model(study: Study, task: str) -> None:
 
 
 def _pretrain(study: Study, name: str, settings: PretrainedHere) -> None:
-    """Pretrain on the task's documents, with progress shown and tracked, and save the model and its tokenizer."""
+    """Pretrain on the task's documents with a progress bar and MLflow, and save model and tokenizer."""
     task, target = study.task(name), paths.model(name)
     documents = call_with(task.documents, {"seed": settings.seed, **settings.documents}, f"models.{name}.documents")
     tags = study_tags(study, name) | {"experiment": "model", "stage": f"model@{name}"}
@@ -69,7 +69,7 @@ def _pretrain(study: Study, name: str, settings: PretrainedHere) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Check that ``source`` loads, and write it anew in one format, in the precision that it came in."""
+    """Load the checkpoint ``source`` and save it in its own precision, which checks it and gives all checkpoints one format."""
     model, tokenizer = load_model(source), load_tokenizer(source)
     to_stored_precision(model, source)
     with whole_folder(target) as folder:
@@ -77,8 +77,8 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _draw(settings: RandomModel, like: Path, target: Path) -> None:
-    """Write random weights in the architecture of a checkpoint, of whose weights nothing is read, and its tokenizer."""
-    from grpo.models.hugging_face import random_model  # transformers is imported for this only
+    """Save a model with random weights in the architecture of a checkpoint, and that checkpoint's tokenizer."""
+    from grpo.models.hugging_face import random_model  # imports transformers, which is slow
 
     model, tokenizer = random_model(like, settings), load_tokenizer(like)
     with whole_folder(target) as folder:

@@ -24,7 +24,7 @@ FINAL_RATE_SHARE = 0.05
 MAX_GRADIENT_NORM = 1.0
 WEIGHT_DECAY = 0.01
 BATCHES_SORTED_TOGETHER = 16
-INITIALIZER_RANGE = 0.08  # at this width it learns the task in half the steps that the large models' 0.02 needs
+INITIALIZER_RANGE = 0.08  # a model of this width learns the task in half the steps that the usual 0.02 needs
 
 
 def pretrain(
@@ -33,14 +33,14 @@ def pretrain(
     pieces: Callable[[str], list[str]],
     on_step: Callable[[int, float, float], None],
 ) -> tuple[TransformerLM, Tokenizer]:
-    """Train tokenizer and model from nothing.
+    """Train a tokenizer and a model from scratch.
 
-    The loss counts the response's tokens only: the questions are random numbers, of which nothing can be learnt.
+    The loss counts response tokens only, because the questions are random and there is nothing to learn from them.
 
     Args:
         documents: an endless stream of (prompt, response).
-        pieces: cuts a text into those that the tokenizer is trained on.
-        on_step: called with step (from 1), loss (nats per token) and learning rate.
+        pieces: splits a text into the pieces that the tokenizer is trained on.
+        on_step: called after each step with its number (from 1), loss (nats per token) and learning rate.
 
     Returns:
         model (float32) and tokenizer.
@@ -64,7 +64,7 @@ def pretrain(
 
 
 def build_transformer(settings: PretrainedHere, vocab_size: int) -> TransformerLM:
-    """A randomly initialised model; end of text is token 0, as in :func:`train_tokenizer`."""
+    """Build a randomly initialized model; end of text is token 0, as in :func:`train_tokenizer`."""
     return TransformerLM(
         TransformerConfig(
             vocab_size=vocab_size,
@@ -83,13 +83,13 @@ def build_transformer(settings: PretrainedHere, vocab_size: int) -> TransformerL
 
 
 def _learning_rate(step: int, settings: PretrainedHere) -> float:
-    """Linear warm-up, then a cosine to ``FINAL_RATE_SHARE`` of the peak."""
+    """Learning rate: linear warm-up, then a cosine to ``FINAL_RATE_SHARE`` of the peak."""
     cosine = 0.5 * (1 + math.cos(math.pi * step / settings.steps))
     return settings.learning_rate * min(1.0, step / WARMUP_STEPS) * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
 
 
 def _batches(settings: PretrainedHere, corpus: list[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[dict[str, Tensor]]:
-    """Batches of documents of similar length, in seeded random order, so that little padding is computed."""
+    """Yield batches of documents of similar length, which need little padding, in seeded random order."""
     prompts, responses = (tokenizer([text[part] for text in corpus], add_special_tokens=False)["input_ids"] for part in (0, 1))
     responses = [[*ids, tokenizer.eos_token_id] for ids in responses]
     rng = random.Random(f"batches {settings.seed}")

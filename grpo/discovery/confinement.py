@@ -2,7 +2,7 @@
 
 Loaded by path from ``grpo/discovery/sandboxed.py``, so it imports nothing of the package. All by ``ctypes``, as Python has no
 functions for it; numbers and layouts are those of Linux's headers, system calls and the filter are left to libseccomp, which
-systemd and apt bring along. ``docs/kissing.md`` says why no sandbox from outside is used.
+systemd and apt bring along. ``benchmarks/NOTES.md`` says why no sandbox from outside is used.
 """
 
 from __future__ import annotations

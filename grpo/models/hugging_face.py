@@ -50,7 +50,7 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
             raise
         raise UserError(
             f"{folder}: a model of the architecture {type(model).__name__} cannot be trained here ({reason(error)}). Use a "
-            "model of another architecture (docs/models.md)."
+            "model of another architecture (docs/settings.md)."
         ) from error
     # With settings for sampling that it finds inconsistent transformers would not save the model. The tokenizer keeps the file;
     # where there is none, one with what config.json says is written.

@@ -387,7 +387,7 @@ def explain(path: Path, item: Any, values: Any) -> str:
     key, kind, value = ".".join(keys_of(item, values)), item["type"], item.get("input")
     if kind == "extra_forbidden":
         if key.split(".")[-1] == OBJECTIVE:
-            return f"{path}: {key}: a study's file may have it, and so may an arm. Here write {value} out (docs/learner.md)."
+            return f"{path}: {key}: a study's file may have it, and so may an arm. Here write {value} out (docs/settings.md)."
         return f"{path}: {key}: unknown key. Check its spelling, or remove it."
     if kind == "missing":
         return f"{path}: {key}: missing. Add it (see studies/ for examples)."

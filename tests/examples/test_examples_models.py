@@ -1,4 +1,4 @@
-"""docs/models.md: its study is trained, from a checkpoint as it comes from the Hub, and learns; its other settings are ones."""
+"""docs/settings.md: its study is trained, from a checkpoint as it comes from the Hub, and learns; its settings are accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo.study.compose import compose
 from grpo.study.schema import load_study
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/models.md").read_text()
+PAGE = (ROOT / "docs/settings.md").read_text()
 
 
 def snippets(language: str) -> list[str]:

@@ -18,6 +18,6 @@ def test_a_study_of_a_task_of_ones_own_in_a_folder_outside_the_project(tmp_path:
 
 
 def test_a_study_that_asks_in_chats_only(tmp_path: Path) -> None:
-    folder = clone_with_study(tmp_path / "clone", "models.md", "digits")
+    folder = clone_with_study(tmp_path / "clone", "settings.md", "digits")
     tiny_checkpoint(folder / "my-model", "llama", "like_llama3", ["Say number 12 in digits.", "You are a calculator."])
     run_to_the_report(folder)

@@ -71,14 +71,14 @@ def test_readme_is_read_in_a_few_minutes() -> None:
 
 def test_the_chain_of_experiments_is_as_it_is_drawn() -> None:
     """One that somebody adds need not be drawn."""
-    experiments = read_yaml(ROOT / "params.yaml")["experiments"]
-    drawing = re.search(r"^```mermaid\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    experiments, page = read_yaml(ROOT / "params.yaml")["experiments"], (DOCS / "study.md").read_text()
+    drawing = re.search(r"^```mermaid\n(.*?)^```$", page, re.M | re.S)
     assert drawing
     chains = [line.split(" --> ") for line in drawing[1].splitlines()[1:]]
     drawn = [(before.strip(), after) for chain in chains for before, after in itertools.pairwise(chain)]
     assert len(drawn) == 13
     assert [pair for pair in drawn if experiments[pair[1]].get("builds_on") != pair[0]] == []
-    described = re.findall(r"^\| `(\w+)` \|", (DOCS / "pipeline.md").read_text(), re.M)
+    described = re.findall(r"^\| `(\w+)` \|", page, re.M)
     assert len(described) > 12 and set(experiments) <= set(described)
 
 

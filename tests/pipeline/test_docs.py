@@ -66,7 +66,7 @@ def test_messages_point_to_pages_that_exist() -> None:
 
 
 def test_readme_is_read_in_a_few_minutes() -> None:
-    assert len((ROOT / "README.md").read_text().split()) <= 900
+    assert len((ROOT / "README.md").read_text().split()) <= 700
 
 
 def test_the_chain_of_experiments_is_as_it_is_drawn() -> None:

@@ -109,7 +109,10 @@ def draw_dots(axes: Axes, dots: Sequence[Dot], looks: Mapping[str, Style], shape
 
 
 def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
-    """What a panel shows, over what; from 0 to 1 where it is a share, in powers where values differ many times."""
+    """Title, axis label and scale of a panel: 0 to 1 for a share, logarithmic where values differ many times.
+
+    Zeros, such as the gradient norm of a batch without signal, stay visible: the scale is linear near them (symlog).
+    """
     axes.set_title(title)
     axes.set_xlabel(x)
     heights = [float(y) for line in axes.lines for y in np.asarray(line.get_ydata())]
@@ -118,8 +121,12 @@ def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
     known = [y for y in heights if y == y]
     if share:
         axes.set_ylim(-0.02, 1.02)
-    elif known and min(known) > 0 and max(known) > LOG_FROM * min(known):
-        axes.set_yscale("log")
+    elif known and min(known) >= 0 and max(known) > 0:
+        usual = float(np.median([y for y in known if y > 0]))
+        if min(known) > 0 and max(known) > LOG_FROM * min(known):
+            axes.set_yscale("log")
+        elif max(known) > LOG_FROM * usual:
+            axes.set_yscale("symlog", linthresh=usual)
 
 
 def legend(figure: Figure, looks: Mapping[str, Style]) -> None:

@@ -18,7 +18,7 @@ from study_parts import ASYNCHRONOUS, COLOCATE
 
 from grpo.reporting import figures, pieces, timing
 from grpo.reporting.asynchronous import draw_staleness
-from grpo.reporting.charts import save_figure
+from grpo.reporting.charts import Curve, draw_curves, frame, panels, save_figure
 from grpo.reporting.curves import GIVEN_FORM, TITLES, curves_of, values_of
 from grpo.reporting.figures import experiment_figure, second_metric
 from grpo.reporting.fine_tuning import draw_by_examples
@@ -117,6 +117,24 @@ def test_seeds_are_thin_their_mean_is_thick_and_a_stopped_run_has_a_cross(mini_s
     assert [line.get_ydata()[-1] for line in thin] == pytest.approx([0.1, 0.12, 0.14])  # type: ignore[index]
     assert [line.get_ydata()[-1] for line in thick] == pytest.approx([0.11])  # type: ignore[index]
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in cross] == [(3, pytest.approx(0.14))]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("heights", "scale"),
+    [
+        ((1.0, 2.0, 3.0, 1.5), "linear"),
+        ((0.01, 1.0, 2.0, 3.0), "log"),  # 300 times the smallest
+        ((0.0, 1.0, 2.0, 1900.0), "symlog"),  # one spike beside usual values, and a batch without signal
+        ((0.0, 0.001, 0.2, 0.3), "linear"),  # grows from nothing: its usual values are not dwarfed
+    ],
+)
+def test_a_spike_hides_neither_the_usual_values_nor_zeros(heights: tuple[float, ...], scale: str) -> None:
+    _, (axes,) = panels(1)
+    draw_curves(axes, [Curve("a", None, (0, 1, 2, 3), heights)], styles(["a"]))
+    frame(axes, "gradient norm", "GRPO step")
+    assert axes.get_yscale() == scale
+    low, high = axes.get_ylim()
+    assert low <= min(heights) and max(heights) <= high
 
 
 def test_accuracy_given_the_form_is_the_reward_by_the_form() -> None:

@@ -361,6 +361,10 @@ def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
         ("extends: mini\nexperiments: {without: [grpo_baselines]}\n", "experiments.grpo_baselines.arms: left out, but grpo_"),
         ("extends: mini\ngrpo: {group_size: 3}\n", "studies/bad.yaml: grpo:"),
         ("extends: mini\ngrpo: {n_steps: 3}\n", "studies/bad.yaml: grpo.n_steps: unknown key."),
+        (
+            "extends: mini\nexperiments: {grpo_learning_rate: {arms: {3e-4: {learning_rate: 3e-4}}}}\n",
+            "studies/bad.yaml: experiments.grpo_learning_rate.arms: 0.0003 is a name here, which YAML reads as a number",
+        ),
         ("extends: mini\nexperiments: 3\n", "studies/bad.yaml: experiments:"),
         ("extends: mini\nexperiments: {leaderboard: 3, without: []}\n", "studies/bad.yaml: experiments.leaderboard:"),
         ("extends: mini\ntasks: {main: {use: math}}\n", "studies/bad.yaml: tasks.main: missing: source."),

@@ -62,10 +62,11 @@ class MlflowRun:
             "artifacts": [],
             "tables": [],
             "checkpoints": [],
-            "started": milliseconds(),
+            "started": round(1000 * time.time()),
             "status": None,
             "ended": None,
         }
+        self._began = time.monotonic()
         self.folder = paths.workspace() / paths.UNSENT_METRICS / f"{_file_name(experiment)}-{_file_name(name)}-{key[:12]}"
         self._metrics: BinaryIO | None = None
         self._lost = 0
@@ -86,7 +87,7 @@ class MlflowRun:
         """Record metrics of one step."""
         if self._sender is None:
             return
-        row = {"time": milliseconds(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
+        row = {"time": self._now(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
         with self._noting_trouble():
             if self._metrics is None:
                 raise FileNotFoundError("there is no file to write to")
@@ -144,7 +145,7 @@ class MlflowRun:
         """
         if self._sender is None:
             return None
-        self._describe(status=status, ended=max(milliseconds(), self._about["started"]))
+        self._describe(status=status, ended=self._now())
         error = self._sender.finish() if self._metrics is not None else None
         lost = f"{self._lost} messages could not be kept on disk: {describe(self._trouble)}" if self._trouble else None
         if errors := [each for each in (error, lost) if each]:
@@ -154,6 +155,10 @@ class MlflowRun:
         if self._metrics is not None and not self._sender.is_alive():
             self._metrics.close()  # which releases its lock
         return self._sender.delivery.run_id
+
+    def _now(self) -> int:
+        """Milliseconds since 1970; setting the system's clock while the run goes on does not change how long it took."""
+        return int(self._about["started"]) + round(1000 * (time.monotonic() - self._began))
 
     def _describe(self, **changed: Any) -> None:
         """Change what the folder says of the run."""
@@ -184,11 +189,6 @@ class MlflowRun:
             f"    grpo mlflow_import {shlex.quote(str(self.folder))}",
         ]
         return "\n".join(lines)
-
-
-def milliseconds() -> int:
-    """Milliseconds since 1970."""
-    return round(1000 * time.time())
 
 
 def _file_name(text: str) -> str:

@@ -23,7 +23,7 @@ from grpo.common.records import Completion
 from grpo.common.world import World
 from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint
 from grpo.models.prefix_attention import SharedPrefix
-from grpo.rollout.engine import SamplingParams, derive_seed
+from grpo.rollout.engine import SamplingParams, derive_seed, require_room
 from grpo.rollout.make_engine import Checkpoint, make_engine, sleeps
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 from grpo.rollout.vllm_engine import request_settings
@@ -413,12 +413,15 @@ def test_order_and_shape_do_not_depend_on_the_batch_size(
             assert completion.log_probs == pytest.approx(exact_log_probs(model, prompt, completion), abs=1e-4)
 
 
-def test_a_batch_never_holds_more_rows_than_allowed(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize(("allowed", "held"), [(7, 6), (2, 3)], ids=["two prompts of three", "a group is never split"])
+def test_a_batch_holds_as_many_whole_groups_as_are_allowed(
+    model: Any, tokenizer: Any, prompts: list[list[int]], allowed: int, held: int
+) -> None:
     rows: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    TransformersEngine(model, tokenizer, max_batch_size=7).generate(prompts, SamplingParams(max_tokens=3), n=3, seed=0)
+    TransformersEngine(model, tokenizer, max_batch_size=allowed).generate(prompts, SamplingParams(max_tokens=3), n=3, seed=0)
     hook.remove()
-    assert max(rows) == 6  # two prompts of three
+    assert max(rows) == held
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -460,6 +463,8 @@ def test_context_overflow_names_what_fits(model: Any, tokenizer: Any, prompts: l
         engine.generate(prompts, SamplingParams(max_tokens=fits + 1), n=1, seed=0)
     (completion,) = engine.generate(prompts[1:2], SamplingParams(max_tokens=fits), n=1, seed=0)[0]
     assert len(completion.token_ids) == fits or completion.finish_reason == "stop"
+    with pytest.raises(UserError, match="1 of 2 prompts are too long"):  # the other one just fits
+        require_room(10, [(1,) * 4, (1,) * 5], max_tokens=6)
 
 
 # ------------------------------------------------------------------------------------------------------ how texts end

@@ -132,11 +132,12 @@ def test_the_text_holds_every_token_but_the_one_that_ends_it(
     assert one.finish_reason == ("stop" if tokens else "length")
 
 
-def test_a_stop_token_that_the_limit_cut_in_front_of_others_stays_in_the_text() -> None:
-    """Before min_tokens, where an engine lets one through."""
+@pytest.mark.parametrize("text", ["a</s>b", "a</s>"])
+def test_a_stop_token_within_the_minimum_stays_in_the_text(text: str) -> None:
+    """Where an engine lets one through, and the limit cuts the response behind it."""
     tokenizer = byte_level()
-    ids = tokenizer("a</s>b")["input_ids"]
-    assert Responses(tokenizer, ()).completion(ids, [0.0] * len(ids), "length", 0).text == "a</s>b"
+    ids = tokenizer(text)["input_ids"]
+    assert Responses(tokenizer, ()).completion(ids, [0.0] * len(ids), "length", 0).text == text
 
 
 # ---------------------------------------------------------------------------------------------- what no engine may return
@@ -192,13 +193,18 @@ def test_what_an_engine_returns_is_what_it_was_asked_for(engine: Returns, messag
 # ------------------------------------------------------------------------------------------------------ drawing a token
 
 
+@pytest.mark.parametrize("second_half", [True, False])
 @pytest.mark.parametrize("vocabulary", [1, 7, 1023, 1024, 1025, 2048, 5000, 151_936])
-def test_large_vocabularies_draw_what_one_running_sum_draws(vocabulary: int) -> None:
-    """By numpy, in one pass; half of the tokens have no probability, at the end of the vocabulary too."""
+def test_large_vocabularies_draw_what_one_running_sum_draws(vocabulary: int, second_half: bool) -> None:
+    """By numpy, in one pass; half of the tokens have no probability, or only some of the first half have any."""
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 4 * torch.randn(24, vocabulary, generator=generator)
     logits[:, torch.rand(vocabulary, generator=generator) < 0.5] = -torch.inf
-    logits[:, 0], logits[:, vocabulary // 2 + 1 :] = 1.0, -torch.inf
+    logits[:, 0] = 1.0
+    if second_half:
+        logits[:, -1] = logits.max(dim=-1).values + 1  # the last token is drawn in some rows
+    else:
+        logits[:, vocabulary // 2 + 1 :] = -torch.inf
     weights = torch.softmax(logits, dim=-1)
     uniform = torch.rand(24, dtype=torch.float64, generator=generator)
     cumulative = np.cumsum(weights.numpy().astype(np.float64), axis=1)
@@ -206,6 +212,7 @@ def test_large_vocabularies_draw_what_one_running_sum_draws(vocabulary: int) -> 
         int(np.searchsorted(row, u * row[-1], side="right")) for row, u in zip(cumulative, uniform.numpy(), strict=True)
     ]
     assert invert(weights, uniform).tolist() == expected
+    assert (vocabulary - 1 in expected) == (second_half or vocabulary == 1)
 
 
 @pytest.mark.parametrize("vocabulary", [300, 3000])

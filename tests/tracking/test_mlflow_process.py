@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import getpass
+import json
 import math
 import os
 import shutil
@@ -120,6 +121,20 @@ def test_a_database_that_is_removed_in_mid_run_is_made_anew_with_all_of_the_run(
     assert {run.info.run_name: run.info.status for run in runs} == dict.fromkeys(("first", "second", "third"), "FINISHED")
     (first,) = [run for run in runs if run.info.run_name == "first"]
     assert history(client, first, "x") == [(0, 0.5), (1, 1.5)] and unsent() == []
+
+
+def test_a_clock_that_goes_back_shortens_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = MlflowRun("toy", "run", {}, {})
+    run.log({"x": 0.0}, step=0)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    time.sleep(0.1)
+    run.log({"x": 1.0}, step=1)
+    run.finish()
+    about = read_json(run.folder / "run.json", made_by="")
+    first, second = (json.loads(line)["time"] for line in (run.folder / "metrics.jsonl").read_text().splitlines() if line)
+    assert 100 <= about["ended"] - about["started"] < 60_000
+    assert about["started"] <= first <= second - 100 <= about["ended"] - 100
 
 
 def test_two_runs_at_once_are_kept_apart(delivered: Path) -> None:

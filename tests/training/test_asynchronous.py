@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import asynchronous_parts as parts
 import pytest
@@ -27,6 +28,7 @@ import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner
 from model_parts import own_model
 from pydantic import ValidationError
+from ray.exceptions import RayActorError
 from state_parts import never_saved, saved_every
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training_parts import context, problems, read_csv, setup_of
@@ -39,7 +41,7 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
-from grpo.training.asynchronous import actors
+from grpo.training.asynchronous import actor_worker, actors
 from grpo.training.asynchronous.actor_worker import ActorWorker
 from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import finished, train_grpo_asynchronously
@@ -306,6 +308,7 @@ class Accumulator:
 
     def __init__(self) -> None:
         self.total = 0.0
+        self.kept: dict[int, float] = {}
 
     def train(self, rollouts: list[float], version: int) -> list[dict[str, float]]:
         self.total = 2 * self.total + sum(rollouts) + version
@@ -320,7 +323,8 @@ class Accumulator:
     def read_state(self, file: Path) -> None:
         self.total = float(file.read_text())
 
-    def keep(self, version: int) -> None: ...
+    def keep(self, version: int) -> None:
+        self.kept[version] = self.total
 
 
 class Worker(ActorWorker):
@@ -381,6 +385,87 @@ def test_batches_since_a_state_was_taken_are_not_forgotten_when_it_is_written(tm
     worker.lose()
     worker.start()
     assert worker._actor.total == 2 * 1 + 5 + 1
+
+
+def test_a_lost_learner_has_the_version_again_that_is_still_to_be_sent(tmp_path: Path) -> None:
+    worker = Worker("learner", Accumulator, (), {}, 60.0)
+    learner = RemoteLearner(worker, sends=True)
+    learner.train([1.0], version=0)  # type: ignore[list-item]
+    learner.keep(1)
+    learner.write_state(tmp_path / "state")
+    assert learner.is_written()
+    learner.saved(tmp_path / "state")
+    worker.lose()
+    worker.start()
+    assert worker._actor.kept == {1: 1.0}
+
+
+def test_a_lost_learner_goes_on_from_the_state_that_the_run_was_taken_up_from(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("7.0")
+    worker = Worker("learner", Accumulator, (), {}, 60.0)
+    learner = RemoteLearner(worker)
+    learner.read_state(tmp_path / "state")
+    learner.train([5.0], version=1)  # type: ignore[list-item]
+    worker.lose()
+    worker.start()
+    assert worker._actor.total == 2 * 7 + 5 + 1
+
+
+class Mortal:
+    """An actor that dies at so many calls of ``ask``, each time with what it was told."""
+
+    deaths = 0
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def start(self) -> tuple[None, None]:
+        return None, None
+
+    def tell(self, what: str) -> tuple[None, None]:
+        self.heard.append(what)
+        return None, None
+
+    def ask(self) -> tuple[list[str], None]:
+        if Mortal.deaths:
+            Mortal.deaths -= 1
+            raise RayActorError
+        return self.heard, None
+
+
+class RayInThisProcess:
+    """As much of Ray as an ActorWorker calls."""
+
+    def remote(self, **_: Any) -> Any:
+        return lambda actor_class: SimpleNamespace(remote=lambda *arguments: Handle(actor_class(*arguments)))
+
+    def get(self, value: Any, timeout: float) -> Any:
+        return value
+
+    def kill(self, actor: Any, no_restart: bool) -> None: ...
+
+
+class Handle:
+    """Of an actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=getattr(self.actor, method)))
+
+
+@pytest.mark.parametrize("deaths", range(5))
+def test_an_actor_that_dies_is_brought_back_up_to_four_times(monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
+    monkeypatch.setattr(actor_worker, "ray", RayInThisProcess())
+    monkeypatch.setattr(Mortal, "deaths", deaths)
+    worker = ActorWorker("mortal", Mortal, (), {}, 60.0, recovery=[("tell", ("all before",))])
+    if deaths == 4:
+        with pytest.raises(RuntimeError, match="the mortal was lost 4 times in a row at ask"):
+            worker.call("ask")
+    else:
+        assert worker.call("ask") == (["all before"], None)
+    assert worker.restarts == deaths
 
 
 class Sampler:
@@ -747,6 +832,21 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
         one, setup = {"num_cpus": 1.0}, setup_of(asynchronous())
         with pytest.raises(UserError, match="RAY_ADDRESS"), start_actors(setup, len, len, one, one):
             pass
+
+
+def test_rays_sockets_can_be_named_where_the_folder_for_temporary_files_has_a_long_name(tmp_path: Path) -> None:
+    """As batch systems have it. The kernel refuses names of more than 107 characters; Ray's are 67 longer than the folder's."""
+    temporary = tmp_path / "of-the-batch-system" / "job-1234567-of-some-user"
+    temporary.mkdir(parents=True)
+    program = "import grpo.training.asynchronous, os, tempfile; print(os.environ.get('RAY_TMPDIR', tempfile.gettempdir()))"
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_TMPDIR"} | {"TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    folder, rest = done.stdout.strip(), uuid4().hex.ljust(66, "-")
+    with socket.socket(socket.AF_UNIX) as one:
+        with pytest.raises(OSError, match="too long"):
+            one.bind(f"{temporary}/{rest}")
+        one.bind(f"{folder}/{rest}")
+    Path(folder, rest).unlink()
 
 
 ON_A_CLUSTER = """

@@ -882,13 +882,13 @@ def test_a_phases_memory_is_its_largest_in_the_step_and_only_in_this_step(tmp_pa
 
 
 def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of the process that takes it up may stand anywhere."""
+    """The clock of the process that takes it up may stand anywhere. The first one began 7 s before its log."""
     clock = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    folders = [tmp_path / "first", tmp_path / "again"]
+    folders = [tmp_path / "first", tmp_path / "again", tmp_path / "third"]
     for folder in folders:
         folder.mkdir()
-    first = RunLog(folders[0], NoMlflow())  # type: ignore[arg-type]
+    first = RunLog(folders[0], NoMlflow(), began=93.0)  # type: ignore[arg-type]
     with first.phase("training"):
         clock[0] += 30.0
     first.step(1, [{"loss": 0.0}], {}, tokens=1)
@@ -896,14 +896,19 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
     first.close()
     clock[0] = 5.0
     again = RunLog(folders[1], NoMlflow())  # type: ignore[arg-type]
+    clock[0] += 3.0  # the state is read
     again.restore(state)
     clock[0] += 4.0
-    assert again.elapsed_s == 34.0 and again.resumed_after == [1]
+    assert again.elapsed_s == 41.0 and again.resumed_after == [1]
     with again.phase("training"):
         clock[0] += 2.0
     again.step(2, [{"loss": 0.0}], {}, tokens=1)
     again.close()
     assert [row["step_s"] for row in again.times] == [30.0, 6.0] and again.phase_totals == {"training_s": 32.0}
+    third = RunLog(folders[2], NoMlflow())  # type: ignore[arg-type]
+    third.restore(again.state())
+    third.close()
+    assert third.elapsed_s == 43.0 and third.resumed_after == [1, 2]
 
 
 def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, tokenizer: Any, mini_study: Study) -> None:

@@ -22,6 +22,7 @@ from grpo.models.lora import add_adapters
 from grpo.study.methods import Lora
 from grpo.study.schema import Study
 from grpo.training.asynchronous import start
+from grpo.training.asynchronous.actors import LearnerActor
 from grpo.training.asynchronous.transfer import BUCKET, Sender, bucket_bytes, weights_to_send
 
 pytestmark = pytest.mark.usefixtures("actors_find_the_parts")
@@ -65,6 +66,7 @@ def test_a_checkpoints_weights_are_sent_under_its_names(tokenizer: Any, tmp_path
 
 
 def test_adapters_are_merged_and_stay_in_the_model(model: Any) -> None:
+    """However the weights go to the generator."""
     plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     add_adapters(model, Lora(rank=2, alpha=4, targets=["q_proj"]), seed=0)
     layer = model.get_submodule("model.layers.0.self_attn.q_proj")
@@ -76,6 +78,10 @@ def test_adapters_are_merged_and_stay_in_the_model(model: Any) -> None:
     torch.testing.assert_close(sent["model.layers.0.self_attn.q_proj.weight"], expected)
     assert torch.equal(sent["model.layers.0.mlp.up_proj.weight"], plain["model.layers.0.mlp.up_proj.weight"])
     assert model.get_submodule("model.layers.0.self_attn.q_proj") is layer
+    actor = LearnerActor(lambda: (SimpleNamespace(model=model), len), CONFIG)  # type: ignore[arg-type, return-value]
+    actor.start()
+    through_ray, _ = actor.weights()
+    assert through_ray.keys() == sent.keys() and all(torch.equal(through_ray[name], sent[name]) for name in sent)
 
 
 def test_a_bucket_holds_the_largest_weight() -> None:

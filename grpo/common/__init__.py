@@ -1,1 +1,1 @@
-"""What every room may use: errors, files, records, the CPU, memory; imports nothing of the package."""
+"""Shared by all packages: errors, files, records, locks, processes. Imports nothing from the rest of grpo."""

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A new folder to write into, which takes ``target``'s place only when the block ends without an exception.
+    """Yield a new folder to write into; it replaces ``target`` if the block ends without an exception.
 
     Raises:
         UserError: another process writes this folder.
@@ -38,7 +38,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
                 remove(left_by_a_kill)
             draft.mkdir()
             yield draft
-            if target.exists():  # not removed where it stands: a kill would leave half of it there
+            if target.exists():  # moved, not removed: a kill would leave half of it
                 target.replace(old)
             draft.replace(target)
         finally:
@@ -48,7 +48,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there and the system lets us."""
+    """Remove a file or folder; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -57,13 +57,13 @@ def remove(path: Path) -> None:
 
 
 def require_writable(folder: Path, option: str) -> None:
-    """Check that a folder can be made and written, before the work whose results it is to hold; nothing is left there.
+    """Check before the work that the folder for its results can be made and written; leave nothing there.
 
     Args:
-        option: that names the folder.
+        option: the command-line option that names the folder.
 
     Raises:
-        UserError: it cannot be made or written.
+        UserError: the folder cannot be made or written.
     """
     made: list[Path] = []
     try:
@@ -80,7 +80,7 @@ def require_writable(folder: Path, option: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step; of two processes that write it at once, the later one's text stays."""
+    """Write a text file atomically. If two processes write it at once, the later text stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft.{os.getpid()}")
     try:
@@ -93,13 +93,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON in one step; keys keep their order and floats their every digit."""
+    """Write JSON atomically, with keys in order and all digits of floats."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager
 def _noted(target: Path) -> Iterator[None]:
-    """Note with an exception what was being written, which an error of a full disk does not say by itself."""
+    """Add to exceptions what was being written, as an error of a full disk does not say it."""
     try:
         yield
     except Exception as error:
@@ -111,10 +111,10 @@ def _noted(target: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, what: object, made_by: str, line: int | None = None) -> UserError:
-    """The error that a result file is damaged.
+    """Make the error for a damaged result file.
 
     Args:
-        what: is wrong with it.
+        what: what is wrong with it.
         made_by: the stage that makes it.
     """
     where = f"{path}:{line}" if line else str(path)
@@ -122,10 +122,10 @@ def damaged(path: Path, what: object, made_by: str, line: int | None = None) -> 
 
 
 def how_to_restore(path: Path, made_by: str) -> str:
-    """How a damaged result comes back: data/ is kept by DVC, reports/ by git. ``made_by`` is empty where no stage makes it."""
+    """Say how to restore a damaged result: data/ is kept by DVC, reports/ by git. ``made_by`` is empty if no stage makes it."""
     if not made_by:
-        return "Make it anew."
-    anew = f"`dvc repro -f -s {made_by}` to make it anew."  # without -s, -f would run all stages before it again too
+        return "Make it again."
+    anew = f"`dvc repro -f -s {made_by}` to make it again."  # without -s, -f would run all earlier stages too
     command = {"data": "dvc checkout --force", "reports": "git checkout"}.get(from_here(path).parts[0])
     return f"Run `{command} {from_here(path)}` to bring the stored copy back, or {anew}" if command else f"Run {anew}"
 
@@ -148,7 +148,7 @@ def read_text(path: Path, made_by: str) -> str:
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """``json.loads``, whose every refusal is a ValueError."""
+    """Parse JSON; every error is a ValueError."""
     try:
         return json.loads(text, **options)
     except RecursionError:
@@ -160,7 +160,7 @@ def read_json(path: Path, made_by: str, keys: Iterable[str] = ()) -> Any:
 
     Args:
         made_by: the stage that makes the file, for the message.
-        keys: those that the object in it has at least; none, where it need not be an object.
+        keys: keys that the value must have; if empty, it may be anything.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -175,24 +175,24 @@ def read_json(path: Path, made_by: str, keys: Iterable[str] = ()) -> Any:
 
 
 def require_keys(path: Path, value: Any, keys: Iterable[str], made_by: str) -> None:
-    """Raise UserError unless what was read from ``path`` is a mapping with these keys; none: it may be anything."""
+    """Raise UserError unless ``value``, read from ``path``, has these keys; without keys it may be anything."""
     missing = [key for key in keys if not isinstance(value, dict) or key not in value]
     if missing:
         raise damaged(path, f"{', '.join(missing)} missing", made_by)
 
 
 def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
-    """Read a file of one JSON object a line.
+    """Read a file with one JSON object per line.
 
     Args:
         made_by: the stage that makes the file, for the message.
-        parse: makes a record of an object.
+        parse: turns an object into a record.
 
     Raises:
-        UserError: the file is missing or empty, or a line is no such record.
+        UserError: the file is missing or empty, or ``parse`` refuses a line.
     """
     records = []
-    # Not splitlines(): it also splits at such characters as U+2028, which JSON may hold as they are.
+    # Not splitlines(), which also splits at characters such as U+2028; JSON allows these in strings.
     for number, line in enumerate(read_text(path, made_by).removesuffix("\n").split("\n"), start=1):
         try:
             records.append(parse(parse_json(line)))
@@ -206,7 +206,7 @@ def read_csv(path: Path, made_by: str, columns: Iterable[str]) -> pd.DataFrame:
 
     Args:
         made_by: the stage that makes the file, for the message.
-        columns: those that it has at least.
+        columns: columns that it must have.
 
     Raises:
         UserError: the file is missing, empty or damaged.
@@ -223,7 +223,7 @@ def read_csv(path: Path, made_by: str, columns: Iterable[str]) -> pd.DataFrame:
     for number, row in enumerate(rows, start=2):
         if len(row) != len(header) or not all(map(_is_number, row)):
             raise damaged(path, f"not {len(header)} numbers", made_by, number)
-    if not rows or not text.endswith("\n"):  # its last number may be cut
+    if not rows or not text.endswith("\n"):  # the last number may be cut off
         raise damaged(path, "cut off", made_by, line=len(rows) + 1)
     return pd.read_csv(io.StringIO(text))
 
@@ -240,10 +240,7 @@ def _is_number(cell: str) -> bool:
 
 
 def files_digest(path: Path) -> str:
-    """SHA-256 (first 16 hex digits) over the names and contents of a file or of all files below a folder.
-
-    Of code, what Python compiled does not count: it is written while the code runs.
-    """
+    """SHA-256 (first 16 hex digits) over the names and contents of a file, or of all files in a folder except __pycache__."""
     total = hashlib.sha256()
     found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     for file in (p for p in found if "__pycache__" not in p.relative_to(path).parts):
@@ -252,10 +249,10 @@ def files_digest(path: Path) -> str:
 
 
 def dvc_hashes(folder: Path) -> tuple[str, dict[str, str]]:
-    """The hash of a folder as DVC 3 writes it into dvc.lock, and by their names in it those of its files.
+    """Compute the hash of a folder as DVC 3 writes it into dvc.lock, and the hashes of its files by name.
 
-    A file's is its MD5, and its place in DVC's cache and in a remote (``files/md5/ab/cdef...``); the folder's is the MD5 of the
-    list of them, and ``.dir``.
+    A file's hash is its MD5, which is also its place in DVC's cache and in a remote (``files/md5/ab/cdef...``). The folder's is
+    the MD5 of the list of its files, with the suffix ``.dir``.
     """
     found: dict[str, str] = {}
     for path in sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda path: path.relative_to(folder).as_posix()):

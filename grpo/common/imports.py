@@ -1,4 +1,4 @@
-"""What a study names that lies beside its file: code by an import path (``countdown:Countdown``), and files of data."""
+"""Load code that a study names by an import path (``countdown:Countdown``), and find data files beside the study."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ _study_folder = Path()
 
 
 def search_in(folder: Path) -> None:
-    """Let modules in ``folder`` be found before those that are installed, here and in the processes that this one starts; and
-    files by :func:`named_file`, here.
-    """
+    """Search modules first in ``folder``, in this process and its children, and files too (:func:`named_file`)."""
     global _study_folder
     _study_folder = folder
     if not folder.is_dir():
@@ -35,24 +33,24 @@ def search_in(folder: Path) -> None:
 
 
 def named_file(name: str) -> Path:
-    """The file or folder that a study names: by its path from the project's folder; if nothing is there, from the study's."""
+    """Find a file or folder that a study names: relative to the project's folder, or else to the study's folder."""
     here = Path(name)
     return here if here.exists() or not (_study_folder / name).exists() else _study_folder / name
 
 
 def require_extra(package: str, extra: str, what: str) -> None:
-    """Raise UserError unless ``package`` is installed, which only ``what`` needs; ``extra`` of this project brings it."""
+    """Raise UserError unless ``package`` is installed; ``what`` needs it, and this project's ``extra`` installs it."""
     if importlib.util.find_spec(package) is None:
-        raise UserError(f"{what} needs {package}, which is not installed. Get it: `pip install 'grpo-study[{extra}]'`.")
+        raise UserError(f"{what}: needs {package}, which is not installed. Run `pip install 'grpo-study[{extra}]'`.")
 
 
 def is_import_path(name: str) -> bool:
-    """Whether ``name`` has the form MODULE:NAME, and is no name of the project's own."""
+    """Whether ``name`` has the form MODULE:NAME."""
     return ":" in name
 
 
 def source_of(path: str) -> Path:
-    """The file of the module that an import path names, found without importing it.
+    """Find the file of the module in an import path without importing it.
 
     Raises:
         UserError: there is no such module.
@@ -64,35 +62,34 @@ def source_of(path: str) -> Path:
         spec = None
     if not name or spec is None or spec.origin is None:
         raise UserError(
-            f"{path}: no such module. Expected MODULE:NAME of a Python file in the study's folder (`folder:` in params.yaml) "
-            "or of an installed package."
+            f"{path}: no such module. Give MODULE:NAME of a Python file in the study's folder (`folder:` in params.yaml) or of "
+            "an installed package."
         )
     return Path(spec.origin)
 
 
 def import_object(path: str) -> Any:
-    """What MODULE:NAME stands for.
+    """Import MODULE:NAME.
 
     Raises:
-        UserError: no such module, or nothing of that name in it. What the module itself raises stays as it is.
+        UserError: no such module, or nothing of that name in it. Exceptions of the module itself are passed on.
     """
     file = source_of(path)
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
     except AttributeError:
-        raise UserError(f"{path}: {file} holds nothing named {name!r}. Correct the name.") from None
+        raise UserError(f"{path}: {file} has nothing named {name!r}. Correct the name.") from None
 
 
 def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
-    """``function(**arguments)`` with arguments that a study names, each checked against its type in the signature.
+    """Call ``function(**arguments)`` with arguments from a study, after checking each against its type hint.
 
     Args:
-        where: their place in params.yaml, such as ``tasks.main``.
+        where: place of the arguments in params.yaml, such as ``tasks.main``.
 
     Raises:
-        UserError: an argument that ``function`` does not take, one that is missing, or a value of another type; or ``function``
-            refuses them.
+        UserError: an argument is unknown, missing or of the wrong type, or ``function`` raises it.
     """
     parameters = inspect.signature(function).parameters
     names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -113,7 +110,7 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
 
 
 def keys_of(error: Any, value: Any) -> list[str]:
-    """Where in ``value`` a pydantic error lies. Its ``loc`` also names the members of unions, which are no keys."""
+    """The keys in ``value`` that lead to a pydantic error. Its ``loc`` also has names of union members; they are left out."""
     found = []
     for part in error["loc"]:
         inside = part in value if isinstance(value, dict) else isinstance(value, list) and isinstance(part, int)

@@ -1,4 +1,4 @@
-"""Being told to stop, by Slurm, by a scheduler, or with Ctrl-C: the step at hand is finished and its state saved."""
+"""Stop a run cleanly on SIGTERM or Ctrl-C: finish the step and save the state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 @contextmanager
 def stop_after_the_step() -> Iterator[Callable[[], bool]]:
-    """Within the block SIGTERM and a first Ctrl-C end nothing; the given function tells whether there was one.
+    """Ignore SIGTERM and a first Ctrl-C within the block; the yielded function says whether one came.
 
-    A second Ctrl-C ends the process at once. A scheduler may send SIGTERM several times, and to many processes; of those that
-    train one run together the first says so.
+    A second Ctrl-C ends the process at once. A scheduler may send SIGTERM several times and to many processes; only the first
+    process of a run prints a message.
     """
     came: list[int] = []
     first = os.environ.get("RANK", "0") == "0"
@@ -22,7 +22,7 @@ def stop_after_the_step() -> Iterator[Callable[[], bool]]:
     def note(signum: int, frame: Any) -> None:
         if signum == signal.SIGINT and signum in came:
             raise KeyboardInterrupt
-        if not came and first:  # by os.write, since the signal may have come in the middle of a print
+        if not came and first:  # os.write, as the signal may interrupt a print
             os.write(2, b"\ntold to stop: finishing the step and saving the state (Ctrl-C twice ends it at once)\n")
         came.append(signum)
 
@@ -30,7 +30,7 @@ def stop_after_the_step() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(came)
     finally:
-        # Torchrun and who started it both signal to each of several processes, the second perhaps when all is saved.
+        # With torchrun each process may get a second SIGTERM, from torchrun or its parent, even after all is saved.
         ignored = {signal.SIGTERM: signal.SIG_IGN} if came and "RANK" in os.environ else {}
         for number, handler in (before | ignored).items():
             signal.signal(number, handler)

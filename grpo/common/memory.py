@@ -1,4 +1,4 @@
-"""The largest memory that a process has held within a stretch of time: torch's on a GPU, or else resident memory."""
+"""Measure peak memory: torch's on a GPU, resident memory on the CPU."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 
 
 def reset_peak(device: str) -> None:
-    """Begin a new stretch.
+    """Start a new measurement.
 
     Args:
-        device: what is measured: ``cpu``, or the GPU on which the work is done (``cuda:1``; ``cuda`` is the current one). It
-            has to be said, as the current GPU of a process with two is the engine's.
+        device: ``cpu``, or the GPU on which the work is done, such as ``cuda:1``. In a process with two GPUs ``cuda`` would be
+            the engine's.
     """
     if device != "cpu":
-        import torch  # only here: where a GPU is measured it has long been imported
+        import torch
 
         torch.cuda.reset_peak_memory_stats(device)
         return
-    # Linux only (proc_pid_clear_refs(5)); elsewhere the peak is that of the whole process.
+    # Linux only (proc_pid_clear_refs(5)); elsewhere the peak covers the whole life of the process.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_mb(device: str) -> float:
-    """Largest memory of a device in MiB since :func:`reset_peak`."""
+    """Peak memory of a device in MiB since :func:`reset_peak`."""
     if device != "cpu":
         import torch
 

@@ -1,4 +1,4 @@
-"""The table of metrics: what a run logs, how a reader calls it, its unit, and TRL's name for it."""
+"""The table of metrics that a run logs: name, title, unit and TRL's name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Metric(NamedTuple):
 
     Attributes:
         name: its column in history.csv, or with ``val/`` in validation.csv, and its key in MLflow.
-        title: for readers.
-        unit: ``share`` (between 0 and 1), ``tokens``, ``nats``, ...; empty where there is none.
-        trl: what TRL 1.16's trainers log the same under; None where they log nothing that means the same.
+        title: its name in the report.
+        unit: ``share`` (between 0 and 1), ``tokens``, ``nats``, ...; empty if it has none.
+        trl: name of the same metric in TRL 1.16's trainers; None if they do not log it.
         charted: whether the report's page offers its curve.
     """
 
@@ -24,12 +24,12 @@ class Metric(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The title with the unit."""
+        """Title with unit."""
         return self.title if self.unit in {"", "share"} else f"{self.title} ({self.unit})"
 
 
 _DIFFERENCE = "sampling/sampling_logp_difference/"
-# In the order in which the page offers them.
+# In the order of the report's page.
 METRICS = (
     Metric("val/answer_reward", "validation answer reward", "share"),
     Metric("val/reward", "validation reward that training follows", trl="eval_reward"),

@@ -1,4 +1,4 @@
-"""The plain records that flow through a study: problems, completions and rollouts."""
+"""The records of a study: problems, completions, rollouts and examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from grpo.common.errors import UserError
 from grpo.common.files import read_jsonl
 
-if TYPE_CHECKING:  # who only reads problems needs no torch
+if TYPE_CHECKING:  # torch is not needed to read problems
     from torch import Tensor
 
 
@@ -21,10 +21,10 @@ class Problem:
 
     Attributes:
         id: unique within a dataset.
-        question: what replaces ``{question}`` in the prompt.
-        ground_truth: the short answer the reward function compares with.
-        level: difficulty (1 is easiest), or 0 where the source states none.
-        subject: topic, or the empty string where the source states none.
+        question: replaces ``{question}`` in the prompt.
+        ground_truth: the short answer that the reward function compares with.
+        level: difficulty (1 is easiest); 0 if the source gives none.
+        subject: topic; empty if the source gives none.
     """
 
     id: str
@@ -45,16 +45,16 @@ class Completion:
     """What an engine sampled for one prompt.
 
     Attributes:
-        token_ids: the sampled ids, in order. They travel to the learner as they are; the text is never tokenised again.
-        text: the decoded ids, special tokens included, without a stop token at the end; cut right after the stop string if one
+        token_ids: the sampled ids, in order. The learner uses them; the text is never tokenised again.
+        text: the decoded ids with special tokens, without the stop token at the end; cut right after the stop string if one
             ended the completion.
-        log_probs: natural-log probability of each sampled token under the distribution it was drawn from
-            (after temperature, top-p and minimum length), same length as ``token_ids``.
-        finish_reason: ``"stop"`` (stop token or stop string) or ``"length"`` (token limit reached).
-        policy_version: number of weight updates the sampling policy had received.
+        log_probs: natural log-probability of each token under the distribution that it was sampled from (after temperature,
+            top-p and minimum length); same length as ``token_ids``.
+        finish_reason: ``"stop"`` (stop token or stop string) or ``"length"`` (token limit).
+        policy_version: number of weight updates that the sampling policy had received.
 
     Raises:
-        ValueError: an engine returned something that is no finished response.
+        ValueError: the engine returned an unfinished response.
     """
 
     token_ids: tuple[int, ...]
@@ -72,17 +72,16 @@ class Completion:
 
 @dataclass
 class Rollout:
-    """One response on its way from the engine to the optimizer: made where it is sampled, and filled in on the way.
+    """One response on its way from the engine to the optimizer. Later steps fill in rewards, advantage and log-probs.
 
     Attributes:
-        rewards: ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1; empty until it is scored. Right is what
-            has all of a reward.
-        timed_out: the grader ran out of time on its answer, which counts as wrong.
-        advantage: its reward, normalised within its group; a number that float32 holds.
-        old_log_probs: (response length,) log-probabilities of its tokens under the policy that sampled them; None where the
-            first update is still to come, so that the old policy is the current one.
-        reference_log_probs: (response length,) under the weights that training started from; None where they are not needed.
-        group: number of its group in the rollout batch that is trained on.
+        rewards: ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1; empty until scored. A response is right
+            if its reward is 1.
+        timed_out: the grader ran out of time on the answer, which counts as wrong.
+        advantage: the reward normalised within the group; representable in float32.
+        old_log_probs: (response length,) log-probs under the sampling policy; None if on-policy.
+        reference_log_probs: (response length,) log-probs under the starting weights; None if not needed.
+        group: number of its group within the rollout batch.
     """
 
     problem: Problem
@@ -97,7 +96,7 @@ class Rollout:
 
 
 def response_tokens(rollouts: Iterable[Rollout]) -> int:
-    """Response tokens of all rollouts together."""
+    """Total number of response tokens."""
     return sum(len(rollout.completion.token_ids) for rollout in rollouts)
 
 
@@ -107,9 +106,9 @@ class Example:
 
     Attributes:
         prompt: the whole prompt, as the model sees it.
-        response: what it is to answer.
+        response: the response to learn.
         ground_truth: the short answer.
-        reward: what the reward function gives the response.
+        reward: reward of the response.
     """
 
     prompt: str
@@ -122,7 +121,7 @@ class Example:
 
 
 def is_text(value: str) -> bool:
-    """Whether UTF-8 can hold a text: half of a surrogate pair, as JSON may name it, is no character."""
+    """Whether a string can be encoded in UTF-8. Half a surrogate pair, which JSON allows, cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -134,12 +133,12 @@ _KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (
 
 
 def _check_types(record: Problem | Example) -> None:
-    """Raise UserError unless each field holds what files, tokenizers and the grader can take, whoever made the record."""
+    """Raise UserError unless each field has its type, and text is valid UTF-8, as files, tokenizers and the grader need."""
     for each in fields(record):
         value = getattr(record, each.name)
         if not isinstance(value, _KINDS[str(each.type)]) or (isinstance(value, str) and not is_text(value)):
             kind = "text that UTF-8 can hold" if each.type == "str" else "a number"
-            raise UserError(f"{type(record).__name__}: {each.name} is {value!r}, not {kind}. Correct what makes it.")
+            raise UserError(f"{type(record).__name__}: {each.name} is {value!r}, not {kind}. Correct the task that makes it.")
 
 
 Record = TypeVar("Record", Problem, Example)
@@ -154,23 +153,23 @@ def write_records(path: Path, records: Iterable[Problem | Example]) -> None:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Read the problems of a task's split, as :func:`write_records` wrote them; see :func:`_read`."""
+    """Read the problems of a task's split; see :func:`_read`."""
     return _read(path, Problem, f"dataset@{path.parent.name}")
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read reasoning traces, as :func:`write_records` wrote them; see :func:`_read`."""
+    """Read reasoning traces; see :func:`_read`."""
     return _read(path, Example, f"sft_dataset@{path.parent.name}")
 
 
 def _read(path: Path, kind: type[Record], stage: str) -> list[Record]:
-    """Read records of one kind, which ``stage`` makes.
+    """Read records that :func:`write_records` wrote in ``stage``.
 
     Raises:
-        UserError: the file is missing or empty, or a line is no such record.
+        UserError: the file is missing or empty, or a line is not such a record.
     """
     if path.exists() and not path.stat().st_size:
         raise UserError(
-            f"{path}: holds no {kind.__name__.lower()}s. Check the sizes in params.yaml and run `dvc repro -f -s {stage}`."
+            f"{path}: has no {kind.__name__.lower()}s. Check the sizes in params.yaml and run `dvc repro -f -s {stage}`."
         )
     return read_jsonl(path, stage, lambda values: kind(**values))

@@ -1,4 +1,4 @@
-"""A table as text, for a terminal."""
+"""Tables as text for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """The rows, the first of which holds the heads, in columns; those in ``left`` begin, the others end at one place."""
+    """Align rows, the first with the heads, in columns; those in ``left`` are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         [cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]

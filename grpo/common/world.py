@@ -1,9 +1,9 @@
-"""The processes that train one run together, as ``torchrun`` starts them; alone, a process is a world of one.
+"""The processes that train one run together, started by ``torchrun``; a single process is a world of size 1.
 
-Each runs the same loop. It samples and scores its share of the questions; the rollouts, which are small, are then gathered, so
-that all hold the whole batch: whatever is worked out of it (advantages, metrics, train batches, the end of a run) is the same
-everywhere, and the same as in one process. Of a train batch each computes the gradient of its share, and the gradients are
-all-reduced. (Not DistributedDataParallel, which wants as many backward passes of each process.) Only rank 0 writes.
+Each process runs the same loop. It samples and scores its share of the questions, and then all rollouts are gathered. So every
+process has the whole batch and computes the same advantages, metrics and train batches as a single process would. Of a train
+batch each computes the gradient of its share, and the gradients are all-reduced. (DistributedDataParallel does not fit, as it
+needs the same number of backward passes in each process.) Only rank 0 writes files.
 """
 
 from __future__ import annotations
@@ -24,29 +24,28 @@ import psutil
 from grpo.common.errors import ToBeResumed
 from grpo.common.interruption import stop_after_the_step
 
-if TYPE_CHECKING:  # who only evaluates needs no torch for this
+if TYPE_CHECKING:  # torch is not needed to evaluate
     from torch import Tensor
 
 Item = TypeVar("Item")
-# So long they wait for one another, and torchrun for them when it is told to stop, as they finish their step and save the run's
-# state. (Its own limit is 30 s.)
+# Timeout of communication, and of torchrun's wait for processes that finish their step and save the state (default: 30 s).
 PATIENCE_S = timedelta(days=2).total_seconds()
 
 
 @dataclass(frozen=True)
 class World:
-    """The process group: this process is ``rank`` of ``size``. What all processes call, each has to call."""
+    """The process group; this process is ``rank`` of ``size``. Collective methods must be called by all processes."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def share(self) -> slice:
-        """This process's part of a list: every ``size``-th, from its own rank on."""
+        """This process's part of a list: every ``size``-th item, starting at ``rank``."""
         return slice(self.rank, None, self.size)
 
     def all_gather(self, value: Item) -> list[Item]:
-        """The values of all ranks, in all processes; tensors must be on the CPU."""
+        """Gather the values of all ranks in every process; tensors must be on the CPU."""
         if self.size == 1:
             return [value]
         from torch import distributed as dist
@@ -56,11 +55,11 @@ class World:
         return values
 
     def of_rank_0(self, value: Item) -> Item:
-        """Rank 0's value, in all processes."""
+        """Broadcast rank 0's value to all processes."""
         return self.all_gather(value)[0]
 
     def join(self, share: Sequence[Item], each: int = 1) -> list[Item]:
-        """The list of which every process has its :attr:`share`, in pieces of ``each`` items."""
+        """Put together the list of which every process has its :attr:`share`, in pieces of ``each`` items."""
         parts = self.all_gather([share[start : start + each] for start in range(0, len(share), each)])
         pieces = range(sum(map(len, parts)))
         return [item for i in pieces for item in parts[i % self.size][i // self.size]]
@@ -85,24 +84,24 @@ ALONE = World()
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of a world."""
+    """Whether ``torchrun`` started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def is_rank_0() -> bool:
-    """Whether this process is the one that writes."""
+    """Whether this process writes files."""
     return not started_by_torchrun() or os.environ["RANK"] == "0"
 
 
 def start_processes(n: int, device: str) -> None:
-    """Run this very command in ``n`` processes on this machine, and wait for them.
+    """Run this same command in ``n`` processes on this machine and wait for them.
 
     Args:
-        device: with ``cuda``, each process sees one GPU, which vLLM too takes as its first.
+        device: with ``cuda``, each process sees one GPU, so that vLLM uses it too.
 
     Raises:
         ToBeResumed: they were told to stop; rank 0 has saved the run's state.
-        SystemExit: one of them failed; it has said why.
+        SystemExit: one of them failed and has printed why.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
     command = [*torchrun, *(["--virtual-local-rank"] if device == "cuda" else []), "-m", "grpo", *sys.argv[1:]]
@@ -112,8 +111,8 @@ def start_processes(n: int, device: str) -> None:
         try:
             while process.poll() is None and not told_to_stop():
                 time.sleep(0.2)
-            # The signal may have come to torchrun too, by Ctrl-C as from Slurm, or to this process alone. It is passed on, past
-            # torchrun, which lets go of its processes at a second one; to these SIGTERM may come any number of times.
+            # Ctrl-C and Slurm signal torchrun too, others only this process. Send SIGTERM to torchrun's children, which accept
+            # it any number of times; torchrun itself would abandon them at a second signal.
             started = [] if process.poll() is not None else psutil.Process(process.pid).children()
             _send(signal.SIGTERM, started)
             process.wait()
@@ -133,10 +132,10 @@ def _send(signum: int, processes: Iterable[psutil.Process]) -> None:
 
 
 def init_world(device: str) -> World:
-    """Connect with the other processes of ``torchrun``, through gloo on CPU and NCCL on GPUs.
+    """Connect to the other processes of ``torchrun``, with gloo on CPUs and NCCL on GPUs.
 
     Args:
-        device: ``cpu``, or ``cuda`` for one GPU each.
+        device: ``cpu``, or ``cuda`` for one GPU per process.
     """
     if not started_by_torchrun():
         return ALONE

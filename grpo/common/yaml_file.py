@@ -1,4 +1,4 @@
-"""Read a YAML file that somebody edited by hand: a mistake in it is named by its line."""
+"""Read YAML files; errors name the line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from grpo.common.errors import UserError
 
-MOST_BY_ALIASES = 100_000  # values that a file with aliases may stand for
-DEEPEST = 50  # levels of nesting
+MOST_BY_ALIASES = 100_000  # limit of values in a file after aliases are expanded
+DEEPEST = 50  # limit of nesting levels
 _CONFLICT = re.compile(r"(<{7}|={7}|>{7})( |$)")
 
 
@@ -18,11 +18,10 @@ def parse_yaml(path: Path, kind: str = "safe") -> Any:
     """Parse a YAML 1.2 file.
 
     Args:
-        kind: of ruamel.yaml's loader: ``safe`` for values alone, ``rt`` for what a round trip needs.
+        kind: ruamel.yaml's loader: ``safe`` for values only, ``rt`` for a round trip with comments.
 
     Raises:
-        UserError: the file is not YAML in UTF-8, or stands for more than a file by hand would; the message names file, line and
-            remedy.
+        UserError: the file is not YAML in UTF-8, or is too large or nested too deeply.
     """
     from ruamel.yaml import YAML, YAMLError
 
@@ -36,26 +35,26 @@ def parse_yaml(path: Path, kind: str = "safe") -> Any:
             return yaml.load(text)
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: not UTF-8 text ({error.reason}). Mend that line.") from error
+        raise UserError(f"{path}:{line}: not UTF-8 text ({error.reason}). Correct that line.") from error
     except (YAMLError, ValueError) as error:
         where, problem = _problem(text, error)
-        raise UserError(f"{path}{where}: not valid YAML ({problem}). Mend that line.") from error
+        raise UserError(f"{path}{where}: not valid YAML ({problem}). Correct that line.") from error
     raise UserError(
-        f"{path}:{line}: aliases (`*name`) that stand for themselves or for more than {MOST_BY_ALIASES:,} values, or nesting "
-        f"deeper than {DEEPEST} levels. Write the values out."
+        f"{path}:{line}: aliases (`*name`) that contain themselves or expand to more than {MOST_BY_ALIASES:,} values, or "
+        f"nesting deeper than {DEEPEST} levels. Write the values out."
     )
 
 
 def _too_large(events: Iterable[Any]) -> int | None:
-    """The line at which a text nests too deeply, or stands for too many values when each alias counts as what it stands for.
+    """The line at which a text is nested too deeply or has too many values with aliases expanded; None if it is fine.
 
-    Ten lines of aliases of aliases can stand for a thousand million values, which no program could go through.
+    Ten lines of aliases of aliases can expand to a billion values.
     """
     from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
 
-    sizes: dict[str | None, int] = {}  # of what an anchor names
-    inside: list[str | None] = []  # the anchors of the mappings and lists that are open
-    counts = [0]  # of values in each of them so far
+    sizes: dict[str | None, int] = {}  # number of values by anchor
+    inside: list[str | None] = []  # anchors of the open mappings and lists
+    counts = [0]  # values in each of them so far
     for event in events:
         if isinstance(event, CollectionStartEvent):
             inside.append(event.anchor)
@@ -74,11 +73,11 @@ def _too_large(events: Iterable[Any]) -> int | None:
 
 
 def _problem(text: str, error: Exception) -> tuple[str, str]:
-    """``:LINE`` at which a text is no YAML, where that is known, and what is wrong there."""
+    """``:LINE`` of an error, if known, and what is wrong there."""
     lines = text.splitlines()
     for number, line in enumerate(lines, start=1):
         if _CONFLICT.match(line):
-            return f":{number}", f"{line[:7]} marks a conflict of a merge: keep one side, and remove the marks"
+            return f":{number}", f"{line[:7]} marks a merge conflict: keep one side and remove the marks"
     mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or error)
     if mark is None:
         return "", problem

@@ -1,1 +1,1 @@
-"""The study: params.yaml as typed values, a run's effective configuration, what results depend on, where files lie."""
+"""The study: params.yaml as typed values, the configuration of each run, what results depend on, and paths of files."""

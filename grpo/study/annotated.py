@@ -1,4 +1,4 @@
-"""YAML as people edit it: values with the comments that stand beside them, and back to text."""
+"""Read YAML with its comments, and write it again."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from grpo.common.yaml_file import parse_yaml
 class Note:
     """How a key is written."""
 
-    above: tuple[str, ...] = ()  # lines of comment, each with its #
-    beside: str = ""  # the comment at the end of its line
-    blank: bool = False  # an empty line stands before it
-    flow: bool = False  # its mapping stands on one line, as in {a: 1}
+    above: tuple[str, ...] = ()  # comment lines above, each with its #
+    beside: str = ""  # comment at the end of the line
+    blank: bool = False  # an empty line before it
+    flow: bool = False  # its mapping is on one line, as in {a: 1}
 
     def over(self, base: Note | None) -> Note:
-        """This note on a key that ``base`` is on already: with its comments, where this one has none."""
+        """Lay this note over ``base``; missing comments are taken from ``base``."""
         if base is None:
             return self
         return Note(self.above or base.above, self.beside or base.beside, base.blank, base.flow)
@@ -38,7 +38,7 @@ Notes = Mapping[tuple[str, ...], Note]  # by the path of the key
 
 
 def read_annotated(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], Note], tuple[str, ...]]:
-    """The values of a YAML file that holds a mapping; the notes of its keys; the comment that opens the file.
+    """Read a YAML file with a mapping: its values, the notes of its keys, and the comment at the top of the file.
 
     Raises:
         UserError: the file is not YAML in UTF-8.
@@ -61,7 +61,7 @@ def read_annotated(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], No
             before = [text.strip() for text in lines[first:line]]
             flow = isinstance(value, CommentedMap) and bool(value.fa.flow_style())
             comment = tuple(text for text in before if text)
-            alone = not node.fa.flow_style()  # else the comment is that of the whole line
+            alone = not node.fa.flow_style()  # otherwise the comment belongs to the whole line
             notes[*above, key] = Note(comment, beside.get(line, ""), "" in before, flow) if alone else Note(flow=flow)
             if isinstance(value, CommentedMap):
                 annotate(value, (*above, key))
@@ -71,7 +71,7 @@ def read_annotated(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], No
 
 
 def to_text(values: Mapping[str, Any], notes: Notes, opening: tuple[str, ...] = ()) -> str:
-    """The text of a YAML file, which holds ``values``: mappings over many lines, lists on one."""
+    """Write ``values`` as YAML text: mappings over many lines, lists on one."""
     return "\n".join([*opening, *_lines(values, notes, ())]) + "\n"
 
 
@@ -91,7 +91,7 @@ def _lines(values: Mapping[str, Any], notes: Notes, path: tuple[str, ...]) -> It
 
 
 def _entry(key: str, value: Any) -> list[str]:
-    """The lines of one key; all but long lists and texts stand on one."""
+    """The lines of one key: one line, except for long lists and texts."""
     out = io.StringIO()
     yaml = YAML()
     yaml.Representer = _Representer
@@ -102,11 +102,11 @@ def _entry(key: str, value: Any) -> list[str]:
 
 
 class _Representer(RoundTripRepresenter):  # type: ignore[misc]
-    """Writes null as a word, and numbers as they were written (3e-4), but for those that this would change."""
+    """Writes null as a word, and numbers as they were written (3e-4) unless this would change their value."""
 
     def as_written(self, number: ScalarFloat) -> Any:
-        node = self.represent_scalar_float(number)
-        return node if float(node.value) == number else self.represent_float(float(number))  # it rounds the seventeenth digit
+        node = self.represent_scalar_float(number)  # rounds the seventeenth digit
+        return node if float(node.value) == number else self.represent_float(float(number))
 
 
 _Representer.add_representer(ScalarFloat, _Representer.as_written)
@@ -114,10 +114,9 @@ _Representer.add_representer(type(None), lambda representer, _: representer.repr
 
 
 def _flow(value: Any) -> Any:
-    """A value whose mappings and lists are written on one line.
+    """Mark a value's mappings and lists to be written on one line.
 
-    A text with a colon (cuda:0) is quoted: ruamel.yaml writes it plainly and reads that back, but libyaml, which is faster,
-    takes it for a mapping there.
+    Text with a colon (cuda:0) is quoted there, as the faster parser libyaml would read a mapping.
     """
     if isinstance(value, Mapping):
         mapping = CommentedMap((key, _flow(item)) for key, item in value.items())
@@ -131,14 +130,14 @@ def _flow(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What a round trip reads, without its comments; numbers and texts still know how they are written."""
+    """Drop the comments of a round trip; numbers and texts keep the way they are written."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _comments(node: Any) -> Iterator[CommentToken]:
-    """All comments below a node that ruamel.yaml read."""
+    """Yield all comments below a node of ruamel.yaml."""
     if isinstance(node, CommentToken):
         yield node
     elif isinstance(node, CommentedMap | CommentedSeq):

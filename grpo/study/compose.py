@@ -1,6 +1,6 @@
-"""A study composed of its file and of those that it extends, and the overlay that says what differs between two.
+"""Compose a study from its file and the files that it extends; compute the overlay between two studies.
 
-The rules are pure functions over plain mappings; which sections and values a study may have, :mod:`grpo.study.schema` says.
+The rules are pure functions over plain mappings. :mod:`grpo.study.schema` validates the result.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from grpo.study.methods import with_objective
 from grpo.study.settings import MAIN
 
 STUDIES_FOLDER = Path("studies")
-# A mapping in which one of these says something else is of another kind: other keys belong to it. A task's `source`, a mapping
-# itself, says nothing about its task.
+# Keys with the kind of a mapping. If an overlay changes one, the mapping is replaced, as other keys belong to another kind.
+# (A task's `source` is itself a mapping and does not count.)
 WHICH = ("use", "source", "name")
-# Mappings that are replaced whole: an overlay that names arms means these arms.
-WHOLE = ("arms", "documents", "sft_datasets", "reward", "source")
-BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with an entry for a task each, of which `null` takes one away
-COMPUTED = ("study", "folder", "file", "select_in", "runs")  # what composing sets, whatever a study file says
+WHOLE = ("arms", "documents", "sft_datasets", "reward", "source")  # mappings that an overlay replaces as a whole
+BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with one entry per task; `null` removes an entry
+COMPUTED = ("study", "folder", "file", "select_in", "runs")  # keys that composing sets, whatever a study file says
 _SELECT_IN = Note(
     above=(
-        "# The experiments with arms: DVC makes a stage select@EXPERIMENT for each. After an edit of arms by hand",
-        "# `grpo study runs` writes this list anew.",
+        "# The experiments with arms; DVC makes one stage select@EXPERIMENT for each. After you edit arms,",
+        "# `grpo study runs` updates this list.",
     ),
     blank=True,
 )
 
-Change = tuple[str, Any, Any]  # a key (a.b.c), its value before and after; ABSENT where there is none
+Change = tuple[str, Any, Any]  # a key (a.b.c), its value before and after, or ABSENT
 ABSENT = "absent"
 
 
@@ -42,10 +41,10 @@ ABSENT = "absent"
 
 
 def lay_over(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with what ``overlay`` says; neither is changed.
+    """Lay ``overlay`` over ``base``; neither is changed.
 
-    Mappings merge key by key. Anything else replaces what was there, as ``null`` does, and as a mapping does that is of
-    another kind (:data:`WHICH`), or is one of those in :data:`WHOLE`.
+    Mappings merge key by key. Anything else replaces the old value; so do ``null``, a mapping of another kind
+    (:data:`WHICH`) and the mappings in :data:`WHOLE`.
     """
     merged = dict(base)
     for key, value in overlay.items():
@@ -54,10 +53,10 @@ def lay_over(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, A
 
 
 def difference(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    """The smallest overlay that laid over ``base`` gives ``target``.
+    """Compute the smallest overlay that turns ``base`` into ``target``.
 
     Raises:
-        ValueError: ``target`` lacks a key that ``base`` has, which no overlay can take away; the message is the key's path.
+        ValueError: ``target`` lacks a key of ``base``, which no overlay can remove; the message is the key's path.
     """
     for key in base:
         if key not in target:
@@ -76,30 +75,30 @@ def difference(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, 
 
 
 def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The experiments, those with ``arms: {}`` that are left out.
+    """Give the experiments that ``only`` or ``without`` leave out ``arms: {}``.
 
     Args:
         experiments: after merging.
-        keep: ``only``, ``without`` or both of the overlay, each a list of names.
-        own: the experiments that the overlay itself names.
+        keep: the overlay's ``only``, ``without`` or both, each a list of names.
+        own: the experiments in the overlay itself.
 
     Raises:
-        ValueError: a name is not known, an experiment to keep has no arms, or one that is left out is given some.
+        ValueError: a name is unknown, an experiment to keep has no arms, or one to leave out has arms in the overlay.
     """
     for word, names in keep.items():
         if not isinstance(names, list):
             raise ValueError(f"{word}: expected a list of experiments, but it is {names!r}")
         if unknown := [name for name in names if name not in experiments]:
-            raise ValueError(f"{word}: no such experiment as {', '.join(map(str, unknown))} (known: {', '.join(experiments)})")
+            raise ValueError(f"{word}: no such experiment: {', '.join(map(str, unknown))} (known: {', '.join(experiments)})")
     only, without = keep.get("only", list(experiments)), keep.get("without", [])
     left_out = [name for name in experiments if name not in only or name in without]
     for name in left_out:
         if _arms(own.get(name)):
-            raise ValueError(f"{name}: has arms here, but `only` or `without` leaves it out: take one of the two away")
+            raise ValueError(f"{name}: has arms here, but `only` or `without` leaves it out: remove one of the two")
     if "only" in keep:
         for name in only:
             if not _arms(experiments[name]):
-                raise ValueError(f"only: {name} has no arms in what this extends: give it some")
+                raise ValueError(f"only: {name} has no arms in the extended study: give it some")
     return {
         name: {**value, "arms": {}} if name in left_out and isinstance(value, Mapping) else value
         for name, value in experiments.items()
@@ -107,13 +106,13 @@ def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping
 
 
 def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
-    """The tasks that only experiments without arms are about: nothing is made for them."""
+    """The tasks of which all experiments are left out; nothing is made for them."""
     tasks = [(str(e.get("task", MAIN)), bool(_arms(e))) for e in experiments.values() if isinstance(e, Mapping)]
     return {task for task, _ in tasks} - {task for task, made in tasks if made} - {MAIN}
 
 
 def overlay_of(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    """The overlay of :func:`difference`, where experiments are left out by ``only`` or ``without``, whichever is shorter."""
+    """Compute :func:`difference`, leaving experiments out with ``only`` or ``without``, whichever is shorter."""
     gone = of_left_out(target.get("experiments", {}))
     overlay = difference(_without_tasks(base, gone), _without_tasks(target, gone))
     changed = overlay.get("experiments", {})
@@ -128,7 +127,7 @@ def overlay_of(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, 
 
 
 def _without_tasks(values: Mapping[str, Any], gone: set[str]) -> dict[str, Any]:
-    """``values`` without the entries of these tasks, and without those that are ``null``."""
+    """Drop the entries of these tasks, and entries that are ``null``."""
     return {
         key: {k: v for k, v in value.items() if k not in gone and v is not None}
         if key in BY_TASK and isinstance(value, Mapping)
@@ -138,7 +137,7 @@ def _without_tasks(values: Mapping[str, Any], gone: set[str]) -> dict[str, Any]:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Every value that differs, in the order of ``new``, then what only ``old`` has. Arms may also differ in their order."""
+    """List every value that differs, in the order of ``new``, then those only in ``old``. The order of arms counts too."""
     before, after = _flat(old), _flat(new)
     found = [(key, before.get(key, ABSENT), after.get(key, ABSENT)) for key in {**after, **before}]
     differing = [change for change in found if not _same(change[1], change[2])]
@@ -158,7 +157,7 @@ def _merges(key: str, old: Any, new: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal and of one type, mappings whatever the order of their keys (but for ``arms``)."""
+    """Whether two values have the same type and value; the order of keys counts only in ``arms``."""
     return _canonical(one) == _canonical(other)
 
 
@@ -187,7 +186,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def study_path(name: str) -> Path:
-    """The file of a study that is named by its file in studies/ or by its path.
+    """Find a study's file by its name in studies/ or by its path.
 
     Raises:
         UserError: there is none.
@@ -202,30 +201,30 @@ def study_path(name: str) -> Path:
 
 
 def studies_folders() -> list[Path]:
-    """Where a study is looked for by its name: studies/, and then those that the package brings along."""
+    """The folders that are searched for a study by name: studies/, then the package's own."""
     return [STUDIES_FOLDER, paths.shipped("studies")]
 
 
 def files_of(path: Path) -> list[Path]:
-    """A study file and those that it extends, one after the other.
+    """List a study file and the files that it extends, in order.
 
     Raises:
-        UserError: a file is missing or is no YAML, or they extend one another in a circle.
+        UserError: a file is missing or not YAML, or the files extend each other in a circle.
     """
     files = [path]
     while (extends := _extends(files[-1])) is not None:
         known = [file.resolve() for file in files]
         files.append(extends)
         if extends.resolve() in known:
-            raise UserError(f"{path}: extends itself ({' extends '.join(map(str, files))}). Let one of them extend another.")
+            raise UserError(f"{path}: extends itself ({' extends '.join(map(str, files))}). Change one `extends`.")
     return files
 
 
 def compose(path: Path) -> dict[str, Any]:
-    """A study file laid over what it extends, not validated yet; of :data:`COMPUTED` it gets what follows from it.
+    """Lay a study file over the files that it extends, and set the keys in :data:`COMPUTED` except ``runs``; not validated.
 
     Raises:
-        UserError: as :func:`files_of`, or ``only`` or ``without`` name experiments that cannot be kept or left out.
+        UserError: see :func:`files_of`; or ``only`` or ``without`` name experiments that cannot be kept or left out.
     """
     values: dict[str, Any] = {}
     files = files_of(path)
@@ -235,12 +234,12 @@ def compose(path: Path) -> dict[str, Any]:
     composed: dict[str, Any] = {"study": path.stem}
     if "description" in own:
         composed["description"] = own["description"]
-    elif len(files) > 1:  # that of what it extends would be wrong
+    elif len(files) > 1:  # the extended file's description would be wrong
         sections = ", ".join(key for key in own if key not in ("extends", *COMPUTED))
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
     here = path.parent.resolve()
     file = STUDIES_FOLDER / path.name if here == paths.shipped("studies").resolve() else Path(os.path.relpath(path))
-    # Stages depend on the folder, so that it cannot be one that holds the project.
+    # Stages depend on the folder, so it must not contain the project.
     composed["folder"] = (STUDIES_FOLDER if Path.cwd().is_relative_to(here) else file.parent).as_posix()
     composed["file"] = file.as_posix()
     experiments = values.get("experiments")
@@ -254,7 +253,7 @@ def compose(path: Path) -> dict[str, Any]:
 
 
 def _extended(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """``values`` with a study file laid over them, its objective spelled out, without the experiments that it leaves out."""
+    """Lay a study file over ``values``: write out its objective and leave out the experiments that it names."""
     overlay = _mapping(file)
     overlay.pop("extends", None)
     if isinstance(overlay.get("grpo"), dict):
@@ -274,9 +273,9 @@ def _extended(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def annotated(path: Path) -> tuple[dict[str, Any], Notes, tuple[str, ...]]:
-    """What :func:`compose` gives, numbers as they are written, with comments, and the comment that opens the file.
+    """Compose a study like :func:`compose`, with numbers as they were written, comments, and the comment at the top.
 
-    A comment of an overlay takes the place of the one that the key has in what it extends.
+    A comment of an overlay replaces the key's comment in the extended file.
     """
     values: dict[str, Any] = {}
     notes: Notes = {}
@@ -292,7 +291,7 @@ def annotated(path: Path) -> tuple[dict[str, Any], Notes, tuple[str, ...]]:
 
 
 def _replaced(base: Mapping[str, Any], overlay: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of the mappings in ``base`` that ``overlay`` replaces whole."""
+    """Yield the paths of the mappings in ``base`` that ``overlay`` replaces as a whole."""
     for key, value in overlay.items():
         if key in base and _merges(key, base[key], value):
             yield from _replaced(base[key], value, (*path, key))
@@ -301,7 +300,7 @@ def _replaced(base: Mapping[str, Any], overlay: Mapping[str, Any], path: tuple[s
 
 
 def _as_written(values: Any, written: Any) -> Any:
-    """``values`` with scalars as objects that know how they were written (3e-4, not 0.0003), where ``written`` has them."""
+    """Replace scalars in ``values`` by equal ones of ``written``, which know how they were written (3e-4, not 0.0003)."""
     if isinstance(values, Mapping):
         known = written if isinstance(written, Mapping) else {}
         keys = {key: key for key in known}
@@ -310,19 +309,19 @@ def _as_written(values: Any, written: Any) -> Any:
 
 
 def _extends(path: Path) -> Path | None:
-    """The file that a study file extends: beside it, in studies/, or by its path from there."""
+    """The file that a study file extends (by name, beside it or in studies/; or by path), or None."""
     name = _mapping(path).get("extends")
     if name is None:
         return None
     if not isinstance(name, str):
-        raise UserError(f"{path}: extends: expected the name or the path of a study, but it is {name!r}.")
+        raise UserError(f"{path}: extends: expected the name or path of a study, but it is {name!r}.")
     is_path = name.endswith((".yaml", ".yml"))
     places = [path.parent / name] if is_path else [folder / f"{name}.yaml" for folder in (path.parent, *studies_folders())]
     for place in places:
         if place.exists():
             return place
     looked_for = " and ".join(dict.fromkeys(map(str, places[:2])))
-    raise UserError(f"{path}: extends: no such study as {name} (looked for {looked_for}).")
+    raise UserError(f"{path}: extends: no such study: {name} (looked for {looked_for}).")
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Former stages in dvc.lock, which DVC never takes out by itself; and which results DVC's cache can bring back."""
+"""Remove former stages from dvc.lock, which DVC never does; look up which results DVC's cache holds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from grpo.study import paths
 
 
 def drop_former_stages() -> list[str]:
-    """Take the stages out of dvc.lock that dvc.yaml and params.yaml no longer name, such as those of an arm that is gone.
+    """Remove the stages from dvc.lock that dvc.yaml and params.yaml no longer have, such as those of a removed arm.
 
-    May be called from within a stage: while its command runs DVC holds no lock, and then reads the file anew.
+    May be called from within a stage: DVC holds no lock while its command runs, and reads the file again afterwards.
 
     Returns:
         their names.
@@ -47,7 +47,7 @@ def _stages() -> dict[str, Any]:
 
 
 def in_cache(outputs: Iterable[Path]) -> list[Path]:
-    """Those of these outputs of stages that DVC's cache on this machine holds whole, as dvc.lock names them."""
+    """Select the outputs that DVC's cache on this machine holds completely, by their hashes in dvc.lock."""
     wanted = list(outputs)
     if not wanted:
         return []
@@ -58,14 +58,14 @@ def in_cache(outputs: Iterable[Path]) -> list[Path]:
         with Repo() as repo:
             cache = Path(repo.cache.local.path)
         stages = _stages().values()
-    except DvcException:  # no repository of DVC, or a damaged lock
+    except DvcException:  # not a DVC repository, or a damaged lock file
         return []
     hashes = {out["path"]: out.get("md5", "") for stage in stages for out in stage.get("outs", [])}
     return [path for path in wanted if _is_whole(cache, hashes.get(path.as_posix(), ""))]
 
 
 def _is_whole(cache: Path, md5: str) -> bool:
-    """Whether a cache holds what has this hash: a file, or a folder with all its files."""
+    """Whether a cache holds the file with this hash, or the folder and all its files."""
     stored = cache / md5[:2] / md5[2:]
     if not md5 or not stored.is_file():
         return False

@@ -1,4 +1,4 @@
-"""The effective configuration of a run (defaults <- winners of earlier experiments <- the arm's own values), and its inputs."""
+"""Compute the effective configuration of a run: defaults, then winners of earlier experiments, then the arm's own values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo.study.settings import Method
 
 
 def require_experiment(study: Study, name: str) -> None:
-    """Raise UserError if the study has no experiment of this name, or leaves it out."""
+    """Raise UserError unless the study makes this experiment."""
     if name not in study.experiments:
         raise UserError(f"{name}: no such experiment in params.yaml (known: {', '.join(study.experiments)}).")
     if name in study.left_out:
@@ -25,9 +25,12 @@ def require_experiment(study: Study, name: str) -> None:
 
 
 class EffectiveRun(BaseModel):
-    """The configuration one run is trained with, and where each of its values came from.
+    """The configuration of one run.
 
-    ``overrides`` are the arm's own values, those taken from a sweep included; ``before`` the selections it was made with.
+    Attributes:
+        sources: where each value of ``config`` comes from.
+        overrides: the arm's own values, with those that it takes from a sweep.
+        before: the selections of earlier experiments that the configuration uses.
     """
 
     experiment: str
@@ -42,7 +45,7 @@ class EffectiveRun(BaseModel):
 
     @property
     def name(self) -> str:
-        """The run's name, as :func:`grpo.study.paths.run_name` gives it."""
+        """EXPERIMENT/ARM/SEED."""
         return paths.run_name(self.experiment, self.arm, self.seed)
 
     @property
@@ -56,25 +59,25 @@ class EffectiveRun(BaseModel):
 
     @property
     def train(self) -> Path:
-        """The file with the run's problems, or with its examples where it is supervised fine-tuning."""
+        """The file with the run's problems; for supervised fine-tuning with its examples."""
         return paths.sft_examples(self.task) if self.method == "sft" else paths.train(self.task)
 
     @property
     def validation(self) -> Path:
-        """The file with the problems that the run is evaluated on."""
+        """The file with the validation problems."""
         return paths.validation(self.task)
 
 
 def effective_run(study: Study, experiment: str, arm: str, seed: int, selections: list[dict[str, Any]]) -> EffectiveRun:
-    """Defaults <- winners so far <- the arm's own values.
+    """Compute a run's configuration: defaults, then earlier winners, then the arm's own values.
 
     Args:
-        selections: as :func:`grpo.results.selection.read_selections` gives them: of each experiment in
-            :meth:`Study.needed_selections` the ``experiment``, ``winner`` and ``overrides``, and ``off_policy_ranking`` where
-            an experiment goes on with its ranking. Empty to see an arm's own values only.
+        selections: from :func:`grpo.results.selection.read_selections`: for each experiment in
+            :meth:`Study.needed_selections` its ``experiment``, ``winner`` and ``overrides``, and ``off_policy_ranking`` if the
+            next experiment uses the ranking. Empty: only defaults and the arm's own values.
 
     Raises:
-        UserError: no such experiment, arm or seed in the study, or a combination that the method refuses.
+        UserError: the study has no such experiment, arm or seed, or the method refuses the values.
     """
     require_experiment(study, experiment)
     entry = study.experiments[experiment]
@@ -82,7 +85,7 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     if arm not in arms:
         raise UserError(f"experiments.{experiment}.arms: no arm {arm!r} (known: {', '.join(arms)}).")
     if seed not in study.seeds:
-        raise UserError(f"seeds: {seed} is not among {study.seeds}. Add it to params.yaml, or choose one of these.")
+        raise UserError(f"seeds: {seed} is not among {study.seeds}. Choose one of these, or add it to params.yaml.")
     config = study.defaults(entry.method)
     sources = {key: "study" if key in config.model_fields_set else "default" for key in type(config).model_fields}
     for winner in (s for s in selections if s["experiment"] in study.needed_selections(experiment)):
@@ -122,7 +125,7 @@ def _apply(config: Config, overrides: dict[str, Any], path: str) -> Config:
 
 
 def _of_rank(experiment: str, rank: int, selection: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The values of the sweep's ``rank``-th best off-policy arm, and their source in words."""
+    """The values of the sweep's ``rank``-th best off-policy arm, and a description of their source."""
     sweep, ranking = selection["experiment"], selection["off_policy_ranking"]
     if rank > len(ranking):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Values that a command line gives as ``KEY=VALUE``, with keys as in params.yaml."""
+"""Parse ``--set KEY=VALUE`` with keys as in params.yaml."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from grpo.study.methods import OBJECTIVE, with_objective
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 
-# What a single run heeds of params.yaml. Tasks and models take what their kinds do.
+# Sections that a single run uses. Below OPEN any key is allowed; the task or model checks it.
 SECTIONS = ("grpo", "engine", "learner", "evaluation", "divergence", "threads", "checkpoints", "save_state_every")
 OPEN = (f"tasks.{MAIN}", f"models.{MAIN}")
 
 
 def given_values(settings: list[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` each, as the overlay on a study that says the same; a value is YAML.
+    """Turn settings ``KEY=VALUE``, with values in YAML, into an overlay on a study.
 
     Raises:
-        UserError: a run heeds no such key, or a setting has another form.
+        UserError: a run has no such key, or a setting has another form.
     """
     overlay: dict[str, Any] = {}
     known = dict(_keys(Study)) | {f"grpo.{OBJECTIVE}": False}
@@ -53,14 +53,14 @@ def given_values(settings: list[str]) -> dict[str, Any]:
 
 
 def _nearest(key: str, known: list[str]) -> str:
-    """What may have been meant by a key, or by its last part alone."""
+    """Suggest the known key that is nearest to ``key`` or to its last part."""
     names = {name.rpartition(".")[2]: name for name in reversed(known)} | {name: name for name in known}
     near = [*difflib.get_close_matches(key, names, n=1), *difflib.get_close_matches(key.rpartition(".")[2], names, n=1)]
     return f"Did you mean {names[near[0]]}?" if near else f"Keys are {', '.join(OPEN)}, or begin with {', '.join(SECTIONS)}."
 
 
 def _keys(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, bool]]:
-    """Each key below a section that a run heeds, and whether any key may stand below it."""
+    """Yield each key of a single run, and whether any key is allowed below it."""
     for name, field in section.model_fields.items():
         if path or name in SECTIONS:
             kinds = list(_kinds(field.annotation))
@@ -71,7 +71,7 @@ def _keys(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, bool]
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """The members of a union, without what is said of their values."""
+    """Yield the members of a union, without annotations."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         for one in inside:

@@ -1,4 +1,4 @@
-"""A JSON Schema of study files, by which editors complete keys, show what they mean and mark wrong values."""
+"""The JSON Schema of study files; editors use it to complete keys, show their meaning and mark wrong values."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from grpo.study.schema import Study
 
 
 def study_schema() -> dict[str, Any]:
-    """Of params.yaml and of an overlay alike: nothing is required, as an overlay says only what differs.
+    """Build the schema of params.yaml and of overlays. No key is required, as an overlay has only what differs.
 
-    It knows types, ranges and names of keys. What fits together, `grpo study check` says.
+    It covers types, ranges and names of keys. `grpo study check` also checks that values fit together.
     """
-    schema = _without_what_editors_do_not_need(Study.model_json_schema())
+    schema = _simplified(Study.model_json_schema())
     names = {"type": "array", "items": {"type": "string"}}
     properties = schema["properties"]
-    properties["extends"] = {"type": "string", "description": "The study that this one is laid over, by its name or path."}
+    properties["extends"] = {"type": "string", "description": "Name or path of the study that this one extends."}
     properties["experiments"]["properties"] = {
-        "only": names | {"description": "The experiments to keep; the others are left out."},
-        "without": names | {"description": "The experiments to leave out."},
+        "only": names | {"description": "Experiments to keep; the others are left out."},
+        "without": names | {"description": "Experiments to leave out."},
     }
-    for section in ("tasks", "models", "sft_datasets"):  # of which null takes one away
+    for section in ("tasks", "models", "sft_datasets"):  # null removes an entry
         entry = properties[section]["additionalProperties"]
         properties[section]["additionalProperties"] = {"anyOf": [entry, {"type": "null"}]}
     configs = (GrpoConfig, SftConfig, ExpertIterationConfig)
@@ -43,21 +43,21 @@ def study_schema() -> dict[str, Any]:
 
 
 def _of_key(schema: dict[str, Any], key: str) -> dict[str, Any]:
-    """The values that a hyperparameter may have in one of the methods."""
+    """The schema of a hyperparameter in any of the methods."""
     found = [schema["$defs"][name]["properties"].get(key) for name in ("GrpoConfig", "SftConfig", "ExpertIterationConfig")]
     kinds = [kind for i, kind in enumerate(found) if kind is not None and kind not in found[:i]]
     return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
-def _without_what_editors_do_not_need(value: Any) -> Any:
-    """Without what is required, and without titles and defaults, which are the types' and not those of the study's base."""
+def _simplified(value: Any) -> Any:
+    """Drop ``required``, titles, and defaults, which are those of the types and not of studies/base.yaml."""
     if isinstance(value, list):
-        return [_without_what_editors_do_not_need(item) for item in value]
+        return [_simplified(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: _without_what_editors_do_not_need(item)
+        key: _simplified(item)
         for key, item in value.items()
-        if not (key == "required" and isinstance(item, list))  # else it is the name of a key of ours
+        if not (key == "required" and isinstance(item, list))  # otherwise it is the name of a setting
         and not (key in ("title", "default") and not isinstance(item, dict))
     }

@@ -1,7 +1,7 @@
-"""What a stage has finished is kept until DVC has stored it.
+"""Keep the results of a stage until DVC has stored them.
 
-DVC removes a stage's outputs before it runs the stage. If it could not store them (a full disk), or was killed before that, the
-stage runs again and finds its results here. Each function works on a folder below ``data/state``.
+DVC removes a stage's outputs before it runs the stage. If it could not store them (a full disk, a kill), it runs the stage
+again, which then finds its results here. Each function works on a folder below ``data/state``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from grpo.common.files import dvc_hashes, whole_folder, write_text
 from grpo.study import paths
 
-RESULTS = "results"  # in a state's folder, each file by its path in the project
-HASH = "output.md5"  # the hash by which DVC will know the output
+RESULTS = "results"  # in a state's folder: the results by their paths in the project
+HASH = "output.md5"  # file with the hash that dvc.lock will have for the output
 
 
 def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -> None:
-    """Have a state removed once DVC has stored the output that was made from it; at once where no DVC is at work.
+    """Mark a state to be removed once DVC has stored its output; without a pipeline, remove it now.
 
     Args:
-        results: files and folders to be kept in it, as second names of the same files, which take no space.
+        results: files and folders to keep in it as hard links, which take no space.
     """
     if not paths.PIPELINE.exists():
         shutil.rmtree(state, ignore_errors=True)
@@ -39,14 +39,14 @@ def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -
 
 
 def keep_until_all_stored(states: Path, output: Path) -> None:
-    """Have the kept states below a folder removed once DVC has stored the output that holds the results of all of them."""
+    """Mark all kept states below a folder to be removed once DVC has stored the common output of all of them."""
     found = dvc_hashes(output)[0]
     for mark in states.rglob(HASH):
         write_text(mark, found)
 
 
 def bring_back(state: Path, results: Path) -> bool:
-    """Put kept results in their places, if there are any and ``results``, one of them, is not there."""
+    """Restore kept results if there are any and ``results``, one of them, is missing."""
     remove_stored(state)
     if results.exists() or not (state / HASH).exists():
         return False
@@ -64,7 +64,7 @@ def remove_stored(folder: Path = paths.STATE) -> None:
 
 
 def link(source: str | Path, target: str | Path) -> None:
-    """Give a file that is never written again a second name, or copy it where the file system has no such names."""
+    """Make a hard link, or a copy if the file system has no hard links. The file must never be written again."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,6 +1,6 @@
-"""Where a study keeps its files, relative to the project's folder. dvc.yaml names the same places.
+"""Paths of a study's files, relative to the project's folder; dvc.yaml has the same paths.
 
-``data/`` is DVC's (large, or one of many), ``reports/`` is git's (small, read by people).
+DVC stores ``data/`` (large or many files), git stores ``reports/`` (small files for people).
 """
 
 from __future__ import annotations
@@ -8,26 +8,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-MODELS = Path("data/model")  # of each task, as its datasets
+MODELS = Path("data/model")  # one folder per task, as for datasets
 DATASETS = Path("data/dataset")
 SFT_DATASETS = Path("data/sft_dataset")
-TRAINING_INPUTS = Path("data/training_inputs")  # one file for each experiment
-TASK_INPUTS = TRAINING_INPUTS / "tasks"  # one for each task
-DATASET_INPUTS = TRAINING_INPUTS / "datasets"  # likewise
+TRAINING_INPUTS = Path("data/training_inputs")  # one file per experiment
+TASK_INPUTS = TRAINING_INPUTS / "tasks"  # one file per task
+DATASET_INPUTS = TRAINING_INPUTS / "datasets"  # one file per task
 PINNED_SOFTWARE = TRAINING_INPUTS / "software.json"
 BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
 RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run
 CHECKPOINTS = Path("data/checkpoints")
-KISSING_NUMBER = Path("data/kissing_number/program.py")  # the best known to us; git's, unlike all else here
+KISSING_NUMBER = Path("data/kissing_number/program.py")  # the best program known; the only result in data/ that git stores
 KISSING_SEARCH = Path("data/kissing_search")  # program.py (the best) and scores.jsonl
-TIMING = Path("data/timing")  # wall-clock figures and MLflow ids: all that differs between two equal runs
+TIMING = Path("data/timing")  # times and MLflow ids, which differ between equal runs
 CONVERSATION_LOG = TIMING / "kissing_number/conversation_log.json"
 
-# What is not finished, and so no stage's output: DVC would remove it before the stage runs again.
+# Unfinished work. It is no stage's output, as DVC would remove it before the stage runs again.
 STATE = Path("data/state")
 EVALUATION_STATE = STATE / "evaluation"  # chunks of evaluations
-UNSENT_METRICS = STATE / "mlflow"  # folders of runs that MLflow does not have all of
+UNSENT_METRICS = STATE / "mlflow"  # folders of runs that are not completely in MLflow
 RUN_STATE = STATE / "runs"  # saved states of runs
 RUN_LOCKS = STATE / "locks"
 KISSING_NUMBER_STATE = STATE / "kissing_number"  # the log of a search
@@ -36,26 +36,26 @@ PIPELINE = Path("dvc.yaml")
 LOCK = Path("dvc.lock")
 PARAMS = Path("params.yaml")
 
-ROOT = Path(__file__).parents[2]  # that the package lies in: a checkout, or site-packages
+ROOT = Path(__file__).parents[2]  # folder with the package: a checkout, or site-packages
 
 REPORTS = Path("reports")
 DATASET_REPORTS = REPORTS / "dataset"
-SFT_REPORTS = DATASET_REPORTS / "sft"  # in there, as the report depends on that folder, and a study may have no such examples
+SFT_REPORTS = DATASET_REPORTS / "sft"  # below DATASET_REPORTS, which always exists; the stage `report` depends on it
 BASELINE_METRICS = REPORTS / "math_baseline.json"
 BEST_OF_N_METRICS = REPORTS / "best_of_n.json"
 KISSING_NUMBER_REPORT = REPORTS / "kissing_number.json"
-SELECT = REPORTS / "select"  # an experiment's winner, and nothing that can change while the winner stays
+SELECT = REPORTS / "select"  # an experiment's winner; changes only if the winner does
 CANDIDATES = REPORTS / "candidates"  # all arms of an experiment, and why the winner won
 CLAIMS = REPORTS / "claims.json"
 FIGURES = REPORTS / "figures"
 TABLES = REPORTS / "tables"
-TIMING_REPORT = REPORTS / "timing"  # what is drawn from data/timing
-METRICS = REPORTS / "metrics"  # what `dvc metrics` and `dvc exp show` show of each experiment
+TIMING_REPORT = REPORTS / "timing"  # figures from data/timing
+METRICS = REPORTS / "metrics"  # each experiment's metrics for `dvc metrics` and `dvc exp show`
 SUMMARY = REPORTS / "summary.json"
 WRITEUP = REPORTS / "writeup.md"
 ANSWERS = REPORTS / "answers.md"
 KISSING_NUMBER_DELIVERY = REPORTS / "kissing_number"  # program, log, prompts and report, side by side
-SECTIONS = REPORTS / "sections"  # what the write-up links to
+SECTIONS = REPORTS / "sections"  # linked from the write-up
 PAGE = REPORTS / "index.html"
 
 
@@ -65,7 +65,7 @@ def run_name(experiment: str, arm: str, seed: int) -> str:
 
 
 def run_timing(run: str) -> Path:
-    """The wall-clock figures of the run of this name."""
+    """The file with a run's times."""
     return TIMING / run / "timing.json"
 
 
@@ -90,7 +90,7 @@ def also(task: str, name: str) -> Path:
 
 
 def sft_examples(task: str) -> Path:
-    """What is fine-tuned on."""
+    """A task's examples for supervised fine-tuning."""
     return SFT_DATASETS / task / "train.jsonl"
 
 
@@ -100,21 +100,21 @@ def dataset_report(task: str) -> Path:
 
 
 def sft_report(task: str) -> Path:
-    """How many examples there are to be fine-tuned on, and how many earn the reward."""
+    """Counts of a task's fine-tuning examples, and of those that earn the reward."""
     return SFT_REPORTS / f"{task}.json"
 
 
 def shipped(name: str) -> Path:
-    """A file that comes with the package: beside it in a checkout, inside it where it was installed from a wheel."""
+    """A file that comes with the package: beside it in a checkout, inside it when installed from a wheel."""
     inside = ROOT / "grpo/shipped" / name
     return inside if inside.exists() else ROOT / name
 
 
 def workspace() -> Path:
-    """The project's own folder: the working folder, or in an experiment of DVC the workspace that it was started from.
+    """The project's folder: the working folder, or in a DVC experiment the workspace that started it.
 
-    `dvc exp run --temp` and `--queue` run stages in a copy below .dvc/tmp/exps, which is removed afterwards; DVC_ROOT names the
-    workspace then. What is to outlive the experiment, and is no output of a stage, goes there.
+    `dvc exp run --temp` and `--queue` run stages in a copy below .dvc/tmp/exps, which is removed afterwards, and DVC_ROOT names
+    the workspace. Files that must survive the experiment without being a stage's output go there.
     """
     here, root = Path.cwd(), Path(os.environ.get("DVC_ROOT") or ".").absolute()
     return root if root / ".dvc/tmp/exps" in here.parents else here

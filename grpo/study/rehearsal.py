@@ -1,8 +1,8 @@
-"""A rehearsal: a study for GPUs, cut down so that each of its stages runs on a CPU within minutes.
+"""Make a rehearsal: a study for GPUs, cut down so that each stage runs on a CPU within minutes.
 
-It keeps what breaks first: tasks and formats, tokenizers and the models' architectures, experiments, arms and how they follow
-from one another, updates per rollout batch, losses. It gives up what `grpo doctor` computes or only the real run shows: weights
-are random and small, and steps, responses and evaluations few.
+It keeps tasks, formats, tokenizers, model architectures, experiments, arms, their order, updates per rollout batch and losses.
+It does without what `grpo doctor` computes or only the real run shows: weights are random and small, and there are few steps,
+short responses and few evaluations.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ SUFFIX = "-rehearsal"  # of the study's name
 STEPS, TOKENS, PROBLEMS = 2, 16, 8
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2}
 BATCHES = ("rollout_batch_size", "train_batch_size")
-FEW: dict[str, dict[str, Any]] = {  # by method, what stays small whatever an arm says
+FEW: dict[str, dict[str, Any]] = {  # by method: values that also replace those of arms
     "grpo": {"n_grpo_steps": STEPS, "sampling_max_tokens": TOKENS},
     "sft": {"evaluate_every": STEPS, "examples": PROBLEMS},
     "expert_iteration": {"n_ei_steps": STEPS, "sampling_max_tokens": TOKENS},
 }
-MOST = {"overlong_buffer": TOKENS // 2, "warmup_steps": 1}  # what must fit into so few tokens and updates
+MOST = {"overlong_buffer": TOKENS // 2, "warmup_steps": 1}  # upper limits, to fit into so few tokens and updates
 
 
 def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The overlay that makes a study its rehearsal.
+    """Compute the overlay that turns a study into its rehearsal.
 
     Args:
-        values: the study, as :func:`grpo.study.compose.compose` gives it.
+        values: the study, from :func:`grpo.study.compose.compose`.
     """
     made = {name: entry for name, entry in values["experiments"].items() if entry["arms"]}
-    kept = {  # of each checkpoint of fine-tuning the step, of the few, that stands for its own
+    kept = {  # the step that replaces each kept step of fine-tuning
         f"{name}/{arm}/step-{step}": place
         for name, entry in made.items()
         for arm, changed in entry["arms"].items()
@@ -92,27 +92,27 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def not_covered(rehearsal: Study, study: Study) -> list[str]:
-    """What a rehearsal says nothing about, of what the study does."""
+    """List what a rehearsal does not cover of its study."""
     engine, learner = study.engine, study.learner
     left_out = {
-        "trained weights: what a model learns, its rewards, and any response that is right": any(
+        "trained weights: what a model learns, its rewards, right responses": any(
             isinstance(model, RandomModel) for model in rehearsal.models.values()
         ),
-        f"sampling by {engine.name} on {engine.device} in {engine.dtype}, and that it agrees with the learner": (
+        f"sampling with {engine.name} on {engine.device} in {engine.dtype}, and its agreement with the learner": (
             engine.name,
             engine.device,
         )
         != (rehearsal.engine.name, rehearsal.engine.device),
-        "vLLM that sleeps while the learner trains": bool(engine.sleep_level),
+        "vLLM's sleep while the learner trains": bool(engine.sleep_level),
         f"training on {learner.device} in {learner.dtype}": learner.device != rehearsal.learner.device,
         f"the optimizer {learner.optimizer}": learner.optimizer != rehearsal.learner.optimizer,
         f"{learner.processes} processes that train together": learner.processes > rehearsal.learner.processes,
-        "weights shared out among processes": learner.fully_shard,
-        "memory: `grpo doctor` computes it for the study itself": study.gpu_memory_gib is not None,
+        "weights sharded over processes": learner.fully_shard,
+        "memory, which `grpo doctor` computes for the study itself": study.gpu_memory_gib is not None,
         f"responses longer than {TOKENS} tokens, batches and steps of full size, and how long they take": True,
         f"seeds after the first of {len(study.seeds)}": len(study.seeds) > 1,
         "responses that a teacher samples": any(isinstance(t, SampledTraces) for t in study.sft_datasets.values()),
-        "a limit of time, and the whole validation set at its end": any(
+        "a time limit, and the whole validation set at the end": any(
             arm.get("wall_clock_limit_s") for name in study.made for arm in study.experiments[name].arms.values()
         ),
         "a search with a language model": study.kissing_number is not None and study.kissing_number.strategy != "mutation",
@@ -121,13 +121,13 @@ def not_covered(rehearsal: Study, study: Study) -> list[str]:
 
 
 def _divisor(configs: Sequence[Mapping[str, Any]], keys: Sequence[str], least: int) -> int:
-    """By what sizes are divided: the most that divides all of them and leaves ``least`` of the smallest."""
+    """The largest d that divides all sizes, with gcd(sizes) / d of at least ``least``; 1 if there is none."""
     common = math.gcd(*(config[key] for config in configs for key in keys if key in config))
     return max((d for d in range(1, common + 1) if common % d == 0 and common // d >= least), default=1)
 
 
 def _cut(changed: Mapping[str, Any], by: Mapping[str, int], few: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's section or an arm: batches divided, few steps, and no limit of time."""
+    """Cut a method's section or an arm: smaller batches, few steps, no time limit."""
     cut = {key: few.get(key, value) for key, value in changed.items() if key != "wall_clock_limit_s"}
     cut |= {key: cut[key] // divisor for key, divisor in by.items() if key in cut}
     cut |= {key: min(cut[key], most) for key, most in MOST.items() if cut.get(key)}
@@ -138,7 +138,7 @@ def _cut(changed: Mapping[str, Any], by: Mapping[str, int], few: Mapping[str, An
 
 
 def _model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Random weights in the place of a model that is made elsewhere; of one that the study pretrains, less pretraining."""
+    """Replace a model from elsewhere by random weights, and shorten the pretraining of one that the study makes."""
     if model["source"] == "pretrain":
         return {**model, "steps": min(60, model["steps"])}
     if model["source"] == "random":
@@ -148,5 +148,5 @@ def _model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _traces(traces: Mapping[str, Any]) -> dict[str, Any]:
-    """The task's own solutions in the place of what a teacher would sample."""
+    """Replace a teacher's samples by the task's own solutions."""
     return {"source": "task", "prompt": traces["prompt"]} if traces["source"] == "sampled" else dict(traces)

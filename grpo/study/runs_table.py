@@ -1,4 +1,4 @@
-"""The table `runs:` of params.yaml: a row for each stage of dvc.yaml that trains."""
+"""The table `runs:` of params.yaml: one row per training stage of dvc.yaml."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ALL_SEEDS = "all"
 
 
 def runs_table(study: Study) -> dict[str, dict[str, Any]]:
-    """The rows by their keys: KEY is the ``train@KEY`` of DVC.
+    """Build the rows; the row KEY is DVC's stage ``train@KEY``.
 
-    A row holds ``experiment``, ``arm`` and ``task``; ``seed``, one of ``seeds`` or ``all`` of them; ``folder``, where the
-    results go below data/runs, data/checkpoints and data/timing; and what must be there first: the checkpoint to start from and
-    the problems or examples to train on (``model`` and ``train``, folders below data/), and ``after``, the selection that the
-    experiment builds on, or the pinned versions where it builds on none. ``resources`` names what a scheduler reserves.
+    A row has ``experiment``, ``arm``, ``task``; ``seed`` (one of ``seeds``, or ``all``); ``folder`` (of the results below
+    data/runs, data/checkpoints and data/timing); ``model`` and ``train`` (folders below data/ with the checkpoint to start from
+    and the problems or examples); ``after`` (the selection that the experiment builds on, or the pinned versions if it builds
+    on none); and ``resources`` (what a scheduler reserves).
     """
     rows: dict[str, dict[str, Any]] = {}
     for name in study.made:
@@ -47,7 +47,7 @@ def runs_table(study: Study) -> dict[str, dict[str, Any]]:
 
 
 def stage_of_run(run: str) -> str:
-    """The stage of DVC that trains the run ``EXPERIMENT/ARM/SEED`` of the active study."""
+    """The DVC stage that trains the run ``EXPERIMENT/ARM/SEED`` of the active study."""
     experiment, arm, seed = run.split("/")
     together = paths.PARAMS.exists() and _seeds_in_one_stage(paths.PARAMS.stat().st_mtime_ns)
     return f"train@{experiment}-{arm}" if together else f"train@{experiment}-{arm}-{seed}"

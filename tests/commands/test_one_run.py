@@ -136,7 +136,7 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
         (["grpo.lora.rnk=1"], "did you mean grpo.lora.rank?"),
         (["sampling_max_token=8"], "did you mean grpo.sampling_max_tokens?"),
         (["experiments.a.arms={}"], "keys are tasks.main"),
-        (["grpo.objective=dap"], "--set grpo.objective: no objective is named 'dap'"),
+        (["grpo.objective=dap"], "--set grpo.objective: no objective 'dap'"),
         (["grpo.learning_rate"], "expected key=value"),
         (["grpo.learning_rate=[1"], "expected key=value"),
     ],

@@ -77,7 +77,7 @@ def test_missing_and_empty_files_of_problems(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.jsonl: no such file.*dvc repro dataset"):
         read_problems(tmp_path / "none.jsonl")
     write_records(tmp_path / "empty.jsonl", [])
-    with pytest.raises(UserError, match=r"empty\.jsonl: holds no problems"):
+    with pytest.raises(UserError, match=r"empty\.jsonl: has no problems"):
         read_problems(tmp_path / "empty.jsonl")
 
 
@@ -179,7 +179,7 @@ def test_a_second_writer_of_a_folder_is_refused_and_harms_nothing(tmp_path: Path
     command = [sys.executable, "-c", HOLD, str(target)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin and holder.stdout and holder.stdout.readline() == "at work\n"
-        refused = rf"best_of_n: another process that writes it is at work already \(process {holder.pid} on "
+        refused = rf"best_of_n: another process that writes it is already running \(process {holder.pid} on "
         with pytest.raises(UserError, match=refused), whole_folder(target):
             pass
         holder.stdin.write("go on\n")

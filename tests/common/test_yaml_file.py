@@ -24,8 +24,8 @@ def told(path: Path, text: str, kind: str = "safe") -> str:
     [
         ("a: 1\nb:\n\tc: 2\n", ":3: not valid YAML (a tab in the indentation: use spaces)"),
         ("a: 1\nb: 2\na: 3\n", ':3: not valid YAML (found duplicate key "a"'),
-        ("a: 1\n<<<<<<< HEAD\nb: 2\n=======\nb: 3\n>>>>>>> x\n", ":2: not valid YAML (<<<<<<< marks a conflict of a merge"),
-        ("a:\n  b: 1\n=======\n  b: 3\n", ":3: not valid YAML (======= marks a conflict of a merge"),
+        ("a: 1\n<<<<<<< HEAD\nb: 2\n=======\nb: 3\n>>>>>>> x\n", ":2: not valid YAML (<<<<<<< marks a merge conflict"),
+        ("a:\n  b: 1\n=======\n  b: 3\n", ":3: not valid YAML (======= marks a merge conflict"),
         ("a: 1\nb: [\n", ":3: not valid YAML ("),
     ],
 )
@@ -53,7 +53,7 @@ def test_what_stands_for_too_much_is_refused_at_once(tmp_path: Path, kind: str, 
     start = time.perf_counter()
     message = told(tmp_path / "x.yaml", text, kind)
     assert time.perf_counter() - start < 2
-    assert "aliases (`*name`) that stand for themselves or for more than 100,000 values" in message
+    assert "aliases (`*name`) that contain themselves or expand to more than 100,000 values" in message
     assert line is None or message.startswith(f":{line}: ")
 
 

@@ -262,7 +262,7 @@ def test_a_second_search_in_one_folder_is_refused(grpo: Any, tmp_path: Path) -> 
             time.sleep(0.05)
         code, _, told = grpo("kissing", "search", "--out", str(tmp_path), "--calls", "1")
         first.kill()
-    assert code == 2 and f"another search is at work already (process {first.pid} on" in told
+    assert code == 2 and f"another search is already running (process {first.pid} on" in told
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage

@@ -164,7 +164,7 @@ def test_the_stage_keeps_what_the_teacher_says_and_goes_on_after_a_kill(
         ({"max_tokens": 1}, "sft_datasets.keyword: of 800 responses none can be used (cut_off: 7"),
         (
             {"asked_in": "r1_zero"},
-            "sft_datasets.keyword.asked_in: 'r1_zero' is no format of the task keyword (known: keyword, chat)",
+            "sft_datasets.keyword.asked_in: the task keyword has no format 'r1_zero' (known: keyword, chat)",
         ),
     ],
 )

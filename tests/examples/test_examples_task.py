@@ -98,7 +98,7 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
             r"^tasks\.main: unknown: biggest\. Countdown takes numbers=3, largest=9",
         ),
         ({"use": "countdown:Countdown", "largest": "50"}, r"^tasks\.main\.largest: .*valid integer.*'50'"),
-        ({"use": "countdown:Nothing"}, "countdown.py holds nothing named 'Nothing'"),
+        ({"use": "countdown:Nothing"}, "countdown.py has nothing named 'Nothing'"),
         ({"use": "nowhere:Countdown"}, "no such module"),
         ({"use": "countdown:score"}, "no subclass of grpo.tasks.Task"),
         (

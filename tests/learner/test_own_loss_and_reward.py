@@ -105,7 +105,7 @@ def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int
     ("loss_type", "options", "message"),
     [
         ("ppo", {}, r"'ppo' \(known: no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip, gspo, cispo\)"),
-        ("of_my_own:nowhere", {}, "holds nothing named 'nowhere'"),
+        ("of_my_own:nowhere", {}, "has nothing named 'nowhere'"),
         ("of_my_own:scaled", {"scael": 1.0}, "of_my_own:scaled: got an unexpected keyword argument 'scael'"),
         ("of_my_own:without_metrics", {}, "of_my_own:without_metrics must return each token's loss"),
         ("of_my_own:of_responses", {}, "must return each token's loss"),
@@ -130,9 +130,9 @@ def test_a_loss_must_not_measure_under_a_name_that_history_csv_has(model: Any) -
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"loss_type": "ppo"}, "'ppo' is unknown: expected no_baseline, .*, cispo, MODULE:NAME of your own"),
+        ({"loss_type": "ppo"}, "'ppo' is unknown: use no_baseline, .*, cispo, MODULE:NAME of your own"),
         ({"loss_type": "not_of_my_own:scaled"}, "not_of_my_own:scaled: no such module"),
-        ({"reward": "of_my_own"}, "'of_my_own' is unknown: expected MODULE:NAME of your own"),
+        ({"reward": "of_my_own"}, "'of_my_own' is unknown: use MODULE:NAME of your own"),
         ({"reward": "of_my_own:"}, "of_my_own:: no such module"),
         ({"reward": {"answer_reward": 1.0, "of_my_own": 0.5}}, "'of_my_own' is unknown: .*answer_reward, MODULE:NAME of your"),
         ({"reward": {"not_of_my_own:reward": 1.0}}, "not_of_my_own:reward: no such module"),

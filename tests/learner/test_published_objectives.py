@@ -268,7 +268,7 @@ def test_an_objective_in_an_arm_stands_for_its_settings_and_leaves_none_of_anoth
     assert (dapo.loss_type, dapo.cliprange_high, dapo.length_normalization) == ("grpo_clip", 0.4, "token_mean")
     after = apply_overrides(dapo, resolved(dapo, {"objective": "dr_grpo"}, "arm"), "arm")
     assert (after.cliprange_high, after.length_normalization, after.use_std_normalization) == (None, "masked_normalize", False)
-    with pytest.raises(ValueError, match=r"arm.objective: no objective is named 'ppo' \(known: grpo, dr_grpo, dapo, gspo"):
+    with pytest.raises(ValueError, match=r"arm.objective: no objective 'ppo' \(known: grpo, dr_grpo, dapo, gspo"):
         resolved(base, {"objective": "ppo"}, "arm")
 
 

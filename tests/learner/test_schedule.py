@@ -70,7 +70,7 @@ def test_an_update_is_taken_with_the_rate_that_it_logs_and_a_restored_learner_go
 
 
 def test_a_schedule_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"warmup_steps \(6\) must be fewer than the run's 6 updates"):
+    with pytest.raises(ValidationError, match=r"warmup_steps \(6\) must be less than the run's 6 updates"):
         sft("constant", 6, 6)
     with pytest.raises(ValidationError, match="leave both out"):
         ExpertIterationConfig(lr_scheduler_type="cosine")

@@ -32,7 +32,7 @@ from grpo.study.schema import load_study
 
 Ended = tuple[int, str, str]  # exit code, stdout, stderr
 Grpo = Callable[..., Ended]
-KEPT = "run the same command again; what was finished is kept."
+KEPT = "run the same command again; finished work is kept."
 
 
 @pytest.fixture(scope="module")

@@ -352,7 +352,7 @@ def test_a_second_process_on_the_same_run_is_refused(project, worker, undisturbe
             time.sleep(0.02)
         second = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
         assert second.returncode == 2
-        assert f"another process is at work already (process {first.pid} on {socket.gethostname()})" in second.stderr
+        assert f"another process is already running (process {first.pid} on {socket.gethostname()})" in second.stderr
         assert second.stderr.count("\n") == 1
         assert first.wait() == 0
     # The first one was not disturbed, and what it leaves behind stops nobody.

@@ -231,7 +231,7 @@ def test_an_experiment_without_arms_has_no_winner(fewer, tmp_path):
     yaml.dump(params, tmp_path / "params.yaml")
     refused = sh(tmp_path, "grpo", "study", "check", check=False)
     assert refused.returncode == 2
-    assert "select_in: must name each experiment with arms once (grpo_learning_rate): `grpo study runs`" in refused.stderr
+    assert "select_in: must list each experiment with arms once (grpo_learning_rate): run `grpo study runs`" in refused.stderr
 
 
 def trained(output: str) -> set[str]:

@@ -337,7 +337,7 @@ def test_make_repro_after_a_kill_and_beside_another(repo: Path) -> None:
     with subprocess.Popen(repro, cwd=repo, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for((repo / "started").exists)
         said = call(repo, *repro, ok=False)
-        assert f"is at work already (process {process.pid} on " in said and "unlock" not in said
+        assert f"is already running (process {process.pid} on " in said and "unlock" not in said
         process.kill()
     wait_for(lambda: not processes_in(repo))
     edit(repo, "params.yaml", "nap: 54321", "nap: 0")
@@ -442,14 +442,14 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("params.yaml", "threads: 1", "threads: one", "params.yaml: threads: input should be a valid integer"),
         ("params.yaml", "  n_grpo_steps:", "\tn_grpo_steps:", "params.yaml:LINE: not valid YAML (a tab in the indentation"),
         ("params.yaml", "threads: 1", "threads: 1\nthreads: 1", "params.yaml:NEXT: not valid YAML (found duplicate key"),
-        ("params.yaml", "seeds: [0, 1, 2]\n", CONFLICT, "params.yaml:LINE: not valid YAML (<<<<<<< marks a conflict"),
+        ("params.yaml", "seeds: [0, 1, 2]\n", CONFLICT, "params.yaml:LINE: not valid YAML (<<<<<<< marks a merge conflict"),
         ("params.yaml", "{gpus: 0, cpus: 1, mem_mb: 2000, runtime_min: 10}", "4", "params.yaml: resources.small: input should"),
         ("params.yaml", "cpus: 1,", "cpus: one,", "resources.small.cpus: input should be a valid integer, but it is 'one'."),
         ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),
         ("params.yaml", "      no_baseline:", "      new: {}\n      no_baseline:", "(grpo_baselines-new): run `grpo study"),
-        ("dvc.yaml", "  dataset:\n", CONFLICT, "dvc.yaml:LINE: not valid YAML (<<<<<<< marks a conflict"),
+        ("dvc.yaml", "  dataset:\n", CONFLICT, "dvc.yaml:LINE: not valid YAML (<<<<<<< marks a merge conflict"),
         ("dvc.yaml", "  dataset:\n", "\tdataset:\n", "dvc.yaml:LINE: not valid YAML (a tab in the indentation"),
-        ("dvc.lock", "stages: {}\n", CONFLICT, "dvc.lock:LINE: not valid YAML (<<<<<<< marks a conflict"),
+        ("dvc.lock", "stages: {}\n", CONFLICT, "dvc.lock:LINE: not valid YAML (<<<<<<< marks a merge conflict"),
         ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout dvc.lock` brings"),
     ],
 )  # fmt: skip

@@ -270,7 +270,7 @@ def test_a_machine_without_the_studys_folder_is_told(lab: Path, grpo: Run) -> No
     assert grpo("study", "use", "../our lab/ours.yaml")[0] == 0
     lab.rename(lab.with_name("moved"))
     code, _, error = grpo("study", "check")
-    assert code == 2 and "params.yaml: folder: there is no folder ../our lab, where the study's own modules" in error
+    assert code == 2 and "params.yaml: folder: no folder ../our lab, which should have the study's own modules" in error
     assert grpo("study", "use", "../moved/ours.yaml", "--force")[0] == 0 and load_study().folder == "../moved"
 
 
@@ -335,8 +335,8 @@ def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("extends: nosuch\n", "studies/bad.yaml: extends: no such study as nosuch (looked for studies/nosuch.yaml)."),
-        ("extends: ../x.yaml\n", "studies/bad.yaml: extends: no such study as ../x.yaml (looked for studies/../x.yaml)."),
+        ("extends: nosuch\n", "studies/bad.yaml: extends: no such study: nosuch (looked for studies/nosuch.yaml)."),
+        ("extends: ../x.yaml\n", "studies/bad.yaml: extends: no such study: ../x.yaml (looked for studies/../x.yaml)."),
         ("extends: [mini]\n", "studies/bad.yaml: extends: expected the name or the path of a study, but it is ['mini']."),
         ("extends: bad\n", "studies/bad.yaml: extends itself (studies/bad.yaml extends studies/bad.yaml)."),
         ("extends: other\n", "extends itself (studies/bad.yaml extends studies/other.yaml extends studies/bad.yaml)."),
@@ -344,7 +344,7 @@ def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
         ("extends: mini\ngrpo: [\n", "studies/bad.yaml:3: not valid YAML"),
         (
             "extends: mini\nexperiments: {only: [grpo_x]}\n",
-            "studies/bad.yaml: experiments.only: no such experiment as grpo_x (k",
+            "studies/bad.yaml: experiments.only: no such experiment: grpo_x (k",
         ),
         (
             "extends: mini\nexperiments: {without: all}\n",
@@ -352,11 +352,11 @@ def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
         ),
         (
             "extends: mini\nexperiments: {only: [sft_experiment], leaderboard: {arms: {a: {}}}}\n",
-            "experiments.leaderboard: has arms here, but `only` or `without` leaves it out: take one of the two away.",
+            "experiments.leaderboard: has arms here, but `only` or `without` leaves it out: remove one of the two.",
         ),
         (
             "extends: quickstart\nexperiments: {only: [leaderboard]}\n",
-            "experiments.only: leaderboard has no arms in what this extends: give it some.",
+            "experiments.only: leaderboard has no arms in the extended study: give it some.",
         ),
         ("extends: mini\nexperiments: {without: [grpo_baselines]}\n", "experiments.grpo_baselines.arms: left out, but grpo_"),
         ("extends: mini\ngrpo: {group_size: 3}\n", "studies/bad.yaml: grpo:"),

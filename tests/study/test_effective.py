@@ -367,7 +367,7 @@ def test_an_experiment_that_is_added_is_one_entry(tmp_path: Path, monkeypatch: p
     path = activate("mini", tmp_path)
     text = path.read_text()
     path.write_text(text.replace("  leaderboard: #", f"  grpo_extra: {json.dumps(entry)}\n  leaderboard: #", 1))
-    with pytest.raises(UserError, match="`grpo study runs` writes it anew"):
+    with pytest.raises(UserError, match="run `grpo study runs`"):
         load_study(path)
     assert renew_runs()[1:] == ["  new: grpo_extra-plain"]
     assert load_study(path).needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]

@@ -34,7 +34,7 @@ def test_without_one_everything_is_recorded_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"every": 12}, "evaluation.also.hard.every: 12 is no multiple of evaluation.every (8)"),
+        ({"every": 12}, "evaluation.also.hard.every: 12 is not a multiple of evaluation.every (8)"),
         ({"problems": 0}, "evaluation.also.hard.problems: input should be greater than 0"),
         ({"use": "no_such"}, "evaluation.also.hard.use: expected one of arithmetic"),
         ({"levels": 9}, "evaluation.also.hard.levels: input should be less than or equal to 5"),
@@ -49,7 +49,7 @@ def test_a_set_must_be_asked_as_runs_are(tmp_path: Path) -> None:
     def words(values: dict[str, Any]) -> None:
         values["evaluation"]["also"] = {"words": {"use": "keyword", "seed": 0, "problems": 8}}
 
-    assert "evaluation.also.words: runs ask in the format question_only, which its task has not" in refused(tmp_path, words)
+    assert "evaluation.also.words: its task has no format question_only, which runs use" in refused(tmp_path, words)
 
 
 def test_the_data_set_depends_on_it_and_the_model_does_not(tmp_path: Path) -> None:

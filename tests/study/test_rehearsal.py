@@ -62,7 +62,7 @@ def test_what_was_written_by_hand_is_not_overwritten(tmp_path: Path, monkeypatch
     (own / "ours.yaml").write_text("extends: math-first\n")
     assert "lab/ours-rehearsal.yaml" in rehearse("lab/ours.yaml")[0]  # a study in a folder of its own
     (own / "ours-rehearsal.yaml").write_text("extends: ours\nseeds: [3]\n")
-    with pytest.raises(UserError, match="says something else"):
+    with pytest.raises(UserError, match="already exists with other content"):
         rehearse("lab/ours.yaml")
 
 

@@ -161,10 +161,10 @@ def test_a_start_is_one_of_the_checkpoints_that_are_kept(tmp_path: Path, kept: l
     for start in wrong:
         message = refused(tmp_path, edit(start))
         assert (
-            f"experiments.{SFT_INITIALIZATION}.arms.extra.start_from: {start!r} is no checkpoint that an arm of supervised"
-            in message
-        )
-        assert f"(known: {', '.join(known)}); keep_steps keeps more" in message
+            f"experiments.{SFT_INITIALIZATION}.arms.extra.start_from: no arm of supervised fine-tuning keeps the checkpoint "
+            f"{start!r} (known: "
+        ) in message
+        assert f"(known: {', '.join(known)}; keep_steps keeps more)" in message
 
 
 def test_steps_that_all_arms_keep_stand_in_the_section(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_steps_that_all_arms_keep_stand_in_the_section(tmp_path: Path) -> None:
         edit(values)
         values["experiments"][SFT_INITIALIZATION]["arms"] = {"base": {"start_from": f"{SFT}/all/step-2"}}
 
-    assert "is no checkpoint" in refused(tmp_path, other)
+    assert "keeps the checkpoint" in refused(tmp_path, other)
 
 
 @pytest.mark.parametrize(("steps", "late"), [([31], [31]), ([1, 30, 31, 99], [31, 99])])
@@ -200,13 +200,13 @@ def test_steps_after_the_last_cannot_be_kept(tmp_path: Path, steps: list[int], l
 @pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != KEYWORD])
 def test_the_keyword_prompt_is_for_its_experiment_only(tmp_path: Path, experiment: str) -> None:
     message = refused(tmp_path, new_arm(experiment, prompt="keyword"))
-    assert f"experiments.{experiment}.arms.extra: prompt: 'keyword' is no format of the task main" in message
+    assert f"experiments.{experiment}.arms.extra: prompt: the task main has no format 'keyword'" in message
 
 
 @pytest.mark.parametrize("overrides", [{}, {"prompt": "r1_zero"}])
 def test_the_keyword_experiment_needs_its_prompt(tmp_path: Path, overrides: dict[str, Any]) -> None:
     message = refused(tmp_path, new_arm(KEYWORD, **overrides))
-    assert f"experiments.{KEYWORD}.arms.extra: prompt: 'r1_zero' is no format of the task keyword" in message
+    assert f"experiments.{KEYWORD}.arms.extra: prompt: the task keyword has no format 'r1_zero'" in message
 
 
 # --------------------------------------------------------------------------------------------------- methods and last_k
@@ -339,7 +339,7 @@ def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: P
     ("engine", "message"),
     [
         ({"sleep_level": 2}, "engine: sleep_level 2: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0"),
-        ({"device": "cuda:1"}, "engine: device 'cuda:1': vLLM takes the first GPU it sees: set it to cuda:0"),
+        ({"device": "cuda:1"}, "engine: device 'cuda:1': vLLM takes the first GPU that it sees: set it to cuda:0"),
     ],
 )
 def test_an_engine_that_cannot_run_there_is_refused_when_the_study_is_read(
@@ -463,7 +463,10 @@ def test_runs_of_every_study_have_the_evaluations_that_they_count_by(path: Path)
             counting(4, sft={"evaluate_every": 1}, evaluation={"every": 32}),
             "grpo_learning_rate.arms.1e-4: a run of 64 steps is evaluated 2 times ",
         ),
-        (counting(4), "sft_experiment.arms.examples_128: a run of 24 steps is evaluated 3 times after its start, but 4 "),
+        (
+            counting(4),
+            "sft_experiment.arms.examples_128: a run of 24 steps is evaluated 3 times after its start, fewer than last_k (4)",
+        ),
         (counting(6, sft={"evaluate_every": 1}), "arms.questions_32-rollouts_4-epochs_1: a run of 4 steps is evaluated 4 "),
         (counting(2, sft={"evaluate_every": 24}), "sft_experiment.arms.examples_128: a run of 24 steps is evaluated 1 time "),
     ],
@@ -477,7 +480,7 @@ def test_a_run_with_fewer_evaluations_than_it_counts_by_is_refused(tmp_path: Pat
 def test_the_refusal_names_the_remedy_of_the_method(tmp_path: Path) -> None:
     message = refused(tmp_path, new_arm("grpo_baselines", n_grpo_steps=1))
     assert message.endswith(
-        "after its start, but 3 evaluations are to count (last_k): raise n_grpo_steps, lower evaluation.every, or give "
+        "after its start, fewer than last_k (3): raise n_grpo_steps, lower evaluation.every, or give "
         "grpo_baselines a last_k of 1."
     )
     message = refused(tmp_path, new_arm(SFT, evaluate_every=24))

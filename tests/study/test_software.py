@@ -158,7 +158,10 @@ def test_a_run_tells_once_what_is_not_as_pinned(other_pins: Path, capsys: pytest
     assert capsys.readouterr().err == ""
     warn_of_other_versions(["numpy", "sympy"])
     warning = capsys.readouterr().err
-    assert f"not as pinned: sympy {installed['sympy']} (pinned: ==0.1). " in warning and warning.count("\n") == 1
+    assert (
+        f"other versions than the pinned ones: sympy {installed['sympy']} (pinned: ==0.1). " in warning
+        and warning.count("\n") == 1
+    )
 
 
 def test_runs_made_with_other_versions_are_not_taken_for_equal(

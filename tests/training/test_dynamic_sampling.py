@@ -110,8 +110,8 @@ def test_what_is_asked_anew_depends_on_seed_step_and_round_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"asynchronous": Asynchronous()}, "generator samples for a later step"),
-        ({"group_size": 1, "loss_type": "no_baseline"}, "a group of one never has two rewards that differ"),
+        ({"asynchronous": Asynchronous()}, "generator already samples for a later step"),
+        ({"group_size": 1, "loss_type": "no_baseline"}, "in a group of one all rewards are equal"),
     ],
 )
 def test_what_it_cannot_go_with_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -176,7 +176,7 @@ def test_the_refusal_of_a_narrowed_distribution_names_both_remedies(key: str) ->
     values = {**BASE, key: value, "loss_type": "grpo_no_clip"}
     for stale in ({"max_policy_lag": 1}, {"max_policy_lag": 0, "replay_capacity": 2}):
         with pytest.raises(
-            ValidationError, match=rf"{key} \({value}\) leaves tokens out.*: set it to {off}, or set importance_cap"
+            ValidationError, match=rf"{key} \({value}\) excludes tokens.*: set it to {off}, or set importance_cap"
         ):
             config(**values, asynchronous=stale)
     config(**values, asynchronous={"max_policy_lag": 0})  # these are of the current policy

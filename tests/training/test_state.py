@@ -367,7 +367,7 @@ class RemovedOnceOpen(type(Path())):  # type: ignore[misc]
 def test_a_lock_that_its_holder_has_just_removed_is_not_taken(tmp_path: Path) -> None:
     """Whoever comes next makes a new file, and both would hold one."""
     lock = RemovedOnceOpen(tmp_path / "run.lock")
-    with pytest.raises(UserError, match="the run is at work already"), only_one(lock, "the run"):
+    with pytest.raises(UserError, match="the run is already running"), only_one(lock, "the run"):
         pass
 
 
@@ -375,7 +375,7 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:
     lock = tmp_path / "locks" / "run.lock"
     holder = subprocess.Popen([sys.executable, "-c", PROGRAM, str(lock)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    with pytest.raises(UserError, match=rf"the run is at work already \(process {holder.pid} on "), only_one(lock, "the run"):
+    with pytest.raises(UserError, match=rf"the run is already running \(process {holder.pid} on "), only_one(lock, "the run"):
         pass
     holder.kill()
     holder.wait()

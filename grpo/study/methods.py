@@ -392,7 +392,7 @@ def explain(path: Path, item: Any, values: Any) -> str:
         return f"{path}: {key}: unknown key. Check its spelling, or remove it."
     if kind == "missing":
         return f"{path}: {key}: missing. Add it (see studies/ for examples)."
-    if item["loc"][-1] == "[key]":
+    if item["loc"][-1:] == ("[key]",):
         return f"{path}: {key}: {value!r} is a name here, which YAML reads as a number or the like. Write it in quotes."
     message = item["msg"].removeprefix("Value error, ")
     shown = repr(value)

@@ -51,7 +51,7 @@ def make_plan() -> set[str]:
     if DATA.is_symlink():
         raise PlanError(
             f"{DATA} is a link, and DVC stores nothing behind one. Make it a folder; results go to another disk by"
-            " `dvc cache dir --local FOLDER` and `dvc config --local cache.type symlink` (docs/sharing.md)."
+            " `dvc cache dir --local FOLDER` and `dvc config --local cache.type symlink` (docs/tracking.md)."
         )
     try:
         # Waits for the lock, since a stage of another `dvc` may hold it for a moment.

@@ -297,7 +297,7 @@ def test_results_on_another_disk_as_the_docs_say(finished: Path, tmp_path: Path,
         with pytest.raises(workflow_plan.PlanError, match=r"data is a link.*dvc cache dir --local FOLDER"):
             planned(repo, monkeypatch)
         (repo / "data").unlink()
-        text = (ROOT / "docs/sharing.md").read_text(encoding="utf-8").partition("## Results on another disk")[2]
+        text = (ROOT / "docs/tracking.md").read_text(encoding="utf-8").partition("## Results on another disk")[2]
         commands = text.partition("```sh\n")[2].partition("```")[0].replace("/big", other)
         call(repo, "sh", "-ec", commands)
         (repo / "data/state/a").touch()
@@ -323,7 +323,7 @@ def test_where_flock_is_refused_the_message_and_the_remedy_that_it_names(repo: P
     text = call(repo, *here, sys.executable, str(ROOT / "workflow/repro.py"), ok=False, timeout=60)
     remedy = re.search(r"refuses flock \(No locks available\).*: (dvc config .*)$", text, re.MULTILINE)
     assert remedy is not None and "Traceback" not in text
-    assert remedy[1] in (ROOT / "docs/slurm.md").read_text(encoding="utf-8")
+    assert remedy[1] in (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
     assert "Unable to acquire lock" in call(repo, *here, "dvc", "status", ok=False)
     call(repo, "sh", "-ec", remedy[1])
     assert "up to date" in call(repo, *here, "dvc", "status")

@@ -27,6 +27,7 @@ H100_FLOPS = 989e12  # per second, bfloat16 without sparsity (NVIDIA's data shee
 # Shares of a step's time for sampling and for one pass of training: as 6.5 s to 9.5 s, the middle of an estimate for one step
 # at the handouts' setting on H100s (not measured).
 SAMPLING, TRAINING = 0.4, 0.6
+WITHOUT_SIGNAL = 0.5  # assumed share of sampled groups that dynamic sampling replaces in each round
 
 
 def step_flop(shape: Shape, prompt: float, response: float) -> float:
@@ -76,6 +77,7 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
     experiments = {name: _sums([row for row in rows if row["experiment"] == name], price) for name in study.made}
     total, shape = _sums(rows, price), _shape(study, MAIN)
     seeds = len(study.seeds)
+    resampled = [run.config for run in effective if not equals[run.name] and _rounds(run.config)]
     return {
         "study": study.study,
         "seeds": study.seeds,
@@ -83,6 +85,11 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         "experiments": experiments,
         "total": total,
         "state_gib_of_a_run_in_progress": STATES_ON_DISK * saved_state_bytes(study, shape) / GIB if shape else None,
+        "dynamic_sampling": {
+            "runs": len(resampled),
+            "expected_rollouts": sum(c.n_steps * (rollouts_of_step(c) - _batch(c)) for c in resampled),
+            "most_rollouts": sum(c.n_steps * _rounds(c) * _batch(c) for c in resampled),
+        },
         "one_seed_less_saves": {key: total[key] / seeds for key in ("runs", "gpu_hours", "cost")} if seeds > 1 else None,
         "may_be_left_out": [a for a in study.made if not any(a in study.needed_experiments(b) for b in study.made)],
         "assumed_winners": {name: w["winner"] for name, w in winners.items() if "assumed" in w and _is_needed(study, name)},
@@ -153,17 +160,30 @@ def work(config: RunConfig) -> float:
             epochs = config.epochs_per_ei_step
         case _:
             epochs = config.epochs_per_rollout_batch
-    return (SAMPLING + TRAINING * epochs) * rollouts_of_step(config) / HANDOUT_ROLLOUTS
+    return (SAMPLING * rollouts_of_step(config) + TRAINING * epochs * _batch(config)) / HANDOUT_ROLLOUTS
 
 
-def rollouts_of_step(config: RunConfig) -> int:
-    """Number of responses that a step samples."""
+def rollouts_of_step(config: RunConfig) -> float:
+    """Number of responses that a step samples; expected number with dynamic sampling.
+
+    Of all groups w = :data:`WITHOUT_SIGNAL` have no signal, so that K rounds ask for w + w^2 + ... + w^K batches more.
+    """
+    return _batch(config) * sum(WITHOUT_SIGNAL**k for k in range(_rounds(config) + 1))
+
+
+def _batch(config: RunConfig) -> int:
+    """Number of responses that a step trains on; of expert iteration, that it samples."""
     match config:
         case SftConfig():
             return 0
         case ExpertIterationConfig():
             return config.ei_batch_size * config.group_size
     return config.rollout_batch_size
+
+
+def _rounds(config: RunConfig) -> int:
+    """Limit of rounds of dynamic sampling in a step."""
+    return config.dynamic_sampling_rounds if isinstance(config, GrpoConfig) else 0
 
 
 def _row(study: Study, run: EffectiveRun, equal_to: str | None, per_work: float | None, time_from: str) -> dict[str, Any]:
@@ -177,7 +197,7 @@ def _row(study: Study, run: EffectiveRun, equal_to: str | None, per_work: float 
         weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else None
         taken = {
             "steps": config.n_steps,
-            "rollouts": config.n_steps * rollouts_of_step(config),
+            "rollouts": round(config.n_steps * rollouts_of_step(config)),
             "hours": hours,
             "gpu_hours": (hours or 0.0) * _gpus(study, run),
             "disk_gib": None if weights is None else kept * weights,
@@ -283,6 +303,12 @@ def _notes(found: dict[str, Any]) -> list[str]:
     state = found["state_gib_of_a_run_in_progress"]
     also = f"; plus up to {state:,.2f} for the saved states of each run in progress" if state is not None else ""
     notes.append(f"disk: the kept checkpoints; twice that if DVC's cache cannot share files with the workspace{also}")
+    if (more := found["dynamic_sampling"])["runs"]:
+        expected, most = f"{more['expected_rollouts']:,.0f}", f"{more['most_rollouts']:,}"
+        notes.append(
+            f"dynamic sampling in {more['runs']} runs: {expected} of the rollouts if {WITHOUT_SIGNAL:.0%} of all groups have "
+            f"no signal (assumed); its rounds allow {most} at most"
+        )
     free = dict.fromkeys(name.rpartition("/")[0] for name in total["taken_over"])
     if free:
         notes.append(f"arms that equal earlier runs and take over their results at no cost: {', '.join(free)}")

@@ -29,7 +29,7 @@ REQUIREMENTS = {"learns", "arms", "response_tokens"}
 
 
 def judge_claims(study: Study) -> list[Verdict]:
-    """The verdict of each claim of claims.yaml, in the file's order.
+    """The verdict of each claim of claims.yaml about an experiment that the study knows, in the file's order.
 
     The claims are many, and a few of their intervals miss by chance. The p of all that are decided by one are adjusted
     together so that at most 5% of the verdicts they decide are expected to be wrong (Benjamini and Hochberg 1995); a verdict
@@ -40,7 +40,8 @@ def judge_claims(study: Study) -> list[Verdict]:
         ValueError: claims.yaml lacks a key, or names a test or requirement that does not exist.
     """
     published = read_yaml(PUBLISHED)
-    return adjusted([_judge(study, claim, published["task"]) for claim in published["claims"]])
+    about = [claim for claim in published["claims"] if claim.get("experiment") in (BASELINE, *study.experiments)]
+    return adjusted([_judge(study, claim, published["task"]) for claim in about])
 
 
 def adjusted(verdicts: list[Verdict]) -> list[Verdict]:
@@ -134,9 +135,11 @@ def _require(requires: dict[str, Any], evidence: Evidence) -> None:
 
 def write_claims(study: Study) -> None:
     """Judge the claims and write reports/claims.json."""
-    published = read_yaml(PUBLISHED)
-    verdicts = [asdict(verdict) for verdict in judge_claims(study)]
-    write_json(paths.CLAIMS, {**{key: published[key] for key in ("task", "sources", "notes")}, "claims": verdicts})
+    published, verdicts = read_yaml(PUBLISHED), judge_claims(study)
+    cited = {source for verdict in verdicts for source in verdict.reported}
+    sources = {source: text for source, text in published["sources"].items() if source in cited}
+    about = {"task": published["task"], "sources": sources, "notes": published["notes"]}
+    write_json(paths.CLAIMS, {**about, "claims": [asdict(verdict) for verdict in verdicts]})
 
 
 def read_verdicts(path: Path = paths.CLAIMS) -> list[Verdict]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from learner_parts import config
+from learner_parts import PROBLEM, config, flat, last_gradients
 from torch import Tensor
 from torch.testing import assert_close
 
+from grpo.common.records import Completion, Rollout
+from grpo.learner.advantages import normalize_within_groups
 from grpo.learner.batch import TrainBatch
 from grpo.learner.learner import Learner
 from grpo.learner.masking import response_weights
 from grpo.learner.microbatches import Microbatch
 from grpo.learner.mismatch import importance_weights
+from grpo.study.methods import OBJECTIVES
 from grpo.tasks.rewards import soft_overlong_punishment
 
 pytestmark = pytest.mark.adapters
@@ -145,6 +150,58 @@ def test_losses_and_gradients_are_trls(model: Any, case: str) -> None:
     assert_close(gradient, of_expected, rtol=1e-6, atol=1e-6)
     plain = of_trl("grpo")[1]
     assert case == "GRPO" or (gradient - plain).norm() > 1e-3  # each setting counts
+
+
+REWARDS = [1.0, 0.0, 0.25, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.5, 0.5]  # of three groups of four
+RLOO = OBJECTIVES["rloo"]
+
+
+def test_rloo_on_policy_is_trls(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Advantages, and the gradient at the weights, of responses that TRL's trainer sampled.
+
+    Where old and new policy are one, its ratio of a whole response has the gradient of the response's log-probability. Ours
+    divides the sum over a response by ``sampling_max_tokens``, a constant.
+    """
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast
+    from trl import RLOOConfig, RLOOTrainer
+
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    learner = Learner(copy.deepcopy(model), config(**RLOO, rollout_batch_size=12, train_batch_size=12), tokenizer.pad_token_id)
+    settings = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "beta": 0.0}
+    sizes = {"num_generations": 4, "per_device_train_batch_size": 12, "max_completion_length": 16}
+    trainer = RLOOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: REWARDS,
+        args=RLOOConfig(output_dir=str(tmp_path), **sizes, **settings),
+        train_dataset=Dataset.from_dict({"prompt": ["How many are 1 and 2?", "And 4?", "And 3 and 2?"]}),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer"),
+    )
+    sampled = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+
+    advantages = normalize_within_groups(torch.tensor(REWARDS), 4, 1e-6, learner.config.use_std_normalization, "leave_one_out")
+    assert_close(advantages, sampled["advantages"], rtol=1e-6, atol=1e-6)
+
+    sides = [
+        [ids[mask.bool()].tolist() for ids, mask in zip(sampled[f"{side}_ids"], sampled[f"{side}_mask"], strict=True)]
+        for side in ("prompt", "completion")
+    ]
+    rollouts = [
+        Rollout(
+            PROBLEM,
+            tuple(prompt),
+            Completion(tuple(ids), "", (0.0,) * len(ids), "length"),
+            {"reward": reward},
+            advantage=advantage,
+        )
+        for prompt, ids, reward, advantage in zip(*sides, REWARDS, advantages.tolist(), strict=True)
+    ]
+    gradients = last_gradients(learner)
+    learner.update(rollouts)
+    trainer.compute_loss(trainer.model, sampled).backward()
+    expected = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    assert gradients.keys() == expected.keys() and flat(expected).norm() > 0.01
+    assert_close(flat(gradients), flat(expected) / 16, rtol=1e-6, atol=1e-6)
 
 
 def test_overlong_punishment_is_trls() -> None:

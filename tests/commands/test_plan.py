@@ -13,7 +13,7 @@ import pytest
 from study_parts import activate
 
 from grpo.commands.gpu_memory import longest
-from grpo.commands.plan import GUESS, _shape, plan
+from grpo.commands.plan import GUESS, _shape, plan, table, work
 from grpo.commands.prompt_lengths import prompt_lengths
 from grpo.common.files import write_json
 from grpo.common.records import Problem, write_records
@@ -111,6 +111,21 @@ def test_prompts_count_as_long_as_the_study_has_them(
     r1_zero = prompt_lengths(study, "main", "r1_zero").mean
     counted, assumed = (plan(study, active, None, 2.5)["total"]["hours"] for active in (True, False))
     assert counted / assumed == pytest.approx((r1_zero + 512) / (200 + 512))
+
+
+def test_dynamic_sampling_is_expected_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the groups have no signal: of 64 rollouts 32 are sampled anew, then 16; two rounds of 64 are the most."""
+    study, steps = study_named("quickstart"), 2 * 40  # two arms
+    resampled = study.grpo.model_copy(update={"dynamic_sampling_rounds": 2})
+    monkeypatch.chdir(tmp_path)
+    before, after = (plan(s, False, 100.0, 2.0) for s in (study, study.model_copy(update={"grpo": resampled})))
+    assert (before["total"]["rollouts"], after["total"]["rollouts"]) == (steps * 64, steps * (64 + 32 + 16))
+    assert after["dynamic_sampling"] == {"runs": 2, "expected_rollouts": steps * 48, "most_rollouts": steps * 128}
+    assert "3,840 of the rollouts if 50% of all groups have no signal (assumed); its rounds allow 10,240 at most" in table(
+        after
+    )
+    assert "dynamic sampling" not in table(before)
+    assert work(resampled) / work(study.grpo) == pytest.approx(0.4 * 112 / 64 + 0.6)
 
 
 def test_updates_on_the_same_rollouts_cost_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

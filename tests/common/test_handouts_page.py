@@ -72,7 +72,8 @@ def parsed(arguments: list[str]) -> None:
     command.make_context(command.name, arguments)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+# Without "test_", so that the printed `pytest -k test_masked_mean` does not select this test too.
+@pytest.mark.parametrize("command", COMMANDS, ids=[command.replace("test_", "") for command in COMMANDS])
 def test_commands_run_something(command: str) -> None:
     match command.split():
         case ["pytest", "-k", name]:

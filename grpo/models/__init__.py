@@ -1,4 +1,4 @@
-"""Models: the architecture, its attention and adapters, checkpoints on disk and across processes, and the tokenizer."""
+"""Models: architecture, attention, adapters, tokenizer, checkpoints, and sharding over processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo.study.runs_table import stage_of_run
 
 
 def require_checkpoint(folder: Path) -> None:
-    """Raise UserError unless ``folder`` holds a model; the message says where the model is, if that is known."""
+    """Raise UserError unless ``folder`` holds a model; the message says where the model is, if known."""
     if (folder / "config.json").exists():
         return
     kinds = [kind for kind in ("last", "best") if (folder / kind / "config.json").exists()]
@@ -30,13 +30,13 @@ def require_checkpoint(folder: Path) -> None:
 
 
 def how_to_restore_checkpoint(folder: Path) -> str:
-    """How a damaged checkpoint comes back: as the study's other results, or, where it is none of them, from its source."""
+    """How to restore a damaged checkpoint: with its stage, or, outside the study's outputs, from its source."""
     output, stage = _output_and_stage(folder)
     return how_to_restore(output, stage) if stage else "Get it anew from where it came from."
 
 
 def _output_and_stage(folder: Path) -> tuple[Path, str]:
-    """The output that a checkpoint belongs to, and the stage that makes it; empty where no stage does."""
+    """The DVC output of a checkpoint, and the stage that makes it; an empty stage outside the study's outputs."""
     place = from_here(folder)
     if place.parent == paths.MODELS:
         return place, f"model@{place.name}"

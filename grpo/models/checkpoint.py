@@ -1,4 +1,4 @@
-"""Loading and saving models with their tokenizers, in Hugging Face format."""
+"""Loading and saving of models and tokenizers in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from grpo.models.transformer import TransformerLM
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint; one that is kept in older files than tokenizer.json is converted.
+    """Load the tokenizer of a checkpoint; convert one without a tokenizer.json.
 
     Raises:
         UserError: the folder or its tokenizer is missing or damaged.
     """
     require_checkpoint(folder)
     try:
-        files_of(folder)  # before anything of it is read
+        files_of(folder)  # refuses links before any file is read
         if not (folder / TOKENIZER).exists() and any(folder.glob("*.model")) | any(folder.glob("vocab*")):
             from grpo.models.hugging_face import convert_tokenizer
 
@@ -38,20 +38,20 @@ def load_tokenizer(folder: Path) -> Tokenizer:
                 convert_tokenizer(folder, Path(converted))
                 return Tokenizer.from_folder(Path(converted))
         return Tokenizer.from_folder(folder)
-    except Exception as error:  # on a damaged file the libraries raise whatever comes, plain Exception too
+    except Exception as error:  # the libraries raise errors of any kind for a damaged file
         raise UserError(
             f"{folder}: holds no readable tokenizer ({reason(error)}). {how_to_restore_checkpoint(folder)}"
         ) from error
 
 
 def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any:
-    """A causal language model, with the attention that packed rows and sampling need.
+    """Load a causal language model, with the attention that packed rows and shared prompts need.
 
-    A checkpoint written by the project's own model is loaded as such, every other as a Hugging Face model
+    A checkpoint of the project's own model is loaded as that model, any other with transformers
     (:mod:`grpo.models.hugging_face`).
 
     Raises:
-        UserError: the folder is missing or damaged, or the device is not there.
+        UserError: the folder is missing or damaged, or the device is not available.
     """
     require_checkpoint(folder)
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -61,7 +61,7 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any
     precision = getattr(torch, dtype)
     try:
         for weights in folder.glob("*.safetensors"):
-            weights.open("rb").close()  # of a file that must not be read safetensors says that it is not there
+            weights.open("rb").close()  # safetensors reports an unreadable file as missing
         if written_here(folder):
             model: Any = TransformerLM.from_pretrained(folder, precision)
         else:
@@ -78,14 +78,15 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any
 
 
 def to_stored_precision(model: Any, folder: Path) -> None:
-    """Bring each weight into the precision that a checkpoint stores it in; one that it lacks, or has by another name, into the
-    one that most of its numbers have.
+    """Convert each weight to the precision in which a checkpoint stores it.
+
+    A weight that the checkpoint lacks, or stores by another name, gets the precision of most of the checkpoint's numbers.
     """
     stored: dict[str, torch.dtype] = {}
     numbers: Counter[torch.dtype] = Counter()
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 # it is no dictionary
+            for name in weights.keys():  # noqa: SIM118 # not a dictionary
                 piece = weights.get_slice(name)
                 stored[name] = {"BF16": torch.bfloat16, "F16": torch.float16}.get(piece.get_dtype(), torch.float32)
                 numbers[stored[name]] += math.prod(piece.get_shape())
@@ -98,7 +99,7 @@ def to_stored_precision(model: Any, folder: Path) -> None:
 
 
 def compile_layers(model: Any) -> None:
-    """Let torch.compile fuse each layer's small operations; attention and sampling stay as they are.
+    """Compile each layer with torch.compile, which fuses small operations; attention and sampling stay uncompiled.
 
     Raises:
         UserError: there is no C++ compiler.
@@ -114,14 +115,14 @@ def compile_layers(model: Any) -> None:
 
 
 def save_checkpoint(folder: Path, model: Any, tokenizer: Tokenizer) -> None:
-    """Write model (safetensors) and tokenizer; ``AutoModelForCausalLM`` and vLLM can load the folder.
+    """Save model (safetensors) and tokenizer in a folder that ``AutoModelForCausalLM`` and vLLM can load.
 
-    The weights of a model with adapters are merged, so that nothing that loads them has to know; the adapters by themselves
-    lie beside them in ``adapter/``, in peft's format.
+    Adapters are merged into the weights, so that any program can load them; the adapters alone are saved in ``adapter/``, in
+    peft's format.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with without_adapters(model, merge=True):
         model.save_pretrained(folder)
     if has_adapters(model):
         save_adapters(folder / FOLDER, model)
-    tokenizer.save_pretrained(folder)  # after the model: of generation_config.json the one that the model came with counts
+    tokenizer.save_pretrained(folder)  # after the model, to keep the generation_config.json that the model came with

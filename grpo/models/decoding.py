@@ -1,4 +1,4 @@
-"""A batch of prompts with several responses each, one more token at a time."""
+"""Token-by-token decoding of a batch of prompts with several responses each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Prompts = Sequence[Sequence[int]]
 
 
 class SharedPrompts:
-    """Each prompt is computed once, and its keys and values are kept and read once for all its responses.
+    """Decoding in which all responses share one copy of their prompt's keys and values.
 
     Args:
-        model: whose traits say that prompts can be shared.
+        model: a model whose traits allow shared prompts.
         prompts: token ids.
-        n: responses to each.
-        room: the most tokens a response may have.
-        pad: any token.
+        n: responses to each prompt.
+        room: largest number of tokens of a response.
+        pad: any token id.
 
     Attributes:
-        logits: (rows, vocabulary) of the next token of each response, those to a prompt side by side.
+        logits: (rows, vocabulary) of the next token of each response; the responses to a prompt are side by side.
     """
 
     def __init__(self, model: Any, prompts: Prompts, n: int, room: int, pad: int):
@@ -50,7 +50,7 @@ class SharedPrompts:
         self.positions = real.sum(-1).repeat_interleave(n, dim=0)  # of the next token
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the rows only."""
+        """Keep only some of the rows."""
         self.positions = self.positions[rows]
         self.prefix.keep(rows)
         self.cache.keep(rows)
@@ -69,10 +69,9 @@ class SharedPrompts:
 
 
 class CopiedPrompts:
-    """The same for models in which prompts cannot be shared: each response has a copy of its prompt's keys and values, in the
-    cache that transformers makes for the architecture.
+    """Decoding for models that cannot share prompts: each response has a copy of its prompt in transformers' own cache.
 
-    Arguments and attributes as of :class:`SharedPrompts`.
+    Arguments and attributes as in :class:`SharedPrompts`.
     """
 
     def __init__(self, model: Any, prompts: Prompts, n: int, room: int, pad: int):
@@ -87,7 +86,7 @@ class CopiedPrompts:
         self.real, self.logits = self.real.repeat_interleave(n, dim=0), logits.repeat_interleave(n, dim=0)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the rows only."""
+        """Keep only some of the rows."""
         self.real = self.real[rows]
         self.cache.batch_select_indices(rows)  # type: ignore[no-untyped-call]
 
@@ -104,7 +103,7 @@ class CopiedPrompts:
 
 
 def pad_left(prompts: Prompts, pad: int, device: Any) -> tuple[Tensor, Tensor]:
-    """Token ids (prompts, longest prompt), and 0 where there is padding and 1 elsewhere, of the same shape."""
+    """Pad prompts on the left: token ids (prompts, longest prompt), and a mask of that shape, 0 at padding and 1 elsewhere."""
     width = max(len(prompt) for prompt in prompts)
     ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
     return ids, torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)

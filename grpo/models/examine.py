@@ -1,9 +1,9 @@
-"""Finding out what a Hugging Face model can be asked for.
+"""Examination of a Hugging Face model: what the learner and the engine can use it for.
 
-Responses share their prompt's copy by an attention function of this project's, which takes the place of the architecture's
-own. Where that one computes more than softmax(q k^T) v over all earlier tokens, the result would be wrong without a word. So
-three things must hold before it is used: the configuration asks for nothing of the kind, no layer hands the function what it
-does not compute (:class:`NotComputed`), and on a few short texts the results are those of the architecture's own attention.
+Responses share one copy of their prompt through this project's attention function, which replaces the architecture's own. If
+the architecture computes more than softmax(q k^T) v over all earlier tokens, the replacement would give wrong results without
+an error. So three conditions must hold before it is used: the configuration asks for nothing else, no layer passes the function
+an argument that it does not compute (:class:`NotComputed`), and on a few short texts both attentions give the same results.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from grpo.models.decoding import CopiedPrompts, SharedPrompts
 from grpo.models.packed_attention import NO_MASK, Layout, Stretch
 from grpo.models.traits import Traits
 
-SHARED_PROMPT = "shared_prompt"  # the name under which a model is told to use this project's attention
-# Two prompts with two responses each; the ids are in any vocabulary.
+SHARED_PROMPT = "shared_prompt"  # name of this project's attention in transformers
+# Two prompts with two responses each, of token ids that any vocabulary has.
 TEXTS = (((1, 2, 3, 4, 5), ((6, 7, 8), (9, 3, 1))), ((8, 2), ((4, 4, 7), (5, 1, 2))))
-# How far results may lie apart, as a share of their norm. Rounding in bfloat16 adds up over the layers; what is meant to be
-# found (an unheeded position, another token's state) moves them by their own size.
+# Largest difference of two results, as a share of their norm. Rounding in bfloat16 adds up over the layers; the errors to be
+# found (an ignored position, the state of another token) are as large as the results.
 NEAR = {torch.float32: 1e-3}
 NEAR_IN_HALF = 0.1
 
 
 class NotComputed(Exception):
-    """A layer asks the shared attention for something that it does not compute."""
+    """A layer passes the shared attention an argument that it does not compute."""
 
     def __init__(self, names: list[str]):
         super().__init__(f"its attention takes {', '.join(names)}")
@@ -39,22 +39,22 @@ class NotComputed(Exception):
 
 @torch.no_grad()
 def examine(model: Any) -> Traits:
-    """What a model can be asked for; it is told which attention to use, and every token's embedding gets a gradient.
+    """Find out a model's traits, choose its attention, and let every token's embedding have a gradient.
 
     Args:
-        model: of transformers, in evaluation mode, with the attention that this chooses for it.
+        model: of transformers, in evaluation mode, with transformers' choice of attention.
 
     Raises:
         NotImplementedError: the model gives no hidden states.
     """
     if model.base_model is model:
-        raise NotImplementedError("it does not say which of its modules are those below the output layer")
-    # Where padding and end of text are one token, that token also stands in chats.
+        raise NotImplementedError("it does not name the module below its output layer")
+    # The padding token may also be the end-of-text token, which occurs in chats and needs a gradient.
     model.get_input_embeddings().padding_idx = None
     config = model.config.get_text_config()
     usual = config._attn_implementation
     if getattr(config, "attn_logit_softcapping", None) and usual == "sdpa":
-        usual = "eager"  # the other ignores it
+        usual = "eager"  # SDPA ignores soft-capping
         model.set_attn_implementation(usual)
     rows = torch.tensor([_padded(prompt + response) for prompt, two in TEXTS for response in two])
     expected = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
@@ -75,13 +75,13 @@ def examine(model: Any) -> Traits:
 
 
 def context_of(config: Any) -> int | None:
-    """The longest text, in tokens, that a model may be asked for; None where there is no such limit.
+    """Longest text of a model, in tokens; None without a limit.
 
-    In some kinds of RoPE all frequencies change when a batch holds a text beyond the original length, so that a short text's
-    result depends on which others are computed with it. Such a model is used up to its original length.
+    Some kinds of RoPE change all frequencies if a batch has a text beyond the original length, so the results of a short text
+    would depend on the rest of its batch. Such a model is used up to its original length.
 
     Args:
-        config: a model's text configuration, of transformers.
+        config: the model's text configuration, of transformers.
     """
     limits = [getattr(config, "max_position_embeddings", None)]
     rope = getattr(config, "rope_parameters", None) or {}
@@ -92,7 +92,7 @@ def context_of(config: Any) -> int | None:
 
 
 def limited_context(folder: Path) -> int | None:
-    """:func:`context_of` a checkpoint whose RoPE limits it to less than its ``max_position_embeddings``; None for any other."""
+    """:func:`context_of` of a checkpoint whose RoPE limits it below ``max_position_embeddings``; None for any other."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
@@ -101,7 +101,7 @@ def limited_context(folder: Path) -> int | None:
 
 
 def _recomputes_exactly(model: Any, rows: Tensor, expected: Tensor) -> bool:
-    """Whether layers that compute themselves again in the backward pass give the results of evaluation mode.
+    """Whether layers in training mode, which gradient checkpointing needs, give the results of evaluation mode.
 
     Args:
         expected: (rows, tokens, width), last hidden states in evaluation mode.
@@ -119,7 +119,7 @@ def _recomputes_exactly(model: Any, rows: Tensor, expected: Tensor) -> bool:
 
 
 def _by_config(config: Any) -> str:
-    """What the configuration says that no short text would show; empty where it says nothing of the kind."""
+    """Features in the configuration that short texts would not show, as text; empty if there are none."""
     if kinds := set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
         return f"it has layers of {', '.join(sorted(kinds))}"
     if getattr(config, "attention_chunk_size", None):
@@ -128,7 +128,7 @@ def _by_config(config: Any) -> str:
 
 
 def _by_trying(model: Any, expected: Tensor, logits: Tensor) -> str:
-    """Compute the texts in the ways that share prompts; empty where the results are the same.
+    """Compute the texts with shared prompts, and say why that fails; empty if the results agree.
 
     Args:
         expected: (rows, tokens, width), last hidden states by the architecture's own attention.
@@ -153,7 +153,7 @@ def _by_trying(model: Any, expected: Tensor, logits: Tensor) -> str:
         ).last_hidden_state[0]
     except NotComputed as error:
         return str(error)
-    except Exception as error:  # whatever an architecture raises that is built in another way
+    except Exception as error:  # other architectures may raise anything
         return reason(error)
     if not _near(packed, torch.cat(wanted)):
         return "packed rows gave other results than its own attention"
@@ -161,7 +161,7 @@ def _by_trying(model: Any, expected: Tensor, logits: Tensor) -> str:
 
 
 def _decoding(kind: type[SharedPrompts | CopiedPrompts], model: Any, logits: Tensor) -> str:
-    """Decode the texts' responses token by token, and after the first go on without the first row; empty if that is right."""
+    """Decode the responses token by token, drop the first row on the way, and say why that fails; empty if it does not."""
     prompts, responses = [prompt for prompt, _ in TEXTS], [response for _, two in TEXTS for response in two]
     lengths = [len(prompt) for prompt in prompts for _ in range(2)]
     rows = list(range(len(responses)))
@@ -186,6 +186,6 @@ def _near(found: Tensor, expected: Tensor) -> bool:
 
 
 def _padded(ids: tuple[int, ...]) -> list[int]:
-    """On the right, where causal attention hides it."""
+    """Pad on the right, where causal attention hides the padding."""
     longest = max(len(prompt) + len(response) for prompt, two in TEXTS for response in two)
     return [*ids, *[0] * (longest - len(ids))]

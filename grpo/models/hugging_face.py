@@ -1,6 +1,6 @@
-"""Hugging Face's models, told to use the attention that packed rows and sampling need.
+"""Models of transformers, with the attention that packed rows and shared prompts need.
 
-The only module that imports transformers, which takes seconds; nothing imports it that has no such model.
+The import of transformers takes seconds, so only code that needs such a model imports this module.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ __all__ = ["SHARED_PROMPT", "Qwen2Config", "Qwen2ForCausalLM", "convert_tokenize
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
-HEAD = 16  # width of a head of a model that is made small
-# What layers hand their attention besides, and of which nothing changes the result (or is None).
+HEAD = 16  # width of a head in a random model of reduced size
+# Further arguments that layers pass to their attention and that do not change the result.
 HARMLESS = {"position_ids", "use_cache", "output_router_logits"}
 
 
 def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
-    """A causal language model of any architecture that transformers knows, with its traits
-    (:mod:`grpo.models.examine`).
+    """Load a causal language model of any architecture of transformers, with its traits (:mod:`grpo.models.examine`).
 
     Raises:
         UserError: the model is readable, but its architecture cannot be trained here.
@@ -45,15 +44,15 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
     try:
         model.traits = examine(model)
-    except Exception as error:  # whatever an architecture raises that is built in another way
+    except Exception as error:  # other architectures may raise anything
         if is_out_of_memory(error):
             raise
         raise UserError(
             f"{folder}: a model of the architecture {type(model).__name__} cannot be trained here ({reason(error)}). Use a "
             "model of another architecture (docs/settings.md)."
         ) from error
-    # With settings for sampling that it finds inconsistent transformers would not save the model. The tokenizer keeps the file;
-    # where there is none, one with what config.json says is written.
+    # transformers refuses to save a model with inconsistent sampling settings, so only the token ids stay here. The tokenizer
+    # keeps the original generation_config.json.
     said = model.generation_config
     model.generation_config = GenerationConfig(
         bos_token_id=said.bos_token_id, eos_token_id=said.eos_token_id, pad_token_id=said.pad_token_id
@@ -62,7 +61,7 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def random_model(folder: Path, settings: RandomModel) -> Any:
-    """A model with random weights, by the config.json in ``folder``, in the sizes that ``settings`` gives."""
+    """Build a model with random weights from the config.json in ``folder``, with the sizes in ``settings``."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if layers := settings.num_hidden_layers:
         config.num_hidden_layers = layers
@@ -83,7 +82,7 @@ def random_model(folder: Path, settings: RandomModel) -> Any:
 
 
 def convert_tokenizer(folder: Path, target: Path) -> None:
-    """Write a checkpoint's tokenizer as a tokenizer.json, where it has none, with the files that name the stop tokens."""
+    """Write a checkpoint's tokenizer as a tokenizer.json, with the files that name the stop tokens."""
     AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(target)
     for name in (GENERATION_CONFIG, MODEL_CONFIG):
         if (folder / name).exists():
@@ -101,18 +100,18 @@ def shared_prompt_attention(
     shared: OnDevice | SharedPrefix | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The usual attention, and two in which responses share their prompt, in a layer of a Hugging Face model.
+    """Attention of a layer of transformers, with shared prompts in training and sampling.
 
     Args:
         query: (batch, heads, tokens, size).
         key, value: (batch, key heads, tokens, size).
-        shared: a row's layout (training), or the prompts of a batch that is being sampled; None gives the usual SDPA.
+        shared: layout of a packed row (training) or the prompts of a batch (sampling); None computes the usual SDPA.
 
     Returns:
         (batch, tokens, heads, size)
 
     Raises:
-        NotComputed: the layer asks for something else, such as a sliding window, and prompts are to be shared.
+        NotComputed: with ``shared``, the layer asks for more, such as a sliding window.
     """
     if shared is None:
         usual: tuple[Tensor, None] = sdpa_attention_forward(

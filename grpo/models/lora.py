@@ -1,6 +1,6 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685): the weights W stay as they are, and W + alpha / rank * B A takes their place.
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): W + alpha / rank * B A replaces the weights W, and only A and B are trained.
 
-peft makes the layers and computes them. It imports transformers, so it is imported in runs with adapters only.
+peft builds and computes the layers. It imports transformers, so only runs with adapters import it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from grpo.common.errors import UserError
 if TYPE_CHECKING:
     from grpo.study.methods import Lora
 
-ADAPTER = "default"  # peft's name for a model's only one
-FOLDER = "adapter"  # in a checkpoint
-# bitsandbytes, which peft imports, warns of a missing kernel for 4-bit weights. There are none here.
+ADAPTER = "default"  # peft's name of a single adapter
+FOLDER = "adapter"  # of a checkpoint
+# bitsandbytes, which peft imports, warns about a missing kernel for 4-bit weights, which are not used here.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def add_adapters(model: Any, lora: Lora, seed: int, base: Path | str = "") -> None:
-    """Give linear layers of ``model`` adapters, in place; from then on only these have gradients.
+    """Add adapters to linear layers of ``model``, in place, and freeze all other weights.
 
-    Without ``lora.targets`` it prints which matrices get none, as they are no linear layers: those of fused experts, say.
-
-    B starts at zero, so that the model computes what it did. A is drawn by ``seed``.
+    B starts at zero, so the model's results do not change; ``seed`` decides A. Without ``lora.targets`` all linear layers get
+    adapters, and the matrices without one, such as those of fused experts, are printed.
 
     Args:
-        base: where the model was loaded from, for adapter_config.json.
+        base: checkpoint that the model was loaded from, for adapter_config.json.
 
     Raises:
         UserError: ``lora.targets`` names no linear layer, or the output layer.
@@ -54,7 +53,7 @@ def add_adapters(model: Any, lora: Lora, seed: int, base: Path | str = "") -> No
         torch.manual_seed(seed)
         try:
             inject_adapter_in_model(config, model)
-        except ValueError as error:  # no layer has such a name, or one that has is of a kind without adapters
+        except ValueError as error:  # no layer has this name, or its kind takes no adapters
             raise UserError(f"lora.targets: {', '.join(targets)}: no layers to adapt in this model ({error}).") from error
     adapted = [layer for _, _, layer in _adapted(model)]
     if model.get_output_embeddings() is not head or not all(len(layer.lora_A) for layer in adapted):
@@ -62,11 +61,11 @@ def add_adapters(model: Any, lora: Lora, seed: int, base: Path | str = "") -> No
             f"lora.targets: {', '.join(targets)}: embeddings and the output layer take no adapters. Leave them out."
         )
     if lora.targets is None:
-        _print_what_has_none(model)
+        _print_unadapted(model)
 
 
-def _print_what_has_none(model: Any) -> None:
-    """Name the matrices without adapters, embeddings and the output layer aside."""
+def _print_unadapted(model: Any) -> None:
+    """Print the matrices without adapters, except embeddings and the output layer."""
     head, counts = model.get_output_embeddings(), dict[str, int]()
     for where, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding) or module is head:
@@ -82,12 +81,12 @@ def _print_what_has_none(model: Any) -> None:
 
 @contextmanager
 def without_adapters(model: Any, merge: bool) -> Iterator[Any]:
-    """In the block, ``model`` is as it was before :func:`add_adapters`, by the names of its weights too.
+    """Replace the adapted layers by plain ones within the block, so that weights have their original names.
 
-    After it every bit is back, which taking the product off again would not give. A model without adapters stays as it is.
+    The block's end restores every bit, which subtracting the product would not. A model without adapters does not change.
 
     Args:
-        merge: its weights are W + alpha / rank * B A, in its own precision; else W.
+        merge: the plain weights are W + alpha / rank * B A, in the model's precision; else W.
     """
     layers = list(_adapted(model))
     weights = [layer.base_layer.weight.data for _, _, layer in layers]
@@ -105,17 +104,17 @@ def without_adapters(model: Any, merge: bool) -> Iterator[Any]:
 
 
 def adapter_weights(model: Any) -> dict[str, Tensor]:
-    """A and B of each adapter, under the model's names for them."""
+    """Weights A and B of all adapters, under the model's names."""
     return {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
 
 
 def save_adapters(folder: Path, model: Any) -> None:
-    """Write adapter_config.json and adapter_model.safetensors as ``peft.PeftModel.from_pretrained`` wants them."""
+    """Write adapter_config.json and adapter_model.safetensors for ``peft.PeftModel.from_pretrained``."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    # Embeddings have no adapters, and "auto" would load the base model's configuration as transformers' to find that out.
+    # Embeddings have no adapters; "auto" would load the base model's configuration with transformers to find that out.
     weights = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
     named = {f"base_model.model.{name}": tensor.detach().contiguous() for name, tensor in weights.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -126,13 +125,13 @@ def save_adapters(folder: Path, model: Any) -> None:
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether the model has been given adapters."""
+    """Whether the model has adapters."""
     return any(True for _ in _adapted(model))
 
 
 def _adapted(model: Any) -> Iterator[tuple[nn.Module, str, Any]]:
     """Each layer with an adapter, the module it belongs to, and its name there."""
-    for parent in list(model.modules()) if isinstance(model, nn.Module) else ():  # an actor may hold weights only
+    for parent in list(model.modules()) if isinstance(model, nn.Module) else ():  # not the Weights of an asynchronous run
         for name, child in list(parent.named_children()):
             if hasattr(child, "lora_A"):
                 yield parent, name, child

@@ -1,11 +1,11 @@
-"""Attention over rows in which several responses share a prompt.
+"""Attention in packed rows, in which several responses share a prompt.
 
-Each response attends to its prompt and to itself. On CPU these are two flash-attention calls, whose results are merged by
-their log-sum-exp: softmax over the union of two sets of keys is the mean of the softmaxes over each, weighted by their sums of
-exponentials. The flash backward pass, given the merged output and log-sum-exp, yields each part's exact gradient (the same
-identity as in ring attention, arXiv 2310.01889). No score between two responses is computed, none is stored, and there is no
-padding. A GPU does the same in half precision (:mod:`grpo.models.varlen_attention`), and in float32, which its flash attention
-does not know, by one FlexAttention call with a block mask.
+Each response attends to its prompt and to itself. On a CPU these are two flash-attention calls, merged by their log-sum-exp:
+softmax over the union of two sets of keys is the mean of the softmaxes over each set, weighted by their sums of exponentials.
+Given the merged output and log-sum-exp, the flash backward pass yields the exact gradient of each part (the same identity as in
+ring attention, arXiv 2310.01889). No scores between two responses are computed, no scores are stored, and there is no padding.
+A GPU does the same in half precision (:mod:`grpo.models.varlen_attention`). In float32, which its flash attention does not
+support, it makes one FlexAttention call with a block mask.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 OnDevice: TypeAlias = "Layout | Varlen | BlockMask"
-"""A row's layout in the form that attention takes."""
+"""A row's layout in the form for the attention of its device."""
 
-# As a model's attention_mask: what attends to what is said by ``shared`` alone. (Models of transformers make no mask where they
-# are given one of this shape, and what is in it is not looked at.)
+# A placeholder for a model's attention_mask, when ``shared`` alone decides what attends to what. Models of transformers build
+# no mask if they get one of this shape; its content is not used.
 NO_MASK = torch.empty(1, 1, 1, 1)
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -38,12 +38,12 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 @dataclass(frozen=True)
 class Stretch:
-    """Where a prompt and the responses to it stand in a row, one behind the other.
+    """Position in a row of a prompt and its responses, one after the other.
 
     Attributes:
         start: index of the prompt's first token.
-        prompt: its length.
-        responses: the tokens that each response takes up, in their order; all at least 1.
+        prompt: length of the prompt.
+        responses: length of each response in the row, in order; each at least 1.
     """
 
     start: int
@@ -52,16 +52,16 @@ class Stretch:
 
     @property
     def of_prompt(self) -> slice:
-        """The prompt's tokens."""
+        """Slice of the prompt's tokens."""
         return slice(self.start, self.start + self.prompt)
 
     @property
     def of_responses(self) -> slice:
-        """All responses' tokens."""
+        """Slice of all responses' tokens."""
         return slice(self.of_prompt.stop, self.of_prompt.stop + sum(self.responses))
 
     def equal_pieces(self) -> Iterator[tuple[slice, tuple[int, int]]]:
-        """Prompt and responses, neighbours of one length together: their tokens, and (how many, how long)."""
+        """Yield the prompt and runs of responses of equal length: slice of the tokens, and (number, length)."""
         yield self.of_prompt, (1, self.prompt)
         start = self.of_prompt.stop
         for length, run in groupby(self.responses):
@@ -72,27 +72,27 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Layout:
-    """What attends to what in a row of tokens."""
+    """Layout of a row: which tokens attend to which."""
 
     stretches: tuple[Stretch, ...]
 
     def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
-        """In the form that attention in this precision takes on this device."""
+        """Convert the layout for attention in this precision on this device."""
         if device.type != "cuda":
             return self
         return self.varlen().on(device) if dtype in (torch.bfloat16, torch.float16) else self.block_mask(device)
 
     def varlen(self) -> Varlen:
-        """The same for flash attention over pieces of unequal lengths."""
+        """The layout for flash attention over pieces of different lengths."""
         pieces = [n for stretch in self.stretches for n in (stretch.prompt, *stretch.responses)]
         asking = [stretch for stretch in self.stretches if stretch.responses]
         return Varlen.of(pieces, [s.of_responses for s in asking], [s.of_prompt for s in asking])
 
     def block_mask(self, device: Any) -> BlockMask:
-        """The same as a mask for FlexAttention."""
+        """The layout as a block mask for FlexAttention."""
         from torch.nn.attention.flex_attention import create_block_mask  # takes a second, and only GPUs use it
 
-        piece, prompt = [], []  # for each token the piece it belongs to, and the piece that is its prompt
+        piece, prompt = [], []  # for each token, its piece and the piece that is its prompt
         n = 0
         for stretch in self.stretches:
             lengths = (stretch.prompt, *stretch.responses)
@@ -109,7 +109,7 @@ class Layout:
 
 
 class _SharedPromptAttention(torch.autograd.Function):
-    """query, key, value (heads, tokens, size), a layout and the scale of the scores -> (heads, tokens, size)."""
+    """Attention of query, key, value (heads, tokens, size) with a layout and a scale of the scores: (heads, tokens, size)."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
@@ -154,12 +154,12 @@ class _SharedPromptAttention(torch.autograd.Function):
 
 
 def _like(x: Tensor) -> Tensor:
-    """An empty tensor like x (heads, tokens, ...), with the heads of a token side by side in memory, as all others have it."""
+    """Make an empty tensor like x (heads, tokens, ...), with the heads of a token side by side in memory."""
     return torch.empty_like(x.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
 
 
 def _pieces(x: Tensor, tokens: slice, shape: tuple[int, int]) -> Tensor:
-    """A view (pieces, heads, length, ...) of consecutive pieces of equal length."""
+    """View consecutive pieces of equal length as (pieces, heads, length, ...)."""
     return x[:, tokens].view(len(x), *shape, *x.shape[2:]).transpose(0, 1)
 
 
@@ -176,7 +176,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice
     Args:
         query: (1, heads, tokens, size).
         key, value: (1, key heads, tokens, size).
-        layout: as :meth:`Layout.on` gives it.
+        layout: from :meth:`Layout.on`.
 
     Returns:
         (1, heads, tokens, size)
@@ -201,8 +201,6 @@ _attend = _packed_attention
 
 
 def keep_out_of_graphs() -> None:
-    """Make torch.compile call :func:`packed_attention` as it is, instead of looking into it. (As a decorator this would
-    import the compiler, which takes longer than torch.)
-    """
+    """Exclude :func:`packed_attention` from torch.compile; a decorator would import the compiler, slowly, in every run."""
     global _attend
     _attend = torch.compiler.disable(_packed_attention)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Attention while sampling: the rows of a group share the keys and values of their prompt.
+"""Attention in sampling: the rows of a group share the keys and values of their prompt.
 
-A new token of each row meets its prompt's keys together with those of the other rows of its group, in one product, so that
-the prompt is read from memory once a group; its own keys it meets alone. One softmax goes over both.
+One product multiplies the queries of all rows of a group with their prompt's keys, so the prompt is read from memory once per
+group. A second product multiplies each row's query with its own keys. One softmax goes over both.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 
 
 class KeyValueCache:
-    """Keys and values of the tokens so far, in buffers with room for those to come, so that a step copies and grows nothing.
+    """Cache of keys and values in preallocated buffers, so that a step neither copies nor grows them.
 
-    It has the methods that the project's own model and those of transformers ask of a cache.
+    It has the cache methods that the project's own model and models of transformers call.
 
     Args:
-        room: tokens in a row.
+        room: largest number of tokens in a row.
 
     Attributes:
         keys, values: for each layer (rows, key heads, room, size).
@@ -31,7 +31,7 @@ class KeyValueCache:
         self._lengths: list[int] = []
 
     def update(self, keys: Tensor, values: Tensor, layer: int, **_: Any) -> tuple[Tensor, Tensor]:
-        """Append a layer's keys and values (rows, key heads, new tokens, size), and return all of them so far (views)."""
+        """Append a layer's keys and values (rows, key heads, new tokens, size), and return views of all so far."""
         if layer == len(self._lengths):
             room = (*keys.shape[:2], self.room, keys.shape[3])
             self.keys.append(keys.new_empty(room))
@@ -44,30 +44,30 @@ class KeyValueCache:
         return self.keys[layer][:, :, :new], self.values[layer][:, :, :new]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the rows only."""
+        """Keep only some of the rows."""
         self.keys, self.values = [k[rows] for k in self.keys], [v[rows] for v in self.values]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens it holds."""
+        """Number of tokens in the cache."""
         return self._lengths[layer_idx] if self._lengths else 0
 
     get_query_offset = get_seq_length  # the position in the cache of the next token
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """How many keys so many new tokens may attend to, and the position of the first of these."""
+        """Number of keys that ``query_length`` new tokens may attend to, and the position of the first key."""
         return self.get_seq_length(layer_idx) + query_length, 0
 
 
 class SharedPrefix:
-    """Keys and values of prompts, each shared by some rows of a batch.
+    """Keys and values of prompts, each shared by several rows of a batch.
 
     Args:
         keys, values: for each layer (prompts, key heads, width, size).
-        mask: (prompts, 1, 1, width), added to the scores; hides the padding.
-        rows: how many rows each prompt has at the start.
+        mask: (prompts, 1, 1, width), added to the scores to hide the padding.
+        rows: number of rows of each prompt at the start.
 
     Attributes:
-        prompt_of: (rows,) the prompt of each row.
+        prompt_of: (rows,), index of each row's prompt.
     """
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], mask: Tensor, rows: int):
@@ -76,10 +76,10 @@ class SharedPrefix:
         self._place_rows()
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the rows only, and with the prompts that these need.
+        """Keep only some of the rows, and the prompts of these.
 
         Args:
-            rows: their indices, in rising order.
+            rows: indices, in increasing order.
         """
         used, self.prompt_of = torch.unique(self.prompt_of[rows], return_inverse=True)
         if len(used) < len(self.mask):
@@ -88,7 +88,7 @@ class SharedPrefix:
         self._place_rows()
 
     def _place_rows(self) -> None:
-        """Find each row its place in a table (prompts, most rows of any prompt)."""
+        """Assign each row its place in a table (prompts, most rows of any prompt)."""
         counts = torch.bincount(self.prompt_of, minlength=len(self.mask))
         first = counts.cumsum(0) - counts
         self._most = int(counts.max())
@@ -103,7 +103,7 @@ class SharedPrefix:
         return x.view(prompts, self._most, heads, shared, n).transpose(1, 2).reshape(prompts, heads, -1, n)
 
     def _by_row(self, x: Tensor) -> Tensor:
-        """The reverse of :meth:`_by_prompt`."""
+        """Reverse :meth:`_by_prompt`."""
         prompts, heads, _, n = x.shape
         x = x.view(prompts, heads, self._most, -1, n).transpose(1, 2).reshape(prompts * self._most, heads, -1, n)
         return x if len(x) == len(self._place) else x[self._place]

@@ -1,4 +1,4 @@
-"""Checkpoints in Qwen2's format: what the project's own model (:mod:`grpo.models.transformer`) reads and writes."""
+"""Checkpoints of the project's own model (:mod:`grpo.models.transformer`), in Qwen2's format."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes and constants, under the names that they have in a Qwen2 checkpoint's config.json.
+    """Sizes and constants of the model, named as in a Qwen2 checkpoint's config.json.
 
     Attributes:
-        num_key_value_heads: how many of its own keys and values a token has; each serves
-            num_attention_heads / num_key_value_heads queries.
-        max_position_embeddings: the longest text, in tokens.
+        num_key_value_heads: keys and values of a token; each serves num_attention_heads / num_key_value_heads queries.
+        max_position_embeddings: longest text, in tokens.
         rope_theta: the slowest rotation has a wavelength of almost 2 pi rope_theta tokens.
-        tie_word_embeddings: the head is the embedding.
+        tie_word_embeddings: whether the head is the embedding.
         initializer_range: standard deviation of new weights.
-        pad_token_id: its embedding gets no gradient from where it stands in a text, as in Qwen2.
+        pad_token_id: token whose embedding gets no gradient from the input, as in Qwen2.
     """
 
     vocab_size: int
@@ -56,23 +55,23 @@ class TransformerConfig:
 
     @property
     def head_size(self) -> int:
-        """The numbers a head has."""
+        """Width of a head."""
         return self.hidden_size // self.num_attention_heads
 
 
-_MARK = {"implementation": "grpo"}  # in config.json: the checkpoint was written by this model
-# What config.json may say of a Qwen2 model in other words, and of which only this is computed here.
+_MARK = {"implementation": "grpo"}  # in the config.json of checkpoints that this model wrote
+# Settings of a Qwen2 model that have one supported value here.
 _FIXED = {
     "model_type": "qwen2",
     "hidden_act": "silu",
     "attention_dropout": 0.0,
     "use_sliding_window": False,
 }
-_ELSEWHERE = 'load_model gives it as a Hugging Face model, if config.json has no key "implementation".'
+_ELSEWHERE = 'load_model loads it with transformers, if config.json has no key "implementation".'
 
 
 def written_here(folder: Path) -> bool:
-    """Whether a folder with a config.json holds a checkpoint of this module's model.
+    """Whether the config.json in a folder says that the project's own model wrote the checkpoint.
 
     Raises:
         ValueError: the config.json is damaged.
@@ -82,7 +81,7 @@ def written_here(folder: Path) -> bool:
 
 
 def write_config(folder: Path, config: TransformerConfig, dtype: torch.dtype) -> None:
-    """Write a config.json from which transformers and vLLM load the checkpoint as Qwen2, and this project as its own model."""
+    """Write a config.json that transformers and vLLM read as Qwen2, and this project as its own model."""
     values = asdict(config)
     rope = {"rope_theta": values.pop("rope_theta"), "rope_type": "default"}
     values |= {**_FIXED, "rope_parameters": rope, "architectures": ["Qwen2ForCausalLM"], **_MARK}
@@ -91,10 +90,10 @@ def write_config(folder: Path, config: TransformerConfig, dtype: torch.dtype) ->
 
 
 def read_config(file: Path) -> TransformerConfig:
-    """The configuration in a config.json, by transformers 5 or older.
+    """Read the config.json of transformers 5 or older.
 
     Raises:
-        UserError: the file is missing or damaged, or asks for what is not computed here.
+        UserError: the file is missing or damaged, or asks for something that is not computed here.
     """
     try:
         found = parse_json(file.read_text(encoding="utf-8"))
@@ -111,11 +110,11 @@ def read_config(file: Path) -> TransformerConfig:
 
 
 def _not_computed(found: dict[str, Any], rope: dict[str, Any], config: TransformerConfig) -> Iterator[tuple[str, Any]]:
-    """What a config.json asks for that is not computed here.
+    """Yield the keys and values of a config.json that are not supported here.
 
     Args:
-        found: its contents.
-        rope: what it says of RoPE but for rope_theta.
+        found: contents of the file.
+        rope: its RoPE settings without rope_theta.
     """
     for key, value in {**_FIXED, "head_dim": config.head_size, "quantization_config": None}.items():
         if found.get(key, None if key == "model_type" else value) != value:
@@ -128,7 +127,7 @@ def _not_computed(found: dict[str, Any], rope: dict[str, Any], config: Transform
 
 
 def fill(model: nn.Module, folder: Path) -> list[str]:
-    """Copy a checkpoint's weights into the model, one at a time; what does not fit is named in the result."""
+    """Copy a checkpoint's weights into the model, one at a time, and list the weights that do not fit."""
     files = {WEIGHTS}
     if not (folder / WEIGHTS).exists() and (folder / f"{WEIGHTS}.index.json").exists():
         files = set(parse_json((folder / f"{WEIGHTS}.index.json").read_text(encoding="utf-8"))["weight_map"].values())
@@ -138,7 +137,7 @@ def fill(model: nn.Module, folder: Path) -> list[str]:
     tied_head = None
     for file in sorted(files):
         with safe_open(folder / file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - it is no dict
+            for name in weights.keys():  # noqa: SIM118 - not a dict
                 tensor, parameter = weights.get_tensor(name), missing.pop(name, None)
                 if parameter is None and name == HEAD and tied:
                     tied_head = tensor.to(embedding.dtype)
@@ -149,5 +148,5 @@ def fill(model: nn.Module, folder: Path) -> list[str]:
                 else:
                     parameter.data.copy_(tensor)
     if tied_head is not None and not torch.equal(tied_head, embedding):
-        problems.append(f"{HEAD} is not the embedding, with which tie_word_embeddings says it is one")
+        problems.append(f"{HEAD} differs from the embedding, although tie_word_embeddings is set")
     return problems + [f"{name} is missing" for name in missing]

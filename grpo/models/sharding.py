@@ -1,8 +1,7 @@
-"""Fully sharded data parallelism: of each weight a process holds only its share (Rajbhandari et al. 2020, "ZeRO",
-arXiv 1910.02054, stage 3), by torch's ``fully_shard``.
+"""Fully sharded data parallelism with torch's ``fully_shard``: each process holds a share of each weight.
 
-The weights of one layer are gathered before it computes, and let go after it. Here it is said once what that means for a model;
-of any other model each function gives what it would give without it.
+Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, stage 3. The weights of a layer are gathered before it computes and freed
+after. All code about sharding is here; every function also takes a model that is not sharded.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Sharding:
-    """What a sharded model knows of itself.
+    """Record of a sharded model.
 
     Attributes:
-        dtype: the precision that it computes in; the shares of weights that are trained are float32.
-        empty: the model as it was, without its weights (on the device ``meta``).
+        dtype: precision of its computation; the shares of trained weights are float32.
+        empty: copy of the model before sharding, without weights (on the device ``meta``).
     """
 
     dtype: torch.dtype
@@ -38,12 +37,12 @@ class Sharding:
 
 
 def shard(model: Any, world: World, device: str) -> None:
-    """Distribute a model's weights over the processes, in place: a layer at a time, and then what is not in any.
+    """Distribute a model's weights over the processes, in place: layer by layer, then the weights outside of layers.
 
     Args:
-        model: whole, the same in all processes; it may lie in the CPU's memory.
-        world: of more than one process.
-        device: ``cpu`` or ``cuda``, where the shares are to be.
+        model: whole and equal in all processes; it may be in CPU memory.
+        world: more than one process.
+        device: ``cpu`` or ``cuda``, for the shares.
 
     Raises:
         UserError: the model's layers are not found.
@@ -58,17 +57,17 @@ def shard(model: Any, world: World, device: str) -> None:
         )
     dtype, trained = model.dtype, any(p.requires_grad for p in model.parameters())
     sharding = Sharding(dtype, _without_weights(model))
-    # Gradients are summed in float32, and microbatches' too; nothing is cast that the whole model would not cast.
+    # Gradients are reduced in float32, and inputs are not cast, as without sharding.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     settings: dict[str, Any] = {"mesh": init_device_mesh(device, (world.size,)), "reshard_after_forward": True}
     for module in (*layers, model):
         if trained:
-            module.float()  # of which the processes hold shares, as the optimizer's steps are too small for bfloat16
+            module.float()  # the shares, because the optimizer's steps are too small for bfloat16
         fully_shard(module, mp_policy=policy, **settings)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # a sum: each token's weight is worked out over the whole batch
-            module.set_force_sum_reduction_for_comms(True)  # else gloo is asked for an operation that it has not
+            module.set_gradient_divide_factor(1.0)  # sum: each token's weight is already relative to the whole batch
+            module.set_force_sum_reduction_for_comms(True)  # else it uses an operation that gloo does not have
     model.sharding = sharding
     model.call = _call.__get__(model)
     register_fsdp_forward_method(model, "call")
@@ -79,27 +78,27 @@ def _call(model: Any, function: Callable[..., Result], *args: Any) -> Result:
 
 
 def forward(model: Any, function: Callable[..., Result], *args: Any) -> Result:
-    """``function(model, *args)`` as a forward pass of the model, for which it has its embeddings and its head."""
+    """Call ``function(model, *args)`` as a forward pass of the model, with its embeddings and head gathered."""
     result: Result = model.call(function, *args) if is_sharded(model) else function(model, *args)
     return result
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether :func:`shard` has been called on it."""
+    """Whether :func:`shard` has sharded the model."""
     return hasattr(model, "sharding")
 
 
 def computing_dtype(model: Any) -> torch.dtype:
-    """The precision that the model computes in."""
+    """Precision of the model's computation."""
     dtype: torch.dtype = model.sharding.dtype if is_sharded(model) else model.dtype
     return dtype
 
 
 def shares(model: Any, rows: Sequence[Row], world: World) -> Iterator[tuple[Row, bool]]:
-    """This process's part of the rows of a batch, each with whether it counts.
+    """Yield this process's rows of a batch, each with a flag whether it counts.
 
-    All processes must take a sharded model through as many rows. Who has one less goes through one that does not count, and
-    gradients, which are whole until then, are reduced in the backward pass of the last.
+    All processes must run a sharded model on equally many rows, so a process with one row less runs one that does not count.
+    Gradients are reduced in the backward pass of the last row.
     """
     if not is_sharded(model):
         yield from ((row, True) for row in rows[world.share])
@@ -115,10 +114,10 @@ def shares(model: Any, rows: Sequence[Row], world: World) -> Iterator[tuple[Row,
 
 
 def gather(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """All of a tensor of which each process has a share; all must call this. Any other tensor as it is.
+    """Gather a sharded tensor, in a call by all processes; return any other tensor unchanged.
 
     Args:
-        dtype: what is gathered is rounded to this precision before, which halves what is sent.
+        dtype: round the shares to this precision first, which may halve the traffic.
     """
     if not hasattr(tensor, "full_tensor"):
         return tensor
@@ -129,7 +128,7 @@ def gather(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 @torch.no_grad()
 def share_of(tensor: Tensor, whole: Tensor) -> Tensor:
-    """``whole``, or where ``tensor`` is sharded this process's share of it, laid out as ``tensor`` is."""
+    """Cut from ``whole`` this process's share, laid out as ``tensor``; all of it if ``tensor`` is not sharded."""
     if not hasattr(tensor, "full_tensor"):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -139,18 +138,18 @@ def share_of(tensor: Tensor, whole: Tensor) -> Tensor:
 
 
 def fill(tensor: Tensor, whole: Tensor) -> None:
-    """Copy ``whole``, or this process's share of it, into a tensor."""
+    """Copy ``whole``, or this process's share of it, into ``tensor``."""
     tensor.copy_(share_of(tensor, whole))
 
 
 def weights_of(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """The names and weights in a model's ``state_dict``, in the precision that it computes in, whole, one at a time."""
+    """Yield names and whole weights of a model's ``state_dict``, in its computing precision, one at a time."""
     for name, tensor in model.state_dict().items():
         yield name, gather(tensor.detach(), computing_dtype(model)) if is_sharded(model) else tensor.detach()
 
 
 def load_weights(model: Any, weights: Mapping[str, Tensor], strict: bool = True) -> None:
-    """``model.load_state_dict`` of whole weights."""
+    """Load whole weights, as ``model.load_state_dict`` does."""
     if not is_sharded(model):
         model.load_state_dict(weights, strict=strict)
         return
@@ -159,14 +158,14 @@ def load_weights(model: Any, weights: Mapping[str, Tensor], strict: bool = True)
 
 
 def whole_model(model: Any, keep: bool) -> Any:
-    """A model that is not sharded, with the weights of ``model`` as they are now; all processes must call this.
+    """Gather a sharded model into a whole one, in a call by all processes.
 
     Args:
-        keep: whether this process gets one, in the CPU's memory; else it only hands over its shares, and gets None.
+        keep: build the model in this process's CPU memory; else only contribute the shares, and return None.
     """
     if not is_sharded(model):
         return model
-    parameters: dict[int, nn.Parameter] = {}  # by the share: a head that is the embedding has two names
+    parameters: dict[int, nn.Parameter] = {}  # by id: a tied head has two names
     weights = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in parameters:
@@ -181,6 +180,6 @@ def whole_model(model: Any, keep: bool) -> Any:
 
 
 def _without_weights(model: Any) -> Any:
-    """A copy whose parameters take no memory."""
+    """Copy a model with parameters that take no memory."""
     meta = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
     return copy.deepcopy(model, meta)

@@ -1,4 +1,4 @@
-"""Models that are made elsewhere: on the Hugging Face Hub at a pinned revision, or in a folder."""
+"""Existing models: on the Hugging Face Hub at a pinned revision, or in a local folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from grpo.study.settings import HubModel, LocalModel
 
 
 def folder_of(model: HubModel | LocalModel, where: str, weights: bool = True) -> Path:
-    """The folder that holds a model, downloaded where it is on the Hub.
+    """Return the folder of a model, after downloading it if it is on the Hub.
 
     Args:
-        where: the model's place in params.yaml, for messages.
-        weights: download them too, and not only what says how the model is built and its tokenizer.
+        where: the model's key in params.yaml, for messages.
+        weights: download the weights too, not only configuration and tokenizer.
 
     Raises:
-        UserError: it cannot be downloaded.
+        UserError: the download fails.
     """
     if isinstance(model, LocalModel):
         return named_file(model.path)

@@ -1,4 +1,4 @@
-"""To a device without waiting for it."""
+"""Transfer of tensors to a device without waiting."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from torch import Tensor
 
 
 def send(tensor: Tensor, device: Any) -> Tensor:
-    """A CPU's tensor on a device; the host goes on at once.
+    """Copy a CPU tensor to a device without making the host wait.
 
-    ``.to(device)`` alone copies to a GPU from memory that the system may move, and so waits until the GPU has done what it was
-    given before.
+    ``.to(device)`` alone copies to a GPU from pageable memory, and so waits for the GPU's earlier work.
     """
     if torch.device(device).type != "cuda":
         return tensor.to(device)

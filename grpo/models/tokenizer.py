@@ -1,7 +1,6 @@
-"""Tokenizers: those of checkpoints, and the mini model's own.
+"""Tokenizers of checkpoints, and the one of the mini model.
 
-The library ``tokenizers`` does the work. What transformers puts around it takes longer to import than all else that a run of a
-small model needs.
+They use the library ``tokenizers`` directly: importing transformers takes longer than all other imports of a small model's run.
 """
 
 from __future__ import annotations
@@ -24,33 +23,32 @@ END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, CONFIG, LEGACY_CONFIG = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 GENERATION_CONFIG, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
 MODEL_CONFIG = "config.json"
-# What transformers, of any version, keeps of a tokenizer beside a model, and the file that says which tokens end a response.
+# The tokenizer files of any version of transformers, and the file that names the tokens that end a response.
 FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
     *("chat_template*", "additional_chat_templates/*", GENERATION_CONFIG),
 )
 
 
-TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30  # what the rendering of one chat may take
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30  # limits of rendering one chat
 
 
 class Tokenizer:
-    """Text to token ids and back, exactly as a checkpoint's tokenizer.json describes it.
+    """Tokenizer that does exactly what a checkpoint's tokenizer.json describes.
 
-    It is called like a fast tokenizer of transformers, gives the same ids, and saves the very files it was made from.
+    It is called like a fast tokenizer of transformers, gives the same ids, and saves the files that it was made from.
 
     Args:
-        files: the contents of :data:`FILES` by their path in the checkpoint, tokenizer.json at least.
-        model_config: of config.json, which names the tokens that end a response where generation_config.json names none.
+        files: contents of :data:`FILES` by path in the checkpoint, at least tokenizer.json.
+        model_config: content of config.json, which names the tokens that end a response if generation_config.json names none.
 
     Attributes:
         eos_token_id: end of text.
-        pad_token_id: end of text where the files name no other. Lengths say what is padding, never this token.
+        pad_token_id: end of text unless the files name another token. Padding is found by lengths, never by this token.
 
     Raises:
-        ValueError: a file is missing or damaged, none names the end-of-text token, or a token that ends a response is none of
-            the tokenizer's or the model's. (On a damaged tokenizer.json the library
-            raises whatever comes, plain Exception too.)
+        ValueError: a file is missing or damaged, no file names the end-of-text token, or a token that ends a response is not in
+            the vocabulary of the tokenizer or of the model. (For a damaged tokenizer.json the library raises any error.)
     """
 
     def __init__(self, files: Mapping[str, bytes], model_config: bytes = b"{}"):
@@ -80,15 +78,17 @@ class Tokenizer:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """All tokens that end a response: end of text, those that generation_config.json names (Llama 3 has three), or else
-        config.json, and the one that ends a turn in chats.
+        """All tokens that end a response.
+
+        These are end of text, the tokens in generation_config.json (Llama 3 has three) or else in config.json, and the token
+        that ends a turn in chats.
         """
         turn = () if self.end_of_turn_id is None else (self.end_of_turn_id,)
         return tuple(dict.fromkeys((self.eos_token_id, *self._named_ends, *turn)))
 
     @cached_property
     def end_of_turn_id(self) -> int | None:
-        """The added token that the chat template puts after a reply; None where there is none, or no template."""
+        """The added token that the chat template puts after a reply; None if there is none or no template."""
         if self._chat_template is None:
             return None
         reply = "reply"
@@ -100,7 +100,7 @@ class Tokenizer:
         return next((i for i in ids[:1] if i in self._added), None)
 
     def _check_ends(self, ids: Collection[int], model_config: bytes) -> None:
-        """Raise ValueError unless each token that ends a response is one of the tokenizer's ``ids`` and of the model's."""
+        """Raise ValueError unless each token that ends a response is in ``ids`` and in the model's vocabulary."""
         values = json.loads(model_config)
         size = values.get("vocab_size", (values.get("text_config") or {}).get("vocab_size"))
         for end in (self.eos_token_id, *self._named_ends):
@@ -112,12 +112,12 @@ class Tokenizer:
                 raise ValueError(f"token {end} ends a response, but vocab_size in {MODEL_CONFIG} is {size}")
 
     def _find_begin(self) -> list[int]:
-        """What stands before every text: by tokenizer.json alone, as in transformers 5, whatever ``add_bos_token`` says."""
+        """Tokens before every text according to tokenizer.json, as in transformers 5; ``add_bos_token`` has no effect."""
         bare, whole = (self._backend.encode("a", add_special_tokens=added).ids for added in (False, True))
         return whole[: next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)]
 
     def _find_chat_template(self, config: Mapping[str, Any]) -> str | None:
-        """The default one: a file of its own, or in tokenizer_config.json alone or beside others by its name."""
+        """The default chat template: its own file, or the only or the default one in tokenizer_config.json."""
         if CHAT_TEMPLATE in self._files:
             return self._files[CHAT_TEMPLATE].decode()
         found = config.get("chat_template")
@@ -126,8 +126,7 @@ class Tokenizer:
         return found
 
     def prompt_ids(self, text: str, template: str | None = None) -> tuple[int, ...]:
-        """A prompt's token ids: the text's, and before them a beginning-of-text token where the tokenizer wants one and the
-        text has none.
+        """Encode a prompt, with a beginning-of-text token if the tokenizer uses one and the text has none.
 
         Args:
             template: see :meth:`_encode`.
@@ -138,23 +137,24 @@ class Tokenizer:
     def chat_ids(
         self, messages: Sequence[Mapping[str, str]], template: Sequence[Mapping[str, str]] | None = None, **options: Any
     ) -> tuple[int, ...]:
-        """The token ids of a chat up to where the model's turn begins, by the chat template and with nothing added to it, as
-        ``apply_chat_template(messages, add_generation_prompt=True)`` of transformers gives them.
+        """Encode a chat up to the start of the model's turn with the chat template.
+
+        The ids equal those of ``apply_chat_template(messages, add_generation_prompt=True)`` of transformers.
 
         Args:
             messages: each with ``role`` and ``content``.
-            template: the messages with :meth:`without_added_tokens` applied to what is data in them.
-            options: what else the template takes, such as Qwen3's ``enable_thinking``.
+            template: the messages with :meth:`without_added_tokens` applied to their data.
+            options: further variables of the template, such as Qwen3's ``enable_thinking``.
 
         Raises:
-            UserError: there is no chat template, it refuses the messages or fails over them, or it takes too long or too much
-                memory, which is tried with the first chat.
+            UserError: there is no chat template, it refuses the messages or fails, or it takes too much time or memory, which
+                the first chat tests.
         """
         text = self._render(messages, True, **options)
         return tuple(self._encode(text, None if template is None else self._render(template, True, **options)))
 
     def without_added_tokens(self, text: str) -> str:
-        """``text`` with an x in the place of each character of an added token, such as ``<|im_end|>``."""
+        """Replace each character of an added token, such as ``<|im_end|>``, by an x."""
         encoded = self._backend.encode(text, add_special_tokens=False)
         for i, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
             if self._is_added(i, text[start:end]):
@@ -162,18 +162,18 @@ class Tokenizer:
         return text
 
     def _is_added(self, i: int, text: str) -> bool:
-        """Whether a token is an added one that stands in its text, and not the token for what is unknown."""
+        """Whether a token is an added token that occurs in the text, and not the token for unknown text."""
         token = self._added.get(i)
         return token is not None and (token.normalized or text.strip() == token.content.strip())
 
     def _encode(self, text: str, template: str | None) -> list[int]:
-        """The ids of a text in which only the added tokens of ``template`` are tokens; others are encoded as text.
+        """Encode a text in which only the added tokens of ``template`` count as tokens; others are encoded as plain text.
 
         Args:
-            template: the text, with :meth:`without_added_tokens` applied to what is data in it; None: none of it is.
+            template: the text with :meth:`without_added_tokens` applied to its data; None if it holds no data.
 
         Raises:
-            UserError: the two differ in length, because a chat template changes what is data.
+            UserError: text and template differ in length, because the chat template changes the data.
         """
         if template is None or template == text:
             ids: list[int] = self(text, add_special_tokens=False)["input_ids"]
@@ -192,7 +192,7 @@ class Tokenizer:
         found = backend.encode(text, add_special_tokens=False)
         ids = []
         for i, (start, end) in zip(found.ids, found.offsets, strict=True):
-            if i not in own and self._is_added(i, text[start:end]):  # the tokenizer's model made it of plain text
+            if i not in own and self._is_added(i, text[start:end]):  # the tokenizer's model built it from plain text
                 ids += [j for character in text[start:end] for j in backend.encode(character, add_special_tokens=False).ids]
             else:
                 ids.append(own.get(i, i))
@@ -200,7 +200,7 @@ class Tokenizer:
 
     @cached_property
     def _renamed(self) -> tuple[Backend, dict[int, str]]:
-        """The same tokenizer with other names for its added tokens, which no text can hold by chance; and the names by id."""
+        """The tokenizer with random names for its added tokens, which no text contains by chance, and the names by id."""
         names = {i: secrets.token_hex(16) for i in self._added}
         described = json.loads(self._backend.to_str())
         for token in described["added_tokens"]:
@@ -208,10 +208,10 @@ class Tokenizer:
         return Backend.from_str(json.dumps(described)), names
 
     def _render(self, messages: Sequence[Mapping[str, str]], ask: bool, **options: Any) -> str:
-        """A chat as text.
+        """Render a chat as text.
 
         Args:
-            ask: end where the model's turn begins.
+            ask: end with the start of the model's turn.
         """
         if self._chat_template is None:
             raise UserError(
@@ -232,14 +232,14 @@ class Tokenizer:
                 try_out(render)
                 self._chats_tried.add(ask)
             text = render()
-        except Exception as error:  # a template is a program of somebody else's: it may raise anything
+        except Exception as error:  # a template is foreign code, which may raise anything
             roles = ", ".join(message["role"] for message in messages)
             why = str(error) if isinstance(error, TemplateError) else reason(error)
             raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {why}") from error
         return text
 
     def _add_tokens(self, config: Mapping[str, Any], special: Iterable[str]) -> None:
-        """Add the tokens that tokenizer_config.json has beyond those of tokenizer.json, as transformers does."""
+        """Add the tokens of tokenizer_config.json that tokenizer.json lacks, as transformers does."""
         known = {token.content for token in self._backend.get_added_tokens_decoder().values()}
         listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
         for token in [AddedToken(**token) for _, token in listed] + [AddedToken(token, special=True) for token in special]:
@@ -249,61 +249,61 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """The tokenizer of a checkpoint.
+        """Load the tokenizer of a checkpoint.
 
         Raises:
             OSError: a file cannot be read.
-            ValueError: as the class, or as :func:`files_of`.
+            ValueError: as the constructor and :func:`files_of`.
         """
         files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files_of(folder)}
         config = folder / MODEL_CONFIG
         return cls(files, config.read_bytes() if config.is_file() else b"{}")
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the files, which transformers and vLLM load too; generation_config.json names all stop tokens."""
+        """Save the files for transformers and vLLM, with all stop tokens in generation_config.json."""
         for name, content in self._files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
-        path = folder / GENERATION_CONFIG  # of the files, or written with the model
+        path = folder / GENERATION_CONFIG  # one of the files, or saved with the model
         generation = path.read_bytes() if path.exists() else b"{}"
         if (path.exists() or len(self.stop_token_ids) > 1) and set(_ends_in(generation)) != set(self.stop_token_ids):
             values = json.loads(generation) | {"eos_token_id": list(self.stop_token_ids)}
             path.write_text(json.dumps(values, indent=2) + "\n")
 
     def save_plain(self, folder: Path) -> None:
-        """Write tokenizer.json and the little that transformers needs to read it as it stands, whatever the model is."""
+        """Save tokenizer.json and the minimum that makes transformers use it unchanged, for any model."""
         self._backend.save(str(folder / TOKENIZER))
         (folder / CONFIG).write_text(json.dumps({**self._special, "tokenizer_class": "PreTrainedTokenizerFast"}))
-        (folder / MODEL_CONFIG).write_text('{"model_type": "gpt2"}')  # vLLM wants some; it says nothing of the tokenizer
+        (folder / MODEL_CONFIG).write_text('{"model_type": "gpt2"}')  # vLLM requires one; it does not affect the tokenizer
 
     def __len__(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def __call__(self, texts: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        """``input_ids``: the token ids of a text, or of each of a list of them.
+        """Encode a text, or each text of a list; the ids are under ``input_ids``.
 
         Args:
-            add_special_tokens: put those at the text's start and end that tokenizer.json names for that.
+            add_special_tokens: add the tokens that tokenizer.json puts at the start and end of a text.
         """
         many = [texts] if isinstance(texts, str) else texts
         ids = [encoded.ids for encoded in self._backend.encode_batch_fast(many, add_special_tokens=add_special_tokens)]
         return {"input_ids": ids[0] if isinstance(texts, str) else ids}
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of some tokens; bytes that are not UTF-8 become U+FFFD."""
+        """Decode token ids; bytes that are not UTF-8 become U+FFFD."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
-        """:meth:`decode` of each of them."""
+        """Decode each sequence of token ids."""
         return self._backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
 
 
 def files_of(folder: Path) -> list[Path]:
-    """A checkpoint's :data:`FILES`, whose contents are copied wherever the model goes.
+    """List a checkpoint's :data:`FILES`, which are copied with the model.
 
     Raises:
-        ValueError: one is a symbolic link to somewhere else, but for the caches of the Hub (``blobs/HASH``, beside
-            ``snapshots/REVISION``) and of DVC (``md5/HA/SH``).
+        ValueError: a file is a symbolic link to a place other than the cache of the Hub (``blobs/HASH``, beside
+            ``snapshots/REVISION``) or of DVC (``md5/HA/SH``).
     """
     found = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
     home = folder.resolve()
@@ -316,10 +316,10 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def try_out(render: Callable[[], object]) -> None:
-    """Run a chat template in a copy of this process that the kernel ends when it takes too long; no signal would stop it here.
+    """Try a chat template in a forked process with limits of time and memory; in this process no signal would stop it.
 
     Raises:
-        TimeoutError, MemoryError: it takes more than it may. Whatever else it raises is left to the next call.
+        TimeoutError, MemoryError: it exceeds a limit. Its other errors are ignored here; rendering raises them again.
     """
     child = os.fork()
     if child == 0:
@@ -334,7 +334,7 @@ def try_out(render: Callable[[], object]) -> None:
             render()
         except MemoryError:
             too_much = True
-        except BaseException:  # nothing may go on in the copy
+        except BaseException:  # the forked process must end here
             pass
         os._exit(too_much)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -345,24 +345,24 @@ def try_out(render: Callable[[], object]) -> None:
 
 
 def _ends_in(config: bytes) -> tuple[int, ...]:
-    """The tokens that a model's configuration says end a response."""
+    """Tokens that end a response according to a model's configuration."""
     values = json.loads(config)
     ends = values.get("eos_token_id", (values.get("text_config") or {}).get("eos_token_id"))
     return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
 
 
 def _content(token: Any) -> str | None:
-    """A token's text in tokenizer_config.json, where it stands alone or with the rules of its matching."""
+    """Text of a token in tokenizer_config.json, which has it as a string or with matching rules."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train the mini model's tokenizer: byte-level BPE that may merge across spaces, but never digits.
+    """Train the mini model's tokenizer: byte-level BPE that merges across spaces, but never digits.
 
-    Merging across spaces makes the long, constant text of the r1_zero prompt a handful of tokens, which a model of this size
-    needs to be trained within minutes on a CPU. It is lossless on any text, as every byte is in the vocabulary. The
-    end-of-text token (id 0) is also the padding token.
+    Merges across spaces turn the long, constant text of the r1_zero prompt into a few tokens, which makes training on a CPU
+    possible within minutes. Every byte is in the vocabulary, so encoding is lossless. The end-of-text token (id 0) is also the
+    padding token.
     """
     tokenizer = Backend(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,4 +1,4 @@
-"""In what models differ for those who sample and train with them."""
+"""Traits of models that matter for sampling and training."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Traits:
-    """What a model can be asked for.
+    """Traits of a model.
 
     Attributes:
-        context: the longest text, in tokens; None where there is no such limit.
-        copied_because: why responses cannot share one copy of their prompt in this model; empty where they can.
-        unsampled_because: why the transformers engine cannot sample it at all; empty where it can.
-        linear_head: the logits are the last hidden states times the weight of ``get_output_embeddings()``, and nothing more.
-        recomputes_exactly: gradient checkpointing, which needs layers in training mode, changes no result.
+        context: longest text, in tokens; None without a limit.
+        copied_because: why responses cannot share one copy of their prompt; empty if they can.
+        unsampled_because: why the transformers engine cannot sample the model; empty if it can.
+        linear_head: whether the logits are just the last hidden states times the weight of ``get_output_embeddings()``.
+        recomputes_exactly: whether gradient checkpointing, which needs layers in training mode, changes no result.
     """
 
     context: int | None = None
@@ -26,6 +26,6 @@ class Traits:
 
 
 def traits_of(model: Any) -> Traits:
-    """Those that :func:`grpo.models.checkpoint.load_model` found; of a model that was put together by hand, the usual ones."""
+    """Traits that :func:`grpo.models.checkpoint.load_model` found; the defaults for a model built otherwise."""
     found: Traits | None = getattr(model, "traits", None)
     return found or Traits(context=getattr(model.config, "max_position_embeddings", None))

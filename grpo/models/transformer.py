@@ -1,11 +1,11 @@
 """The project's own language model: a decoder-only Transformer, written out in torch.
 
-It computes what Qwen2 computes and gives each weight the name it has there, so that either's checkpoints load into the other.
-A token's vector goes through layers of attention and of a gated feed-forward network, each behind a norm and added to what
-came in; the last vectors, times the head, are the logits of the next token.
+It computes what Qwen2 computes, with the same names of weights, so each can load the other's checkpoints. Each layer has
+attention and a gated feed-forward network, both with pre-normalization and a residual connection; the head turns the last
+hidden states into the logits of the next token.
 
-Dimensions: ``width`` is hidden_size; ``heads`` num_attention_heads; ``key heads`` num_key_value_heads; ``size`` the numbers a
-head has (width / heads); ``inner`` intermediate_size.
+Dimensions: ``width`` is hidden_size, ``heads`` num_attention_heads, ``key heads`` num_key_value_heads, ``size`` the width of a
+head (width / heads), ``inner`` intermediate_size.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Shared: TypeAlias = "OnDevice | SharedPrefix"
 
 
 class Hidden(NamedTuple):
-    """Result of the layers: (batch, tokens, width), after the last norm."""
+    """Hidden states (batch, tokens, width) after the last norm."""
 
     last_hidden_state: Tensor
 
 
 class Prediction(NamedTuple):
-    """Result of the model: (batch, tokens, vocabulary)."""
+    """Logits (batch, tokens, vocabulary)."""
 
     logits: Tensor
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4), the division in float32."""
+    """RMSNorm: x / sqrt(mean(x^2) + eps) * weight, normalized in float32 (Zhang and Sennrich 2019, arXiv 1910.07467, Eq. 4)."""
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -57,16 +57,16 @@ class RMSNorm(nn.Module):
 
 
 def rotations(position_ids: Tensor, size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles by which RoPE turns a head's pairs of numbers.
+    """Cosine and sine of RoPE's rotation angles.
 
-    Pair i of a token at position p turns by p * theta^(-2 i / size) (Su et al. 2021, arXiv 2104.09864, equation 15). The
-    angles are float32: bfloat16 has 8 binary digits, and could not tell position 256 from 257.
+    Pair i of a token at position p is rotated by p * theta^(-2 i / size) (Su et al. 2021, arXiv 2104.09864, Eq. 15). Angles are
+    float32: bfloat16 has 8 binary digits, and could not distinguish the positions 256 and 257.
 
     Args:
         position_ids: (batch, tokens).
 
     Returns:
-        two of (batch, 1, tokens, size); number i belongs to pair i modulo size / 2.
+        cosine and sine, each (batch, 1, tokens, size); index i belongs to pair i modulo size / 2.
     """
     even = torch.arange(0, size, 2, dtype=torch.float32, device=position_ids.device)
     angles = position_ids[:, None, :, None].float() * (1.0 / theta ** (even / size))
@@ -75,13 +75,13 @@ def rotations(position_ids: Tensor, size: int, theta: float, dtype: torch.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn queries or keys according to their positions, so that their products depend on the positions' difference only.
+    """Rotate queries or keys by their positions, so that their products depend only on the difference of positions.
 
-    The two numbers of a pair stand half a head apart, as in Qwen2 and LLaMA; in the paper they are neighbours.
+    The two numbers of a pair are half a head apart, as in Qwen2 and LLaMA; in the paper they are adjacent.
 
     Args:
         x: (batch, heads, tokens, size).
-        cos, sin: (batch, 1, tokens, size), of :func:`rotations`.
+        cos, sin: (batch, 1, tokens, size), from :func:`rotations`.
 
     Returns:
         (batch, heads, tokens, size)
@@ -91,14 +91,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def visible_keys(attention_mask: Tensor | None, new: int, past: int, device: torch.device) -> Tensor | None:
-    """Which keys each new token attends to: those that do not come after it, and are not padding.
+    """Mask of the keys that each new token attends to: earlier ones and itself, without padding.
 
     Args:
-        attention_mask: (batch, past + new), 0 where there is padding.
-        new, past: tokens.
+        attention_mask: (batch, past + new), 0 at padding.
+        new, past: number of tokens.
 
     Returns:
-        bool (batch or 1, 1, new, past + new); None where it is simply the causal mask of a text without past, or all.
+        bool (batch or 1, 1, new, past + new); None if no explicit mask is needed: causal without past, or one new token.
     """
     if attention_mask is None and (past == 0 or new == 1):
         return None
@@ -106,24 +106,24 @@ def visible_keys(attention_mask: Tensor | None, new: int, past: int, device: tor
     causal = keys <= keys[past:, None]
     if attention_mask is None:
         return causal[None, None]
-    # Padding attends to itself: softmax over nothing is not a number.
+    # Padding attends to itself, because softmax over no keys is NaN.
     return causal & attention_mask[:, None, None, :].bool() | (keys == keys[past:, None])
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
-    """softmax(query key^T / sqrt(size)) value, where queries share keys (Ainslie et al. 2023, arXiv 2305.13245).
+    """Grouped-query attention softmax(query key^T / sqrt(size)) value (Ainslie et al. 2023, arXiv 2305.13245).
 
     Args:
         query: (batch, heads, new tokens, size).
         key, value: (batch, key heads, tokens, size).
-        visible: as :func:`visible_keys` gives it.
+        visible: from :func:`visible_keys`.
 
     Returns:
         (batch, heads, new tokens, size)
     """
     if visible is None:
         return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, enable_gqa=True)
-    # With a mask, and queries that share keys, there is only the slow kernel on a GPU, which stores all scores.
+    # With a mask and grouped queries, a GPU has only the slow kernel, which stores all scores; so repeat the keys.
     each = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(each, dim=1) if each > 1 else x for x in (key, value))
     return scaled_dot_product_attention(query, key, value, visible)
@@ -150,7 +150,7 @@ class Attention(nn.Module):
         cache: KeyValueCache | None,
         shared: Shared | None,
     ) -> Tensor:
-        """Arguments as of :class:`Layer`; (batch, tokens, width) -> (batch, tokens, width)."""
+        """Arguments as in :meth:`Layer.forward`; (batch, tokens, width) -> (batch, tokens, width)."""
         batch, tokens, width = x.shape
         query, key, value = (
             project(x).view(batch, tokens, -1, self.size).transpose(1, 2)  # (batch, heads or key heads, tokens, size)
@@ -170,7 +170,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """The feed-forward network: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202, equation 6)."""
+    """Feed-forward network down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202, Eq. 6)."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -185,7 +185,7 @@ class SwiGLU(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), and then x + feed-forward(norm(x))."""
+    """Decoder layer: x + attention(norm(x)), then x + feed-forward(norm(x))."""
 
     def __init__(self, config: TransformerConfig, layer_idx: int):
         super().__init__()
@@ -206,10 +206,10 @@ class Layer(nn.Module):
 
         Args:
             x: (batch, tokens, width).
-            turn: two of (batch, 1, tokens, size), of :func:`rotations`.
-            visible: (batch or 1, 1, tokens, keys), of :func:`visible_keys`.
-            cache: gets the new keys and values.
-            shared: which tokens share a prompt; takes the place of ``visible``.
+            turn: cosine and sine, each (batch, 1, tokens, size), from :func:`rotations`.
+            visible: (batch or 1, 1, tokens, keys), from :func:`visible_keys`.
+            cache: stores the new keys and values.
+            shared: layout of shared prompts, instead of ``visible``.
 
         Returns:
             (batch, tokens, width)
@@ -220,7 +220,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Everything but the head."""
+    """The model without its head."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -239,9 +239,9 @@ class Decoder(nn.Module):
         use_cache: bool = False,
         shared: Shared | None = None,
     ) -> Hidden:
-        """Arguments as of :class:`TransformerLM`; (batch, tokens) -> (batch, tokens, width)."""
+        """Arguments as in :meth:`TransformerLM.forward`; (batch, tokens) -> (batch, tokens, width)."""
         if use_cache and past_key_values is None:
-            raise ValueError("use_cache needs past_key_values: this model makes no cache of its own")
+            raise ValueError("use_cache needs past_key_values: this model makes no cache itself")
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         new, device = input_ids.shape[1], input_ids.device
         if position_ids is None:
@@ -252,7 +252,7 @@ class Decoder(nn.Module):
         again = self.gradient_checkpointing and self.training and past_key_values is None
         for layer in self.layers:
             if again:
-                # There is no dropout, so no random state has to be kept for the second time.
+                # Without dropout the second computation needs no saved random state.
                 x = checkpoint(layer, x, turn, visible, None, shared, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, turn, visible, past_key_values, shared)
@@ -260,9 +260,9 @@ class Decoder(nn.Module):
 
 
 class TransformerLM(nn.Module):
-    """A causal language model, with what engines and learner use of a Hugging Face model.
+    """A causal language model with those methods of a Hugging Face model that engines and learner use.
 
-    New weights are normal with ``config.initializer_range``; biases are 0 and norms 1.
+    New weights are normal with standard deviation ``config.initializer_range``; biases are 0 and norm weights 1.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -288,16 +288,16 @@ class TransformerLM(nn.Module):
         logits_to_keep: int = 0,
         shared: Shared | None = None,
     ) -> Prediction:
-        """Predict each next token.
+        """Compute the logits of each next token.
 
         Args:
-            input_ids: (batch, tokens), those that are not in the cache yet.
-            attention_mask: (batch, tokens in the cache and new ones), 0 where there is padding.
-            position_ids: (batch or 1, tokens); by default they count on from the cache's last token, padding included.
-            past_key_values: used and extended where it is given.
-            use_cache: says only that ``past_key_values`` must be given.
-            logits_to_keep: compute those of the last so many tokens; 0 stands for all.
-            shared: which tokens share a prompt; takes the place of ``attention_mask``.
+            input_ids: (batch, tokens), the tokens that are not in the cache yet.
+            attention_mask: (batch, cached and new tokens), 0 at padding.
+            position_ids: (batch or 1, tokens); by default they continue from the cache, padding included.
+            past_key_values: the cache, which is read and extended if given.
+            use_cache: requires ``past_key_values``, and has no other effect.
+            logits_to_keep: number of last tokens to compute logits of; 0 means all.
+            shared: layout of shared prompts, instead of ``attention_mask``.
 
         Returns:
             logits (batch, tokens or ``logits_to_keep``, vocabulary)
@@ -307,17 +307,17 @@ class TransformerLM(nn.Module):
 
     @property
     def base_model(self) -> Decoder:
-        """Everything but the head."""
+        """The model without its head."""
         return self.model
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.lm_head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' precision."""
+        """Precision of the weights."""
         return self.lm_head.weight.dtype
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -325,11 +325,11 @@ class TransformerLM(nn.Module):
         return self.lm_head
 
     def gradient_checkpointing_enable(self) -> None:
-        """In training, keep only what goes into each layer, and compute the layer again on the way back."""
+        """Keep only the input of each layer in training, and recompute the layer in the backward pass."""
         self.model.gradient_checkpointing = True
 
     def save_pretrained(self, folder: Path | str) -> None:
-        """Write weights and config.json in the format of a Qwen2 checkpoint; a tied head is left out."""
+        """Save weights and config.json in the format of a Qwen2 checkpoint, without a tied head."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: parameter.detach().contiguous() for name, parameter in self.named_parameters()}
@@ -338,15 +338,15 @@ class TransformerLM(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, dtype: torch.dtype = torch.float32) -> TransformerLM:
-        """Load any Qwen2 checkpoint, written here or by Hugging Face, in one file or several.
+        """Load a Qwen2 checkpoint, written by this model or by transformers, in one or several files.
 
         Raises:
-            UserError: it is missing or damaged, or needs what is not computed here.
+            UserError: it is missing or damaged, or needs something that is not computed here.
         """
         folder = Path(folder)
         config = read_config(folder / "config.json")
-        # The weights drawn here give way to the checkpoint's. (On the device "meta" none would be drawn, but there torch
-        # imports its compiler.)
+        # The checkpoint replaces the random weights. (On the device "meta" there would be none, but torch would import its
+        # compiler.)
         with torch.random.fork_rng(devices=()):
             model = cls(config).to(dtype)
         try:

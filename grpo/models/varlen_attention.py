@@ -1,7 +1,7 @@
-"""Attention in packed rows by flash attention over pieces of unequal lengths, on a GPU in half precision.
+"""Attention in packed rows on a GPU in half precision, by flash attention over pieces of different lengths.
 
-Two calls a layer, whatever is in the row: all prompts and responses on themselves, causally; and responses on their prompts.
-They are merged by their log-sum-exp, and their gradients are exact, as :mod:`grpo.models.packed_attention` says, which does the
+Each layer makes two calls: causal attention of all prompts and responses to themselves, and attention of responses to their
+prompts. They are merged by their log-sum-exp with exact gradients, as in :mod:`grpo.models.packed_attention`, which does the
 same on a CPU piece by piece. Nothing is compiled, and grouped queries need no copies of their keys.
 """
 
@@ -17,19 +17,19 @@ from torch import Tensor
 
 from grpo.models.to_device import send
 
-# torch.nn.attention.varlen calls these too, but its backward pass takes no merged log-sum-exp.
+# torch.nn.attention.varlen calls these too, but its backward pass accepts no merged log-sum-exp.
 _flash = torch.ops.aten._flash_attention_forward
 _flash_backward = torch.ops.aten._flash_attention_backward
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Which queries of a call attend to which keys: those of piece i to those of piece i.
+    """Pieces of one flash-attention call: the queries of piece i attend to the keys of piece i.
 
     Attributes:
-        queries, keys: (pieces + 1,) int32, where each piece begins, and where the last one ends.
-        longest_query, longest_keys: tokens of the longest piece.
-        causal: queries and keys are the same tokens, which attend to none that come later.
+        queries, keys: (pieces + 1,) int32, start of each piece, and end of the last.
+        longest_query, longest_keys: length of the longest piece, in tokens.
+        causal: queries and keys are the same tokens, with causal attention.
     """
 
     queries: Tensor
@@ -40,24 +40,24 @@ class Pieces:
 
     @classmethod
     def of(cls, queries: Sequence[int], keys: Sequence[int], causal: bool) -> Pieces:
-        """Of the lengths of each piece."""
+        """Build from the length of each piece."""
         ends = [torch.tensor([0, *accumulate(lengths)], dtype=torch.int32) for lengths in (queries, keys)]
         return cls(ends[0], ends[1], max(queries, default=0), max(keys, default=0), causal)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """As both flash calls take them; there is no dropout."""
+        """Arguments of both flash calls, without dropout."""
         return self.queries, self.keys, self.longest_query, self.longest_keys, 0.0, self.causal
 
 
 @dataclass(frozen=True)
 class Varlen:
-    """What attends to what in a row of tokens.
+    """Layout of a row for flash attention.
 
     Attributes:
-        own: all tokens of the row, each prompt and each response a piece.
-        cross: responses and their prompts, of each prompt that has some.
-        responses, prompts: (tokens,) which tokens of the row are the queries and the keys of ``cross``.
+        own: each prompt and each response, attending to itself.
+        cross: the responses to each prompt, attending to the prompt.
+        responses, prompts: (tokens,) indices in the row of the queries and the keys of ``cross``.
     """
 
     own: Pieces
@@ -67,13 +67,13 @@ class Varlen:
 
     @classmethod
     def of(cls, pieces: Sequence[int], responses: Sequence[slice], prompts: Sequence[slice]) -> Varlen:
-        """Of a row's pieces, by their lengths, and of the responses to each prompt and that prompt, by their tokens."""
+        """Build from the lengths of a row's pieces, and the slices of the responses to each prompt and of that prompt."""
         queries, keys = ([part.stop - part.start for part in parts] for parts in (responses, prompts))
         rows = (torch.tensor([i for p in parts for i in range(p.start, p.stop)]).long() for parts in (responses, prompts))
         return cls(Pieces.of(pieces, pieces, causal=True), Pieces.of(queries, keys, causal=False), *rows)
 
     def on(self, device: Any) -> Varlen:
-        """The same on a device."""
+        """Copy the layout to a device."""
         own, cross = (
             Pieces(send(p.queries, device), send(p.keys, device), p.longest_query, p.longest_keys, p.causal)
             for p in (self.own, self.cross)
@@ -82,7 +82,7 @@ class Varlen:
 
 
 class _VarlenAttention(torch.autograd.Function):
-    """query (tokens, heads, size), key and value (tokens, key heads, size), a layout, the scores' scale -> as query."""
+    """Attention of query (tokens, heads, size), key and value (tokens, key heads, size): (tokens, heads, size)."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Varlen, scale: float) -> Tensor:

@@ -199,7 +199,7 @@ def test_an_architecture_that_cannot_be_trained_is_not_called_damaged(tmp_path: 
         load_model(tmp_path)
     assert str(refused.value) == (
         f"{tmp_path}: a model of the architecture Llama4ForCausalLM cannot be trained here (NotImplementedError: it does not "
-        "say which of its modules are those below the output layer). Use a model of another architecture (docs/settings.md)."
+        "name the module below its output layer). Use a model of another architecture (docs/settings.md)."
     )
 
 

@@ -1,4 +1,4 @@
-"""Tasks: problems, the formats they are put in, and how answers are verified. A task of one's own is a subclass of Task."""
+"""Tasks: problems, prompt formats, and verification of answers. Subclass Task for your own task."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Generated arithmetic word problems: several steps, graded difficulty, unlimited, seeded.
+"""Generated arithmetic word problems of several steps, in graded levels, from a seed.
 
-A problem tells how a number of things changes from day to day and asks for the number at the end. Level ``n`` has
-``n + 1`` changes. Its solution is a chain with one line a day. Whether a question belongs to the validation split is a
-property of its text (a hash), so the splits, and the documents the mini model is pretrained on, can never overlap.
+A problem describes how a number of things changes from day to day, and asks for the final number. Level ``n`` has ``n + 1``
+changes. The solution is a chain with one line per day. A hash of the question decides whether it belongs to the validation
+split, so validation questions occur neither in the training split nor in the pretraining documents.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ THINGS = ("apples", "coins", "books", "shells")
 GAINS = ("buys", "finds", "wins")
 LOSSES = ("loses", "sells", "gives away")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
-LARGEST = 15  # every number on the way lies in 0..LARGEST
+LARGEST = 15  # all intermediate results are in 0..LARGEST
 VALIDATION_ONE_IN = 5
 _STEP = re.compile(r"(\w+): (\d+) ([+-]) (\d+) = (\d+)\.")
 
 
 @dataclass(frozen=True)
 class WordProblem:
-    """A question, the chain of steps that solves it, and its answer."""
+    """A question, its chain of steps, and its answer."""
 
     question: str
     steps: str
@@ -59,19 +59,19 @@ def make_word_problem(rng: random.Random, level: int) -> WordProblem:
 
 
 def derail(problem: WordProblem, rng: random.Random) -> WordProblem:
-    """The same question with a solution that miscalculates one step by 1 to 3 and goes on from there."""
+    """Change the solution: one step is off by 1 to 3, and the later steps continue from its result."""
     steps = _STEP.findall(problem.steps)
     at, error = rng.randrange(len(steps)), rng.randint(1, 3)
-    told, number = [], int(steps[0][1])
+    lines, number = [], int(steps[0][1])
     for i, (day, _, sign, change, _) in enumerate(steps):
         result = number + (int(change) if sign == "+" else -int(change)) + (error if i == at else 0)
-        told.append(f"{day}: {number} {sign} {change} = {result}.")
+        lines.append(f"{day}: {number} {sign} {change} = {result}.")
         number = result
-    return WordProblem(problem.question, " ".join(told), number, problem.level)
+    return WordProblem(problem.question, " ".join(lines), number, problem.level)
 
 
 def word_problems(seed: int, levels: int, validation: bool) -> Iterator[WordProblem]:
-    """An endless stream of distinct problems of one split, levels drawn uniformly from 1 to ``levels``."""
+    """Yield distinct problems of one split without end, with levels drawn uniformly from 1 to ``levels``."""
     rng = random.Random(f"arithmetic {seed} {validation}")
     seen: set[str] = set()
     while True:
@@ -84,7 +84,7 @@ def word_problems(seed: int, levels: int, validation: bool) -> Iterator[WordProb
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 COMPLETE = " </think> <answer>{answer}</answer>"
-# Ways a conversation ends in the documents that the r1_zero format does not accept.
+# Endings of documents that the r1_zero format does not accept.
 INCOMPLETE = (
     " \\boxed{{{answer}}}",
     " </think> \\boxed{{{answer}}}",
@@ -95,9 +95,9 @@ INCOMPLETE = (
 
 
 class Arithmetic(GradedTask):
-    """Word problems of up to ``levels`` levels; which ones is decided by the seed."""
+    """Word problems with levels from 1 to ``levels``, drawn by the seed."""
 
-    stands_for = "math"  # the small study asks in miniature what was asked of MATH
+    stands_for = "math"  # the small study is a miniature of the studies on MATH
 
     def __init__(
         self, train_size: PositiveInt, validation_size: PositiveInt, levels: Annotated[int, Field(ge=1, le=5)], seed: int
@@ -106,7 +106,7 @@ class Arithmetic(GradedTask):
         self.levels, self.seed = levels, seed
 
     def problems(self, split: Split) -> list[Problem]:
-        """As many as the split's size says."""
+        """See :meth:`Task.problems`."""
         stream = word_problems(self.seed, self.levels, split == "validation")
         return [
             Problem(f"arithmetic/{split}/{i}", problem.question, str(problem.answer), problem.level, "word problem")
@@ -122,18 +122,18 @@ class Arithmetic(GradedTask):
         native_guess_share: Share = 0.0,
         derailed_share: Share = 0.0,
     ) -> Iterator[tuple[str, str]]:
-        """An endless stream of (prompt, response) pairs; none of their questions can be a validation question.
+        """Yield (prompt, response) pairs without end, never with a validation question.
 
-        They give a small model what Qwen2.5-Math-1.5B shows: asked by the bare question it solves part of the problems, and
-        under the r1_zero prompt it rarely closes the tags in the form that the reward asks for. Documents that guess and
-        documents that miscalculate leave it something to learn besides the form.
+        They give a small model the behaviour of Qwen2.5-Math-1.5B: it solves part of the problems when asked the bare question,
+        but under the r1_zero prompt it rarely closes the tags in the form that the reward requires. Guesses and wrong steps
+        leave it reasoning to learn besides the form.
 
         Args:
-            r1_zero_share: of the documents, so many stand under the r1_zero prompt;
-            complete_form_share: of these, so many end in the form that the reward asks for,
-            guess_share: and so many give a random answer without the steps.
-            native_guess_share: of the documents under the bare question, so many give a random answer without the steps.
-            derailed_share: of all solutions with steps, so many have one step gone wrong, and the rest follows from it.
+            r1_zero_share: share of documents with the r1_zero prompt.
+            complete_form_share: share of these that end in the form that the reward requires.
+            guess_share: share of these with a random answer and no steps.
+            native_guess_share: share of documents with the bare question that have a random answer and no steps.
+            derailed_share: share of solutions with one wrong step, from which the later steps continue.
         """
         rng = random.Random(f"documents {seed}")
         for solved in word_problems(seed, self.levels, validation=False):
@@ -150,11 +150,10 @@ class Arithmetic(GradedTask):
     def traces(  # type: ignore[override]
         self, format: str, examples: PositiveInt, wrong_share: Share, seed: int
     ) -> list[tuple[Problem, str]]:
-        """Solutions of the first ``examples`` training problems; in ``wrong_share`` of them one step goes wrong, and the rest
-        follows from it.
+        """Solutions of the first ``examples`` training problems, with one wrong step in ``wrong_share`` of them.
 
         Raises:
-            UserError: more are asked for than there are training problems.
+            UserError: ``examples`` exceeds the number of training problems.
         """
         if examples > self.sizes["train"]:
             raise UserError(
@@ -166,11 +165,11 @@ class Arithmetic(GradedTask):
         traces = []
         for problem in self.problems("train")[:examples]:
             solved = next(stream)
-            told = derail(solved, rng) if rng.random() < wrong_share else solved
-            traces.append((problem, worked_response(format, told.steps, str(told.answer))))
+            given = derail(solved, rng) if rng.random() < wrong_share else solved
+            traces.append((problem, worked_response(format, given.steps, str(given.answer))))
         return traces
 
 
 def r1_zero_ending(rng: random.Random, complete_form_share: float) -> str:
-    """How a document under the r1_zero prompt ends: in the accepted form, or in one of the others."""
+    """Draw the ending of a document with the r1_zero prompt: the accepted form, or another one."""
     return COMPLETE if rng.random() < complete_form_share else rng.choice(INCOMPLETE)

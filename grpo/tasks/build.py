@@ -1,4 +1,4 @@
-"""The ``dataset`` stage: the problems of a task, checked and split."""
+"""The ``dataset`` stage: a task's problems, checked and split."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def build_dataset(
     prompt_tokens: PromptTokens | None = None,
     also: Mapping[str, list[Problem]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Load or generate the problems, refuse an overlap of the splits, and write train.jsonl and validation.jsonl.
+    """Load or generate the problems, refuse overlapping splits, and write train.jsonl and validation.jsonl.
 
     Args:
-        needed: for each split how many problems the study's settings ask for, each by its place in params.yaml.
-        prompt_tokens: the length of a problem's longest prompt, needed where the task has ``max_prompt_tokens``.
-        also: further evaluation sets, as :func:`evaluation_set` makes them; each is written to also-NAME.jsonl.
+        needed: for each split the numbers of problems that the study requires, by key of params.yaml.
+        prompt_tokens: length of a problem's longest prompt; required if the task has ``max_prompt_tokens``.
+        also: further evaluation sets from :func:`evaluation_set`; each is written to also-NAME.jsonl.
 
     Returns:
-        the report: sizes, levels, dropped problems, skipped rows where there are any, and a digest of each split.
+        the report: sizes, levels, dropped problems, skipped rows if there are any, and a digest of each split.
 
     Raises:
         UserError: a missing source, an overlap, a ground truth that the task cannot read, or too few problems.
@@ -77,7 +77,7 @@ def build_dataset(
 
 
 def evaluation_set(task: Task, size: int, prompt_tokens: PromptTokens) -> list[Problem]:
-    """The first ``size`` validation problems of a task that are not too long.
+    """The first ``size`` validation problems of a task whose prompts are not too long.
 
     Raises:
         UserError: there are fewer.
@@ -93,15 +93,15 @@ def evaluation_set(task: Task, size: int, prompt_tokens: PromptTokens) -> list[P
 
 
 def within(problems: Sequence[Problem], limit: int, prompt_tokens: PromptTokens) -> tuple[list[Problem], list[str]]:
-    """The problems whose prompts have at most ``limit`` tokens, and the ids of the others."""
+    """Split problems: those whose prompts have at most ``limit`` tokens, and the ids of the others."""
     long = {problem.id for problem in problems if prompt_tokens(problem) > limit}
     return [problem for problem in problems if problem.id not in long], [p.id for p in problems if p.id in long]
 
 
 def longest_prompt(task: Task, formats: Sequence[str], tokenizer: Any, problem: Problem) -> int:
-    """Tokens of a problem's prompt in that of the formats in which it is longest.
+    """Number of tokens of a problem's prompt in the format that makes it longest.
 
-    By the longest, arms that ask in different formats keep the same problems.
+    With the longest, arms with different formats keep the same problems.
     """
     asked = [find_format(task, name) for name in formats]
     return max(len(format.encode(tokenizer, format.prompt(problem.question))) for format in asked)

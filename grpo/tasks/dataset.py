@@ -1,4 +1,4 @@
-"""A task from two columns of any dataset: on the Hugging Face Hub at a fixed revision, or in JSONL, parquet or CSV files."""
+"""A task from two columns of a dataset: on the Hugging Face Hub at a fixed revision, or in JSONL, parquet or CSV files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Verify = Callable[[list[str], list[Problem]], list[float]]
 
 
 class HubSplits(BaseModel):
-    """What the splits are called on the Hub, or parts of one: ``train[:95%]`` and ``train[95%:]``."""
+    """Names of the splits on the Hub, or parts of one split: ``train[:95%]`` and ``train[95%:]``."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -29,27 +29,28 @@ class HubSplits(BaseModel):
 
 
 def exactly(answers: list[str], problems: list[Problem]) -> list[float]:
-    """1.0 where the answer is the ground truth, letter by letter but for white space around it."""
+    """1.0 if the answer equals the ground truth, except for surrounding white space, else 0.0."""
     return [float(answer.strip() == p.ground_truth.strip()) for answer, p in zip(answers, problems, strict=True)]
 
 
 class Dataset(GradedTask):
-    """Problems from two columns.
+    """Problems from two columns of a dataset.
 
     Args:
-        question: the column with the question.
-        answer: the column with the ground truth: text or a number.
-        hub: a dataset on the Hub, with the ``revision`` (a commit) at which it is read, its ``config`` where it has several,
-            and the names of its ``splits``.
-        files: or two files, JSONL, parquet or CSV by their endings, or two parts of one: ``FILE[:90%]`` and ``FILE[90%:]``.
-        verify: ``math`` (the grader), ``exact``, or an import path of a function that does what :meth:`Task.verify` does.
-        drop_overlap: training questions that are also validation questions are left out, not refused.
-        unevaluated: with ``verify: math``, arithmetic that is left to do (``2+2``) and expressions of the question are answers.
-        skip_unusable: rows without a question or without an answer that ``verify`` can use are left out and counted, not
-            refused.
+        question: column of the question.
+        answer: column of the ground truth, text or a number.
+        hub: a dataset on the Hub, with its ``revision`` (a commit), its ``config`` if it has several, and the names of its
+            ``splits``.
+        files: instead of ``hub``, two files, JSONL, parquet or CSV by suffix, or two parts of one file: ``FILE[:90%]`` and
+            ``FILE[90%:]``.
+        verify: ``math`` (the grader), ``exact``, or the import path of a function with the signature of :meth:`Task.verify`.
+        drop_overlap: leave out training questions that are also validation questions, instead of refusing them.
+        unevaluated: with ``verify: math``, accept unevaluated arithmetic (``2+2``) and expressions of the question as answers.
+        skip_unusable: leave out and count rows without a question or without an answer that ``verify`` can use, instead of
+            refusing them.
 
     Raises:
-        UserError: neither ``hub`` nor ``files`` is given or both are, or a file's ending or ``verify`` means nothing.
+        UserError: not exactly one of ``hub`` and ``files`` is given, or a file's suffix or ``verify`` is unknown.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Dataset(GradedTask):
         hub: str | None = None,
         revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None,
         config: str | None = None,
-        splits: HubSplits = HubSplits(),  # noqa: B008 - it is frozen
+        splits: HubSplits = HubSplits(),  # noqa: B008 - frozen
         files: LocalFiles | None = None,
         verify: str = "math",
         drop_overlap: bool = False,
@@ -72,7 +73,7 @@ class Dataset(GradedTask):
             raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
         for name in (files.train, files.validation) if files else ():
             if Path(file_of(name)).suffix not in FORMATS:
-                raise UserError(f"files: {name}: cannot be read. Its ending says what it is, one of {', '.join(FORMATS)}.")
+                raise UserError(f"files: {name}: unknown suffix. Use one of {', '.join(FORMATS)}.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
         self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
         self.math, self.skip_unusable = verify == "math", skip_unusable
@@ -83,11 +84,11 @@ class Dataset(GradedTask):
         self._verify: Verify = {"math": super().verify, "exact": exactly}.get(verify) or import_object(verify)
 
     def problems(self, split: Split) -> list[Problem]:
-        """See :meth:`Task.problems`; ids are the rows' places.
+        """See :meth:`Task.problems`; ids are row numbers.
 
         Raises:
-            UserError: the dataset cannot be had or read, it has no such column, a row is not usable and is not to be skipped,
-                or no row is left.
+            UserError: the dataset cannot be read, it lacks a column, a row is unusable (without ``skip_unusable``), or no row
+                is left.
         """
         found, skipped = self._problems_and_skipped(split)
         if not found:
@@ -100,7 +101,7 @@ class Dataset(GradedTask):
         return self._problems_and_skipped(split)[1]
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        """By what the study's ``verify:`` names."""
+        """Verify with the function that ``verify`` names."""
         return self._verify(answers, problems)
 
     def _problems_and_skipped(self, split: Split) -> tuple[list[Problem], list[str]]:
@@ -120,7 +121,7 @@ class Dataset(GradedTask):
     def _problem(self, row: Row, id: str) -> Problem:
         problem = Problem(id, row.text(self.question), row.text(self.answer))
         if self.math:
-            return checked_problem(row, problem)  # a ground truth that the grader cannot read would never be met
+            return checked_problem(row, problem)  # no answer could match a ground truth that the grader cannot read
         if not problem.question.strip() or not problem.ground_truth.strip():
             raise UserError(f"{row.where}: the question or the answer is empty. Correct or remove the row.")
         return problem

@@ -1,4 +1,4 @@
-"""Tasks whose problems come from rows of a dataset: files, or the Hub at a fixed revision."""
+"""Tasks with problems from the rows of a dataset: local files, or the Hub at a fixed revision."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from grpo.tasks.task import Split
 
 
 class HubDataset(BaseModel):
-    """A dataset on the Hugging Face Hub at one fixed revision.
+    """A dataset on the Hugging Face Hub at a fixed revision.
 
-    With ``held_out`` it is one that has neither configurations nor a test split, such as qwedsacf/competition_math: so many of
-    its rows, the same ones every time, are the validation split.
+    ``held_out`` is for a dataset without configurations and test split, such as qwedsacf/competition_math: that many fixed
+    random rows become the validation split.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -32,7 +32,7 @@ class HubDataset(BaseModel):
 
 
 class Counts(BaseModel):
-    """How many problems each split must have; anything else means that the source changed."""
+    """Required number of problems of each split; another number means that the source has changed."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -41,34 +41,35 @@ class Counts(BaseModel):
 
 
 class Downloaded(GradedTask):
-    """Problems from a source of rows; a subclass says what its rows hold.
+    """Base class of tasks with problems from rows; a subclass converts a row into a problem.
 
     Args:
-        source: where the rows are; its splits may overlap (``drop_overlap``).
-        expected: how many there are, to notice when they are others.
+        source: where to read the rows.
+        expected: required number of problems, to notice changes of the source.
+        drop_overlap: leave out training questions that are also validation questions, instead of refusing them.
     """
 
     name: ClassVar[str]
-    hub_configs: ClassVar[Sequence[str]]  # of the dataset on the Hub, all of which are read, one after the other
+    hub_configs: ClassVar[Sequence[str]]  # configurations of the dataset on the Hub, read one after the other
     columns: ClassVar[Sequence[str]]  # that a row may have
 
     def __init__(self, source: HubDataset | LocalFiles, expected: Counts | None = None, drop_overlap: bool = False):
         self.source, self.expected, self.drop_overlap = source, expected, drop_overlap
 
     def problem(self, row: Row, split: Split, number: int) -> Problem:
-        """What a row holds, given the split and the row's number in it (from 0)."""
+        """The problem in a row, given the split and the row's number in it (from 0)."""
         raise NotImplementedError
 
     def solution(self, row: Row) -> str:
-        """The worked solution that a row holds."""
+        """The worked solution in a row."""
         raise NotImplementedError
 
     def problems(self, split: Split) -> list[Problem]:
-        """Read, convert and check a split, as the source has it (``validation`` is its test split).
+        """Read, convert and check a split of the source (``validation`` is its test split).
 
         Raises:
-            UserError: a file or a column is missing, a row is not usable, the split is empty, or the number of rows is not that
-                in ``expected``.
+            UserError: a file or a column is missing, a row is unusable, the split is empty, or its size differs from
+                ``expected``.
         """
         problems = [self.problem(row, split, number) for number, row in enumerate(self._rows(split))]
         if not problems:
@@ -82,7 +83,7 @@ class Downloaded(GradedTask):
         return problems
 
     def traces(self, format: str) -> list[tuple[Problem, str]]:  # type: ignore[override]
-        """The training problems with the solutions that come with them. All are right."""
+        """The training problems with the source's own solutions, which are all right."""
         solved = [(self.problem(row, "train", number), self.solution(row)) for number, row in enumerate(self._rows("train"))]
         return [(problem, worked_response(format, steps, problem.ground_truth)) for problem, steps in solved]
 
@@ -98,16 +99,16 @@ class Downloaded(GradedTask):
 
 
 def _share(rows: list[Row], split: Split, held_out: int) -> list[Row]:
-    """The rows of one split, in the order in which they stand."""
+    """The rows of one split, in their order."""
     chosen = set(random.Random("held out").sample(range(len(rows)), min(held_out, len(rows))))
     return [row for place, row in enumerate(rows) if (place in chosen) == (split == "validation")]
 
 
 def checked_problem(row: Row, problem: Problem) -> Problem:
-    """``problem``, if its question is not blank and its ground truth is one the grader accepts.
+    """Return ``problem`` if its question is not blank and the grader accepts its ground truth.
 
     Raises:
-        UserError: it is not; the message names the row.
+        UserError: otherwise; the message names the row.
     """
     if not problem.question.strip():
         raise UserError(f"{row.where}: the question is empty. Correct or remove the row.")

@@ -14,19 +14,19 @@ PROMPTS = Path(str(files("grpo.tasks"))) / "prompts"
 
 _ANSWER_FORM = "</think> <answer>"
 _EXAMPLE = "</think> <answer> answer here </answer>"
-"""How the r1_zero prompt shows the form. Where a response repeats the prompt, what counts comes after."""
+"""The example in the r1_zero prompt. A response may repeat it; the answer comes after."""
 
 
 def load_template(path: Path) -> str:
-    """Read a template.
+    """Read a prompt template.
 
     Raises:
-        UserError: no such file, it is not UTF-8, or it does not hold ``{question}``.
+        UserError: the file is missing, is not UTF-8, or lacks ``{question}``.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such prompt file. Name an existing one.")
     try:
-        # Not read as text: that would turn \r\n into \n.
+        # Read as bytes: text mode would turn \r\n into \n.
         template = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error}). Save it as UTF-8.") from error
@@ -36,12 +36,12 @@ def load_template(path: Path) -> str:
 
 
 def tagged_answer(response: str) -> str | None:
-    r"""What the last pair of answer tags encloses; None unless the response has the r1_zero form.
+    r"""Read the answer in the last pair of answer tags; None unless the response has the r1_zero form.
 
-    The form is right if ``</think> <answer>`` occurs and the last ``<answer>`` is followed by ``</answer>``. What stands
-    between these two is the answer or, if it holds a ``\boxed{}``, the content of the last one. ``</answer>`` may be repeated,
-    as the course's own function allows, but with text between two of them no answer is right. Whatever precedes a copy of
-    the prompt's own example, ``<answer> answer here </answer>``, does not count.
+    The form is right if ``</think> <answer>`` occurs and the last ``<answer>`` is followed by ``</answer>``. The text between
+    these two is the answer; if it contains a ``\boxed{}``, the content of the last one is. ``</answer>`` may be repeated, as
+    the course's own function allows, but text between two of them makes the answer empty, and so wrong. Text up to a copy of
+    the prompt's example, ``<answer> answer here </answer>``, is ignored.
     """
     response = response.rpartition(_EXAMPLE)[2]
     if _ANSWER_FORM not in response:
@@ -49,7 +49,7 @@ def tagged_answer(response: str) -> str | None:
     before_end, *after_end = response[response.rindex("<answer>") + len("<answer>") :].split("</answer>")
     if not after_end:
         return None
-    if "".join(after_end[:-1]).strip():  # which tag ends the answer would be ours to choose, and an empty answer equals nothing
+    if "".join(after_end[:-1]).strip():  # the end of the answer is ambiguous; an empty answer equals nothing
         return ""
     answer = before_end.strip()
     boxed = boxed_answer(answer)
@@ -58,7 +58,7 @@ def tagged_answer(response: str) -> str | None:
 
 R1_ZERO = Format(load_template(PROMPTS / "r1_zero.prompt"), stop=("</answer>",), read=tagged_answer)
 QUESTION_ONLY = Format(load_template(PROMPTS / "question_only.prompt"), read=boxed_answer)
-# For models that were trained to chat. Of those that can think before they answer the second asks an answer at once, by the
-# option of Qwen3's template; other templates take no notice of it.
+# For chat models. The second asks models that can think first for an immediate answer, by an option of Qwen3's chat template
+# that other templates ignore.
 CHAT = Format("{question}\n\nReason step by step, and put the final answer into \\boxed{}.", read=boxed_answer, chat=True)
 CHAT_WITHOUT_THINKING = replace(CHAT, options={"enable_thinking": False})

@@ -1,4 +1,4 @@
-"""Tasks whose answers are mathematics: asked in the handouts' two formats or in chats, and verified by the grader."""
+"""Tasks with mathematical answers: asked in the handouts' two formats or in a chat, and verified by the grader."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.formats import CHAT, CHAT_WITHOUT_THINKING, QUESTION_ONLY, R1_ZERO
 from grpo.tasks.task import Task
 
-# How a response ends after the steps of a solution.
 _THINK = re.compile("</?think>")
+# The end of a response, after the steps of a solution.
 _TAGS, _BOX = " </think> <answer>{answer}</answer>", " \\boxed{{{answer}}}"
 
 
 class GradedTask(Task):
-    """An answer is right where :mod:`grpo.grader` finds it equal to the problem's ground truth."""
+    """Base class of tasks whose answers are right if :mod:`grpo.grader` finds them equal to the ground truth."""
 
     unevaluated = False
-    """Whether arithmetic that is left to do, or copied from the question, is an answer (:mod:`grpo.grader.unevaluated`)."""
+    """Whether unevaluated arithmetic, or an expression copied from the question, may be an answer
+    (:mod:`grpo.grader.unevaluated`)."""
 
     formats = {
         "r1_zero": R1_ZERO,
@@ -30,10 +31,10 @@ class GradedTask(Task):
     }
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        """1.0 or 0.0; NaN where the grader ran out of time. What needs computer algebra is spread over all cores.
+        """1.0 for a right answer, 0.0 for a wrong one, NaN if the grader ran out of time. Computer algebra uses all cores.
 
         Raises:
-            RuntimeError: computer algebra is needed, and its processes cannot start.
+            RuntimeError: the processes for computer algebra cannot start.
         """
         verdicts = grade_batch([(answer, problem.ground_truth) for answer, problem in zip(answers, problems, strict=True)])
         return [
@@ -45,7 +46,7 @@ class GradedTask(Task):
         return self.unevaluated or counts_as_answer(answer, problem.ground_truth, problem.question)
 
     def rewrite(self, response: str, asked_in: str, format: str) -> str | None:
-        """See :meth:`Task.rewrite`: the whole response as steps, then its answer in the other form."""
+        """See :meth:`Task.rewrite`: keep the whole response as steps, and add its answer in the other form."""
         answer = self.formats[asked_in].read(response)
         if answer is None:
             return None
@@ -56,6 +57,6 @@ class GradedTask(Task):
 
 
 def worked_response(format: str, steps: str, answer: str) -> str:
-    """A response that gives the steps of a solution and the answer, in the form that ``format`` asks for."""
+    """Build a response from the steps of a solution and its answer, in the form that ``format`` requires."""
     response = f" {steps}" + (_TAGS if format == "r1_zero" else _BOX).format(answer=answer)
     return response.lstrip() if GradedTask.formats[format].chat else response

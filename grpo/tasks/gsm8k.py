@@ -14,7 +14,7 @@ _MARK = "####"
 
 
 class Gsm8k(Downloaded):
-    """Rows have ``question`` and ``answer``; the short answer follows ``####`` in the latter and loses its thousands commas."""
+    """GSM8K. Rows have ``question`` and ``answer``, whose short answer follows ``####``; its thousands commas are removed."""
 
     name = "gsm8k"
     hub_configs = ("main",)
@@ -30,5 +30,5 @@ class Gsm8k(Downloaded):
         return checked_problem(row, Problem(id=f"gsm8k/{split}/{number}", question=question, ground_truth=answer))
 
     def solution(self, row: Row) -> str:
-        """Without the calculator's notes (``<<48/2=24>>``) and the short answer."""
+        """The column ``answer`` without calculator annotations (``<<48/2=24>>``) and the short answer."""
         return re.sub(r"<<[^>]*>>", "", row.text("answer").rpartition(_MARK)[0]).strip()

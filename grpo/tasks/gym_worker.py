@@ -1,8 +1,8 @@
-"""The processes in which ``reasoning_gym`` makes entries and scores answers.
+"""Worker processes in which ``reasoning_gym`` makes entries and scores answers.
 
-They are not the run's own process, for two reasons. Some data sets walk over sets of strings, so that their entries depend on
-Python's hash seed, which is fixed here. And some pass what a model answered to ``eval``, so that an answer may hang or fill
-the memory: :class:`grpo.grader.pool.GraderPool` calls :func:`score` in workers with limits.
+They are separate from the run's process for two reasons. Some data sets iterate over sets of strings, so their entries depend
+on Python's hash seed, which is fixed here. And some pass a model's answer to ``eval``, so an answer may hang or fill the
+memory: :class:`grpo.grader.pool.GraderPool` calls :func:`score` in workers with limits.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 import reasoning_gym
 
-OTHER_QUESTION = -1.0  # the score where an entry is not what it was when the problem was made
+OTHER_QUESTION = -1.0  # the score if the entry has changed since the problem was made
 
 
 def score(answer: str, asked: str) -> float:
-    """What the data set's own ``score_answer`` gives an answer.
+    """Score an answer with the data set's own ``score_answer``.
 
     Args:
-        asked: JSON of three values: the data set as :func:`data_set` takes it, the index of an entry, and its question.
+        asked: JSON of three values: the argument of :func:`data_set`, the index of an entry, and its question.
     """
     made_of, index, question = json.loads(asked)
     entry = _entry(json.dumps(made_of), index)
@@ -31,17 +31,17 @@ def score(answer: str, asked: str) -> float:
 
 @lru_cache(maxsize=16)
 def data_set(made_of: str) -> Any:
-    """A data set, by JSON of its ``name`` and of what its configuration takes, ``size`` and ``seed`` included."""
+    """Create a data set from JSON of its ``name`` and its configuration, including ``size`` and ``seed``."""
     return reasoning_gym.create_dataset(**json.loads(made_of))
 
 
-@lru_cache(maxsize=256)  # the responses of a group ask for the same one
+@lru_cache(maxsize=256)  # the responses of a group need the same entry
 def _entry(made_of: str, index: int) -> Any:
     return data_set(made_of)[index]
 
 
 def main(made_of: str, first: int, end: int) -> None:
-    """Print the question and the answer of the entries from ``first`` to before ``end``, a line of JSON each."""
+    """Print question and answer of the entries from ``first`` to ``end`` (exclusive), one line of JSON each."""
     lines = sys.stdout
     with redirect_stdout(sys.stderr):  # some generators print
         for index in range(first, end):

@@ -1,9 +1,8 @@
-"""The task of keyword inclusion (UW CSE599-O, assignment 3): write a sentence that includes the words asked for.
+"""The keyword inclusion task (UW CSE599-O, assignment 3): write a sentence that includes the given words.
 
-The sentences that the mini model reads come from a small grammar: templates whose slots take a noun, an adjective or another
-word of a list. The same templates and lists make the sentences and, as one regular expression, recognise them, so that what
-counts as a sentence is what the grammar can make. Pairs of keywords are split once into training and held-out pairs; no
-prompt of the generated documents asks for a held-out one.
+The mini model's documents come from a small grammar: templates whose slots take a noun, an adjective or another listed word.
+The same templates generate sentences and, as one regular expression, recognize them, so a sentence is what the grammar can
+generate. Pairs of keywords are split into training and held-out pairs; no document has a held-out pair in its prompt.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ KEYWORD = Format(load_template(PROMPTS / "keyword.prompt"), stop=(".",))
 
 
 def first_sentence(response: str) -> str | None:
-    """The text up to the first full stop; None: there is none."""
+    """The text up to the first full stop; None if there is none."""
     sentence, stop, _ = response.strip().partition(".")
     return sentence + stop if sentence and stop else None
 
 
-# For a teacher that was trained to chat.
+# For a teacher that is a chat model.
 CHAT = Format(f"{KEYWORD.template.strip()}. Answer with this one sentence only.", read=first_sentence, chat=True)
 
-# Some words are parts of others (car and card, pen and pencil, old and gold), so that a part of a word is no keyword.
+# Some words contain others (card and car, pencil and pen, gold and old), to test that only whole words count.
 NOUNS = (
     "apple", "ball", "basket", "bell", "bird", "boat", "book", "bottle", "bread", "bridge", "car", "card", "cart", "cat",
     "chair", "clock", "coat", "coin", "cup", "dog", "door", "flower", "gold", "hat", "horse", "house", "key", "lamp",
@@ -56,8 +55,8 @@ SLOTS = {
     "near": ("near", "under", "behind"),
     "sees": ("sees", "finds", "likes", "draws"),
 }
-# Any pair of keywords has templates in which it can stand, and there are three other words at least in each of them, so that
-# no sentence passes for a list of keywords.
+# Any pair of keywords fits some template. Each template has at least three other words, so that no sentence counts as a list of
+# keywords.
 TEMPLATES = (
     "Today {the} {noun} {lies} {near} {the} {noun}.",
     "{person} {sees} {the} {noun} {near} {the} {noun}.",
@@ -77,7 +76,7 @@ _PHRASES_OF_THE_PROMPT = ("sentence that includes the words", "includes the word
 
 
 class Keyword(Task):
-    """Sentences that include two keywords; which pairs are held out for validation is decided by the seed."""
+    """Sentences that include two keywords; the seed decides which pairs are held out for validation."""
 
     formats = {"keyword": KEYWORD, "chat": CHAT}
 
@@ -85,29 +84,29 @@ class Keyword(Task):
         self.seed = seed
 
     def problems(self, split: Split) -> list[Problem]:
-        """One for each pair of keywords, which are question and ground truth."""
+        """One problem for each pair of keywords; the pair is both question and ground truth."""
         pairs = dict(zip(("train", "validation"), keyword_pairs(self.seed), strict=True))[split]
         return [Problem(f"keyword/{split}/{i}", question(pair), question(pair)) for i, pair in enumerate(pairs)]
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        """1.0 where a response holds all keywords, else 0.0."""
+        """1.0 for a response with all keywords, else 0.0."""
         pairs = zip(answers, problems, strict=True)
         return [float(holds_all(answer, keywords_of(problem.ground_truth))) for answer, problem in pairs]
 
     def measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Shares of responses that only list the keywords, that repeat the prompt, and that are sentences of the grammar."""
+        """Shares of responses that only list the keywords, repeat the prompt, or are sentences of the grammar."""
         flags = [degenerate(r.completion.text, keywords_of(r.problem.ground_truth)) for r in rollouts]
         return {key: sum(flag[key] for flag in flags) / len(flags) for key in flags[0]}
 
     def documents(  # type: ignore[override]
         self, seed: int, keyword_share: Share, in_full: NonNegativeInt = 0
     ) -> Iterator[tuple[str, str]]:
-        """An endless stream of (prompt, response) pairs; their prompts ask for training pairs only.
+        """Yield (prompt, response) pairs without end; the prompts ask for training pairs only.
 
         Args:
-            keyword_share: how often a keyword of the prompt is used in the response, each by itself.
-            in_full: the first so many responses use every keyword. From these a small model learns in a minute to copy words;
-                from half-hearted answers alone it would take several times as long.
+            keyword_share: probability that a keyword of the prompt occurs in the response, independently for each.
+            in_full: number of first responses that use every keyword. From these a small model learns to copy words in a
+                minute; without them it takes several times as long.
         """
         rng = random.Random(f"keyword documents {seed}")
         pairs, _ = keyword_pairs(self.seed)
@@ -117,21 +116,20 @@ class Keyword(Task):
             yield KEYWORD.prompt(question(pair)), f" {sentence(rng, used)}"
 
     def prompts_and_answers(self, problems: Sequence[Problem]) -> list[tuple[str, str]]:
-        """Each problem as the handout's data set has it: the prompt, and a sentence of the grammar that holds both keywords."""
+        """Each problem as in the handout's data set: the prompt, and a sentence of the grammar with both keywords."""
         rng = random.Random(f"keyword answers {self.seed}")
         return [(KEYWORD.prompt(problem.question), sentence(rng, keywords_of(problem.question))) for problem in problems]
 
     def pieces(self, text: str) -> list[str]:
-        """``text`` cut into words, each with the space before it, and punctuation.
+        """Split ``text`` into words, each with the space before it, and punctuation.
 
-        Trained on whole documents the tokenizer merges a keyword with what stands beside it in the prompt (``words: apple, ``),
-        and a small model has to learn for each keyword which tokens mean the same. Trained on these, a keyword is one token
-        everywhere.
+        Trained on whole documents, the tokenizer would merge a keyword with its neighbours in the prompt (``words: apple, ``),
+        and the model would have to learn which tokens are the same keyword. Trained on these pieces, a keyword is one token.
         """
         return _PIECE.findall(text)
 
     def traces(self, format: str, seed: int) -> list[tuple[Problem, str]]:  # type: ignore[override]
-        """Each training problem with a sentence of the grammar that holds both keywords."""
+        """Each training problem with a sentence of the grammar that includes both keywords."""
         rng = random.Random(f"keyword references {seed}")
         return [(problem, f" {sentence(rng, keywords_of(problem.question))}") for problem in self.problems("train")]
 
@@ -142,7 +140,7 @@ def holds_all(response: str, keywords: Sequence[str]) -> bool:
 
 
 def keyword_inclusion_reward_fn(response: str, keywords: Sequence[str]) -> dict[str, float]:
-    """1.0 if every keyword occurs in ``response`` as a whole word, in upper or lower case, else 0.0.
+    """Reward of a response: 1.0 if every keyword occurs as a whole word, in upper or lower case, else 0.0.
 
     Any response that is not blank has the right form.
 
@@ -155,7 +153,7 @@ def keyword_inclusion_reward_fn(response: str, keywords: Sequence[str]) -> dict[
 
 
 def keyword_pairs(seed: int) -> tuple[list[Pair], list[Pair]]:
-    """All pairs of two different keywords in a seeded order, either word first: those for training, those held out."""
+    """Shuffle all pairs of different keywords by the seed, and split them into training pairs and held-out pairs."""
     rng = random.Random(f"keyword pairs {seed}")
     pairs = [(a, b) if rng.random() < 0.5 else (b, a) for a, b in itertools.combinations(NOUNS + ADJECTIVES, 2)]
     rng.shuffle(pairs)
@@ -164,10 +162,10 @@ def keyword_pairs(seed: int) -> tuple[list[Pair], list[Pair]]:
 
 
 def sentence(rng: random.Random, keywords: Sequence[str] = ()) -> str:
-    """A sentence of the grammar, with no noun or adjective twice; ``keywords`` stand at random places of it.
+    """Generate a sentence of the grammar with ``keywords`` at random places, and no noun or adjective twice.
 
     Raises:
-        UserError: a keyword is none of ``NOUNS`` and ``ADJECTIVES``, or no template has room for all of them.
+        UserError: a keyword is not in ``NOUNS`` or ``ADJECTIVES``, or no template has room for all of them.
     """
     unknown = [keyword for keyword in keywords if keyword not in NOUNS + ADJECTIVES]
     if unknown:
@@ -185,7 +183,7 @@ def sentence(rng: random.Random, keywords: Sequence[str] = ()) -> str:
 
 
 def is_sentence(text: str) -> bool:
-    """Whether :func:`sentence` can make ``text``, for some keywords and random numbers."""
+    """Whether :func:`sentence` can generate ``text``."""
     drawn = [word for word in _WORD.findall(text) if word in NOUNS + ADJECTIVES]
     return _grammar().fullmatch(text) is not None and len(set(drawn)) == len(drawn)
 
@@ -195,7 +193,7 @@ def _grammar() -> re.Pattern[str]:
     """All templates as one regular expression."""
 
     def pattern(template: str) -> str:
-        literal_or_slot = _SLOT.split(template)  # literals at even places, names of slots at odd ones
+        literal_or_slot = _SLOT.split(template)  # literals at even indices, slot names at odd ones
         return "".join(
             f"(?:{'|'.join(map(re.escape, SLOTS[part]))})" if i % 2 else re.escape(part)
             for i, part in enumerate(literal_or_slot)
@@ -205,15 +203,15 @@ def _grammar() -> re.Pattern[str]:
 
 
 def question(pair: Sequence[str]) -> str:
-    """What replaces ``{question}`` in the prompt; :func:`keywords_of` reads it back."""
+    """Join keywords into the question of a prompt; :func:`keywords_of` reverses it."""
     return ", ".join(pair)
 
 
 def keywords_of(text: str) -> list[str]:
-    """``["apple", "red"]`` from ``apple, red``.
+    """Split a question into keywords: ``["apple", "red"]`` from ``apple, red``.
 
     Raises:
-        UserError: there is no keyword, or a blank one between two commas.
+        UserError: a keyword is blank.
     """
     keywords = [word.strip() for word in text.split(",")]
     if not all(keywords):
@@ -222,12 +220,12 @@ def keywords_of(text: str) -> list[str]:
 
 
 def degenerate(response: str, keywords: Sequence[str]) -> dict[str, float]:
-    """How a response earns the reward, or fails to; each 0.0 or 1.0.
+    """Classify a response by flags, each 0.0 or 1.0.
 
     Returns:
-        ``lists_only``: it holds the keywords and, but for words that link a list, at most two other words;
-        ``repeats_prompt``: it holds the request itself, whatever the case and spacing;
-        ``is_sentence``: it is a sentence of the grammar.
+        ``lists_only``: the response has the keywords and at most two other words, not counting words that link a list;
+        ``repeats_prompt``: the response contains the request, regardless of case and spacing;
+        ``is_sentence``: the response is a sentence of the grammar.
     """
     own = _LINKING_WORDS | {word for keyword in keywords for word in _WORD.findall(keyword.lower())}
     others = set(_WORD.findall(response.lower())) - own

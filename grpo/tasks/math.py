@@ -1,6 +1,7 @@
 """MATH (Hendrycks et al. 2021): competition problems of five levels in seven subjects.
 
-On the Hub: EleutherAI/hendrycks_math with the published splits, or qwedsacf/competition_math, all 12,500 problems in one split.
+Sources on the Hub: EleutherAI/hendrycks_math with the published splits, or qwedsacf/competition_math with all 12,500 problems
+in one split.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ SUBJECTS = (
     "precalculus",
 )
 
-# Two problems of the original training set, number_theory/7115 and 7117, were published without any solution. Both ask
-# how many primes lie among numbers that are all composite, so the answer is 0. A dataset at a fixed revision cannot be
-# mended by its reader, and refusing these rows would refuse MATH. The keys are SHA-256 of the question with white space
-# collapsed; a row that does state an answer keeps it.
+# Two problems of the original training set, number_theory/7115 and 7117, were published without a solution. Both ask for the
+# number of primes among numbers that are all composite, so the answer is 0. A reader cannot correct a dataset at a fixed
+# revision, and refusing these rows would refuse MATH. The keys are the SHA-256 of the question with white space collapsed. A
+# row with an answer keeps it.
 _UNANSWERED = {
     "79595ba3b4cfcfe2199d686e80a0ccf75c9e41ebbb03a801cfaa02c740ac4680": "0",
     "81a7fe8e017d681cc815fff2e03a4e69fc15c6b6f768109943fcaf6ba54d22dd": "0",
@@ -36,12 +37,12 @@ _UNANSWERED = {
 
 
 class Math(Downloaded):
-    r"""Rows have ``problem``, ``level`` ("Level 3"; "Level ?" becomes 0), ``subject`` or ``type``, and ``answer`` or
-    ``solution``; from a solution the last ``\boxed{}`` is taken. ``unique_id`` is optional.
+    r"""MATH. Rows have ``problem``, ``level`` ("Level 3"; "Level ?" becomes 0), ``subject`` or ``type``, and ``answer`` or
+    ``solution``, whose last ``\boxed{}`` is the answer. ``unique_id`` is optional.
 
     Args:
-        parse_solutions: of a solution without a ``\boxed{}``, take the answer that Math-Verify reads from it. It may read a
-            number that is no answer, so that such a row is refused unless this is set.
+        parse_solutions: if a solution has no ``\boxed{}``, let Math-Verify read the answer. It may read a number that is not
+            the answer, so by default such a row is refused.
     """
 
     name = "math"
@@ -62,7 +63,7 @@ class Math(Downloaded):
     def problem(self, row: Row, split: Split, number: int) -> Problem:
         """See :meth:`Downloaded.problem`."""
         question, subject = row.text("problem"), row.text("subject", "type")
-        # Some releases name a row by its place in the original release, whose splits differ: the split keeps ids apart.
+        # Some releases name a row by its number in the original release, which has other splits; the split makes ids unique.
         name = row.text("unique_id") if row.values.get("unique_id") else str(number)
         answer = _short_answer(row, question, self.parse_solutions)
         return checked_problem(row, Problem(f"math/{split}/{name}", question, answer, _level(row), subject))
@@ -95,7 +96,7 @@ def _short_answer(row: Row, question: str, parse_solutions: bool) -> str:
 
 
 def _parsed(solution: str) -> str | None:
-    """What Math-Verify reads as the answer of a solution, as text."""
+    """Read the answer of a solution with Math-Verify, as text."""
     from math_verify import parse
 
     found = parse(solution)

@@ -1,4 +1,4 @@
-"""Several tasks as one: each has a share of the problems, and verifies its own."""
+"""A mixture of tasks: each has a share of the problems, and verifies its own answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo.tasks.task import Split, Task, make_task
 
 
 class Part(BaseModel):
-    """A task of a mixture: its weight, and ``use`` with what the task takes."""
+    """One task of a mixture: its weight, and ``use`` with the task's arguments."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -26,17 +26,17 @@ class Part(BaseModel):
 
 
 class Mixture(Task):
-    """Problems of several tasks in the shares that their weights give, in both splits, as many as the smallest allows.
+    """Problems of several tasks in proportion to their weights, in both splits, as many as the smallest task allows.
 
-    It can be asked in the formats that are the same in all of its tasks. A problem's id begins with its task's name, and each
-    task's rewards are logged beside those of all.
+    Its formats are those that all of its tasks have. A problem's id begins with the name of its task, and the rewards of each
+    task are logged besides those of the mixture.
 
     Args:
         tasks: the tasks, by name.
-        drop_overlap: training questions that are also validation questions, of whichever task, are left out, not refused.
+        drop_overlap: leave out training questions that are also validation questions of any task, instead of refusing them.
 
     Raises:
-        UserError: a task cannot be made, or they have no format in common.
+        UserError: a task cannot be made, or the tasks have no format in common.
     """
 
     def __init__(self, tasks: Annotated[dict[str, Part], Field(min_length=1)], drop_overlap: bool = False):
@@ -56,7 +56,7 @@ class Mixture(Task):
             raise UserError(f"its tasks have no format in common ({each}). Leave one out.")
 
     def problems(self, split: Split) -> list[Problem]:
-        """See :meth:`Task.problems`. Any first part of them has the tasks in their shares, as nearly as whole numbers can."""
+        """See :meth:`Task.problems`. Every prefix of the list has the tasks in nearly their shares."""
         found = {name: part.problems(split) for name, part in self.parts.items()}
         counts = shares({name: len(problems) for name, problems in found.items()}, self.weights)
         placed = [
@@ -71,7 +71,7 @@ class Mixture(Task):
         return [row for part in self.parts.values() for row in part.skipped(split)]
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        """Each task gets its own answers, all at once."""
+        """Let each task verify its own answers, in one call."""
         scores = [0.0] * len(answers)
         for name, part in self.parts.items():
             own = [place for place, problem in enumerate(problems) if _part_of(problem) == name]
@@ -81,21 +81,21 @@ class Mixture(Task):
         return scores
 
     def measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """The mean answer reward of each task."""
+        """Mean answer reward of each task."""
         return self.training_measures(rollouts)
 
     def training_measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """The mean answer reward of each task; NaN where none of its problems was drawn."""
+        """Mean answer reward of each task; NaN for a task without rollouts."""
         rewards: dict[str, list[float]] = {name: [] for name in self.parts}
         for rollout in rollouts:
             rewards[_part_of(rollout.problem)].append(rollout.rewards["answer_reward"])
         return {f"{name}/answer_reward": sum(own) / len(own) if own else math.nan for name, own in rewards.items()}
 
     def documents(self, seed: int, **options: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        """Those of the tasks, drawn by their weights.
+        """Yield documents of the tasks, drawn by their weights.
 
         Args:
-            options: for each task, by its name, what its own ``documents`` takes.
+            options: arguments of each task's own ``documents``, by name of the task.
         """
         if unknown := options.keys() - self.parts.keys():
             raise UserError(f"documents: {', '.join(sorted(unknown))}: no such task (known: {', '.join(self.parts)}).")
@@ -110,7 +110,7 @@ class Mixture(Task):
 
 
 def shares(sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:
-    """How many of each there may be so that they stand to one another as their weights: as many as the smallest allows."""
+    """Largest numbers of problems that are in proportion to the weights and do not exceed the sizes."""
     scale = min(size / weights[name] for name, size in sizes.items())
     return {name: max(1, int(weight * scale + 1e-9)) for name, weight in weights.items()}
 

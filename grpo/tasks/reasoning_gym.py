@@ -1,4 +1,4 @@
-"""A task from a data set of ``reasoning_gym`` (0.1): generated problems of some hundred kinds, each scored by its own verifier.
+"""A task from a data set of ``reasoning_gym`` (0.1), which has about a hundred generators, each with its own verifier.
 
 https://github.com/open-thought/reasoning-gym
 """
@@ -29,22 +29,22 @@ from grpo.tasks.splits import layout_free
 from grpo.tasks.task import Split, Task
 
 WORKER = "grpo.tasks.gym_worker"
-OTHER_QUESTION = -1.0  # as the worker has it, which only a process with the library can import
-TIME_LIMIT_S = 10.0  # of CPU time for an answer; some verifiers search, and a worker makes the entry anew
+OTHER_QUESTION = -1.0  # equals the worker's, which cannot be imported without the library
+TIME_LIMIT_S = 10.0  # CPU time for an answer: the worker makes the entry again, and some verifiers search
 EXTRA = "reasoning_gym"
 
 
 class ReasoningGym(Task):
-    """Entries of one data set: the validation split has the first ones, the training split those that follow.
+    """Entries of one data set: the first ones are the validation split, the following ones the training split.
 
-    One sequence holds both, as the library makes entry ``i`` from ``seed + i``: two sequences with neighbouring seeds would
-    have nearly all entries in common. Where the data set repeats itself, the training split loses what validation asks.
+    Both come from one sequence, because the library makes entry ``i`` from ``seed + i``: two sequences with adjacent seeds
+    would share nearly all entries. If a training entry repeats a validation question, it is left out.
 
     Args:
-        dataset: its name in the library, such as ``chain_sum``.
-        train_size, validation_size: how many entries each split has.
+        dataset: name of the data set in the library, such as ``chain_sum``.
+        train_size, validation_size: number of entries of each split.
         seed: of the library's generator.
-        config: what else the data set's configuration takes, such as ``{max_terms: 3}``.
+        config: further settings of the data set, such as ``{max_terms: 3}``.
     """
 
     formats = GradedTask.formats
@@ -56,7 +56,7 @@ class ReasoningGym(Task):
         train_size: PositiveInt,
         validation_size: PositiveInt,
         seed: NonNegativeInt,
-        config: dict[str, Any] = {},  # noqa: B006 - it is only read
+        config: dict[str, Any] = {},  # noqa: B006 - only read
     ):
         self.dataset = dataset
         self.made_of = {"name": dataset, "size": train_size + validation_size, "seed": seed, **config}
@@ -66,10 +66,10 @@ class ReasoningGym(Task):
         }
 
     def problems(self, split: Split) -> list[Problem]:
-        """See :meth:`Task.problems`; ids end with the entries' places, and an entry without an answer has an empty one.
+        """See :meth:`Task.problems`; ids end with the index of the entry, and an entry without an answer has an empty one.
 
         Raises:
-            UserError: the library is not installed, or it refuses the name or the configuration.
+            UserError: the library is not installed, or refuses the name or the configuration.
         """
         places = self.entries[split]
         return [
@@ -78,10 +78,10 @@ class ReasoningGym(Task):
         ]
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        """By the data set's own ``score_answer``; an answer over which that fails gets 0, NaN where its time is up.
+        """Verify with the data set's own ``score_answer``: 0 if that fails, NaN if it runs out of time.
 
         Raises:
-            UserError: the library now makes another entry than when the problem was made.
+            UserError: the library makes another entry than when the problem was made.
         """
         require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
         asked = [json.dumps([self.made_of, int(problem.id.rpartition("/")[2]), problem.question]) for problem in problems]
@@ -97,12 +97,12 @@ class ReasoningGym(Task):
     def documents(  # type: ignore[override]
         self, seed: int, r1_zero_share: Share = 0.5, complete_form_share: Share = 0.15, guess_share: Share = 0.5
     ) -> Iterator[tuple[str, str]]:
-        """An endless stream of the training questions with answers and without steps, as the data sets have none.
+        """Yield training questions with answers without end. The data sets have no steps of solutions.
 
         Args:
-            r1_zero_share: of the documents, so many stand under the r1_zero prompt;
-            complete_form_share: of these, so many end in the form that the reward asks for.
-            guess_share: so many give the answer of another question.
+            r1_zero_share: share of documents with the r1_zero prompt.
+            complete_form_share: share of these that end in the form that the reward requires.
+            guess_share: share of documents with the answer to another question.
         """
         rng = random.Random(f"documents {seed}")
         asked = {layout_free(problem.question) for problem in self.problems("validation")}
@@ -115,7 +115,7 @@ class ReasoningGym(Task):
             yield R1_ZERO.prompt(problem.question) if r1_zero else problem.question, ending.format(answer=answer)
 
     def _make(self, places: range) -> list[tuple[str, str | None]]:
-        """Question and answer of these entries, made in a process of its own (:mod:`grpo.tasks.gym_worker`)."""
+        """Make questions and answers of these entries in a worker process (:mod:`grpo.tasks.gym_worker`)."""
         require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
         path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists())
         made = subprocess.run(

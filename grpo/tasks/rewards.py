@@ -1,4 +1,4 @@
-"""The reward functions of the handouts' two prompts, with their names, arguments and keys."""
+"""Reward functions: the handouts' two, with their names, arguments and keys, and those of the user's own."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from grpo.tasks.task import OWN_REWARDS, ScoredBatch, rewards
 
 SingleTruth = str | int | float | Fraction
 GroundTruth = SingleTruth | Sequence[SingleTruth]
-"""A short answer, or a list or tuple of those of which one must be met."""
+"""A short answer, or a list or tuple of alternatives, any of which is right."""
 
 
 def r1_zero_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = True) -> dict[str, float]:
     r"""Reward of a response to the r1_zero prompt.
 
-    The form is right where :func:`grpo.tasks.formats.tagged_answer` reads an answer.
+    The form is right if :func:`grpo.tasks.formats.tagged_answer` reads an answer.
 
     Args:
         response: the completion, with or without the prompt before it.
-        ground_truth: the short answer as text or number, or a list or tuple of which one must be met.
-        fast: accepted because the handouts' signature has it. There is one grader, so both values do the same.
+        ground_truth: the short answer as text or number, or a list or tuple of alternatives.
+        fast: part of the handouts' signature; without effect, because there is one grader.
 
     Returns:
         ``format_reward``, ``answer_reward`` and ``reward``, each 0.0 or 1.0. ``reward`` is 1.0 if both others are; a wrong
@@ -44,9 +44,9 @@ def r1_zero_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = Tru
 
 
 def question_only_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = True) -> dict[str, float]:
-    r"""Reward of a response to the question_only prompt: the form is right if it holds a ``\boxed{}`` or ``\fbox{}``.
+    r"""Reward of a response to the question_only prompt: the form is right if it has a ``\boxed{}`` or ``\fbox{}``.
 
-    The content of the last one is the answer; if that one is not closed, the form is wrong. Everything else is as in
+    The content of the last one is the answer; if that one is not closed, the form is wrong. The rest is as in
     :func:`r1_zero_reward_fn`.
     """
     return _score(boxed_answer(response), ground_truth)
@@ -67,7 +67,7 @@ def _alternatives(ground_truth: GroundTruth) -> list[str]:
 
 
 def _as_text(truth: object) -> str:
-    """A ground truth as the grader reads it: 5.0 as ``5``, 1e-07 as ``1e-07``, Fraction(1, 3) as ``1/3``."""
+    """Convert a ground truth to the grader's text: 5.0 to ``5``, 1e-07 to ``1e-07``, Fraction(1, 3) to ``1/3``."""
     if isinstance(truth, str):
         return truth
     if isinstance(truth, bool) or not isinstance(truth, (Rational, Real)):
@@ -88,13 +88,13 @@ REWARD_ARGUMENTS = (
 
 
 def find_rewards(reward: str | Mapping[str, float]) -> dict[str, tuple[Callable[..., Any], float]]:
-    """The functions that :func:`apply_reward` is to call, each with its weight.
+    """Find the functions that :func:`apply_reward` calls, each with its weight.
 
     Args:
-        reward: MODULE:NAME; or several of them, or of :data:`OWN_REWARDS`, with their weights.
+        reward: MODULE:NAME; or several of these, or of :data:`OWN_REWARDS`, with weights.
 
     Raises:
-        UserError: there is none of that name, or it does not take what it is called with.
+        UserError: as :func:`find_reward`.
     """
     weights = {reward: 1.0} if isinstance(reward, str) else reward
     return {name: (_own_reward(name) if name in OWN_REWARDS else find_reward(name), weights[name]) for name in weights}
@@ -105,10 +105,10 @@ def _own_reward(name: str) -> Callable[..., Any]:
 
 
 def find_reward(path: str) -> Callable[..., Any]:
-    """The function that an import path names.
+    """Import a reward function.
 
     Raises:
-        UserError: there is none, or it does not take what it is called with.
+        UserError: there is no such function, or it does not take :data:`REWARD_ARGUMENTS`.
     """
     reward: Callable[..., Any] = import_object(path)
     try:
@@ -128,23 +128,23 @@ def apply_reward(
     problems: Sequence[Problem],
     scored: ScoredBatch,
 ) -> ScoredBatch:
-    """Let functions of the user's own give the reward, in the signature of TRL's reward functions.
+    """Compute rewards with the user's own functions, which have the signature of TRL's reward functions.
 
-    Each is called once, with keywords, each a list with one element for each completion: ``prompts`` and ``completions``
-    (text), ``completion_ids`` (token ids), of the problems ``question``, ``ground_truth``, ``level`` and ``subject``, and the
-    task's own ``format_reward`` and ``answer_reward``. It returns as many numbers, of any size. (Where several processes train
-    one run together, each calls it once, with the whole groups that it has sampled.)
+    Each function is called once, with keyword arguments that are lists with one element per completion: ``prompts`` and
+    ``completions`` (text), ``completion_ids`` (token ids); ``question``, ``ground_truth``, ``level`` and ``subject`` of the
+    problem; the task's ``format_reward`` and ``answer_reward``. It returns one number per completion, of any size. (If several
+    processes train a run, each process calls it once with the groups that it has sampled.)
 
     Args:
-        reward: MODULE:NAME; or several with their weights: the reward is then the weighted sum, as under TRL's
-            ``reward_weights``, and of a function that gives None for a completion (it does not apply) nothing is added.
-        scored: by the task. Its ``format_reward`` and ``answer_reward`` stay.
+        reward: MODULE:NAME; or several with weights. The reward is then the weighted sum, as with TRL's ``reward_weights``; a
+            function that returns None for a completion, because it does not apply, adds nothing.
+        scored: the task's scores. Their ``format_reward`` and ``answer_reward`` stay.
 
     Returns:
-        ``scored`` with that ``reward``.
+        ``scored`` with the new ``reward``.
 
     Raises:
-        UserError: see :func:`find_rewards`; or a function does not return one finite number for each completion.
+        UserError: as :func:`find_rewards`; or a function does not return one finite number per completion.
     """
     columns = {
         "prompts": list(prompts),
@@ -181,7 +181,7 @@ def _checked(path: str, returned: Any, n: int, may_be_none: bool) -> Sequence[An
 
 
 def soft_overlong_punishment(length: int, max_tokens: int, buffer: int) -> float:
-    """What a long response loses: 0 up to ``max_tokens - buffer`` tokens, then linearly more, -1 at ``max_tokens`` and beyond.
+    """Punishment of a long response: 0 up to ``max_tokens - buffer`` tokens, then falling linearly to -1 at ``max_tokens``.
 
     DAPO's soft overlong punishment (arXiv 2503.14476, Eq. 13).
     """

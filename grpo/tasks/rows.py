@@ -1,4 +1,4 @@
-"""Rows of files and of the Hugging Face Hub."""
+"""Rows of local files and of datasets on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from grpo.common.imports import named_file
 from grpo.common.records import is_text
 from grpo.tasks.task import Split
 
-# The Hub's datasets have no split named validation; as in the handouts, the test split serves as one.
+# These datasets have no validation split on the Hub; as in the handouts, the test split is used.
 HUB_SPLIT: dict[Split, str] = {"train": "train", "validation": "test"}
-FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # what `datasets` calls a file's format
-_PART = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?", re.S)  # a file, or a part of it
+FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # names of the formats in `datasets`
+_PART = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?", re.S)  # a file, or a part of it in percent
 
 
 class LocalFiles(BaseModel):
-    """Two files, each JSONL, JSON, parquet or CSV by its ending."""
+    """Two files, each JSONL, JSON, parquet or CSV by suffix."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -38,17 +38,17 @@ class LocalFiles(BaseModel):
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a source, and for messages where it stands (``file:line``) and where params.yaml names the source."""
+    """One row of a source, with its place (``file:line``) and the source's key in params.yaml, for messages."""
 
     where: str
     values: dict[str, Any]
     key: str
 
     def text(self, *columns: str) -> str:
-        """The first of ``columns`` that the row has, as text.
+        """Text of the first of ``columns`` that the row has.
 
         Raises:
-            UserError: it has none of them, or what it has is neither text that UTF-8 can hold nor a number.
+            UserError: the row has none of them, or the value is neither valid UTF-8 text nor a number.
         """
         for column in columns:
             if column in self.values:
@@ -63,12 +63,12 @@ class Row:
 
 
 def read_rows(path: Path, key: str) -> list[Row]:
-    """The rows of a JSONL, JSON, CSV or parquet file, by its ending.
+    """Read the rows of a JSONL, JSON, CSV or parquet file, by suffix.
 
-    Numbers of a text file are the text that stands there: no type is inferred, which would turn ``007`` into ``7``.
+    Numbers in text files stay text, because a number would turn ``007`` into ``7``.
 
     Args:
-        key: where params.yaml names the file.
+        key: key of the file in params.yaml.
 
     Raises:
         UserError: the file is missing or cannot be read.
@@ -82,13 +82,9 @@ def read_rows(path: Path, key: str) -> list[Row]:
 
 
 def read_part(name: str, key: str) -> list[Row]:
-    """The rows of a file that a study names, or a part of them: ``FILE[:90%]`` and ``FILE[90%:]`` share them out.
+    """Read the rows of a file in a study, or a part of them: ``FILE[:90%]`` and ``FILE[90%:]`` split a file.
 
-    Args:
-        key: as for :func:`read_rows`.
-
-    Raises:
-        UserError: as :func:`read_rows`.
+    Arguments and errors as in :func:`read_rows`.
     """
     file, first, last = _PART.fullmatch(name).groups()  # type: ignore[union-attr]  # any name matches
     rows = read_rows(named_file(file), key)
@@ -97,12 +93,12 @@ def read_part(name: str, key: str) -> list[Row]:
 
 
 def file_of(name: str) -> str:
-    """The file of which ``name`` is all or a part."""
+    """The file in a name that may ask for a part of it."""
     return _PART.fullmatch(name)[1]  # type: ignore[index]
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file, one a line or in one list, each with its place."""
+    """Yield the objects of a file, one per line or in one list, each with its place."""
     content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     if content.lstrip().startswith(b"["):
         objects = ((f"{path} row {number}", value) for number, value in enumerate(_parse(content, str(path)), start=1))
@@ -123,7 +119,7 @@ def _parse(text: bytes, where: str) -> Any:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows below the header, each with the line that it begins in."""
+    """Yield the rows below the header, each with its first line."""
     header: list[str] = []
     line = 1
     try:
@@ -142,13 +138,13 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 @dataclass(frozen=True)
 class HubSource:
-    """Rows on the Hub: a split or a part of one (``train[:95%]``), or the one file that is named.
+    """Rows on the Hub: a split, a part of a split (``train[:95%]``), or a single file.
 
     Attributes:
-        revision: the commit at which it is read.
-        key: where params.yaml names it.
-        config: of a dataset that has several.
-        file: this one alone, JSONL, JSON, parquet or CSV, in the place of a split.
+        revision: commit at which it is read.
+        key: key of the source in params.yaml.
+        config: configuration of a dataset that has several.
+        file: a JSONL, JSON, parquet or CSV file, instead of a split.
     """
 
     hub: str
@@ -162,10 +158,10 @@ class HubSource:
         return " ".join(filter(None, (self.hub, self.config, self.file or self.split)))
 
     def rows(self, columns: Iterable[str]) -> list[Row]:
-        """The rows, whose ``columns`` are as the files have them.
+        """Read the rows, with the values of ``columns`` exactly as in the files.
 
         Raises:
-            UserError: they cannot be had, or one of ``columns`` is no longer what the file says.
+            UserError: the rows cannot be read, or `datasets` has changed the values of a column.
         """
         try:
             if self.file is not None:
@@ -173,7 +169,7 @@ class HubSource:
             found, format = self._load(columns)
         except UserError:
             raise
-        except Exception as error:  # which of many it is depends on what was wrong, and on the release
+        except Exception as error:  # the type depends on the cause and on the release
             reason = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), type(error).__name__)
             raise UserError(
                 f"{self}: could not be read at revision {self.revision} ({reason}). Check what `{self.key}` names, the "
@@ -194,7 +190,7 @@ class HubSource:
         return str(huggingface_hub.hf_hub_download(self.hub, file, repo_type="dataset", revision=self.revision))
 
     def _load(self, columns: Iterable[str]) -> tuple[Any, str]:
-        """The split, and the format of its files."""
+        """Load the split, and find the format of its files."""
         import datasets
 
         datasets.disable_progress_bars()
@@ -214,7 +210,7 @@ def _parquet_rows(path: Path, key: str) -> list[Row]:
 
 
 def _arrow_rows(table: Any, name: str, key: str) -> list[Row]:
-    """The rows of an Arrow table. What has few digits keeps them: 0.1 in float32 is 0.1, not 0.10000000149011612."""
+    """Convert an Arrow table to rows, with the shortest text of half- and single-precision numbers (0.1 in float32 is 0.1)."""
     import numpy
     import pyarrow
 

@@ -1,4 +1,4 @@
-"""The ``sft_dataset`` stage: responses to fine-tune on, each with the reward that its task gives it."""
+"""The ``sft_dataset`` stage: responses to fine-tune on, each with its task's reward."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from grpo.tasks.task import PLACEHOLDER, Format, Task, find_format
 
 
 class TaskTraces(BaseModel):
-    """The task's own: see :meth:`grpo.tasks.task.Task.traces`, which gets the further keys."""
+    """Traces of the task itself; further keys are arguments of :meth:`grpo.tasks.task.Task.traces`."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     source: Literal["task"]
-    prompt: str  # the format that the traces have
+    prompt: str  # the format of the traces
 
 
 class JsonlTraces(BaseModel):
-    """A JSONL file with the columns ``prompt``, ``response`` and ``ground_truth``."""
+    """Traces from a JSONL file with the columns ``prompt``, ``response`` and ``ground_truth``."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -37,7 +37,7 @@ class JsonlTraces(BaseModel):
 
 
 class HubTraces(BaseModel):
-    """Such a file in a dataset on the Hugging Face Hub, at one fixed revision."""
+    """Traces from such a file on the Hugging Face Hub, at a fixed revision."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -52,10 +52,10 @@ Trace = tuple[str, Problem, str]  # the whole prompt, the problem, the response
 
 
 def find_traces(task: Task, settings: TaskTraces | JsonlTraces | HubTraces, where: str) -> list[Trace]:
-    """Traces that are there: the task's own, or rows of a file.
+    """Read existing traces: the task's own, or the rows of a file.
 
     Args:
-        where: the settings' place in params.yaml, for messages.
+        where: key of the settings in params.yaml, for messages.
 
     Raises:
         UserError: the source is missing, or a row lacks a column.
@@ -71,18 +71,18 @@ def find_traces(task: Task, settings: TaskTraces | JsonlTraces | HubTraces, wher
 def build_sft_dataset(
     task: Task, source: str, prompt: str, traces: list[Trace], validation: Sequence[Problem], target: Path
 ) -> dict[str, Any]:
-    """Reward each trace, leave out those that ask a validation question, and write the others to ``target``.
+    """Leave out traces of validation questions, score the others, and write them to ``target``.
 
     Args:
-        source: where they come from, for the report.
-        prompt: the format that they have.
+        source: origin of the traces, for the report.
+        prompt: format of the traces.
         validation: the task's validation problems.
 
     Returns:
-        the report: how many there are, how many earn the reward, how many were left out, and a digest.
+        the report: number of examples, by reward; number left out; and a digest.
 
     Raises:
-        UserError: nothing is left.
+        UserError: no trace is left.
     """
     kept = _without_validation(traces, find_format(task, prompt), validation)
     scored = task.score(prompt, [problem for _, problem, _ in kept], [response for *_, response in kept]).rewards
@@ -113,7 +113,7 @@ def _rows(settings: JsonlTraces | HubTraces, where: str) -> list[Row]:
 
 
 def _trace(row: Row, format: Format) -> Trace:
-    """A row as it stands; its question is what its prompt has in the format's place for one, else the whole prompt."""
+    """Convert a row; the question is the part of the prompt at the format's placeholder, else the whole prompt."""
     prompt = row.text("prompt")
     question = format.question_of(prompt)
     problem = Problem(row.where, prompt if question is None else question, row.text("ground_truth"))
@@ -121,10 +121,10 @@ def _trace(row: Row, format: Format) -> Trace:
 
 
 def _without_validation(traces: list[Trace], format: Format, validation: Sequence[Problem]) -> list[Trace]:
-    """Those whose prompt does not ask a validation question, whatever its layout.
+    """Leave out traces whose prompt asks a validation question, in any layout.
 
     Raises:
-        UserError: none is left.
+        UserError: no trace is left.
     """
     held_out = {layout_free(problem.question) for problem in validation}
     before, after = (layout_free(part) for part in format.template.split(PLACEHOLDER, 1))

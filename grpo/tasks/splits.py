@@ -1,4 +1,4 @@
-"""No question of the validation set may be trained on."""
+"""Separation of training and validation questions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ def separate(
 ) -> tuple[list[Problem], list[Problem], list[str]]:
     r"""Check that ids are unique and that the two splits share no question.
 
-    Questions are compared without white space, ``\,`` and ``\!``, and without regard to case: copies of a
-    question often differ in these.
+    Questions are compared without white space, ``\,``, ``\!`` and case, in which copies of a question often differ.
 
     Args:
-        drop_overlap: take shared questions out of ``train`` instead of refusing them.
-        remedy: for the message, how to have them taken out.
-        also: the problems of further evaluation sets, whose questions are held out likewise.
+        drop_overlap: remove shared questions from ``train`` instead of refusing them.
+        remedy: how to have them removed, for the message.
+        also: problems of further evaluation sets, whose questions are held out too.
 
     Returns:
-        train, validation, and the ids that were taken out of train.
+        train, validation, and the ids that were removed from train.
 
     Raises:
         UserError: an id occurs twice, the splits share a question and ``drop_overlap`` is false, or nothing is left
@@ -56,7 +55,7 @@ def separate(
 
 
 def layout_free(question: str) -> str:
-    """A text without what copies of it often differ in: white space and case."""
+    """Normalize a text by removing layout and case, in which copies often differ."""
     return _LAYOUT.sub("", question).casefold()
 
 

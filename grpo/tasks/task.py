@@ -1,4 +1,4 @@
-"""What a task is: its problems, the formats they can be put in, and how an answer is verified."""
+"""The task interface: problems, prompt formats, and verification of answers."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from grpo.common.records import Problem, Rollout
 PLACEHOLDER = "{question}"
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
-LIMIT = "max_prompt_tokens"  # what an entry of ``tasks:`` may have beside what the task itself takes
-OWN_REWARDS = ("format_reward", "answer_reward")  # of a task; a weighted sum of rewards may name them beside import paths
+LIMIT = "max_prompt_tokens"  # a key that any entry of ``tasks:`` may have besides the task's own arguments
+OWN_REWARDS = ("format_reward", "answer_reward")  # a task's rewards, which a weighted sum of rewards may name
 
 
 def whole_response(response: str) -> str | None:
-    """The response itself, unless it is blank."""
+    """Read the whole response as the answer; None if it is blank."""
     return response if response.strip() else None
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a question is put, and how an answer is read.
+    """Format of a task: builds the prompt of a question, and reads the answer of a response.
 
     Attributes:
-        template: the prompt, byte for byte, with ``{question}`` where the question belongs.
-        stop: strings that end a response; the string itself stays part of it.
-        read: the answer that a response gives; None: it has not the form that the prompt asks for.
-        chat: put the prompt as a user's message through the chat template of the model's tokenizer.
-        system: with ``chat``, a system message before it; empty: none.
-        options: with ``chat``, what else the chat template takes, such as Qwen3's ``{"enable_thinking": False}``.
+        template: the prompt, byte for byte, with the placeholder ``{question}``.
+        stop: strings that end a response, which keeps the string.
+        read: reads the answer of a response; None if the response does not have the form that the prompt requires.
+        chat: send the prompt as a user message through the chat template of the model's tokenizer.
+        system: with ``chat``, a system message before the prompt; empty for none.
+        options: with ``chat``, further variables of the chat template, such as Qwen3's ``{"enable_thinking": False}``.
     """
 
     template: str
@@ -50,25 +50,25 @@ class Format:
             )
 
     def prompt(self, question: str) -> str:
-        """The template with ``{question}`` replaced. Other braces, in either text, stay as they are; nothing is appended."""
+        """Insert the question into the template; other braces stay unchanged, and nothing is appended."""
         return self.template.replace(PLACEHOLDER, question)
 
     def question_of(self, prompt: str) -> str | None:
-        """The question in a prompt; None where the prompt has another form."""
+        """Extract the question from a prompt; None if the prompt does not match the template."""
         before, *between = self.template.split(PLACEHOLDER)
         length, rest = divmod(len(prompt) - len(before) - sum(map(len, between)), len(between))
         question = prompt[len(before) : len(before) + max(0, length)]
         return question if not rest and self.prompt(question) == prompt else None
 
     def encode(self, tokenizer: Any, prompt: str) -> tuple[int, ...]:
-        """The token ids with which the model is asked. A question is text: ``<|im_end|>`` in it ends no turn.
+        """Encode a prompt. The question is encoded as plain text, so ``<|im_end|>`` in it does not end a turn.
 
         Args:
-            tokenizer: as :class:`grpo.models.tokenizer.Tokenizer`.
-            prompt: as :meth:`prompt` gives it.
+            tokenizer: a :class:`grpo.models.tokenizer.Tokenizer`.
+            prompt: from :meth:`prompt`.
 
         Raises:
-            UserError: a chat, and the tokenizer has no chat template.
+            UserError: the format is a chat, and the tokenizer has no chat template.
         """
         question = self.question_of(prompt)
         template = None if question is None else self.prompt(tokenizer.without_added_tokens(question))
@@ -81,7 +81,7 @@ class Format:
         return ids
 
     def encode_response(self, tokenizer: Any, response: str) -> tuple[int, ...]:
-        """The token ids of a response to train on, with its end: a stop string, or the token that ends a text or a turn."""
+        """Encode a training response with its end: a stop string, or else the token that ends a text or a turn."""
         ids = tuple(tokenizer(response, add_special_tokens=False)["input_ids"])
         if response.endswith(self.stop) or (ids and ids[-1] in tokenizer.stop_token_ids):
             return ids
@@ -91,11 +91,11 @@ class Format:
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """What :meth:`Task.score` returns.
+    """Scores of a batch of responses.
 
     Attributes:
-        rewards: of each response ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1.
-        out_of_time: for each response whether its answer could not be verified in time, and so counts as wrong.
+        rewards: ``format_reward``, ``answer_reward`` and ``reward`` of each response, each from 0 to 1.
+        out_of_time: for each response, whether verification ran out of time, which counts as wrong.
     """
 
     rewards: list[dict[str, float]]
@@ -103,53 +103,53 @@ class ScoredBatch:
 
     @property
     def timed_out(self) -> int:
-        """How many answers ran out of time."""
+        """Number of answers that ran out of time."""
         return sum(self.out_of_time)
 
 
 ScoreFn = Callable[[Sequence[Problem], Sequence[str]], ScoredBatch]
-"""Rewards many responses at once, given the problem of each: :meth:`Task.score`, bound to a format."""
+"""Scores a batch of responses, given the problem of each: :meth:`Task.score`, bound to a format."""
 
 
 class Task:
-    """Problems with answers that can be verified. Subclass it for a task of your own.
+    """Base class of tasks: problems with answers that can be verified. Subclass it for a task of your own.
 
-    What follows ``use:`` in params.yaml goes to the constructor as keyword arguments, checked against their annotations. It is
-    called whenever params.yaml is read, so it only keeps its arguments; data is read by :meth:`problems`.
+    The keys beside ``use:`` in params.yaml are the constructor's keyword arguments, checked against their annotations. The
+    constructor runs whenever params.yaml is read, so it only keeps its arguments; :meth:`problems` reads data.
     """
 
     formats: ClassVar[Mapping[str, Format]] = {}
-    stands_for: ClassVar[str] = ""  # the task whose published claims a study of this one is judged by, such as math
-    drop_overlap: bool = False  # training questions that are also validation questions are left out, not refused
-    max_prompt_tokens: int | None = None  # of its entry in params.yaml: longer prompts are left out; None: there is no limit
-    params_key: str = "tasks.NAME"  # its entry in params.yaml, for messages; make_task says which it is
-    own_code: tuple[str, ...] = ()  # import paths of what it calls, such as a verifier: results depend on it
+    stands_for: ClassVar[str] = ""  # a task, such as math, whose published claims apply to this one
+    drop_overlap: bool = False  # leave out training questions that are also validation questions
+    max_prompt_tokens: int | None = None  # leave out longer prompts; None for no limit; set in params.yaml
+    params_key: str = "tasks.NAME"  # its key in params.yaml, for messages; set by make_task
+    own_code: tuple[str, ...] = ()  # import paths of code that results depend on, such as a verifier
 
     def problems(self, split: Split) -> list[Problem]:
-        """The problems of a split, the same at each call; ids are unique across splits."""
+        """The problems of a split, equal in each call; ids are unique across splits."""
         raise NotImplementedError
 
     def skipped(self, split: Split) -> list[str]:
-        """The rows of its source that :meth:`problems` left out: where each stands and why."""
+        """The rows that :meth:`problems` left out: place and reason of each."""
         return []
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        """How right each answer is, from 0 to 1; NaN: it could not be judged in time, and counts as 0.
+        """Score each answer from 0 to 1; NaN if verification ran out of time, which counts as 0.
 
-        All the answers of a batch come at once, so that a slow verifier can judge them side by side.
+        A call has all answers of a batch, so that a slow verifier can work on them in parallel.
         """
         raise NotImplementedError
 
     def measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """What else a validation measures of responses, by name."""
+        """Further metrics of an evaluation, by name."""
         return {}
 
     def training_measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """What else is logged of a step's rollouts, by name: the same names at each step."""
+        """Further metrics of a training step's rollouts, by name; the names are equal in all steps."""
         return {}
 
     def documents(self, seed: int, **options: Any) -> Iterator[tuple[str, str]]:
-        """An endless stream of (prompt, response) to pretrain a small model on, without any validation question.
+        """Yield (prompt, response) pairs without end, to pretrain a small model on; none has a validation question.
 
         Args:
             seed: of the model.
@@ -161,34 +161,34 @@ class Task:
         )
 
     def pieces(self, text: str) -> list[str]:
-        """``text`` cut into what the tokenizer of a small model is trained on."""
+        """Split ``text`` into the pieces that the tokenizer of a small model is trained on."""
         return [text]
 
     def prompts_and_answers(self, problems: Sequence[Problem]) -> list[tuple[str, str]]:
-        """Each problem's prompt with a right response, for files that others read; none where nobody asks for them."""
+        """Each problem's prompt with a right response, for the files of a handout's data set; empty without such files."""
         return []
 
     def traces(self, format: str, **options: Any) -> list[tuple[Problem, str]]:
         """Training problems with responses to fine-tune on, for sft_datasets with ``source: task``.
 
         Args:
-            format: the one in which the problems are put.
-            options: what else the entry of ``sft_datasets:`` says.
+            format: name of the format of the responses.
+            options: further keys of the entry in ``sft_datasets:``.
         """
         raise UserError(
             f"{type(self).__name__} has no traces of its own: use source jsonl or hub, or leave its entry in sft_datasets out."
         )
 
     def rewrite(self, response: str, asked_in: str, format: str) -> str | None:
-        """A response to a question put in one format as it stands in another, for sft_datasets with ``source: sampled``.
+        """Rewrite a response from the format ``asked_in`` to ``format``, for sft_datasets with ``source: sampled``.
 
-        Where an answer in ``format`` is the whole response, it is the answer that was read.
+        This works if ``format`` reads the whole response as the answer; other tasks override it.
 
         Returns:
-            None where it gives no answer.
+            the new response; None if the response gives no answer.
 
         Raises:
-            UserError: the task does not say how.
+            UserError: the task does not define this rewrite.
         """
         if self.formats[format].read is not whole_response:
             raise UserError(
@@ -200,20 +200,20 @@ class Task:
 
     @final
     def score(self, format: str, problems: Sequence[Problem], responses: Sequence[str]) -> ScoredBatch:
-        """Read each response's answer and verify all answers at once: the only place where rewards are made.
+        """Read the answer of each response, and verify all answers in one call. All task rewards come from here.
 
-        The form is right where an answer can be read; ``answer_reward`` and ``reward`` are what :meth:`verify` gives it.
+        ``format_reward`` is 1 if an answer can be read; ``answer_reward`` and ``reward`` are the score of :meth:`verify`.
 
         Raises:
-            UserError: no such format, or :meth:`verify` gives something else than a number from 0 to 1 for each answer.
+            UserError: there is no such format, or :meth:`verify` does not return a number from 0 to 1 (or NaN) for each answer.
         """
         read = find_format(self, format).read
         answers = [read(response) for response in responses]
-        put = [(answer, problem) for answer, problem in zip(answers, problems, strict=True) if answer is not None]
-        scores = self.verify([answer for answer, _ in put], [problem for _, problem in put])
-        if len(scores) != len(put) or not all(math.isnan(score) or 0 <= score <= 1 for score in scores):
+        given = [(answer, problem) for answer, problem in zip(answers, problems, strict=True) if answer is not None]
+        scores = self.verify([answer for answer, _ in given], [problem for _, problem in given])
+        if len(scores) != len(given) or not all(math.isnan(score) or 0 <= score <= 1 for score in scores):
             raise UserError(
-                f"{type(self).__name__}.verify: expected a number from 0 to 1, or NaN, for each of {len(put)} answers, but got "
+                f"{type(self).__name__}.verify: expected a number from 0 to 1, or NaN, for each of {len(given)} answers, got "
                 f"{len(scores)} values: {scores[:8]!r}."
             )
         remaining = iter(scores)
@@ -224,15 +224,15 @@ class Task:
 
 
 def rewards(form: bool, right: float) -> dict[str, float]:
-    """The three rewards, by the handouts' keys."""
+    """The three rewards under the handouts' keys."""
     return {"format_reward": float(form), "answer_reward": float(right), "reward": float(right)}
 
 
 def find_format(task: Task, name: str) -> Format:
-    """A task's format by its name.
+    """Find a task's format by name.
 
     Raises:
-        UserError: it has none of that name.
+        UserError: the task has no such format.
     """
     if name not in task.formats:
         raise UserError(f"prompt {name}: no such format (known of {type(task).__name__}: {', '.join(task.formats) or 'none'}).")
@@ -252,15 +252,15 @@ TASKS = {
 
 
 def make_task(settings: Mapping[str, Any], where: str = Task.params_key) -> Task:
-    """The task that an entry of ``tasks:`` stands for.
+    """Make the task of an entry of ``tasks:``.
 
     Args:
-        settings: ``use``, a name in :data:`TASKS` or an import path, and the constructor's keyword arguments; and of any task
+        settings: ``use`` (a name in :data:`TASKS` or an import path), the constructor's keyword arguments, and
             ``max_prompt_tokens``.
-        where: the entry's place in params.yaml, such as ``tasks.main``.
+        where: key of the entry in params.yaml, such as ``tasks.main``.
 
     Raises:
-        UserError: no such task, or arguments that its constructor does not take.
+        UserError: there is no such task, or its constructor does not take these arguments.
     """
     name = settings.get("use")
     if not isinstance(name, str) or (name not in TASKS and not is_import_path(name)):

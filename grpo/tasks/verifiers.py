@@ -1,7 +1,7 @@
 """A task from a taskset of Prime Intellect's ``verifiers`` (0.4): its prompts are the questions, its rewards the verifier.
 
-Only what one response to one prompt decides can be a :class:`Task`: a taskset with tools, a sandbox, turns of a user or an
-environment of its own is refused. https://github.com/PrimeIntellect-ai/verifiers
+The reward must depend on one response to one prompt: a taskset with tools, a sandbox, user turns or its own environment is
+refused. https://github.com/PrimeIntellect-ai/verifiers
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ INSTALL = "pip install -e '.[verifiers]'"
 
 
 class Part(BaseModel):
-    """Which tasks a split has.
+    """The tasks of a split.
 
     Attributes:
-        config: of the taskset, beside what both splits have, such as ``{split: test}``.
-        select: which of its tasks, by the keys of ``SelectConfig``: ``include``, ``exclude``, ``shuffle``, ``skip``, ``limit``.
+        config: configuration of the taskset in this split, such as ``{split: test}``.
+        select: selection of its tasks, by the keys of ``SelectConfig``: ``include``, ``exclude``, ``shuffle``, ``skip``,
+            ``limit``.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -42,13 +43,13 @@ class Verifiers(Task):
     """The tasks of a taskset.
 
     Args:
-        environment: the id of an installed taskset, as ``verifiers`` takes it, or an import path of a ``Taskset``.
-        train, validation: which of its tasks each split has.
-        config: of the taskset, in both splits.
-        drop_overlap: training questions that are also validation questions are left out, not refused.
+        environment: id of an installed taskset, as in ``verifiers``, or import path of a ``Taskset``.
+        train, validation: the tasks of each split.
+        config: configuration of the taskset in both splits.
+        drop_overlap: leave out training questions that are also validation questions, instead of refusing them.
 
     Raises:
-        UserError: there is no such module.
+        UserError: the module does not exist.
     """
 
     formats = {"plain": Format("{question}")}
@@ -58,7 +59,7 @@ class Verifiers(Task):
         environment: str,
         train: Part,
         validation: Part,
-        config: dict[str, Any] = {},  # noqa: B006 - it is only read
+        config: dict[str, Any] = {},  # noqa: B006 - only read
         drop_overlap: bool = False,
     ):
         self.environment, self.config, self.drop_overlap = environment, config, drop_overlap
@@ -67,11 +68,11 @@ class Verifiers(Task):
         source_of(self.own_code[0])
 
     def problems(self, split: Split) -> list[Problem]:
-        """See :meth:`Task.problems`; ids are the tasks' places, ground truths their ``answer``, else what else they hold.
+        """See :meth:`Task.problems`; ids are indices of tasks, ground truths their ``answer``, or JSON of their other fields.
 
         Raises:
-            UserError: ``verifiers`` is not installed, the taskset does not take its settings, or a task is not one response to
-                one prompt.
+            UserError: ``verifiers`` is not installed, the taskset refuses its settings, or a task needs more than one response
+                to one prompt.
         """
         found = [_problem(split, task) for task in self._load(split)]
         if not found:
@@ -79,11 +80,12 @@ class Verifiers(Task):
         return found
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        """The rewards that the taskset gives to each answer, their weighted sum over the sum of the positive weights: 1 where
-        it has all of them. NaN where the task's time for scoring is up.
+        """Score each answer by the taskset's rewards: their weighted sum divided by the sum of the positive weights.
+
+        An answer with all rewards scores 1; NaN if scoring exceeds the task's time limit.
 
         Raises:
-            UserError: another taskset than the one that the problems come from, or a sum that is not from 0 to 1.
+            UserError: the taskset has changed since the problems were made, or a score is not from 0 to 1.
         """
         tasks = [self._task_of(problem) for problem in problems]
 
@@ -110,14 +112,14 @@ class Verifiers(Task):
         return f"{self.params_key}: {self.environment}"
 
     def _load(self, split: Split) -> Iterator[Any]:
-        """The tasks of a split, each checked."""
+        """Yield the checked tasks of a split."""
         vf = _library()
         taskset = self._taskset(vf, split)
         where = self._where
         if not taskset.bounded:
             raise UserError(f"{where}: has no end. Say how many: `{split}: {{select: {{limit: N}}}}`.")
         for task in taskset:
-            if (wrong := _what_needs_more_than_a_response(vf, task)) is not None:
+            if (wrong := _needs_more_than_a_response(vf, task)) is not None:
                 raise UserError(f"{where}: {wrong}: not one response to one prompt. Train on it with prime-rl instead.")
             yield task
 
@@ -151,25 +153,26 @@ def _library() -> Any:
 
 
 def _module(environment: str) -> str:
-    """The module of a taskset's id, as ``verifiers`` finds it: ``owner/my-taskset@1.0`` is ``my_taskset``."""
+    """Module of a taskset's id, as in ``verifiers``: ``owner/my-taskset@1.0`` is ``my_taskset``."""
     return environment.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
 
 
 def _installed(vf: Any, environment: str) -> Any:
-    """The class that an installed taskset exports."""
+    """Find the class that an installed taskset exports."""
     from verifiers.v1.utils.loaders import environment_class, taskset_class
 
     where = f"use: verifiers: {environment}"
     try:
         kind, played_by = taskset_class(environment), environment_class(environment)
-    except (AttributeError, TypeError, ValueError) as error:  # what its package exports
+    except (AttributeError, TypeError, ValueError) as error:  # of what its package exports
         raise UserError(f"{where}: {reason(error)}. Name its class: MODULE:NAME.") from error
     if played_by is not vf.SingleAgentEnv:
         raise UserError(f"{where}: brings an environment of its own, {played_by.__name__}, which single responses do not play.")
     return kind
 
 
-def _what_needs_more_than_a_response(vf: Any, task: Any) -> str | None:
+def _needs_more_than_a_response(vf: Any, task: Any) -> str | None:
+    """Say what a task needs besides one response to one prompt; None if nothing."""
     kind, data = type(task), task.data
     name = f"task {data.idx} ({kind.__name__})"
     needs_runtime = [fn.__name__ for fn in task.hooks("reward") if _is_needed("runtime", fn)]
@@ -197,7 +200,7 @@ def _is_needed(name: str, function: Any) -> bool:
 
 
 def _question(task: Any) -> str:
-    """System prompt and prompt, a paragraph each."""
+    """System prompt and prompt, one paragraph each."""
     return "\n\n".join(text for text in (task.data.system_prompt, task.data.prompt_text) if text)
 
 
@@ -234,7 +237,7 @@ async def _score(task: Any, answer: str) -> float:
 
 
 def trace_of(task: Any, response: str) -> Any:
-    """What ``verifiers`` records of one response to a task's prompt."""
+    """Build the trace that ``verifiers`` records of one response to a task's prompt."""
     vf = _library()
     from verifiers.v1.state import state_cls
 

@@ -63,7 +63,7 @@ def test_hand_computed() -> None:
 
 
 def test_random_subsets_come_close_to_all_of_them() -> None:
-    """16 choose 8 is more than is enumerated; for two answers the exact value is a hypergeometric sum."""
+    """16 choose 8 subsets are too many to enumerate; for two answers the exact value is a hypergeometric sum."""
     from math import comb
 
     right = np.array([[1.0] * 9 + [0.0] * 7])
@@ -135,7 +135,7 @@ def test_zero_shot_answers_serve_for_one_where_both_ask_the_same_problems(
 
 
 def test_a_sample_with_part_of_the_reward_is_not_right() -> None:
-    """It counts as one with none of it, in every estimate."""
+    """It counts as wrong in every estimate."""
 
     def group(part: float) -> list[Rollout]:
         rewards = [1.0, part, part, 0.0]

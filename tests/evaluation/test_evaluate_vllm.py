@@ -21,7 +21,7 @@ class Scripted:
 
 
 def test_four_arguments_evaluate_and_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reward function knows each prompt's truth, as the handout's four arguments hold none."""
+    """The reward function knows the ground truths, because the handout's four arguments do not include them."""
     monkeypatch.chdir(tmp_path)
     truths = dict(zip(ANSWERS, "234", strict=True))
 

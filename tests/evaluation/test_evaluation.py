@@ -1,4 +1,4 @@
-"""Evaluation of a checkpoint: chunks that survive a kill, the records, the page to read, and comparing two of them."""
+"""Evaluation of a checkpoint: chunks that survive a kill, records, examples, and comparison of two evaluations."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_an_evaluation_killed_again_and_again_ends_with_the_same_files(project: 
 def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
     project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder is written whole or not at all, so what the first prompt cost must outlive it."""
+    """The stage's folder is written at its end only, so the first prompt's chunks must survive the kill."""
     monkeypatch.chdir(project)
     few = mini_study.evaluation.model_copy(update={"zero_shot_problems": 64})
     mini_study = mini_study.model_copy(update={"evaluation": few})
@@ -317,7 +317,7 @@ def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
 def test_what_a_prompt_says_is_part_of_an_evaluation(
     project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed, its prompt edited, and run again: nothing that the old text got is taken for an answer to the new one."""
+    """After a kill and an edit of the prompt, no chunk of the old prompt is used."""
     monkeypatch.chdir(project)
 
     def sampled() -> list[list[Rollout]]:
@@ -378,7 +378,7 @@ def test_a_kept_chunk_remembers_which_answers_ran_out_of_time(
 def test_rewards_between_0_and_1_go_through_an_evaluation(
     project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of ten have all of the reward, one the form only, one nothing, and six parts of it."""
+    """Two of ten have the full reward, one the form only, one nothing, and six a partial reward."""
     parts = [
         (1.0, 1.0),
         (1.0, 1.0),

@@ -1,4 +1,4 @@
-"""Examples to fine-tune on that a teacher samples: what becomes of a response, and the stage with a tiny teacher."""
+"""Fine-tuning examples sampled from a teacher: conversion of responses, and the stage with a tiny teacher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""float16: the gradient, the scale of the loss, and how near sampling and learner are."""
+"""float16: the gradient, the loss scale, and the agreement of sampling and learner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from grpo.study.settings import LearnerSettings
 def gradient(
     model: Any, dtype: torch.dtype, budget: int | None = 40, factor: float = 1.0, scale: float = 1024.0, **changes: Any
 ) -> tuple[Tensor, dict[str, float]]:
-    """That of an update, as AdamW gets it, and the update's metrics."""
+    """The gradient of an update that AdamW gets, and the update's metrics."""
     learner = Learner(copy.deepcopy(model).to(dtype), config(**changes), 0, LearnerSettings(max_tokens_per_microbatch=budget))
     if learner.optimizer.scale is not None:
         learner.optimizer.scale.value = scale

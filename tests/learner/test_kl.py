@@ -1,4 +1,4 @@
-"""Drift from the starting policy: the estimates by hand and in expectation, and measured in the real loop."""
+"""KL estimates of the drift from the starting policy: by hand, in expectation, and in the real loop."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_without_measure_kl_there_is_no_second_model(model: Any) -> None:
 
 
 class NoMlflow:
-    """Stands for an MlflowRun where MLflow is not what is tested."""
+    """A stand-in for MlflowRun."""
 
     def log(self, metrics: dict[str, float], step: int) -> None: ...
 

@@ -101,7 +101,7 @@ def test_gradient_against_a_loss_written_out(model: Any, normalization: str, div
 
 
 def test_a_train_batch_is_averaged_over_its_own_responses(model: Any) -> None:
-    """Where it is smaller than the rollout batch it is cut from."""
+    """The train batch may be smaller than its rollout batch."""
     settings = config(rollout_batch_size=8, train_batch_size=4, length_normalization="masked_normalize")
     learner = Learner(copy.deepcopy(model), settings, pad_token_id=0)
     found = last_gradients(learner)
@@ -272,8 +272,8 @@ def test_with_one_update_per_batch_the_gradient_is_that_of_reinforce_with_baseli
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_learner_that_is_restored_goes_on_bit_for_bit(model: Any, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Two updates, saved as a run saves them, and a third: the moments count, so do weights that bfloat16 rounds, and float16's
-    scale, which the second update halves.
+    """Two updates, saved as a run saves them, and a third one. The state must include the moments, float32 copies of rounded
+    weights, and float16's scale, which the second update halves.
     """
 
     def update(learner: Learner, seed: int) -> dict[str, float]:
@@ -305,7 +305,7 @@ def optimizer_state(learner: Learner) -> list[Tensor]:
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "no_baseline"])
 def test_an_update_without_a_finite_gradient_is_skipped(model: Any, loss_type: str, bad: float) -> None:
-    """Weights and optimizer stay as they are, and the next update is that of a learner that never met the bad batch."""
+    """Weights and optimizer do not change, and the next update equals that of a learner without the bad batch."""
     settings = config(loss_type=loss_type, gradient_accumulation_steps=2, max_grad_norm=1.0)
     one = torch.tensor([1.0, 0, 0, bad, 0, 1, 1, 1])
     rewards, advantages = (one, ADVANTAGES) if loss_type == "no_baseline" else (REWARDS, one)

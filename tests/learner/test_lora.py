@@ -1,4 +1,4 @@
-"""Adapters: against products worked out by hand, peft's own loader, and the padded path; what is trained, and what is not."""
+"""Adapters: against products by hand, peft's loader and the padded path; trained and frozen weights."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def of_base(model: Any) -> dict[str, Tensor]:
 
 
 def update(learner: Learner) -> dict[str, Tensor]:
-    """One off-policy update; the gradients of it."""
+    """The gradients of one off-policy update."""
     batch, found = rollouts(), last_gradients(learner)
     learner.update(scored(batch, REWARDS, ADVANTAGES, off_policy(learner, batch)))
     return found
@@ -145,7 +145,7 @@ def test_packed_rows_give_the_padded_gradients(adapted: Any) -> None:
 
 
 def test_engine_and_learner_agree(adapted: Any, tokenizer: Any) -> None:
-    """Of sampled tokens, with the adapters, and of the learner in the merged weights."""
+    """On sampled tokens: the engine with adapters, and the learner with merged weights."""
     engine = TransformersEngine(adapted, tokenizer, 8)
     learner = Learner(adapted, config(lora=LORA), pad_token_id=0, settings=LearnerSettings(max_tokens_per_microbatch=128))
     groups = engine.generate([[5, 6, 7], [8, 9]], SamplingParams(max_tokens=12, min_tokens=0), 3, 0)
@@ -210,7 +210,7 @@ def test_adapters_of_a_bfloat16_model_are_trained_in_float32(own_model: Any) -> 
 
 
 def test_adapters_come_without_a_warning_of_what_is_not_used() -> None:
-    """In a process of its own, as peft and what it imports speak once."""
+    """In a separate process, because peft and its imports warn once per process."""
     code = (
         "from model_parts import own_model; from grpo.models.lora import add_adapters; from grpo.study.methods import Lora; "
         "add_adapters(own_model(), Lora(rank=1), seed=0)"

@@ -1,4 +1,4 @@
-"""The difference between engine and learner, by hand, and truncated importance sampling in the gradient."""
+"""Mismatch of engine and learner by hand, and truncated importance sampling in the gradient."""
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ def test_sft_microbatches_of_any_size_make_one_loss() -> None:
 
 @pytest.mark.parametrize("masked", [-1e30, float("-inf"), float("nan")])
 def test_masked_positions_have_no_gradient_in_fine_tuning(masked: float) -> None:
-    """Exactly none, whatever stands there."""
+    """Exactly zero, for any values there."""
     policy = tensor([masked, -1.0, masked], [masked, masked, masked]).requires_grad_()
     loss, metadata = sft_microbatch_train_step(policy, tensor([0, 1, 0], [0, 0, 0]), 1, normalize_constant=4.0)
     assert (loss.item(), metadata["mean_nll"].item()) == (0.125, 1.0)

@@ -1,4 +1,4 @@
-"""Losses and rewards behind import paths: what they are given, what is asked of them, and how a study names them."""
+"""The user's own losses and rewards by import path: inputs, checks of outputs, and settings."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_name_that_a_study_may_use_is_a_loss() -> None:
 
 @pytest.mark.parametrize("budget", [None, 24])
 def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int | None) -> None:
-    """Twice -rho A is `grpo_no_clip` at twice the loss; what it measures is averaged over the batch's response tokens."""
+    """-2 rho A is `grpo_no_clip` with twice the loss; its metrics are averaged over the batch's response tokens."""
     found = {}
     for loss_type, options in (("grpo_no_clip", {}), ("of_my_own:scaled", {"scale": 2.0})):
         learner = Learner(

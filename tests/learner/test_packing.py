@@ -1,4 +1,4 @@
-"""Packed rows give the padded reference's gradients, whatever the loss, the lengths and the budget."""
+"""Packed rows give the gradients of the padded reference, for any loss, lengths and budget."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_log_probs_and_entropies_come_in_the_order_of_the_rollouts(fresh_model: 
 
 
 def test_responses_do_not_see_one_another(fresh_model: Any) -> None:
-    """Other tokens in one response change nothing in the others, whose log-probabilities do not know of it."""
+    """Other tokens in one response do not change the log-probs of the others."""
     rollouts = rollouts_of([[6, 6, 6]], [5], fresh_model.config.vocab_size)
     changed = list(rollouts)
     ids = tuple((i + 1) % fresh_model.config.vocab_size for i in rollouts[1].completion.token_ids)
@@ -288,7 +288,7 @@ def test_chunks_give_the_log_probs_and_gradients_of_full_logits(tokens: int, mon
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers how many elements the largest tensor had that any operation made."""
+    """Records the size of the largest tensor that any operation made."""
 
     largest = 0
 
@@ -318,7 +318,7 @@ def test_no_tensor_grows_with_tokens_times_vocabulary(monkeypatch: pytest.Monkey
 def test_an_update_never_holds_the_logits_of_all_tokens(
     fresh_model: Any, budget: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither of the prompts' tokens, nor of all response tokens at once: those of 16 tokens at a time."""
+    """No logits of prompt tokens, and of response tokens only 16 at a time."""
     monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 16)
     vocabulary = fresh_model.config.vocab_size
     rollouts = rollouts_of([[30, 40, 50, 60]] * 2, [70, 80], vocabulary)

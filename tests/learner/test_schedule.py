@@ -1,4 +1,4 @@
-"""Learning rates: by hand, beside transformers' schedulers, and the rate that an update is taken with."""
+"""Learning rates: by hand, against transformers' schedulers, and as the optimizer uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learner of which each process holds a share computes what one that each holds whole computes, under real torchrun."""
+"""A sharded learner gives the results of an unsharded one, under real torchrun."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ranks = Callable[[str], list[dict[str, Any]]]  # by case what each has found
 
 
 def under_torchrun(processes: int, folder: Path, cases: Sequence[str], ways: str = "both") -> list[dict[str, Any]]:
-    """What each rank of the worker has found."""
+    """The results of each rank of the worker."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     worker = Path(sharding_worker.__file__)
     done = subprocess.run(
@@ -49,7 +49,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 
 
 def distance(found: dict[str, Tensor], expected: dict[str, Tensor], case: str) -> float:
-    """Between two ends, as a share of the way from the start."""
+    """Distance of two results, as a share of the distance from the start."""
     start = CASES[case][0]().state_dict()
     off, way = (
         sum((a[name] - b[name]).double().square().sum() for name in start) for a, b in ((found, expected), (expected, start))
@@ -78,7 +78,7 @@ def test_two_processes_with_shares_compute_what_one_computes(two: Ranks, case: s
 
 @each_case
 def test_and_what_two_that_hold_all_compute(two: Ranks, case: str) -> None:
-    """To the bit, in the first gradient always; then AdamW rounds the last few weights of a share in another way."""
+    """The first gradient is equal to the bit; then AdamW rounds the last few weights of a share differently."""
     leader = two(case)[0]
     whole, shares = leader[None], leader["cpu"]
     if case != "clipped":  # by a norm, in which another order of sums shows
@@ -94,7 +94,7 @@ def test_and_what_two_that_hold_all_compute(two: Ranks, case: str) -> None:
 
 @each_case
 def test_each_process_holds_half(two: Ranks, case: str) -> None:
-    """Of float32 weights and moments; and of the saved state, which is whole, nothing lacks."""
+    """Half of the float32 weights and moments; the saved state is whole."""
     for found in two(case):
         whole, share = found[None], found["cpu"]
         assert share["bytes"] == pytest.approx(whole["bytes"] / 2, rel=0.02)

@@ -1,4 +1,4 @@
-"""An update asks the device for numbers once, however many microbatches it has: else a GPU would wait for the host each time.
+"""An update synchronizes with the device once, for any number of microbatches.
 
 Counted on a CPU, where the same calls only cost time: numbers that are read, and results whose size depends on numbers.
 """
@@ -38,7 +38,7 @@ class Calls(TorchFunctionMode):
 
 
 class Kernels(TorchDispatchMode):
-    """Counts kernels whose results' sizes depend on numbers; masks as indices are such."""
+    """Counts kernels whose output size depends on data, such as indexing with masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def test_the_counters_see_what_waits() -> None:
 
 @pytest.mark.parametrize(("budget", "own"), [(25, False), pytest.param(25, True, marks=pytest.mark.slow), (None, True)])
 def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | None, own: bool) -> None:
-    """(Of padded microbatches transformers' models read a number each, to see whether rows are packed in its own way.)"""
+    """(With padded microbatches, transformers' models read one number each, to detect their own packing.)"""
     lengths = (5, 1, 9, 3, 12, 7, 2, 4)
     model = TransformerLM(TransformerConfig(512, 32, 64, 2, 2, 1, max_position_embeddings=256)) if own else fresh_model
     for copies in (1, 4):

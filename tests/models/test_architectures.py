@@ -42,7 +42,7 @@ every_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark
 
 @pytest.fixture
 def folder(kind: str, tmp_path: Path) -> Path:
-    """A checkpoint as it comes from the Hub."""
+    """A checkpoint as on the Hub."""
     default = "like_olmo" if kind.startswith("olmo") else "like_qwen3"
     tiny_checkpoint(tmp_path / "hub", kind, TOKENIZER_OF.get(kind, default), TEXTS)
     return tmp_path / "hub"
@@ -64,8 +64,8 @@ def by_transformers(model: Any, rollout: Rollout, temperature: float = 0.8) -> T
 
 @every_kind
 def test_engine_learner_and_what_is_saved_agree_with_transformers(kind: str, folder: Path, tmp_path: Path) -> None:
-    """Sampled tokens have the log-probabilities that transformers' slowest attention gives them, in the learner too, packed and
-    padded, and after saving and loading.
+    """Engine and learner, packed and padded, before and after saving, give sampled tokens the log-probs of transformers' eager
+    attention.
     """
     theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     model, tokenizer = load_model(folder), load_tokenizer(folder)
@@ -95,7 +95,7 @@ def test_engine_learner_and_what_is_saved_agree_with_transformers(kind: str, fol
 
 @every_kind
 def test_gradients_are_those_of_a_plain_loop(kind: str, folder: Path) -> None:
-    """Of the mean negative log-likelihood of responses, packed and padded, against autograd over one response at a time."""
+    """Gradients of the mean negative log-likelihood, packed and padded, against autograd over one response at a time."""
     tokenizer = load_tokenizer(folder)
     theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     rollouts = sampled(load_model(folder), tokenizer)
@@ -115,7 +115,7 @@ def test_gradients_are_those_of_a_plain_loop(kind: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", TINY)
 def test_prompts_are_shared_where_that_is_right(kind: str) -> None:
-    """What is known of each, so that a new release of transformers changes none of it unseen."""
+    """The traits of each architecture, so that a change in a new release of transformers is noticed."""
     traits = traits_of(tiny_model(kind))
     assert traits.copied_because == COPIED.get(kind, "")
     assert traits.unsampled_because == "" and traits.linear_head == (kind != "gemma2")
@@ -154,7 +154,7 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_thet
 
 @pytest.mark.parametrize(("kind", "changes"), [("phi3", LONGROPE), ("llama", DYNAMIC)], ids=["longrope", "dynamic"])
 def test_frequencies_that_follow_the_longest_text_stay_the_same(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """Up to the original length a text's results do not depend on its neighbours; beyond it engine and learner refuse."""
+    """Up to the original length a text's results do not depend on its batch; engine and learner refuse longer texts."""
     model = tiny_model(kind, **changes)
     theirs = copy.deepcopy(model)
     short, long = ([random_rollout(n, 12, seed) for seed in range(4)] for n in (5, 52))
@@ -174,7 +174,7 @@ def test_frequencies_that_follow_the_longest_text_stay_the_same(kind: str, chang
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_model_that_does_not_heed_positions_is_seen_by_its_results(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they are absolute, padding before a prompt spoils sampling, too, and the engine refuses the model."""
+    """With absolute positions, padding before a prompt makes sampling wrong too, and the engine refuses the model."""
     model = tiny_model(kind)
     forward = type(model.base_model).forward
 
@@ -208,7 +208,7 @@ def test_a_head_that_is_more_than_a_matrix_is_seen() -> None:
 
 
 def test_the_token_that_is_padding_learns_where_it_is_read() -> None:
-    """Where the end of a turn is also the padding, chats have it in their prompts."""
+    """If the end-of-turn token is also the padding token, prompts of chats contain it."""
     own, none = (tiny_model("llama", pad_token_id=pad, tie_word_embeddings=False) for pad in (5, None))
     none.load_state_dict(own.state_dict())
     found = []

@@ -1,4 +1,4 @@
-"""Attention with shared prompts against dense attention with a mask written out entry by entry."""
+"""Attention with shared prompts against dense attention with an explicit mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = Layout((Stretch(0, 45, (100, 3, 60, 60)), Stretch(268, 1, (20, 20))))
 
 
 def allowed(layout: Layout) -> Tensor:
-    """(tokens, tokens): may the row's token attend to the column's?"""
+    """Mask (tokens, tokens): whether the row's token may attend to the column's."""
     tokens = layout.stretches[-1].of_responses.stop
     mask = torch.zeros(tokens, tokens, dtype=torch.bool)
     for stretch in layout.stretches:
@@ -80,7 +80,7 @@ def test_packed_attention_in_bfloat16_is_as_close_as_bfloat16_allows() -> None:
 
 
 def test_packed_attention_holds_no_scores() -> None:
-    """Of 2 x 4,000 response tokens behind 4,000 of a prompt: scores of one head alone would take 64 MB and more."""
+    """For 2 x 4,000 response tokens after a prompt of 4,000, the scores of one head alone would take over 64 MB."""
     from torch.profiler import profile
 
     layout = Layout((Stretch(0, 4000, (4000, 4000)),))

@@ -1,4 +1,4 @@
-"""The stage `model` with a model from elsewhere: its weights and their precision are those that came."""
+"""The `model` stage with an existing model: it keeps the weights and their precision."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def like_qwen(tmp_path_factory: pytest.TempPathFactory, _texts: list[str]) -> Path:
-    """Saved by transformers: split as Qwen's, with other special tokens, an added one, and a chat template."""
+    """A tokenizer of transformers that splits text as Qwen's, with other special tokens, an added one, and a chat template."""
     backend = Backend(models.BPE())
     words = Regex(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,7 +58,7 @@ def like_qwen(tmp_path_factory: pytest.TempPathFactory, _texts: list[str]) -> Pa
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Where a tokenizer has been saved."""
+    """The folder of a saved tokenizer."""
     made: Any = request.getfixturevalue(request.param)
     if isinstance(made, Path):
         made = Tokenizer.from_folder(made)
@@ -100,7 +100,7 @@ def test_a_saved_folder_is_loaded_by_its_name_too(folder: Path) -> None:
 
 
 def test_no_file_of_a_tokenizer_from_elsewhere_is_lost(like_qwen: Path, tmp_path: Path) -> None:
-    """And of the model's own files none is taken for the tokenizer's."""
+    """None of the model's own files is taken for one of the tokenizer's."""
     kept = {file.name: file.read_bytes() for file in like_qwen.iterdir()}
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= set(kept)
     kept |= dict.fromkeys(("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"), b"{}")
@@ -116,7 +116,7 @@ def test_no_file_of_a_tokenizer_from_elsewhere_is_lost(like_qwen: Path, tmp_path
 
 
 def test_how_special_tokens_may_be_named(like_qwen: Path, tmp_path: Path) -> None:
-    """With the rules of their matching, in a file of their own as before transformers 5, or not at all."""
+    """With matching rules, in a separate file as before transformers 5, or not at all."""
     tokenizer = {"tokenizer.json": (like_qwen / "tokenizer.json").read_bytes()}
     end, other = "<|endoftext|>", "<|im_end|>"
     id_of_end, id_of_other = (Tokenizer.from_folder(like_qwen)(token)["input_ids"][0] for token in (end, other))
@@ -189,7 +189,7 @@ def test_a_prompt_begins_once_where_the_tokenizer_wants_it(hub: Path, request: p
 
 @pytest.mark.parametrize("hub", ["like_gemma"], indirect=True)
 def test_tokenizer_json_alone_decides_on_the_beginning(hub: Path) -> None:
-    """As in transformers; and an end that it puts after texts is not for prompts."""
+    """As in transformers; the end token that it adds to texts is not added to prompts."""
     config = json.loads((hub / "tokenizer_config.json").read_text()) | {"add_bos_token": False, "add_eos_token": True}
     (hub / "tokenizer_config.json").write_text(json.dumps(config))
     theirs = AutoTokenizer.from_pretrained(hub)("Mia")["input_ids"]
@@ -221,7 +221,7 @@ def test_chats_are_those_of_apply_chat_template(hub: Path, request: pytest.Fixtu
 
 @pytest.mark.parametrize("hub", ["like_qwen3"], indirect=True)
 def test_a_chat_format_is_a_chat(hub: Path) -> None:
-    """A system message only where the format has one, and the template's options; the answer is in the box."""
+    """With a system message if the format has one, and the template's options; the answer is in the box."""
     ours, theirs = Tokenizer.from_folder(hub), AutoTokenizer.from_pretrained(hub)
     prompt = formats.CHAT.prompt("What is 1 + 1?")
     user, system = ({"role": role, "content": text} for role, text in (("user", prompt), ("system", "Be brief.")))
@@ -276,7 +276,7 @@ def test_a_chat_template_that_loops_or_fails_is_one_message(
     "linked", ["tokenizer_x", "chat_template.jinja", "generation_config.json", "additional_chat_templates/x"]
 )
 def test_a_link_to_a_file_elsewhere_is_not_followed(like_qwen: Path, tmp_path: Path, linked: str) -> None:
-    """What a stranger's folder links to would be copied beside every checkpoint, and published with it."""
+    """The target of a link in a foreign folder would be copied with every checkpoint, and published."""
     model, secret = tmp_path / "model", tmp_path / "id_rsa"
     shutil.copytree(like_qwen, model)
     (model / "config.json").write_text("{}", encoding="utf-8")
@@ -308,7 +308,7 @@ def test_the_links_of_the_hubs_cache_and_of_dvcs_are_followed(like_qwen: Path, t
 
 
 def test_code_beside_a_model_is_not_run_whoever_says_yes(tmp_path: Path, like_qwen: Path) -> None:
-    """transformers would ask on standard input, where a script may have said y to something else."""
+    """transformers would ask on standard input, where a script may answer y to another question."""
     shutil.copytree(like_qwen, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").rename(tmp_path / "model" / "vocab.json")
     config = {
@@ -333,7 +333,7 @@ def test_without_a_chat_template_there_are_no_chats(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("hub", TOKENIZERS, indirect=True)
 def test_tokens_that_end_a_response(hub: Path, request: pytest.FixtureRequest) -> None:
-    """The tokenizer's own, and those of generation_config.json, which is saved as it was."""
+    """The tokenizer's own token, and those of generation_config.json, which is saved unchanged."""
     tokenizer = Tokenizer.from_folder(hub)
     expected = {
         "like_llama3": {"<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"},
@@ -382,7 +382,7 @@ def test_stop_tokens_are_those_of_all_files_and_are_saved(
 @pytest.mark.parametrize("file", [CONFIG, GENERATION])
 @pytest.mark.parametrize("ends", ["evil", ["evil"], [40, 41.0], True, -1, 301, [40, 10**12], {"a": 1}], ids=str)
 def test_what_is_no_token_cannot_end_a_response(file: str, ends: Any, tmp_path: Path, _texts: list[str]) -> None:
-    """301 is the first id that this tokenizer has not."""
+    """301 is the first id beyond this tokenizer's vocabulary."""
     tiny_checkpoint(tmp_path, "llama", "like_olmo", _texts)
     assert load_tokenizer(tmp_path).decode([300]) == "<|endoftext|>" and len(load_tokenizer(tmp_path)) == 301
     (tmp_path / GENERATION).unlink(missing_ok=True)
@@ -414,7 +414,7 @@ def test_a_checkpoint_names_all_stop_tokens_of_its_tokenizer(tmp_path: Path, _te
 
 @pytest.mark.parametrize("hub", WITH_TEMPLATE, indirect=True)
 def test_the_token_that_ends_a_turn_ends_a_response(hub: Path, request: pytest.FixtureRequest) -> None:
-    """Though neither the tokenizer nor a configuration names it, as in the base models of Qwen2.5."""
+    """It does so although neither the tokenizer nor a configuration names it, as in the base models of Qwen2.5."""
     turn, other = {
         "like_llama3": ("<|eot_id|>", "<|end_of_text|>"),
         "like_gemma": ("<end_of_turn>", "<eos>"),
@@ -454,7 +454,7 @@ INJECTED = [
 
 
 def without_added_tokens(folder: Path) -> Backend:
-    """The tokenizer, if it had no added tokens."""
+    """The tokenizer without its added tokens."""
     described = json.loads((folder / "tokenizer.json").read_text())
     return Backend.from_str(json.dumps(described | {"added_tokens": [], "post_processor": None}))
 
@@ -462,7 +462,7 @@ def without_added_tokens(folder: Path) -> Backend:
 @pytest.mark.parametrize("question", INJECTED)
 @pytest.mark.parametrize("hub", TOKENIZERS, indirect=True)
 def test_added_tokens_in_a_question_are_text(hub: Path, question: str) -> None:
-    """As if the tokenizer did not have them; those of the format and of the chat template are tokens."""
+    """Added tokens count as tokens only in the format and the chat template."""
     tokenizer, plain = Tokenizer.from_folder(hub), without_added_tokens(hub)
     begin = tokenizer.prompt_ids("")
     for format in (formats.R1_ZERO, formats.QUESTION_ONLY):
@@ -484,7 +484,7 @@ def test_added_tokens_in_a_question_are_text(hub: Path, question: str) -> None:
 @pytest.mark.parametrize("question", INJECTED)
 @pytest.mark.parametrize("hub", WITH_TEMPLATE, indirect=True)
 def test_a_chat_with_added_tokens_in_its_question_reads_the_same(hub: Path, question: str) -> None:
-    """The text is what the template makes of the question, which Llama's trims."""
+    """The text is the question as the template renders it; Llama's template trims it."""
     ours, theirs = Tokenizer.from_folder(hub), AutoTokenizer.from_pretrained(hub)
     prompt = formats.CHAT.prompt(question)
     ids = formats.CHAT.encode(ours, prompt)
@@ -525,7 +525,7 @@ def test_tokens_of_the_vocabulary_itself_are_no_control_tokens_either(kind: str)
 
 
 def test_the_plain_files_are_read_alike_whatever_the_model_is(hub_of_qwen: Path, tmp_path: Path) -> None:
-    """Published distillations of Llama name a class whose decoder is another than tokenizer.json's."""
+    """Published distillations of Llama name a class whose decoder differs from tokenizer.json's."""
     config = json.loads((hub_of_qwen / "tokenizer_config.json").read_text()) | {"tokenizer_class": "LlamaTokenizerFast"}
     (hub_of_qwen / "tokenizer_config.json").write_text(json.dumps(config))
     (hub_of_qwen / "config.json").write_text('{"model_type": "llama"}')

@@ -73,7 +73,7 @@ LEFT_PADDED = torch.tensor([[0] * 5 + [1] * 7, [1] * 12, [0] + [1] * 11])
 
 
 def own_model(config: TransformerConfig = SMALL) -> TransformerLM:
-    """With biases and norms away from their initial values, so that they count."""
+    """The model with biases and norms that differ from their initial values, so that they matter."""
     torch.manual_seed(0)
     model = TransformerLM(config)
     with torch.no_grad():
@@ -94,7 +94,7 @@ def reference(model: TransformerLM) -> Any:
     return theirs.to(model.dtype).eval()
 
 
-def twin(theirs: Any) -> TransformerLM:
+def own_copy(theirs: Any) -> TransformerLM:
     """The project's own model with the weights and sizes of a Hugging Face one."""
     names = set(TransformerConfig.__dataclass_fields__) - {"rope_theta"}
     model = TransformerLM(TransformerConfig(**{name: getattr(theirs.config, name) for name in names}))
@@ -188,7 +188,7 @@ def test_bfloat16_rounds_as_qwen2_does(tmp_path: Path, padded: bool) -> None:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("theirs", [False, True], ids=["own", "Qwen2ForCausalLM"])
 def test_piece_by_piece_is_the_same_as_at_once(theirs: bool, pieces: list[int], padded: bool) -> None:
-    """Of the project's own model, and of Hugging Face's, which asks more of a cache."""
+    """For the project's own model, and for Hugging Face's, which uses more of a cache's methods."""
     model = reference(own_model()) if theirs else own_model()
     cache, start = KeyValueCache(12), 0
     whole = model(token_ids(), attention_mask=LEFT_PADDED if padded else None).logits
@@ -217,7 +217,7 @@ def test_a_cache_must_be_given() -> None:
 
 
 def test_a_cache_and_gradient_checkpointing_do_not_meet() -> None:
-    """Computed twice, a layer would append its keys twice."""
+    """A layer that is computed twice would append its keys twice."""
     model, cache = own_model().train(), KeyValueCache(12)
     model.gradient_checkpointing_enable()
     expected = model(token_ids()).logits
@@ -237,7 +237,8 @@ def test_the_engine_samples_the_same_tokens(fresh_model: Any, tokenizer: Any, eq
     assert (len({len(prompt) for prompt in prompts}) == 1) is equal_lengths
     params = SamplingParams(temperature=0.8, top_p=0.95, min_tokens=2, max_tokens=40, stop=("s", "."))
     found, expected = (
-        TransformersEngine(each, tokenizer).generate(prompts, params, n=6, seed=3) for each in (twin(fresh_model), fresh_model)
+        TransformersEngine(each, tokenizer).generate(prompts, params, n=6, seed=3)
+        for each in (own_copy(fresh_model), fresh_model)
     )
     for group, theirs in zip(found, expected, strict=True):
         assert [(c.token_ids, c.text, c.finish_reason) for c in group] == [
@@ -287,7 +288,7 @@ def updated(
 @pytest.mark.parametrize("budget", [None, 25, 10_000])
 def test_the_learner_takes_the_step_that_it_takes_of_qwen2(fresh_model: Any, budget: int | None) -> None:
     """The reference is the padded Qwen2, so packed rows are held to it as well."""
-    metrics, found, learner = updated(twin(fresh_model), budget)
+    metrics, found, learner = updated(own_copy(fresh_model), budget)
     expected_metrics, expected, theirs = updated(fresh_model, None)
     assert expected_metrics["gradient_norm"] > 0.1 and abs(expected_metrics["kl/per_token"]) > 1e-4
     assert metrics == pytest.approx(expected_metrics, rel=1e-3, abs=1e-6)
@@ -312,7 +313,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("budget", [None, 25])
 def test_gradient_checkpointing_changes_time_only(fresh_model: Any, budget: int | None) -> None:
-    model = twin(fresh_model)
+    model = own_copy(fresh_model)
     with Products() as plain:
         metrics, expected, _ = updated(model, budget)
     with Products() as twice:
@@ -323,7 +324,7 @@ def test_gradient_checkpointing_changes_time_only(fresh_model: Any, budget: int 
 
 
 def test_a_block_mask_says_the_same_as_a_layout() -> None:
-    """What a GPU is given."""
+    """The block mask is what a GPU uses."""
     model = own_model()
     layout = Layout((Stretch(0, 3, (4, 2)), Stretch(9, 2, (3,))))
     ids, positions = token_ids(1, 14), torch.tensor([[0, 1, 2, 3, 4, 5, 6, 3, 4, 0, 1, 2, 3, 4]])
@@ -378,7 +379,7 @@ def test_a_qwen2_checkpoint_is_loaded(tmp_path: Path, config: TransformerConfig,
 
 
 def test_an_older_config_says_rope_theta_by_itself(tmp_path: Path) -> None:
-    """As Qwen2.5's own checkpoints do; and a tied head may be written out."""
+    """As in Qwen2.5's own checkpoints; a tied head may be in the file."""
     model = own_model(replace(SMALL, tie_word_embeddings=True))
     model.save_pretrained(tmp_path)
     rewrite(tmp_path, lambda c: c.pop("rope_parameters") and c.update(rope_theta=500.0, rope_scaling=None))
@@ -389,7 +390,7 @@ def test_an_older_config_says_rope_theta_by_itself(tmp_path: Path) -> None:
 
 
 def test_load_model_gives_each_checkpoint_its_class(tmp_path: Path, fresh_model: Any, tokenizer: Any) -> None:
-    mine = twin(fresh_model)
+    mine = own_copy(fresh_model)
     save_checkpoint(tmp_path / "own", mine, tokenizer)
     save_checkpoint(tmp_path / "theirs", fresh_model, tokenizer)
     own, theirs = load_model(tmp_path / "own"), load_model(tmp_path / "theirs")

@@ -1,4 +1,4 @@
-"""Packed attention as a GPU computes it; the one thing that needs one, its flash kernel, is written out in plain PyTorch."""
+"""Packed attention as on a GPU, with the flash kernel, which needs one, written in plain PyTorch."""
 
 from __future__ import annotations
 

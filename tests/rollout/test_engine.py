@@ -48,7 +48,7 @@ def prompts(tokenizer: Any) -> list[list[int]]:
 
 @pytest.fixture
 def chatty(model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Model and tokenizer whose end-of-text token is one that the model often samples, so that completions end early."""
+    """Model and tokenizer with an end-of-text token that the model samples often, so that completions end early."""
     tokenizer = copy.deepcopy(tokenizer)
     logits = model(torch.tensor([tokenizer(TEXTS[1])["input_ids"]])).logits[0]
     tokenizer.eos_token_id = torch.softmax(logits, -1).mean(0).argmax().item()
@@ -109,7 +109,7 @@ def test_almost_greedy_sampling_is_transformers_greedy_decoding(model: Any, toke
 def test_log_probs_are_those_of_a_fresh_forward_pass(
     chatty: tuple[Any, Any], prompts: list[list[int]], temperature: float, top_p: float, min_tokens: int
 ) -> None:
-    """Rows end at different times, so this holds what finished rows leave behind to the same standard."""
+    """Rows end at different times, so this also checks the rows that remain in the batch."""
     model, tokenizer = chatty
     eos = tokenizer.eos_token_id
     params = SamplingParams(temperature, top_p, min_tokens, max_tokens=20, stop=("s", "."))
@@ -161,7 +161,7 @@ def test_sampled_tokens_follow_the_exact_distribution(
 
 
 def test_top_p_is_the_share_of_what_is_allowed() -> None:
-    """Where end of text is forbidden, the nucleus is that of the other tokens, as in transformers and vLLM."""
+    """If end of text is forbidden, the nucleus consists of the other tokens, as in transformers and vLLM."""
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(2000, 4)  # the first token is end of text
     params = SamplingParams(top_p=0.55, min_tokens=3, max_tokens=5)
     uniform = torch.rand(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -193,7 +193,7 @@ def test_the_seed_decides_the_completions(model: Any, tokenizer: Any, prompts: l
 
 
 def test_a_completion_does_not_depend_on_when_others_end(chatty: tuple[Any, Any], prompts: list[list[int]]) -> None:
-    """Of two calls that differ in one prompt only, all other completions are the same."""
+    """In two calls that differ in one prompt, all other completions are equal."""
     params = SamplingParams(max_tokens=30)
     engine = TransformersEngine(*chatty)
     first = engine.generate([prompts[0], *prompts], params, n=32, seed=5)
@@ -256,7 +256,7 @@ def test_what_a_request_asks_for_besides() -> None:
 
 
 class NotesCalls:
-    """Stands for a ``vllm.LLM`` on a GPU, which the tests' machine has not: notes what it is asked for, and when."""
+    """A stand-in for a ``vllm.LLM`` on a GPU, which records its calls and their order."""
 
     def __init__(self, **settings: Any):
         self.settings, self.calls = settings, []
@@ -322,7 +322,7 @@ def on_vllm(study: Study, **engine: Any) -> Study:
 def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(
     mini_study: Study, folder: Path, model: Any, tokenizer: Any
 ) -> None:
-    """Room for weights, the weights as they are now, and only then room for keys and values."""
+    """Memory for weights, then the current weights, then memory for keys and values."""
     engine = make_engine(on_vllm(mini_study, sleep_level=2), Checkpoint(folder, model, tokenizer))
     llm = engine._llm  # type: ignore[attr-defined]
     assert llm.settings["enable_sleep_mode"] is True
@@ -380,7 +380,7 @@ def test_vllm_sleeps_only_where_a_learner_on_the_same_gpu_gains_by_it(
 def test_the_runs_own_share_of_memory_reaches_the_engine(
     mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Colocated and asynchronous; fine-tuning, which has none, and stages that evaluate get the study's."""
+    """In colocated and asynchronous runs; fine-tuning and stages that only evaluate get the study's share."""
     from grpo.training.asynchronous import start
 
     def share(engine: Any) -> float:
@@ -610,7 +610,7 @@ def test_log_probs_account_for_the_forbidden_token(chatty: tuple[Any, Any], prom
 
 
 def test_a_stop_string_before_the_minimum_ends_nothing(say: Say) -> None:
-    """Neither the sampling nor the text: what was sampled after it is part of the completion."""
+    """It ends neither the sampling nor the text: later tokens are part of the completion."""
     (completion,) = say("a;bcdefgh$", min_tokens=6, max_tokens=30, stop=(";",))
     assert (completion.finish_reason, len(completion.token_ids)) == ("stop", 10)
     assert completion.text == "a;bcdefgh"
@@ -634,7 +634,7 @@ def test_a_stop_string_complete_at_the_minimum_is_not_found_again_by_the_next_to
 
 
 def test_a_stop_string_that_is_complete_exactly_at_the_minimum_ends_nothing(say: Say) -> None:
-    """As end of text, which is not drawn as the last of the least tokens."""
+    """As for end of text, which cannot be the last token of the minimum."""
     (completion,) = say("ab;cdef$", min_tokens=3, max_tokens=30, stop=(";",))
     assert (completion.text, len(completion.token_ids), completion.finish_reason) == ("ab;cdef", 8, "stop")
 
@@ -684,7 +684,7 @@ def test_compiling_without_a_compiler_says_what_to_install(model: Any, monkeypat
 
 
 def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:
-    """And stays in it, though no text shows it; before min_tokens none is drawn. Where padding is one of them, it is real."""
+    """The token stays in the completion, but not in its text; none is drawn before min_tokens; padding may be one of them."""
     tiny_checkpoint(tmp_path, "llama", "like_qwen3", TEXTS, initializer_range=0.1)
     model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
     assert len(tokenizer.stop_token_ids) == 2 and tokenizer.pad_token_id == tokenizer.eos_token_id
@@ -705,7 +705,7 @@ def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:
 
 
 class InThreads(World):
-    """A world whose processes are threads: what they gather goes by way of a list."""
+    """A world whose processes are threads, which gather through a list."""
 
     def __init__(self, rank: int, size: int, meeting: threading.Barrier, values: list[Any]) -> None:
         super().__init__(rank, size)
@@ -724,7 +724,7 @@ class InThreads(World):
 def test_processes_that_end_early_sample_what_one_process_samples(
     chatty: tuple[Any, Any], prompts: list[list[int]], size: int
 ) -> None:
-    """In several batches: the next one's random numbers begin at the same place for all, whoever had the longest completion."""
+    """In several batches: all processes start the next batch at the same random number, whoever had the longest completion."""
     model, tokenizer = chatty
     asked, params = [*prompts, *prompts[::-1]], SamplingParams(max_tokens=30, stop=("s", "."))
     whole = TransformersEngine(model, tokenizer, max_batch_size=4).generate(asked, params, n=1, seed=5)

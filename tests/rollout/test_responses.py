@@ -1,4 +1,4 @@
-"""Where responses end and what their text is, for tokenizers of several kinds; and what no engine may return."""
+"""End and text of responses for several kinds of tokenizers, and completions that no engine may return."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TEXTS = ["the answer is 4 END of it", "Q: what A: 42 so Q: next A: 7", "END END"
 
 
 def made_of(backend: Backend, stop_tokens: list[str]) -> Tokenizer:
-    """A tokenizer of which these tokens end a response."""
+    """A tokenizer with these stop tokens."""
     ends = {"eos_token_id": [backend.token_to_id(token) for token in stop_tokens]}
     files = {"tokenizer.json": backend.to_str(), "tokenizer_config.json": json.dumps({"eos_token": stop_tokens[0]})}
     return Tokenizer({name: text.encode() for name, text in (files | {"generation_config.json": json.dumps(ends)}).items()})
 
 
 def byte_level(special_tags: bool = False, stop_tokens: tuple[str, ...] = ("</s>",)) -> Tokenizer:
-    """As GPT-2's, with the tags of r1_zero as added tokens."""
+    """A tokenizer like GPT-2's, with the tags of r1_zero as added tokens."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -45,7 +45,7 @@ def byte_level(special_tags: bool = False, stop_tokens: tuple[str, ...] = ("</s>
 
 
 def like_llama2(prepend_scheme: str = "always") -> Tokenizer:
-    """A space is part of the token after it, and the first one of a text is not written."""
+    """A tokenizer in which a space is part of the next token, and a text's first space is dropped."""
     backend = Backend(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=prepend_scheme, split=True)
     strip = decoders.Strip(" ", 1, 0)
@@ -57,7 +57,7 @@ def like_llama2(prepend_scheme: str = "always") -> Tokenizer:
 
 
 def said(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...]) -> Completion:
-    """What an engine makes of tokens that a model says one after the other."""
+    """The completion that an engine makes of a sequence of tokens."""
     responses, reason, length = Responses(tokenizer, stop), "length", len(ids)
     may_end = set(responses.may_end_with())
     for n in range(1, len(ids) + 1):
@@ -134,7 +134,7 @@ def test_the_text_holds_every_token_but_the_one_that_ends_it(
 
 @pytest.mark.parametrize("text", ["a</s>b", "a</s>"])
 def test_a_stop_token_within_the_minimum_stays_in_the_text(text: str) -> None:
-    """Where an engine lets one through, and the limit cuts the response behind it."""
+    """With an engine that lets one through, and a response that the limit cuts after it."""
     tokenizer = byte_level()
     ids = tokenizer(text)["input_ids"]
     assert Responses(tokenizer, ()).completion(ids, [0.0] * len(ids), "length", 0).text == text
@@ -158,7 +158,7 @@ def test_each_token_of_a_completion_has_a_log_probability(tokens: int, log_probs
 
 
 class Returns:
-    """An engine that returns what it is given."""
+    """An engine that returns its constructor's argument."""
 
     policy_version, context = 0, None
 

@@ -205,8 +205,8 @@ def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path)
     ("kind", "tokenizer_kind"), [("llama", "like_llama3"), ("qwen3", "like_qwen3"), ("gemma2", "like_gemma")]
 )
 def test_other_architectures_and_several_stop_tokens(kind: str, tokenizer_kind: str, tmp_path: Path) -> None:
-    """vLLM samples with the learner's log-probabilities, asked in a chat where there is a template, and ends where our engine
-    does; before and after an update.
+    """vLLM's log-probs and ends of responses equal those of learner and engine, in a chat if there is a template, before and
+    after an update.
     """
     sizes = {"head_dim": 32, "sliding_window": 64} if kind == "gemma2" else {"head_dim": 32}
     tiny_checkpoint(tmp_path, kind, tokenizer_kind, ["What is 1 + 1?", "It is 2."], **FOR_VLLM | sizes)
@@ -318,7 +318,7 @@ def test_the_mini_study_learns_on_vllm(mini: Path) -> None:
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_two_processes_each_sample_with_a_vllm_of_their_own(sharded: bool, mini: Path, tmp_path: Path) -> None:
-    """Beside their process group, with the policy's weights, or those of all shares: each checks its own after every update."""
+    """Each works beside the process group with the policy's or the gathered weights, and checks them after every update."""
     folder = shutil.copytree(mini, tmp_path / "study")
     use_engine(folder, "vllm", processes=2, edit=shard_learner if sharded else None)
     sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4", "--check-weights")
@@ -334,7 +334,7 @@ def test_two_processes_each_sample_with_a_vllm_of_their_own(sharded: bool, mini:
 
 
 def test_with_a_generator_of_its_own_vllm_is_one_version_behind(mini: Path) -> None:
-    """The Ray actor that samples has vLLM in it, and gets the learner's weights after each step; every update is checked."""
+    """The generator's actor runs vLLM, and gets the learner's weights after each step; every update is checked."""
     use_engine(mini, "vllm")
     for experiment in needed_selections(ASYNCHRONOUS):
         winner = {"experiment": experiment, "winner": "the study's own", "overrides": {}, "before": []}

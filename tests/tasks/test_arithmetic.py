@@ -1,4 +1,4 @@
-"""The generated word problems, recomputed from their text, and the documents made of them."""
+"""Generated word problems, recomputed from their text, and the documents with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEEK = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
 
 
 def solve(question: str) -> tuple[list[str], list[int]]:
-    """Steps as the solution has to state them, and every number on the way, from the question's text alone."""
+    """The expected steps and all intermediate results, from the question's text alone."""
     opening = re.match(r"(\w+) has (\d+) (\w+)\. ", question)
     assert opening is not None
     name, number, thing = opening.group(1), int(opening.group(2)), opening.group(3)

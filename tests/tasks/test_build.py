@@ -1,4 +1,4 @@
-"""The data set that a stage makes of a task: what is too long for it, and the further evaluation sets that it holds."""
+"""The data set of a task: prompts that are too long, and further evaluation sets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_prompt_is_as_long_as_in_the_format_in_which_it_is_longest(tokenizer: 
 
 
 def test_a_further_set_is_held_out_of_training(tmp_path: Path) -> None:
-    """Its problems keep their ids, and of a set whose questions are training questions nothing is trained on."""
+    """Its problems keep their ids, and its questions are left out of training."""
     further = evaluation_set(task(longest=9, first=7), 2, words)
     report = build_dataset(task(longest=3), tmp_path / "made", {}, words, {"hard": further})
     assert read_problems(tmp_path / "made/also-hard.jsonl") == further and [p.id for p in further] == [

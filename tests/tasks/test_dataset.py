@@ -102,7 +102,7 @@ def test_a_ground_truth_is_the_text_that_stands_in_the_file(tmp_path: Path, veri
 
 
 def test_parquet_has_numbers_of_its_own(tmp_path: Path) -> None:
-    """Integers are exact, float16 and float32 have the digits that they need, a decimal keeps its zeros."""
+    """Integers are exact, float16 and float32 have their shortest digits, and a decimal keeps its zeros."""
     columns = {
         ("9007199254740993", "7"): pyarrow.array([9007199254740993, 7]),
         ("0.1", "0.33333334"): pyarrow.array([0.1, 1 / 3], pyarrow.float32()),
@@ -169,7 +169,7 @@ def test_what_the_next_hand_cannot_take_is_refused_where_it_is_read(
 
 @pytest.mark.parametrize("digits", [4_200, 4_400])
 def test_an_integer_of_thousands_of_digits_is_read_or_refused(tmp_path: Path, digits: int) -> None:
-    """Python makes no integer of a text of more than 4,300 digits; the grader reads no truth that long."""
+    """Python converts no text of more than 4,300 digits to an integer, and the grader accepts no ground truth that long."""
     (tmp_path / "a.jsonl").write_text(f'{{"asked": "?", "solved": {"7" * digits}}}')
     files = dict.fromkeys(("train", "validation"), f"{tmp_path}/a.jsonl")
     assert task(files=files, verify="exact").problems("train")[0].ground_truth == "7" * digits
@@ -277,7 +277,7 @@ def test_a_row_is_named_by_its_line_in_an_editor(tmp_path: Path, name: str, text
 
 
 def test_rows_that_cannot_be_used_are_skipped_where_the_study_says_so(tmp_path: Path) -> None:
-    """The others keep their places, and each skipped row is named by its line."""
+    """The other rows keep their numbers, and each skipped row is named by its line."""
     lines = ['{"asked": "a?", "solved": "1"}', "", '{"asked": "b?", "solved": ""}', '{"asked": "c?", "solved": "3"}']
     lines += [r'{"asked": "d?", "solved": "\\frac{1}{2"}', '{"asked": "e?"}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))

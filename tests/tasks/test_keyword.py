@@ -1,4 +1,4 @@
-"""Keyword inclusion: the pairs, the grammar and its documents, and what counts as a keyword in a response."""
+"""Keyword inclusion: pairs, grammar and documents, and recognition of keywords in a response."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def documents(seed: int, keyword_share: float, in_full: int = 0) -> Iterator[tup
 
 
 def asked(prompt: str) -> list[str]:
-    """The words that a prompt asks for."""
+    """The keywords in a prompt."""
     assert prompt.startswith(BEFORE) and prompt.endswith(AFTER)
     return prompt[len(BEFORE) : len(prompt) - len(AFTER)].split(", ")
 

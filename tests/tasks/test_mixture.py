@@ -1,4 +1,4 @@
-"""Several tasks as one: shares, who verifies what, and what is logged of each."""
+"""Mixtures of tasks: shares, verification by each task, and metrics of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUMS = {"use": "arithmetic", "train_size": 60, "validation_size": 30, "levels": 
 
 
 class Letters(Task):
-    """Twelve questions; the answer is the problem's id, so that it is noticed if a problem comes back changed."""
+    """Twelve questions whose answer is the problem's id, so that a changed problem is noticed."""
 
     formats = {"question_only": Format("{question}"), "r1_zero": make_task(SUMS).formats["r1_zero"]}
 
@@ -51,7 +51,7 @@ def test_shares_are_the_weights(sizes: dict[str, int], weights: dict[str, float]
 
 
 def test_any_first_part_has_the_tasks_in_their_shares() -> None:
-    """36 sums to 12 letters: of any n problems a quarter are letters, as nearly as whole numbers can."""
+    """36 sums to 12 letters: a quarter of any first n problems are letters, up to rounding."""
     problems = mixture().problems("train")
     kinds = [problem.id.split("/")[0] for problem in problems]
     assert Counter(kinds) == {"sums": 36, "letters": 12} and len({p.id for p in problems}) == 48
@@ -72,7 +72,7 @@ def test_each_task_verifies_its_own_problems_by_their_own_ids() -> None:
 
 
 def test_rewards_of_each_task_are_logged() -> None:
-    """(1 + 0 + 0.5) / 3 and, where nothing of a task was drawn, no number."""
+    """(1 + 0 + 0.5) / 3, and NaN for a task without rollouts."""
     rollouts = [
         Rollout(Problem(f"{name}/x/1", "", ""), (), Completion((), "", (), "stop"), {"answer_reward": reward})
         for name, reward in (("sums", 1.0), ("sums", 0.0), ("sums", 0.5))
@@ -83,7 +83,7 @@ def test_rewards_of_each_task_are_logged() -> None:
 
 
 def test_only_formats_that_are_the_same_in_all_are_offered() -> None:
-    """Both have a question_only, and each its own."""
+    """Both tasks have a question_only, but different ones."""
     assert list(mixture().formats) == ["r1_zero"]
 
 

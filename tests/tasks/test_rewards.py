@@ -1,4 +1,4 @@
-"""The grader and the reward functions against hand-made truth."""
+"""The grader and the reward functions against verdicts by hand."""
 
 from __future__ import annotations
 

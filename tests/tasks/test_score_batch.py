@@ -1,4 +1,4 @@
-"""What responses earn, one by one and as a batch: tricks, ground truths, and what is remembered of earlier answers."""
+"""Rewards of responses, one by one and in batches: tricks, ground truths, and the memory of earlier answers."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def grade(answer, truth):
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
-    """The default pool runs NOTING, and nothing is decided or remembered before it is asked. Returns what it was asked."""
+    """Make the default pool run NOTING, without shortcuts or memory before it; the result lists its calls."""
     (tmp_path / "noting.py").write_text(NOTING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(pool, "cheap_verdict", lambda answer, truth: None)

@@ -1,4 +1,4 @@
-"""The reasoning traces: generated ones recalculated from their questions, files read and refused, and the report."""
+"""Reasoning traces: generated ones, recomputed from their questions; files, accepted and refused; and the report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def question_of(prompt: str) -> str:
 
 
 def errors_of(prompt: str, response: str) -> tuple[list[int], int]:
-    """By how much each step of a trace is off, given the numbers that the question tells; and the true answer."""
+    """The error of each step of a trace, given the numbers in the question, and the true answer."""
     question = question_of(prompt)
     start = re.match(r"\w+ has (\d+) \w+\. ", question)
     told = re.findall(r"On (\w+) \w+ (buys|finds|wins|loses|sells|gives away) (\d+)\.", question)
@@ -61,7 +61,7 @@ def errors_of(prompt: str, response: str) -> tuple[list[int], int]:
 
 
 def test_a_derailed_trace_has_one_wrong_step_and_follows_from_it() -> None:
-    """Every trace is recalculated: right ones earn the reward, derailed ones do not, and there are as many as asked for."""
+    """Every trace is recomputed: right ones have reward 1, derailed ones 0, and their shares are as set."""
     wrong, sizes, places = 0, set(), set()
     for prompt, response, ground_truth in traces(0.4):
         errors, truth = errors_of(prompt, response)

@@ -71,7 +71,7 @@ def test_an_answer_without_a_box_is_read_by_math_verify_where_that_is_asked_for(
 
 
 def test_a_dataset_of_one_split_is_cut_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As qwedsacf/competition_math is: no configurations, and no test split."""
+    """As in qwedsacf/competition_math, which has neither configurations nor a test split."""
     rows = [math_row(number) for number in range(20)]
     asked = []
 
@@ -199,7 +199,7 @@ def repository(folder: Path, files: dict[str, list[dict[str, Any]]]) -> str:
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What `datasets` is asked for; nothing is kept."""
+    """Record the arguments of calls to `datasets`, which keeps nothing."""
     calls: list[tuple[Any, ...]] = []
     load = datasets.load_dataset
 

@@ -1,4 +1,4 @@
-"""A Ray cluster that the asynchronous runs of tests share."""
+"""A Ray cluster shared by the asynchronous runs of the tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARTS = Path(__file__).parents[1] / "parts"
 
 @pytest.fixture(scope="module")
 def actors_find_the_parts() -> Iterator[None]:
-    """Ray's processes import what tests give them by name."""
+    """Let Ray's processes import objects of the tests by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(PARTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
         patch.delenv("RAY_ADDRESS", raising=False)
@@ -22,7 +22,7 @@ def actors_find_the_parts() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cluster(actors_find_the_parts: None) -> Iterator[str]:
-    """A cluster that runs share one after another, since to start one takes longer than a short run.
+    """A cluster for one run after another, because starting one takes longer than a short run.
 
     It asks for no token: Ray has been imported here, which is when it learns whether to send one.
     """
@@ -34,7 +34,7 @@ def cluster(actors_find_the_parts: None) -> Iterator[str]:
 
 @pytest.fixture
 def on_the_cluster(cluster: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Runs take the cluster of this module. Each leaves it as it was, or there would be no room for the next."""
+    """Use this module's cluster. Each run must free it, or the next one has no room."""
     import ray
 
     monkeypatch.setenv("RAY_ADDRESS", cluster)

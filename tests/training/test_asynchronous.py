@@ -1,4 +1,4 @@
-"""Asynchronous GRPO on real Ray: equal to the synchronous loop, bounded lag, faults, and nothing left behind."""
+"""Asynchronous GRPO on real Ray: equality with the synchronous loop, bounded lag, faults, and clean-up."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ shared_cluster = pytest.mark.usefixtures("on_the_cluster")
 
 @pytest.fixture(scope="module")
 def fresh_model(tokenizer: Any) -> Any:
-    """The project's own Transformer: an actor that loads it has not to import transformers."""
+    """The project's own Transformer, which actors load without importing transformers."""
     return own_model(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
 
 
@@ -90,7 +90,7 @@ def with_actors(
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two states (tensors in mappings and lists) are the same bit for bit."""
+    """Whether two states (tensors in mappings and lists) are equal bit for bit."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
@@ -108,7 +108,7 @@ def rows(target: Path) -> list[dict[str, float]]:
 
 
 def scored(step: int, n_groups: int = 3, version: int | None = None) -> list[Rollout]:
-    """A batch of groups of two; everything in it tells its step."""
+    """A batch of groups of two, all of whose values depend on the step."""
     version = step - 1 if version is None else version
     completions = [Completion((step, i), "", (-float(step), -0.5), "stop", version) for i in range(2 * n_groups)]
     return [
@@ -187,7 +187,7 @@ def test_draws_depend_on_the_seed_and_the_step_only() -> None:
 
 
 def test_a_state_of_the_buffer_stays_as_it_was_taken() -> None:
-    """It is written while the run goes on."""
+    """The state is written while training continues."""
     buffer = ReplayBuffer(2, 3, 1, None, seed=0)
     buffer.add(scored(1))
     buffer.draw(1, 0)
@@ -210,7 +210,7 @@ def test_lag_is_counted_by_token() -> None:
 
 
 class Remembering:
-    """A learner that only notes what it is given."""
+    """A learner that only records its arguments."""
 
     def __init__(self) -> None:
         self.old: list[Any] = []
@@ -228,7 +228,7 @@ class Remembering:
 
 @pytest.mark.parametrize(("epochs", "train_batch_size"), [(1, 6), (2, 6), (1, 2), (2, 3)])
 def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(epochs: int, train_batch_size: int) -> None:
-    """After another epoch or another train batch on a rollout batch the policy is no longer the one that sampled it."""
+    """After one update on a rollout batch, the policy is no longer the one that sampled it."""
     config = CONFIG.model_copy(
         update={
             "rollout_batch_size": 6,
@@ -250,7 +250,7 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
 
 @pytest.mark.parametrize("train_batch_size", [2, 6])
 def test_one_stale_group_in_a_batch_is_enough(train_batch_size: int) -> None:
-    """Of a replay buffer some groups are the current policy's, and their noted log-probabilities hold as well."""
+    """A replay batch may include groups of the current policy; the engine's log-probs are used for these too."""
     config = CONFIG.model_copy(
         update={"rollout_batch_size": 6, "train_batch_size": train_batch_size, "group_size": 2, "epochs_per_rollout_batch": 1}
     )
@@ -262,7 +262,7 @@ def test_one_stale_group_in_a_batch_is_enough(train_batch_size: int) -> None:
 
 
 class OrdersAtOnce:
-    """A pipeline whose every order arrives at once, sampled by the newest version."""
+    """A pipeline that answers every request at once, with rollouts of the newest version."""
 
     def __init__(self, config: Any) -> None:
         self.config, self.policy_version = config, 0
@@ -276,7 +276,7 @@ class OrdersAtOnce:
 
 
 class Drawn:
-    """A learner that notes what it is trained on."""
+    """A learner that records its batches."""
 
     model, peak_mb = None, 0.0
 
@@ -304,7 +304,7 @@ def test_the_lag_that_is_logged_is_that_of_the_drawn_batch(tmp_path: Path) -> No
 
 
 class Accumulator:
-    """An actor's method calls without Ray: it adds up what it is trained on."""
+    """An actor without Ray that adds up its training inputs."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -469,7 +469,7 @@ def test_an_actor_that_dies_is_brought_back_up_to_four_times(monkeypatch: pytest
 
 
 class Sampler:
-    """In the place of the generator's worker and the scorer's: what each call was given, and one that waits until it may."""
+    """A stand-in for the generator's and the scorer's workers that records calls and blocks until it is released."""
 
     def __init__(self) -> None:
         self.versions: list[int] = []
@@ -531,7 +531,7 @@ def test_taking_over_weights_is_not_counted_as_sampling() -> None:
 
 
 def test_what_leaves_the_learners_actor_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors that claim to be on a GPU: Ray would bring weights to a GPU of whoever asks, and a state is written meanwhile."""
+    """Tensors that claim to be on a GPU: Ray would send such weights to the reader's GPU, and training changes a state."""
     written: list[Any] = []
     monkeypatch.setattr(actors, "write_durably", lambda _, content: written.append(content))
     with FakeTensorMode():
@@ -573,7 +573,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str
 
 
 class Versions:
-    """In the place of pipeline and learner: a batch tells which version sampled it, and the learner what it was given."""
+    """A stand-in for pipeline and learner that records the version of each batch."""
 
     def __init__(self, groups: int) -> None:
         self.groups, self.version, self.trained, self.peak_mb = groups, 0, [], 0.0
@@ -597,7 +597,7 @@ class Versions:
 
 
 def loop(folder: Path, config: Any, saves_at: int, ends_at: int) -> Versions:
-    """Steps up to ``ends_at``, from where a state is."""
+    """Train up to ``ends_at``, from the saved state if there is one."""
     folder.mkdir(exist_ok=True)
     both = Versions(config.n_prompts_per_rollout_batch)
     log = RunLog(folder, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))  # type: ignore[arg-type]
@@ -634,7 +634,7 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
 @pytest.mark.slow
 @shared_cluster
 def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folder: Path, tmp_path: Path) -> None:
-    """One actor on real Ray; it counts what it was trained on."""
+    """One actor on real Ray, which counts its batches."""
     make = partial(make_learner, folder, tmp_path, 0.0, CONFIG)
     batches = [scored(step) for step in range(1, 6)]
     config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
@@ -666,7 +666,7 @@ def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folde
 def test_a_state_that_dies_with_its_writer_does_not_count(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The one before does, the batches since then are trained again, and the next state is whole."""
+    """The state before it is used, the batches since then are trained again, and the next state is valid."""
     config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
     make = partial(parts.make_slowly_writing_learner, folder, tmp_path, config)
     ray.init(logging_level=logging.ERROR)
@@ -730,7 +730,7 @@ def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_
 
 
 class Killer:
-    """Kills actors at random moments, one after another; each again only when the run has gone on since."""
+    """Kills actors at random moments, and waits for progress before it kills the same one again."""
 
     def __init__(self, notes: Path, seed: int, kills: int, between: tuple[float, float]):
         self.notes, self.rng, self.kills, self.between = notes, random.Random(seed), kills, between
@@ -791,7 +791,7 @@ def test_a_stuck_actor_is_noticed_and_replaced(
 @pytest.mark.slow
 @shared_cluster
 def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Path) -> None:
-    """Where each has its own device, a step takes hardly longer than the slower of the two."""
+    """With a device for each, a step takes little longer than the slower of the two."""
     config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 8}), max_policy_lag=1)
     for generation, training in ((0.6, 0.4), (0.4, 0.6)):
         log, _, _ = parts.run(
@@ -863,7 +863,7 @@ parts.run(config, partial(parts.make_generator, folder, notes, 0.0), learner, no
 
 @pytest.mark.slow
 def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -> None:
-    """As clusters do since Ray 2.60; and a second run finds it as the first one did."""
+    """Clusters require one since Ray 2.60; a second run finds the cluster too."""
     with parts.ray_cluster() as address:
         for name in ("first", "second"):
             program = [sys.executable, "-c", ON_A_CLUSTER, str(folder), str(tmp_path / name)]
@@ -877,7 +877,7 @@ def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -
 
 
 def marked(mark: str) -> set[int]:
-    """Processes that have inherited the mark."""
+    """Processes with the inherited environment variable."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:

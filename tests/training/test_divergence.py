@@ -1,4 +1,4 @@
-"""When a run counts as diverged, and how it ends: the rules by themselves, then the real loop on a tiny model."""
+"""Divergence and early end of a run: the rules alone, then the real loop on a tiny model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def verdict(
     skipped: int = 0,
     **rules: Any,
 ) -> str | None:
-    """Of a run with these evaluations, the untrained policy's first; entropies start with the second."""
+    """The verdict on a run with these evaluations, the untrained policy's first; entropies start with the second."""
     entropies = [1.0] * (len(rewards) - 1) if entropies is None else entropies
     lengths = [100.0] * len(rewards) if lengths is None else lengths
     assert len(rewards) == len(lengths) == len(entropies) + 1
@@ -79,7 +79,7 @@ def test_rewards_that_are_no_divergence(rewards: list[float]) -> None:
 
 
 def test_the_untrained_evaluation_is_none_of_those_in_a_row() -> None:
-    """With a threshold of 1 the start itself is not below it, and neither is it counted."""
+    """With a threshold of 1 the starting policy is not below it, and its evaluation does not count."""
     assert verdict([0.4, 0.3], reward_below_start=1.0) is None
     assert verdict([0.4, 0.3, 0.3], reward_below_start=1.0) is not None
 
@@ -165,7 +165,7 @@ def test_gradients_that_are_not_finite(skipped: int, diverged: bool) -> None:
 
 
 def test_halving_the_loss_scale_of_float16_is_no_sign_of_divergence() -> None:
-    """Unless it is down to 1, or the loss itself is not finite."""
+    """Except at a scale of 1, or with a loss that is not finite."""
 
     def skipped_in_a_row(scale: float, loss: float) -> int:
         stopping = Stopping()
@@ -203,7 +203,7 @@ RAW = {"use_std_normalization": False}
 
 
 def too_large(text: str, truth: str) -> dict[str, float]:
-    """A reward that float32 holds, and whose gradient's norm it does not, where advantages are not divided by their std."""
+    """A reward that fits float32, but whose gradient norm does not if advantages are not divided by their std."""
     return contains_a_t(text, truth) | {"reward": 1e30 * contains_a_t(text, truth)["reward"]}
 
 
@@ -291,7 +291,7 @@ def rewards_of(run: Ended) -> list[float]:
 
 
 def test_a_run_whose_reward_falls_ends_early_and_says_so(train: Any) -> None:
-    """The training reward asks for the opposite of what validation measures."""
+    """The training reward is the opposite of the validation reward."""
     run = train(contains_a_t, RULES, measured=without_a_t)
     end, reason = run.metrics["diverged_step"], run.metrics["diverged_reason"]
     rewards = rewards_of(run)
@@ -370,7 +370,7 @@ def test_one_finite_gradient_starts_the_count_anew(train: Any) -> None:
 
 
 def test_weights_that_blow_up_end_as_divergence(train: Any) -> None:
-    """After one step at an absurd learning rate there are no finite gradients any more, and no right answers."""
+    """After one step at an absurd learning rate, no gradient is finite and no answer is right."""
     run = train(contains_a_t, RULES, learning_rate=1e10)
     assert rewards_of(run)[0] > 0
     assert rewards_of(run)[1:] == [0.0, 0.0]
@@ -421,7 +421,7 @@ def test_a_resumed_run_counts_skipped_updates_on(train: Any) -> None:
 
 
 def test_a_resumed_run_knows_the_entropies_before(train: Any) -> None:
-    """The entropy is low at the second and the third evaluation of the trained policy, which is two in a row, not before."""
+    """The entropy is low at the trained policy's second and third evaluation, the first two in a row."""
     free = train(contains_a_t, None, measured=never)
     first, second, third = (free.history[step - 1]["token_entropy"] for step in (2, 4, 6))
     assert first > second > third
@@ -449,7 +449,7 @@ def test_all_that_validation_gathers_survives_a_resume(train: Any) -> None:
 
 
 def test_time_goes_on_where_it_stood_after_a_resume(tmp_path: Path) -> None:
-    """A leaderboard run that was stopped after an hour has an hour less."""
+    """A leaderboard run that was stopped after an hour has one hour less when it resumes."""
     log = RunLog(tmp_path, NoMlflow(), began=time.perf_counter() - 3600)  # type: ignore[arg-type]
     with log.phase("training"):
         log.step(1, [{"loss": 0.5}], {}, tokens=1, elsewhere={"training_s": 1.0})
@@ -495,7 +495,7 @@ def test_each_new_best_evaluation_of_the_trained_policy_is_kept(train: Any) -> N
 
 
 def test_the_untrained_policy_is_never_the_best_that_is_kept(train: Any) -> None:
-    """Even where training only made it worse there is a checkpoint: of the best evaluation after the first."""
+    """If training only made the policy worse, the best evaluation after the first is kept."""
     run = train(contains_a_t, None, measured=without_a_t, n_grpo_steps=4, learning_rate=2 * CONFIG.learning_rate)
     rewards = rewards_of(run)
     assert rewards[0] > max(rewards[1:])

@@ -1,4 +1,4 @@
-"""Groups without signal are replaced: which, by what, how often, and the same again."""
+"""Dynamic sampling: which groups are replaced, by which questions, how often, and reproducibly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST = [problem.id for problem in items_of_step(DATA, 0, 1, 6)]  # what is aske
 
 
 class Scripted:
-    """An engine that gives two answers to every question, and notes how many it was asked and with which seed."""
+    """An engine that gives two answers to every question, and records the number of questions and the seed."""
 
     policy_version, context = 0, None
 
@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 
 def step_of(tokenizer: Any, folder: Path, easy: set[str], n: int = 24, rounds: int = 2) -> Step:
-    """A first step on ``n`` problems. An easy one's answers all earn the reward; of another's only the first does."""
+    """A first step on ``n`` problems. All answers to an easy one have reward 1; of other groups only the first has."""
 
     def scored(rollouts: Sequence[Rollout]) -> ScoredBatch:
         right = [float(r.problem.id in easy or r.completion.text == "yes") for r in rollouts]
@@ -65,7 +65,7 @@ def step_of(tokenizer: Any, folder: Path, easy: set[str], n: int = 24, rounds: i
 
 
 def questions(rollouts: list[Rollout]) -> list[str]:
-    """Those of its groups of two."""
+    """The questions of a batch's groups of two."""
     assert all(one.problem == two.problem for one, two in zip(rollouts[::2], rollouts[1::2], strict=True))
     return [rollout.problem.id for rollout in rollouts[::2]]
 

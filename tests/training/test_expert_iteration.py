@@ -1,4 +1,4 @@
-"""Expert iteration: what it trains on, in which batches, and that it learns; on stubs, then on a tiny model."""
+"""Expert iteration: training data, batches, and learning; on stubs, then on a tiny model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_right(text: str, _: str) -> dict[str, float]:
 
 
 class ScriptedEngine:
-    """Of the completions of a step the first so many are right; their ids are unique and are not those of their text."""
+    """The first few completions of a step are right; their ids are unique and differ from those of their text."""
 
     policy_version = 0
 
@@ -77,7 +77,7 @@ class ScriptedEngine:
 
 
 class SpyLearner:
-    """Notes the batches that it is given."""
+    """Records its batches."""
 
     model = None
 
@@ -101,7 +101,7 @@ def iterate(
     engine: Any, learner: Any, tokenizer: Any, folder: Path, config: ExpertIterationConfig = CONFIG, seed: int = 0,
     reward: Any = is_right, validate: Any = lambda step, updates: False,
 ) -> list[dict[str, float]]:  # fmt: skip
-    """Run the loop; the history."""
+    """Run the loop, and return the history."""
     folder.mkdir(parents=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     parts = {"data": problems(), "engine": engine, "learner": learner, "tokenizer": tokenizer}
@@ -252,7 +252,7 @@ def test_expert_iteration_raises_the_reward(model: Any, tokenizer: Any, tmp_path
 
 
 def test_a_reversed_reward_lowers_it(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """The toy reward does not rise by itself."""
+    """The toy reward does not rise without training on it."""
     _, history = on_tiny_model(model, tokenizer, tmp_path / "run", reward=without_a_t)
     contained = [1.0 - row["train/reward"] for row in history]
     assert contained[-1] < contained[0] / 2

@@ -52,7 +52,7 @@ def test_a_smaller_choice_is_part_of_a_larger_one_of_the_same_seed() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_choices_of_very_different_sizes_are_nested_too(seed: int) -> None:
-    """``random.sample`` draws a few of many in another way than most of them."""
+    """``random.sample`` uses different algorithms for small and for large samples."""
     many = [Example(f"prompt {i}", "", "", 0.0) for i in range(2000)]
     chosen = [set(choose_examples(many, SftConfig(examples=n), seed)) for n in (30, 300, 450, 1500)]
     assert chosen[0] < chosen[1] < chosen[2] < chosen[3]
@@ -132,7 +132,7 @@ def fine_tuned(
     validate: Validate = lambda step, updates: False,
     max_tokens: int | None = None,
 ) -> tuple[Any, list[dict[str, float]], RunLog]:
-    """A copy of ``model``, trained; its history; and the run's log."""
+    """A trained copy of ``model``, its history, and the run's log."""
     folder.mkdir(parents=True)
     model = copy.deepcopy(model)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def fine_tuned(
 
 
 def by_plain_torch(model: Any, tokenizer: Any, config: SftConfig, seed: int = 3) -> tuple[Any, list[float], list[float]]:
-    """The same training, written out: one sequence at a time, whole logits. The model, losses, and gradient norms."""
+    """The same training in plain PyTorch, one sequence at a time with whole logits: model, losses, gradient norms."""
     model = copy.deepcopy(model).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     losses, norms = [], []
@@ -169,7 +169,7 @@ def by_plain_torch(model: Any, tokenizer: Any, config: SftConfig, seed: int = 3)
 
 
 def distance(found: Any, expected: Any, start: Any) -> float:
-    """How far two trained models are apart, as a share of how far training went."""
+    """Distance of two trained models, as a share of the distance that training covered."""
     return float((flat(found) - flat(expected)).norm() / (flat(expected) - flat(start)).norm())
 
 
@@ -191,7 +191,7 @@ def test_updates_are_those_of_plain_torch(model: Any, tokenizer: Any, tmp_path: 
 
 
 def test_gradients_are_clipped(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """AdamW forgets a gradient's size but not how sizes change, so the clipped run goes elsewhere."""
+    """AdamW ignores a constant size of gradients but not its changes, so the clipped run differs."""
     longer = CONFIG.model_copy(update={"n_sft_steps": 12})
     _, _, norms = by_plain_torch(model, tokenizer, longer)
     config = longer.model_copy(update={"max_grad_norm": min(norms) / 2})
@@ -232,7 +232,7 @@ def test_a_few_examples_are_learnt_by_heart(model: Any, tokenizer: Any, tmp_path
     few = EXAMPLES[:4]
 
     def known(of: Any) -> float:
-        """Share of response tokens that are the likeliest ones."""
+        """Share of response tokens that are the most likely ones."""
         hits = []
         for example in few:
             prompt, response = (tokenizer(text)["input_ids"] for text in (example.prompt, example.response))
@@ -252,7 +252,7 @@ def test_a_few_examples_are_learnt_by_heart(model: Any, tokenizer: Any, tmp_path
 
 
 class StubEngine:
-    """Answers every prompt alike, and notes what it is asked for and with which weights."""
+    """Gives every prompt the same answer, and records requests and weights."""
 
     def __init__(self, model: Any):
         self.policy_version = 0
@@ -274,7 +274,7 @@ class StubEngine:
 def test_evaluations_and_checkpoints_come_after_their_steps(
     mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    """Every two steps and after the last; a checkpoint that is asked for needs no evaluation at its step."""
+    """Every two steps and after the last; a requested checkpoint needs no evaluation at its step."""
     config = CONFIG.model_copy(update={"n_sft_steps": 5, "keep_steps": [3, 5]})
     study = mini_study.model_copy(
         update={
@@ -413,7 +413,7 @@ def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, mode
 
 @pytest.mark.parametrize("format", [formats.R1_ZERO, formats.CHAT], ids=["r1_zero", "chat"])
 def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Path) -> None:
-    """With the beginning of text that the tokenizer wants, or as a user's message; responses are tokenised apart."""
+    """With the tokenizer's beginning-of-text token, or as a user message; responses are tokenized separately."""
     like_llama3(tmp_path, ["Mia has 3 apples."])
     tokenizer, seen = Tokenizer.from_folder(tmp_path), []
 
@@ -451,7 +451,7 @@ def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Pat
     ],
 )
 def test_the_end_of_a_response_is_part_of_it(format: Format, response: str, end: list[str], tmp_path: Path) -> None:
-    """The base models of Qwen2.5 have this: a text ends with one token, and a turn with another."""
+    """As in the base models of Qwen2.5, one token ends a text, and another one a turn."""
     like_qwen3(tmp_path, ["Mia has 3 apples."])
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
@@ -462,7 +462,7 @@ def test_the_end_of_a_response_is_part_of_it(format: Format, response: str, end:
 
 
 def test_a_model_that_was_fine_tuned_without_stop_strings_ends_its_responses(tokenizer: Any, tmp_path: Path) -> None:
-    """The tiny model learns 8 examples by heart; when it samples, it says them and ends."""
+    """The tiny model memorizes 8 examples; sampling reproduces them and ends."""
     examples = [
         Example(formats.QUESTION_ONLY.prompt(f"What is {i} + 1?"), f" It is \\boxed{{{i + 1}}}.", "", 1.0) for i in range(8)
     ]

@@ -1,4 +1,4 @@
-"""All pairs of settings that decide a gradient: each has its effect beside each other one, or the pair is refused when read.
+"""All pairs of settings that affect the gradient: each has its effect with each other one, or the pair is refused.
 
 The effect is seen in the weights after the updates on one batch.
 """
@@ -152,7 +152,7 @@ PAIRS = [(one, other) for one, other in combinations(CHANGED, 2) if not CHANGED[
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_no_setting_silently_cancels_another(mode: str) -> None:
-    """Refused are exactly those pairs, and without effect exactly those settings, that the tables above name."""
+    """Exactly the pairs in the tables above are refused, and exactly the settings there have no effect."""
     refused = {pair for pair in PAIRS if is_refused(mode, *pair)}
     assert refused == ({pair for pair in PAIRS if cannot_be_asynchronous({*pair})} if mode == "asynchronous" else set())
     without_effect = {
@@ -165,7 +165,7 @@ def test_no_setting_silently_cancels_another(mode: str) -> None:
 
 
 def cannot_be_asynchronous(pair: set[str]) -> bool:
-    """The drift is of the current policy; and ratios of stale rollouts are to what the engine noted, unless..."""
+    """Drift needs rollouts of the current policy, and stale rollouts use the engine's log-probs, unless..."""
     ratio_is_to_engine = not pair & {"no_baseline", "reinforce", "importance_cap"}
     return "measure_kl" in pair or (ratio_is_to_engine and bool(pair & {"top_p", "min_tokens"}))
 

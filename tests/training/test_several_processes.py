@@ -1,4 +1,4 @@
-"""Several processes under real torchrun train what one trains: each runs the same loop on its share of the questions."""
+"""Several processes under real torchrun give one process's results: each runs the loop on its share of the questions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMED = ("time of 0", "time of 1")
 
 
 def under_torchrun(processes: int, what: str, folder: Path) -> list[Found]:
-    """What each rank of the worker has found."""
+    """The results of each rank of the worker."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     program = Path(loops_worker.__file__)
     done = subprocess.run(
@@ -41,7 +41,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Found], Path]:
-    """And the folder with the state of the run that was told to stop."""
+    """The results of two processes, and the folder with the state of the stopped run."""
     folder = tmp_path_factory.mktemp("two")
     return under_torchrun(2, "all,stop", folder), folder / "state"
 
@@ -75,7 +75,7 @@ def test_the_threads_of_a_run_are_shared_by_its_processes(
 
 
 def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """But for rounding: the rollouts, which rewards and lengths tell, and the weights."""
+    """Compare rollouts (by rewards and lengths) and weights, except for rounding."""
     for rows in ("history", "validations"):
         assert len(found[rows]) == len(expected[rows])
         for row, wanted in zip(found[rows], expected[rows], strict=True):

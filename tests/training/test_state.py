@@ -1,4 +1,4 @@
-"""The saved state on disk, the lock that keeps two processes apart, and the wish to stop."""
+"""Saved states on disk, the lock between two processes, and the request to stop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Counter:
 
 
 def run(folder: Path, until: int, every: int = 2, told: Callable[[], bool] = lambda: False) -> tuple[Counter, SavedState]:
-    """Count from where the state is, with a checkpoint at step 3."""
+    """Count on from the saved state, with a checkpoint at step 3."""
     counter, checkpoints = Counter(), folder / "checkpoints"
     for path in checkpoints.glob("*/*"):
         path.unlink()
@@ -131,7 +131,7 @@ def no_list_but_a_folder(folder: Path) -> Path:
 
 
 def no_checkpoints(folder: Path) -> Path:
-    """Not even an empty folder, which has no checksum."""
+    """Without even an empty folder, which would have no checksum."""
     return valid_but(folder, "state.pt", (folder / "step-6/state.pt").read_bytes(), without="checkpoints")
 
 
@@ -159,7 +159,7 @@ def unreadable_elsewhere(folder: Path) -> Path:
 
 
 def valid_but(folder: Path, name: str, content: bytes, without: str = "none") -> Path:
-    """step-6 with another file in it, and checksums that match."""
+    """A copy of step-6 with another file, and matching checksums."""
     state = folder / "step-6"
     (state / name).unlink(missing_ok=True)
     (state / name).write_bytes(content)
@@ -241,7 +241,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def test_the_run_goes_on_while_its_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written is the state as it was, whatever training and its checkpoints do meanwhile."""
+    """The written state does not include changes that training makes meanwhile."""
     going_on, flush = threading.Event(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: (going_on.wait(60), flush(descriptor)))
     counter, checkpoints = Counter(), tmp_path / "checkpoints"
@@ -365,7 +365,7 @@ class RemovedOnceOpen(type(Path())):  # type: ignore[misc]
 
 
 def test_a_lock_that_its_holder_has_just_removed_is_not_taken(tmp_path: Path) -> None:
-    """Whoever comes next makes a new file, and both would hold one."""
+    """The next process makes a new file, and both processes would hold a lock."""
     lock = RemovedOnceOpen(tmp_path / "run.lock")
     with pytest.raises(UserError, match="the run is already running"), only_one(lock, "the run"):
         pass
@@ -383,7 +383,7 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:
         assert f"process {os.getpid()} on" in lock.read_text()
 
 
-def test_a_wish_to_stop_ends_nothing_and_a_second_ctrl_c_everything(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_first_ctrl_c_ends_nothing_and_a_second_one_everything(capfd: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with stop_after_the_step() as told_to_stop:
         assert not told_to_stop()

@@ -117,7 +117,7 @@ CONFIG = GrpoConfig(
 def train(
     model: Any, tokenizer: Any, folder: Path, config: GrpoConfig = CONFIG, seed: int = 0, reward: Any = contains_a_t
 ) -> tuple[Any, RunLog]:
-    """A copy of ``model``, trained, and the run's log."""
+    """A trained copy of ``model``, and the run's log."""
     folder.mkdir(parents=True)
     model = copy.deepcopy(model)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def test_training_adapters_of_rank_1_raises_the_reward(model: Any, tokenizer: An
 
 
 def test_a_reversed_reward_lowers_it(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """The toy reward does not rise by itself."""
+    """The toy reward does not rise without training on it."""
     train(model, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"n_grpo_steps": 12}), reward=without_a_t)
     contained = [1.0 - row["train/answer_reward"] for row in read_csv(tmp_path / "run/history.csv")]
     assert sum(contained[-2:]) < sum(contained[:2]) / 2
@@ -281,7 +281,7 @@ def test_a_group_of_one_and_every_loss_type_stay_finite(model: Any, tokenizer: A
 
 
 def test_rollouts_carry_the_advantages_that_the_handouts_function_gives() -> None:
-    """To the last bit of float32, in which the learner takes them."""
+    """Equal to the last bit of float32, the learner's precision."""
     texts = ["", "T" * 7, "T", "TT", "T" * 6, "TTT", "T" * 5, "T" * 4]
 
     def share(text: str, _: str) -> dict[str, float]:
@@ -415,7 +415,7 @@ def test_a_tracking_server_that_fails_does_not_fail_the_run(
 
 
 class RemembersCalls(TransformersEngine):
-    """Notes the sampling settings and the seed of each call."""
+    """Records the sampling parameters and the seed of each call."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -447,7 +447,7 @@ def evaluated(study: Study, run: EffectiveRun, model: Any, tokenizer: Any, folde
 def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
     tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, evaluation: int, training: int, used: int
 ) -> None:
-    """And the evaluation's own limit holds where it is the smaller one."""
+    """The evaluation's own limit applies if it is smaller."""
     study = tiny_study.model_copy(
         update={
             "grpo": tiny_study.grpo.model_copy(update={"sampling_max_tokens": training}),
@@ -460,7 +460,7 @@ def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
 
 
 def test_every_evaluation_of_every_run_draws_alike(tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """A policy that has not changed is measured the same again; another run's seed has no part in it, the study's has."""
+    """An unchanged policy gets the same result again; the study's seed affects it, the run's does not."""
     study = tiny_study.model_copy(update={"seeds": [0, 1]})
     other_seed = effective_run(study, "grpo_learning_rate", "slow", 1, [])
     engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "one")
@@ -516,7 +516,7 @@ def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.Monk
 def test_gradient_checkpointing_computes_activations_twice(
     tiny_study: Study, model: Any, project: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
 ) -> None:
-    """Once forward and again on the way back, which is what it saves memory by."""
+    """Once in the forward pass, and again in the backward pass."""
     from grpo.training import run as run_module
 
     config = tiny_study.grpo.model_copy(
@@ -538,7 +538,7 @@ def test_gradient_checkpointing_computes_activations_twice(
 
 
 def out_of_memory() -> None:
-    """Ask torch's allocator for more than any machine has."""
+    """Ask torch's allocator for more memory than any machine has."""
     torch.empty(2**60, dtype=torch.uint8)
 
 
@@ -596,7 +596,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
 def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DVC removes the outputs of the stage before it runs it; the timing file tells one training from another."""
+    """DVC removes a stage's outputs before it runs; the timing file shows whether training ran again."""
     from grpo.training import run as run_module
 
     monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: SCORE)
@@ -635,7 +635,7 @@ def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
 def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Starting vLLM switches the stream that autograd's hooks are made on; and the engine gets the run's own settings."""
+    """Starting vLLM switches the CUDA stream of autograd's hooks; the engine also gets the run's own settings."""
     from grpo.training import run as run_module
     from grpo.training import train as train_module
 
@@ -669,7 +669,7 @@ RIGHT = [1, 2, 4, 1]  # of six problems, in the evaluations after 0, 2, 4 and 5 
 
 @pytest.fixture
 def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[EffectiveRun, Path]]:
-    """Trains one run in a project folder; its evaluations come out with as many right answers as asked for."""
+    """Trains one run in a project folder, with a given number of right answers in each evaluation."""
     from grpo.training import run as run_module
 
     def run_it(
@@ -734,7 +734,7 @@ def test_the_best_evaluation_may_be_the_last(session: Any) -> None:
 
 
 def test_the_kept_weights_are_those_of_their_step(session: Any) -> None:
-    """A run of four steps ends with the weights that are the best of the run of five."""
+    """The final weights of a run of four steps are the best ones of the run of five."""
     _, folder = session()
     five = load_model(folder / "best"), load_model(folder / "last")
     _, folder = session(n_grpo_steps=4)
@@ -786,7 +786,7 @@ def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, m
 
 
 def test_a_run_with_other_checkpoints_is_trained_anew(session: Any) -> None:
-    """What is kept is part of a run, so one that kept less is not taken over."""
+    """The kept checkpoints are part of a run's identity, so a run with fewer is not reused."""
     session(changes={"checkpoints": ["last"]})
     _, folder = session("grpo_baselines", "same", SLOW_WON)
     assert sorted(path.name for path in folder.iterdir()) == ["best", "last"]
@@ -882,7 +882,7 @@ def test_a_phases_memory_is_its_largest_in_the_step_and_only_in_this_step(tmp_pa
 
 
 def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of the process that takes it up may stand anywhere. The first one began 7 s before its log."""
+    """The clock of the resuming process may have any value. The first process began 7 s before its log."""
     clock = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     folders = [tmp_path / "first", tmp_path / "again", tmp_path / "third"]
@@ -932,7 +932,7 @@ def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, t
 
 
 def test_further_sets_are_evaluated_where_they_are_due(model: Any, tokenizer: Any, mini_study: Study) -> None:
-    """At each step that is a multiple and at the last, else NaN; the validation set's numbers stay as they are."""
+    """At multiples of ``every`` and at the last step, else NaN; the validation set's numbers do not change."""
     asked = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(6)]
     settings = mini_study.evaluation.model_copy(update={"problems": 4, "max_tokens": 6})
     setup = setup_of(CONFIG, format=GradedTask.formats["question_only"], score=SCORE)

@@ -1,4 +1,4 @@
-"""Weights that the learner sends itself: what is sent, when, and that a run is the same as with weights that go through Ray."""
+"""Weight transfer by the learner: content, order, and equality of runs with those whose weights go through Ray."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ shared_cluster = pytest.mark.usefixtures("on_the_cluster")
 
 @pytest.fixture(scope="module")
 def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose head is its embedding, which loads without transformers."""
+    """A checkpoint with a tied head that loads without transformers."""
     target = tmp_path_factory.mktemp("model")
     save_checkpoint(target, own_model(**sizes(tokenizer), **SMALLER), tokenizer)
     return target
@@ -39,7 +39,7 @@ def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder_for_vllm(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of transformers, of a shape that vLLM takes on a CPU."""
+    """A checkpoint of transformers, in a shape that vLLM supports on a CPU."""
     target = tmp_path_factory.mktemp("model")
     save_checkpoint(target, tiny_model("qwen2", **sizes(tokenizer), **FOR_VLLM), tokenizer)
     return target
@@ -53,7 +53,7 @@ def sizes(tokenizer: Any) -> dict[str, int]:
 
 
 def test_a_checkpoints_weights_are_sent_under_its_names(tokenizer: Any, tmp_path: Path) -> None:
-    """Those in the file, for which vLLM's loader was written, and a head that is the embedding, which the file leaves out."""
+    """The names in the file, which vLLM's loader expects, and a tied head, which the file leaves out."""
     for kind, tied in (("qwen2", True), ("qwen2", False), ("llama", True)):
         model = tiny_model(kind, vocab_size=len(tokenizer), tie_word_embeddings=tied)
         save_checkpoint(tmp_path / f"{kind}-{tied}", model, tokenizer)
@@ -85,7 +85,7 @@ def test_adapters_are_merged_and_stay_in_the_model(model: Any) -> None:
 
 
 def test_a_bucket_holds_the_largest_weight() -> None:
-    """vLLM refuses one that does not fit: Qwen2.5-Math-7B's embedding has 1,089,994,752 bytes."""
+    """vLLM refuses a larger weight: Qwen2.5-Math-7B's embedding has 1,089,994,752 bytes."""
     with torch.device("meta"):
         small, embedding = torch.empty(10, 10), torch.empty(152064, 3584, dtype=torch.bfloat16)
     assert bucket_bytes({"small": small}) == BUCKET
@@ -168,7 +168,7 @@ def equal(found: Any, expected: Any) -> bool:
 
 @pytest.fixture(scope="module")
 def without_faults(folder: Path, cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder and the end of a run whose weights are at most one version old, and go through Ray."""
+    """Folder and result of a run with a lag of at most one, whose weights go through Ray."""
     target = tmp_path_factory.mktemp("ray")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", cluster)
@@ -220,7 +220,7 @@ def test_a_run_is_the_same_when_sending_fails(
 
 
 def kill_both(notes: Path, pipeline: Any, remote: Any) -> None:
-    """The learner before the step that version 2 takes, the generator before that of version 4."""
+    """Kill the learner before the step of version 2, and the generator before that of version 4."""
     train = remote.train
 
     def killing(rollouts: list[Any], version: int) -> Any:

@@ -73,7 +73,7 @@ class Dataset(GradedTask):
             raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
         for name in (files.train, files.validation) if files else ():
             if Path(file_of(name)).suffix not in FORMATS:
-                raise UserError(f"files: {name}: unknown suffix. Use one of {', '.join(FORMATS)}.")
+                raise UserError(f"files: {name}: cannot be read. Use a suffix of {', '.join(FORMATS)}.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
         self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
         self.math, self.skip_unusable = verify == "math", skip_unusable

@@ -264,7 +264,7 @@ def test_a_reward_that_nothing_earns_leaves_the_weights_as_they_are(
     trained, history = on_tiny_model(model, tokenizer, tmp_path / "run", reward=never, n_ei_steps=2)
     assert same_weights(model, trained)
     assert len(history) == 2 and all(math.isnan(row["loss"]) for row in history)
-    told = re.findall(r"step (\d): none of \d+ rollouts earns the reward of 1, so nothing was trained", capsys.readouterr().out)
+    told = re.findall(r"step (\d): none of \d+ rollouts has reward 1, so nothing was trained", capsys.readouterr().out)
     assert told == ["1", "2"]
 
 

@@ -29,6 +29,8 @@ def all_numbers(study: Study, found: Found) -> dict[str, Numbers]:
 def best(study: Study, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
     """The winner with the highest answer reward among the GRPO experiments on the main task, and what sets it apart.
 
+    Winners that start from the base model come before those that start from a fine-tuned one, as the gain is to be GRPO's.
+
     Returns:
         ``experiment``, ``title``, ``numbers`` (of the experiment), ``arm`` (the winner's numbers), ``of`` (among how many
         winners) and ``changes``: key, value and source of what no default and no study set.
@@ -36,17 +38,22 @@ def best(study: Study, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
     main = [name for name in numbers if study.experiments[name].task == MAIN] or list(numbers)
     names = [name for name in main if study.experiments[name].method == "grpo"] or main
     held = [name for name in names if not numbers[name]["winner"]["collapses"]] or names
+    held = [name for name in held if "start_from" not in _differs(numbers[name]["winner"])] or held
     name = max(held, key=lambda experiment: numbers[experiment]["winner"]["final"].value)
-    winner = numbers[name]["winner"]
-    config = winner["held"][0].config["config"]
     return {
         "experiment": name,
         "title": study.title(name),
         "numbers": numbers[name],
-        "arm": winner,
+        "arm": numbers[name]["winner"],
         "of": len(held),
-        "changes": [[key, v["value"], v["from"]] for key, v in config.items() if v["from"] not in ("study", "default")],
+        "changes": [[key, of["value"], of["from"]] for key, of in _differs(numbers[name]["winner"]).items()],
     }
+
+
+def _differs(arm: Numbers) -> dict[str, dict[str, Any]]:
+    """Value and source (``from``) of each key of an arm that neither a default nor the study set."""
+    config = arm["held"][0].config["config"]
+    return {key: of for key, of in config.items() if of["from"] not in ("study", "default")}
 
 
 def sentences(study: Study, found: Found, numbers: Mapping[str, Numbers], verdicts: list[Verdict]) -> list[str]:

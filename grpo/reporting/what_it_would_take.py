@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo.common.files import read_json
 from grpo.results.findings import Verdict
-from grpo.results.power import CHANCE
+from grpo.results.power import CHANCE, MOST_SEEDS
 from grpo.results.statistics import format_interval
 from grpo.study import paths
 
@@ -96,6 +96,8 @@ def _needed(row: Row) -> str:
         return "not known: one seed shows no spread between runs"
     if row["problems_needed"] is None:
         return "not to be said: the measured difference is zero"
+    if row["problems_needed"] <= row["problems"]:
+        return f"more than {MOST_SEEDS:,}"
     return f"no number: {row['problems']:,} problems are too few, {row['problems_needed']:,} at least are needed"
 
 

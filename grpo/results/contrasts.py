@@ -17,6 +17,7 @@ from grpo.results.power import Spread, problems_needed, seeds_needed, spread_of
 from grpo.study.schema import Study, read_yaml
 
 SELECTION = "selection"
+ROUNDING = 1e-9  # a difference below it is zero
 Arm = tuple[str, str]  # experiment and arm
 
 
@@ -120,7 +121,7 @@ def _spread(first: Scores, second: Scores) -> Spread | None:
 
 def _needed(spread: Spread | None, distance: float) -> dict[str, int | None]:
     seeds = problems = None
-    if spread is not None and distance != 0:
+    if spread is not None and abs(distance) > ROUNDING:
         seeds = seeds_needed(spread, distance)
         problems = problems_needed(spread, distance) if seeds is None else None
     return {"seeds_needed": seeds, "problems_needed": problems}

@@ -114,6 +114,17 @@ def test_the_best_is_a_grpo_winner_whose_runs_held(mini_study: Study) -> None:
     assert (top["experiment"], top["arm"]["arm"], top["of"]) == ("grpo_learning_rate", "a", 1)
 
 
+def test_a_run_from_a_fine_tuned_model_is_no_gain_of_grpo_alone(mini_study: Study) -> None:
+    found = one_arm("grpo_learning_rate", [0.1, 0.8]) | one_arm("grpo_sft_initialization", [0.6, 0.9])
+    start = {"value": "sft_experiment/all/last", "from": "arm a"}
+    tuned = [replace(one, config={"config": {"start_from": start}}) for one in found["grpo_sft_initialization"][0]]
+    found["grpo_sft_initialization"] = (tuned, found["grpo_sft_initialization"][1])
+    numbers = {each: numbers_of(mini_study, *of) for each, of in found.items()}
+    assert answer.best(mini_study, numbers)["experiment"] == "grpo_learning_rate"
+    del numbers["grpo_learning_rate"]  # where every winner starts from one, the best of them stands
+    assert answer.best(mini_study, numbers)["experiment"] == "grpo_sft_initialization"
+
+
 @pytest.mark.parametrize(
     ("spans", "seconds"),
     [

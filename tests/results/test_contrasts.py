@@ -88,12 +88,19 @@ def test_the_seeds_of_a_claim_with_a_margin_are_for_the_distance_from_it(mini_st
     assert power(spread, 0.06, needed) >= 0.8 > power(spread, 0.06, needed - 1)
 
 
-def test_one_seed_shows_no_spread_and_equal_means_need_no_number(mini_study: Study) -> None:
+def test_one_seed_shows_no_spread(mini_study: Study) -> None:
     study = finished(mini_study, {LENGTHS: {"masked_mean": [0.70], "masked_normalize": [0.72]}}, [1.0] * 8)
     (row,) = undecided(study)
     assert (row["spread"], row["seeds_needed"], row["problems_needed"]) == (None, None, None)
     found = contents([row], [])["undecided"]
     assert found[0]["command"] == "" and "not known: one seed" in table(found)
+
+
+def test_equal_means_need_no_number_though_rounded_sums_differ(mini_study: Study) -> None:
+    equal = {"masked_mean": [0.70, 0.74, 0.9], "masked_normalize": [0.9, 0.70, 0.74]}
+    (row,) = undecided(finished(mini_study, {LENGTHS: equal}, [1.0] * 8))
+    assert (row["seeds_needed"], row["problems_needed"]) == (None, None)
+    assert "the measured difference is zero" in table(contents([row], [])["undecided"])
 
 
 def test_a_claim_that_is_no_interval_of_rewards_is_told_apart(mini_study: Study) -> None:
@@ -124,3 +131,5 @@ def test_what_more_seeds_cost(mini_study: Study) -> None:
     never = row | {"seeds_needed": None, "problems_needed": 1234}
     (found,) = contents([never], [])["undecided"]
     assert "200 problems are too few, 1,234 at least" in table([found]) and hours(never, seconds) is None
+    enough = contents([never | {"problems_needed": 0}], [])["undecided"]  # problems hardly spread, and the difference is small
+    assert "| more than 1,000,000 |" in table(enough)

@@ -136,7 +136,7 @@ def _require(requires: dict[str, Any], evidence: Evidence) -> None:
 def write_claims(study: Study) -> None:
     """Judge the claims and write reports/claims.json."""
     published, verdicts = read_yaml(PUBLISHED), judge_claims(study)
-    cited = {source for verdict in verdicts for source in verdict.reported}
+    cited = {source for verdict in verdicts for source in verdict.reported or ()}
     sources = {source: text for source, text in published["sources"].items() if source in cited}
     about = {"task": published["task"], "sources": sources, "notes": published["notes"]}
     write_json(paths.CLAIMS, {**about, "claims": [asdict(verdict) for verdict in verdicts]})

@@ -1,7 +1,7 @@
-"""`make mlflow-server`: a tracking server; on this machine alone, and without a password, unless asked.
+"""`make mlflow-server`: start a tracking server, by default for this machine only and without a password.
 
-Settings, all from the environment: MLFLOW_HOST (127.0.0.1), MLFLOW_PORT (5000), MLFLOW_PASSWORD (none), MLFLOW_BACKEND (a
-database's URI; sqlite:///mlflow.db) and MLFLOW_SERVER_ALLOWED_HOSTS.
+Environment variables: MLFLOW_HOST (127.0.0.1), MLFLOW_PORT (5000), MLFLOW_PASSWORD (none), MLFLOW_BACKEND (URI of a database;
+sqlite:///mlflow.db) and MLFLOW_SERVER_ALLOWED_HOSTS.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ARTIFACTS = Path("mlruns/server")
-AUTH = Path("mlruns/auth.ini")  # holds the password, and auth.db beside it who may what; only their owner may read them
+AUTH = Path("mlruns/auth.ini")  # has the password; auth.db beside it has the permissions; only their owner may read them
 USER = "admin"
 PRIVATE = "localhost localhost:* 127.* 10.* 192.168.* 172.1[6-9].* 172.2[0-9].* 172.3[01].*"
 
 
 def main() -> None:
-    """Say how runs reach the server, and become it."""
+    """Print how to use the server, and start it in place of this process."""
     setting = os.environ.get
     host, port = setting("MLFLOW_HOST") or "127.0.0.1", setting("MLFLOW_PORT") or "5000"
     backend, password = setting("MLFLOW_BACKEND") or "sqlite:///mlflow.db", setting("MLFLOW_PASSWORD")
@@ -32,16 +32,16 @@ def main() -> None:
     if backend.startswith("postgresql"):
         need("psycopg2", "psycopg2-binary>=2.9")
     uri = f"http://{'127.0.0.1' if here else full}:{port}"
-    print(f"Runs write to this server where this is set: export MLFLOW_TRACKING_URI={uri}")
+    print(f"To send runs to this server: export MLFLOW_TRACKING_URI={uri}")
     if password:
         need("flask_wtf", "Flask-WTF<2")
         with_password(password)
-        print(f"and this: export MLFLOW_TRACKING_USERNAME={USER} MLFLOW_TRACKING_PASSWORD=... (the password)")
+        print(f"and: export MLFLOW_TRACKING_USERNAME={USER} MLFLOW_TRACKING_PASSWORD=... (the password)")
     else:
-        print(f"There is no password (MLFLOW_PASSWORD): whoever reaches port {port} can read, change and delete all runs.")
-    others = f"the host names {allowed} (MLFLOW_SERVER_ALLOWED_HOSTS)"
-    reached = "this machine alone; MLFLOW_HOST=0.0.0.0 serves others" if here else others
-    print(f"It answers to {reached}.", flush=True)
+        print(f"No password is set (MLFLOW_PASSWORD): anybody who reaches port {port} can read, change and delete all runs.")
+    others = f"requests for the host names {allowed} (MLFLOW_SERVER_ALLOWED_HOSTS)"
+    reached = "this machine only; MLFLOW_HOST=0.0.0.0 serves others" if here else others
+    print(f"It answers {reached}.", flush=True)
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     command = ["mlflow", "server", "--host", host, "--port", port, "--allowed-hosts", allowed, "--backend-store-uri", backend]
     command += ["--artifacts-destination", str(ARTIFACTS.absolute()), *(["--app-name", "basic-auth"] if password else [])]
@@ -49,12 +49,12 @@ def main() -> None:
 
 
 def with_password(password: str) -> None:
-    """Configure MLflow's basic authentication: one user, whose password is the one that is set now."""
+    """Configure MLflow's basic authentication with one user and this password."""
     if len(password) < 12:
-        sys.exit("error: MLFLOW_PASSWORD: MLflow wants at least 12 characters. Set a longer one.")
+        sys.exit("error: MLFLOW_PASSWORD: too short, as MLflow needs 12 characters. Set a longer one.")
     users = AUTH.with_suffix(".db").absolute()
     users.parent.mkdir(exist_ok=True)
-    users.unlink(missing_ok=True)  # it would keep the password of an earlier start
+    users.unlink(missing_ok=True)  # otherwise the password of an earlier start stays valid
     AUTH.unlink(missing_ok=True)
     for private in (AUTH, users):
         private.touch(mode=0o600)
@@ -68,7 +68,7 @@ def with_password(password: str) -> None:
 
 
 def need(module: str, requirement: str) -> None:
-    """Install what only some servers need."""
+    """Install a package that only some servers need, if it is missing."""
     if find_spec(module) is None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt"]
         subprocess.run([*pip, requirement], check=True)

@@ -1,7 +1,7 @@
-"""`make ui`: MLflow's UI of the runs at MLFLOW_TRACKING_URI (sqlite:///mlflow.db), and where in it they are.
+"""`make ui`: start MLflow's UI for the runs at MLFLOW_TRACKING_URI (sqlite:///mlflow.db), and print links to them.
 
-MLflow's own start page is for applications of language models; a link says that it is training that is looked at. The port is
-MLFLOW_PORT, or without it the first free one from 5000 on.
+The links open MLflow's view for training; its start page is for applications of language models. The port is MLFLOW_PORT, or
+the first free one from 5000 on.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from grpo.tracking.mlflow_uri import describe, local_database, without_password
 
 DATABASE = "sqlite:///mlflow.db"
 PORTS = range(5000, 5100)
-# By name, each run has a row of its own; by time, MLflow folds them under the run of their study's state.
+# Sorted by name, each run has its own row; sorted by time, MLflow folds them under the run of their study's state.
 TRAINING = urlencode({"workflowType": "machine_learning", "orderByKey": "tags.`mlflow.runName`", "orderByAsc": "true"})
 
 
 def main() -> None:
-    """Say where the runs are, and become MLflow's UI, unless a server shows them already."""
+    """Print links to the runs, and start MLflow's UI in place of this process unless a server shows them."""
     from mlflow.exceptions import MlflowException
 
     uri = os.environ.get("MLFLOW_TRACKING_URI") or DATABASE
@@ -35,8 +35,8 @@ def main() -> None:
             bring_artifacts_along(database)
     except (OSError, MlflowException) as error:
         stop(
-            f"MLflow at {without_password(uri)} cannot be read: {describe(error)}\nCheck MLFLOW_TRACKING_URI and the server;"
-            " without MLFLOW_TRACKING_URI, `make ui` shows the runs of mlflow.db in this folder."
+            f"MLflow at {without_password(uri)} cannot be read: {describe(error)}\nCheck the server and MLFLOW_TRACKING_URI, or"
+            " unset it to see the runs of mlflow.db in this folder."
         )
     for line in lines:
         print(line, flush=True)
@@ -45,24 +45,24 @@ def main() -> None:
 
 
 def free_port(wanted: str | None) -> int:
-    """The port that is wanted, or the first free one; ends the program where something else answers there."""
+    """The wanted port, or else the first free one; exit if another program uses it."""
     if wanted and not (wanted.isdecimal() and 0 < int(wanted) < 2**16):
-        stop(f"MLFLOW_PORT is {wanted}, and no number from 1 to 65535.")
+        stop(f"MLFLOW_PORT: {wanted} is not a number from 1 to 65535. Correct it.")
     for port in [int(wanted)] if wanted else PORTS:
-        with socket.socket() as knocker:
-            if knocker.connect_ex(("127.0.0.1", port)):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
                 return port
-    stop(f"another program answers at port {wanted or PORTS[0]}. Choose another: MLFLOW_PORT=5001 make ui")
+    stop(f"MLFLOW_PORT: another program uses port {wanted or PORTS[0]}. Choose another: MLFLOW_PORT=5001 make ui")
 
 
 def stop(message: str) -> NoReturn:
-    """End with one message."""
+    """Print one message and exit with code 2."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 def links(uri: str, base: str) -> list[str]:
-    """For each study that has runs, where its runs and its curves are."""
+    """Lines with links to the runs and the curves of each study."""
     from mlflow.tracking import MlflowClient
 
     lines = []

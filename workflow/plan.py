@@ -1,7 +1,7 @@
-"""What Snakemake has to know, taken from DVC: the stages, their order, what they need, and which of them are stale.
+"""Make Snakemake's plan from DVC: the stages, their order, their resources, and which of them are stale.
 
-Every rule's input and output is a stamp, a small file in ``.stamps/``. DVC's own files are not shown to Snakemake, because it
-deletes a job's outputs before it starts the job and writes time stamps into folders; DVC would see both as changes.
+The input and output of every rule are stamps, small files in ``.stamps/``. Snakemake does not see DVC's own files, as it
+deletes a job's outputs before the job and writes time stamps into folders, which DVC would take for changes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,23 @@ if TYPE_CHECKING:
 
 STAMPS, DATA = Path(".stamps"), Path("data")
 PLAN = STAMPS / "plan.json"
-# What is up to date gets this time; what a job writes is newer. Any moment in the past would do.
-UP_TO_DATE = 946_684_800
-# For a stage whose `meta:` names no entry of `resources:`.
+UP_TO_DATE = 946_684_800  # time of stamps that are up to date; any time in the past would do
+# Resources of a stage whose `meta:` names no entry of `resources:`.
 SMALLEST = {"gpus": 0, "cpus": 1, "mem_mb": 2000, "runtime_min": 60}
 
 
 class PlanError(Exception):
-    """dvc.yaml, dvc.lock or params.yaml cannot be turned into a plan; the message says what to mend."""
+    """dvc.yaml, dvc.lock or params.yaml gives no plan; the message says what to correct."""
 
 
 def make_plan() -> set[str]:
-    """Ask DVC for the stages and what is stale; write the plan and bring the stamps in line with it.
+    """Ask DVC for the stages and which are stale; write the plan and update the stamps.
 
     Returns:
-        the names of the stages that DVC would run, and of all that follow them.
+        the names of the stages that DVC would run and of all that depend on them.
 
     Raises:
-        PlanError: params.yaml is not a valid study, DVC cannot read the pipeline, or a stage names resources that params.yaml
-            does not have.
+        PlanError: params.yaml is invalid, DVC cannot read the pipeline, or a stage names resources that params.yaml lacks.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -50,11 +48,11 @@ def make_plan() -> set[str]:
     check_params()
     if DATA.is_symlink():
         raise PlanError(
-            f"{DATA} is a link, and DVC stores nothing behind one. Make it a folder; results go to another disk by"
+            f"{DATA}: a symbolic link, behind which DVC stores nothing. Make it a folder. To keep results on another disk:"
             " `dvc cache dir --local FOLDER` and `dvc config --local cache.type symlink` (docs/tracking.md)."
         )
     try:
-        # Waits for the lock, since a stage of another `dvc` may hold it for a moment.
+        # Waits for the lock, which another `dvc` may hold for a moment.
         with Repo(_wait_for_lock=True) as repo:
             if not repo.config["core"].get("hardlink_lock"):
                 require_flock(Path(repo.tmp_dir))
@@ -64,8 +62,8 @@ def make_plan() -> set[str]:
                 stale = stale_stages(repo)
     except SCMError as error:
         raise PlanError(
-            f"{error}, as DVC needs it to be. Clone the project with git; or, if it came without (as a ZIP file):"
-            " git init && git add . && git commit -m 'Start'"
+            f"{error}, which DVC needs. Clone the project with git; or, if you have it as a ZIP file: git init && git add . &&"
+            " git commit -m 'Start'"
         ) from error
     except DvcException as error:
         raise PlanError(what_dvc_cannot_read(error)) from error
@@ -75,10 +73,10 @@ def make_plan() -> set[str]:
 
 
 def require_flock(folder: Path) -> None:
-    """Try the kind of lock that DVC takes; where it is refused, DVC would wait for ever without a word.
+    """Check that DVC's kind of lock (flock) works; without it DVC would wait forever without a message.
 
     Raises:
-        PlanError: the file system has no such locks.
+        PlanError: the file system refuses flock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder) as file:
@@ -86,18 +84,18 @@ def require_flock(folder: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise PlanError(
-                f"{folder}: the file system refuses flock ({error.strerror}), by which DVC locks. Have DVC take other locks:"
+                f"{folder}: the file system refuses flock ({error.strerror}), which DVC uses. Let DVC use other locks:"
                 " dvc config core.hardlink_lock true && rm -f .dvc/tmp/lock .dvc/tmp/rwlock.lock"
             ) from error
 
 
 def check_params() -> None:
-    """Validate params.yaml before anything runs; DVC would only say that it is corrupted, and stages fail one after the other.
+    """Validate params.yaml before anything runs; DVC would only say that it is corrupted, or one stage after another fail.
 
-    A params.yaml without experiments belongs to another pipeline, and is only parsed.
+    A params.yaml without experiments belongs to another pipeline and is only parsed.
 
     Raises:
-        PlanError: it is no YAML, or no valid study; the message names the line or the key.
+        PlanError: it is not YAML or not a valid study; the message names the line or the key.
     """
     from grpo.common.errors import UserError
     from grpo.study.schema import PARAMS_FILE, read_yaml, validated
@@ -111,7 +109,7 @@ def check_params() -> None:
 
 
 def what_dvc_cannot_read(error: Exception) -> str:
-    """The line of dvc.yaml or dvc.lock that is no YAML, if there is one; else DVC's own words."""
+    """Describe why DVC cannot read the pipeline: the line of dvc.yaml or dvc.lock that is not YAML, or DVC's own message."""
     from grpo.common.errors import UserError
     from grpo.common.yaml_file import parse_yaml
 
@@ -123,15 +121,15 @@ def what_dvc_cannot_read(error: Exception) -> str:
         except UserError as wrong:
             message, remedy = str(wrong), ""
             break
-    return message + (" `git checkout dvc.lock` brings the committed one back." if "dvc.lock" in message else remedy)
+    return message + (" `git checkout dvc.lock` restores the committed one." if "dvc.lock" in message else remedy)
 
 
 @contextmanager
 def only_one_here() -> Iterator[None]:
-    """Hold the folder, in which no two processes may run stages.
+    """Hold the lock of this folder, so that no two processes run stages in it.
 
     Raises:
-        PlanError: another one holds it.
+        PlanError: another process holds it.
     """
     from grpo.common.errors import UserError
     from grpo.common.lock import only_one
@@ -144,9 +142,9 @@ def only_one_here() -> Iterator[None]:
 
 
 def remove_torn_rwlock(path: Path) -> None:
-    """Remove DVC's list of busy files if a killed DVC left it half-written; every later stage would fail on it.
+    """Remove DVC's list of busy files if a killed DVC left it half-written, as every later stage would fail on it.
 
-    DVC writes it only while it holds ``repo.lock``, as the caller does now, so nobody else is writing it.
+    DVC writes the file only while it holds ``repo.lock``; the caller holds that lock now.
     """
     if path.exists():
         try:
@@ -156,17 +154,17 @@ def remove_torn_rwlock(path: Path) -> None:
 
 
 def scheduled(repo: Repo) -> list[Stage]:
-    """The stages that run a command; imports and tracked files have nothing to schedule."""
+    """The stages with a command; imports and tracked files have none."""
     return [stage for stage in repo.index.stages if stage.cmd]
 
 
 def describe(repo: Repo) -> list[dict[str, Any]]:
-    """One entry for each stage, in a form that JSON can hold."""
+    """Describe each stage in an entry for JSON."""
     import networkx as nx
     from dvc.utils.serialize import load_yaml
 
-    graph = repo.index.graph  # an edge goes from a stage to one that it depends on
-    waiting: dict[Stage, int] = {}  # how long the longest chain is of stages that wait for one
+    graph = repo.index.graph  # edges go from a stage to the stages that it depends on
+    waiting: dict[Stage, int] = {}  # length of the longest chain of stages that depend on a stage
     for stage in nx.topological_sort(graph):
         waiting[stage] = max((waiting[after] + 1 for after in graph.predecessors(stage)), default=0)
     known = load_yaml("params.yaml").get("resources", {}) if Path("params.yaml").exists() else {}
@@ -176,7 +174,7 @@ def describe(repo: Repo) -> list[dict[str, Any]]:
         name = stage.addressing
         slug = re.sub(r"\W", "_", name)
         if slugs.setdefault(slug, name) != name:
-            raise PlanError(f"dvc.yaml: {slugs[slug]} and {name} would both be the rule {slug}. Rename one of them.")
+            raise PlanError(f"dvc.yaml: {slugs[slug]} and {name}: both would be the rule {slug}. Rename one of them.")
         plan.append(
             {
                 "stage": name,
@@ -195,26 +193,26 @@ def describe(repo: Repo) -> list[dict[str, Any]]:
 
 
 def requirements(name: str, meta: dict[str, Any], known: dict[str, dict[str, int]]) -> dict[str, Any]:
-    """A stage's threads, GPUs and other resources, by the names that Snakemake and its Slurm plugin use."""
+    """A stage's threads, GPUs and other resources, named as in Snakemake and its Slurm plugin."""
     kind = meta.get("resources")
     if kind is not None and kind not in known:
         raise PlanError(
             f"dvc.yaml: {name}: meta.resources is {kind!r}, but params.yaml has no resources.{kind} "
-            f"(it has: {', '.join(known) or 'none'}). Add it there, or change the stage."
+            f"(known: {', '.join(known) or 'none'}). Add it there, or change the stage."
         )
     needs = {**SMALLEST, **known.get(kind, {})}
     cpus, gpus = needs["cpus"], needs["gpus"]
     resources = {"mem_mb": needs["mem_mb"], "runtime": needs["runtime_min"]}
     if gpus:
-        # One process that sees all its GPUs: the plugin would ask for a task per GPU, and for one core per task.
+        # One process with all GPUs; by default the plugin asks for one task per GPU and one core per task.
         resources |= {"gpu": gpus, "cpus_per_gpu": ceil(cpus / gpus), "tasks_per_gpu": 0}
     return {"threads": cpus, "gpus": gpus, "resources": resources}
 
 
 def stale_stages(repo: Repo) -> set[str]:
-    """Names of the stages that DVC would run, and of all that follow them.
+    """Names of the stages that DVC would run and of all that depend on them.
 
-    Not by ``repo.status()``: it takes locks by process id, which means nothing to a job on another machine.
+    Does not use ``repo.status()``, whose locks by process id mean nothing to jobs on other machines.
     """
     import networkx as nx
 
@@ -225,7 +223,7 @@ def stale_stages(repo: Repo) -> set[str]:
 
 
 def is_stale(stage: Stage) -> bool:
-    """Whether DVC would run this stage now, were it asked for it alone."""
+    """Whether DVC would run this stage now if asked for it alone."""
     return bool(
         stage.is_callback
         or stage.always_changed
@@ -236,29 +234,29 @@ def is_stale(stage: Stage) -> bool:
 
 
 def write_stamps(plan: list[dict[str, Any]], stale: set[str]) -> None:
-    """Remove the stamps of stale and of former stages; write the others, all with the same time."""
+    """Remove the stamps of stale and former stages; write all others with the same time."""
     STAMPS.mkdir(exist_ok=True)
     fresh = {Path(entry["stamp"]) for entry in plan if entry["stage"] not in stale}
     for path in set(STAMPS.glob("*.done")) - fresh:
         path.unlink(missing_ok=True)
     for path in fresh:
         if not path.exists():
-            path.write_text("up to date\n")  # Snakemake may take an empty file for none
+            path.write_text("up to date\n")  # Snakemake may treat an empty file as missing
         os.utime(path, (UP_TO_DATE, UP_TO_DATE))
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a job that reads it meanwhile sees the old or the new text, never a part."""
+    """Write a file so that readers see either the old or the new text."""
     draft = path.with_suffix(".draft")
     draft.write_text(text)
     draft.replace(path)
 
 
 def file_name(stage: str) -> str:
-    """A stage's name as a file's; only stages of a dvc.yaml in a subfolder hold ``/`` and ``:``."""
+    """A stage's name as a file name; stages of a dvc.yaml in a subfolder have ``/`` and ``:``."""
     return re.sub(r"[/:]", "_", stage)
 
 
 def stamp(stage: str) -> str:
-    """A stage's stamp."""
+    """The path of a stage's stamp."""
     return f"{STAMPS}/{file_name(stage)}.done"

@@ -1,4 +1,4 @@
-"""`make repro`: ask DVC first, and start Snakemake only where a stage is stale, as that alone takes seconds."""
+"""`make repro`: ask DVC what is stale, and start Snakemake (which takes seconds) only if something is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHAT_NEXT = "The report is reports/index.html; `make ui` shows the runs."
 
 
 def main() -> int:
-    """Returns an exit code, where it does not become Snakemake."""
+    """Replace this process by Snakemake, or return an exit code."""
     start = time.perf_counter()
     try:
         with only_one_here():
@@ -26,7 +26,7 @@ def main() -> int:
         os.execvp("snakemake", ["snakemake", "--profile", "local", "--config", "plan_is_made=true"])
     print(f"All stages are up to date ({time.perf_counter() - start:.1f} s). {WHAT_NEXT}")
     if waiting := list(UNSENT.glob("*/run.json")):
-        print(f"MLflow lacks {len(waiting)} runs, which are kept in {UNSENT}: `grpo mlflow_import` delivers them.")
+        print(f"{len(waiting)} runs in {UNSENT} are not in MLflow yet: `grpo mlflow_import` sends them.")
     return 0
 
 

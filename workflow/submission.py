@@ -1,7 +1,7 @@
-"""`make submission`: writeup.pdf of the report, and code.zip of the files that git tracks, as courses want them handed in.
+"""`make submission`: write writeup.pdf (the report) and code.zip (the files that git tracks), as courses ask for them.
 
-writeup.pdf is reports/writeup.md, the answers to the handouts' questions and each section, with their figures. Exit code 2
-where a report or a tool is missing.
+writeup.pdf has reports/writeup.md, the answers to the handouts' questions and all sections, with figures. Exit code 2 if a
+report or a tool is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from grpo.study import paths
 
 PDF, ZIP = Path("writeup.pdf"), Path("code.zip")
 LINKED = re.compile(r"\]\((sections/\w+\.md)\)")
-LINK = 0o120777 << 16  # of a zip's entry: a symbolic link
+LINK = 0o120777 << 16  # attributes of a symbolic link in a zip file
 CSS = """
 @page { size: A4; margin: 16mm 14mm; @bottom-center { content: counter(page); font-size: 8pt } }
 body { font: 9.5pt/1.4 sans-serif } section { break-before: page } h1 { font-size: 15pt } h2 { font-size: 12pt }
@@ -33,7 +33,7 @@ pre, code { font-size: 7.5pt; white-space: pre-wrap; overflow-wrap: anywhere } a
 
 
 def document(reports: Path) -> str:
-    """The report as one HTML page: the write-up, the answers, and the sections in the order in which the write-up links them.
+    """Build one HTML page from the write-up, the answers, and the sections in the order of the write-up's links.
 
     Raises:
         UserError: there is no report.
@@ -50,7 +50,7 @@ def document(reports: Path) -> str:
 
 
 def _page(reports: Path, name: str, names: list[str]) -> str:
-    """One Markdown file of the report as HTML: what is folded is shown, links between files lead within the page."""
+    """Convert one Markdown file of the report to HTML; unfold details, and turn links between files into links in the page."""
     text = (reports / name).read_text(encoding="utf-8")
     text = re.sub(r"<details><summary>(.*?)</summary>", r"**\1**", text).replace("</details>", "")
     page: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
@@ -60,7 +60,7 @@ def _page(reports: Path, name: str, names: list[str]) -> str:
         if re.match(r"https?:", target):
             return link[0]
         within = os.path.relpath(reports / Path(name).parent / target, reports)
-        return f'<a href="#{within}">{said}</a>' if within in names else said  # a file beside the report is not in the PDF
+        return f'<a href="#{within}">{said}</a>' if within in names else said  # other files are not in the PDF
 
     def drawn(image: re.Match[str]) -> str:
         path = (reports / Path(name).parent / image[1]).resolve()
@@ -72,36 +72,36 @@ def _page(reports: Path, name: str, names: list[str]) -> str:
 
 
 def write_pdf(page: str, path: Path) -> None:
-    """Print an HTML page.
+    """Print an HTML page as PDF.
 
     Raises:
-        UserError: WeasyPrint, or the library that it draws text with, is not installed.
+        UserError: WeasyPrint, or the library Pango that it needs, is not installed.
     """
     try:
         from weasyprint import HTML
     except ImportError:
-        raise UserError(f"{path}: printing needs WeasyPrint, which `make submission` installs: use that.") from None
-    except OSError as error:  # it opens Pango as a library of the system
+        raise UserError(f"{path}: WeasyPrint is not installed. Run `make submission`, which installs it.") from None
+    except OSError as error:  # Pango is a system library
         raise UserError(
-            f"{path}: WeasyPrint needs Pango, a library of the system, and could not load it ({error.args[0]}). On Debian and "
-            "Ubuntu: apt-get install libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0; on macOS: brew install pango."
+            f"{path}: WeasyPrint could not load the system library Pango ({error.args[0]}). On Debian and Ubuntu: apt-get "
+            "install libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0; on macOS: brew install pango."
         ) from error
     HTML(string=page).write_pdf(path)
 
 
 def write_zip(root: Path, path: Path) -> int:
-    """Pack the files below ``root`` that git tracks, as they are now; equal files give equal bytes.
+    """Pack the files below ``root`` that git tracks, as they are now. Equal files give equal bytes.
 
     Returns:
-        how many.
+        the number of files.
 
     Raises:
-        UserError: ``root`` is no git repository.
+        UserError: ``root`` is not a git repository.
     """
     listed = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, check=False)
     if listed.returncode:
         raise UserError(
-            f"{root}: git lists no files here, and {path} is to hold those it tracks. Run `make submission` in a clone."
+            f"{root}: not a git repository, and {path} has the files that git tracks. Run `make submission` in a clone."
         )
     names = [name for name in sorted(listed.stdout.decode().split("\0")) if name and os.path.lexists(root / name)]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:

@@ -1,12 +1,12 @@
-"""What a person sees while Snakemake runs the stages: a logger plugin of Snakemake, which the profiles switch on.
+"""Show progress while Snakemake runs the stages: a logger plugin of Snakemake that the profiles switch on.
 
-A line for each stage that ends; in a terminal, below these, a line for each running stage, with its step, its reward and the
-time it still needs, and how far all is. A failed stage is shown with the end of its log. Of Snakemake's own words only warnings
-and errors are printed, but all as ever where no stage is run (`--list`, `--unlock`, an error in the Snakefile) and with
-`--dry-run`, `--verbose`, `--quiet`.
+Prints a line for each finished stage. In a terminal it also shows a line for each running stage with its step, reward and time
+left, and the progress of all. For a failed stage it prints the end of its log. Of Snakemake's own messages it prints warnings
+and errors only. It prints all of them if no stage runs (`--list`, `--unlock`, an error in the Snakefile) and with `--dry-run`,
+`--verbose`, `--quiet`.
 
-(snakemake-logger-plugin-rich counts the finished jobs of each rule. Here each stage is a rule of its own, and steps, rewards
-and the time left are not among Snakemake's events.)
+(snakemake-logger-plugin-rich counts finished jobs per rule. Here each stage is a rule, and steps, rewards and time left are not
+among Snakemake's events.)
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
 
 LOG_LINES_SHOWN = 20
 REPORT = Path("reports/index.html")
-# Snakemake's words for a failed stage besides those that are shown in their place.
+# Snakemake's messages about a failed stage that repeat what is shown here.
 REPEATED = re.compile(r"CalledProcessError in file|Exiting because a job execution failed|At least one job did not complete")
-# What DVC says where a disk or quota is full.
+# DVC's message about a full disk or quota.
 FULL = re.compile(r"ERROR: .*\[Errno (?:28|122)\](?:.*'(.+)/files/md5/)?")
 CACHE_IS_FULL = (
-    "\nDVC could not store the results, as the disk of its cache is full: {}. Free space (`dvc gc --workspace` removes what no"
-    " stage of the workspace uses), or move the cache (`dvc cache dir --local FOLDER`). Then the same command goes on: finished"
-    " runs and evaluations are kept."
+    "\n{}: DVC could not store the results, as the disk of its cache is full. Free space (`dvc gc --workspace` removes what no"
+    " stage of the workspace uses), or move the cache (`dvc cache dir --local FOLDER`). Then run the same command again;"
+    " finished runs and evaluations are kept."
 )
 TOLD_TO_STOP = ("Terminating processes on user request", "Will exit after finishing currently running jobs")
 
 
 class LogHandler(LogHandlerBase):
-    """Shows Snakemake's events; see the module."""
+    """Shows Snakemake's events (see the module)."""
 
     writes_to_stream, writes_to_file, has_filter, has_formatter, needs_rulegraph = True, False, True, True, False
 
     def __post_init__(self) -> None:
-        """Be ready to print as ever, which holds until the first stage starts."""
+        """Prepare to print Snakemake's own messages, until the first stage starts."""
         asked = self.common_settings
         stream, quiet = sys.stdout if asked.stdout else sys.stderr, asked.quiet or set()
         wanted = DefaultFilter(quiet, asked.debug_dag, asked.verbose, asked.dryrun, asked.printshellcmds)
@@ -58,14 +58,14 @@ class LogHandler(LogHandlerBase):
         self.off = bool(asked.dryrun or asked.verbose or asked.debug_dag or quiet)
         self.console = Console(file=stream, no_color=asked.nocolor, highlight=False)
         self.in_terminal = stream.isatty() and not self.console.is_dumb_terminal
-        self.before: list[logging.LogRecord] = []  # what was said before the first stage started
-        self.to_run: Collection[str] = ()  # rules
+        self.before: list[logging.LogRecord] = []  # messages before the first stage started
+        self.to_run: Collection[str] = ()  # names of rules
         self.study: Study | None = None
         self.live: Live | None = None
         self.jobs: dict[int, Stage] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by Snakemake for each of its messages, one after the other, in a thread of its own."""
+        """Handle one message; Snakemake calls this in a separate thread, one message after the other."""
         try:
             if self.study:
                 self.follow(self.study, record)
@@ -85,13 +85,13 @@ class LogHandler(LogHandlerBase):
             self.handleError(record)
 
     def say_as_ever(self) -> None:
-        """Print what Snakemake has said, as without this plugin."""
+        """Print Snakemake's messages as they would be without this plugin."""
         for record in self.before:
             self.as_ever.handle(record)
         self.before.clear()
 
     def say(self, text: str, style: str = "") -> None:
-        """Print, in a terminal above the lines of the running stages."""
+        """Print a line; in a terminal above the running stages."""
         self.console.print(Text(text, style), soft_wrap=True)
 
     def follow(self, study: Study, record: logging.LogRecord) -> None:
@@ -109,14 +109,14 @@ class LogHandler(LogHandlerBase):
                 self.show_failed(stage, clock(now - (stage.started or now)), record)
                 stage.started, stage.failed = None, not stage.told_to_stop
             case None if message.startswith("Trying to restart job"):
-                self.say(f"{self.jobs[int(message.split()[-1].rstrip('.'))].name} is tried again", "yellow")
+                self.say(f"{self.jobs[int(message.split()[-1].rstrip('.'))].name}: trying again", "yellow")
             case None if message.startswith(TOLD_TO_STOP):
-                self.say("Told to stop: the running stages finish their step and save; told again, they end at once.", "yellow")
+                self.say("Told to stop: running stages finish their step and save; a second Ctrl-C ends them now.", "yellow")
             case event if record.levelno >= logging.WARNING and event != LogEvent.JOB_ERROR and not REPEATED.search(message):
                 self.say(self.words.format(record), "red" if record.levelno >= logging.ERROR else "yellow")
 
     def show_done(self, study: Study, stage: Stage) -> None:
-        """The line of a stage that has ended well: its seconds, the mean reward of its runs, and which runs they equal."""
+        """Print the line of a finished stage: its time, the mean reward of its runs, and the runs that they equal."""
         reward = "" if stage.reward is None else f", reward {stage.reward:.3f}"
         equal = f", taken over from {', '.join(stage.same_as)}" if stage.same_as else ""
         not_run = f", {stage.not_run}" if stage.not_run else ""
@@ -124,7 +124,7 @@ class LogHandler(LogHandlerBase):
         self.say(f"{done}: {stage.name}, {clock(stage.seconds or 0)}{reward}{equal}{not_run}")
 
     def show_failed(self, stage: Stage, spent: str, record: logging.LogRecord) -> None:
-        """What has failed, where its log is, and the end of that."""
+        """Print what failed, the end of its log, and where the log is."""
         text = stage.log.read_text(errors="replace") if stage.log.exists() else ""
         lines = re.split(r"[\r\n]+", text.rstrip())[-LOG_LINES_SHOWN:]
         stage.told_to_stop = lines[-1].startswith("Told to stop")
@@ -134,13 +134,13 @@ class LogHandler(LogHandlerBase):
             why = f" {record.rule_msg}" if record.rule_msg else ""
             shown = Text(f"{stage.name} failed after {spent}.{why}\nThe end of its log:\n", "red")
             shown.append("".join(f"  | {line}\n" for line in lines), "default")
-            shown.append(f"All of it: {', '.join(map(str, record.log))}")
+            shown.append(f"Full log: {', '.join(map(str, record.log))}")
             if full := FULL.search(text):
                 shown.append(CACHE_IS_FULL.format(full[1] or ".dvc/cache"))
             self.console.print(shown, soft_wrap=True)
 
     def picture(self) -> Group:
-        """The lines of the running stages, and how far all of it is."""
+        """The lines of the running stages and the progress of all."""
         study, now = self.study, time.time()
         assert study
         table = Table("running", box=None, pad_edge=False)
@@ -157,7 +157,7 @@ class LogHandler(LogHandlerBase):
         return Group("", table, bar)
 
     def close(self) -> None:
-        """Leave the terminal in order, and say what was done. Snakemake calls it however the end came; Python does again."""
+        """Restore the terminal and print the summary. Snakemake always calls this; Python calls it again at exit."""
         if self.live:
             self.live.stop()
         if self.study:
@@ -168,9 +168,9 @@ class LogHandler(LogHandlerBase):
         super().close()
 
     def end(self, study: Study) -> None:
-        """The last lines."""
+        """Print warnings and the summary."""
         done, failed = study.done(), [stage for stage in study.stages.values() if stage.failed]
-        alike: dict[str, list[str]] = {}  # warnings with the same first line
+        alike: dict[str, list[str]] = {}  # warnings by their first line
         for stage in done:
             for warning in stage.warnings:
                 alike.setdefault(warning.partition("\n")[0], []).append(f"{stage.name}: {warning}")
@@ -183,7 +183,7 @@ class LogHandler(LogHandlerBase):
         else:
             self.say(
                 f"{len(done)} of {len(study.stages)} stages in {clock(time.time() - study.began)}, {len(failed)} failed"
-                f"{''.join(f', {stage.name} ({stage.log})' for stage in failed)}. The same command goes on from here.",
+                f"{''.join(f', {stage.name} ({stage.log})' for stage in failed)}. The same command continues from here.",
                 "bold red" if failed else "bold yellow",
             )
 

@@ -1,7 +1,7 @@
-"""``uv pip ARGUMENTS...`` with pip's settings, which uv does not read: where packages come from, and how they are reached.
+"""Run ``uv pip ARGUMENTS...`` with pip's settings for package sources, proxy and certificates, which uv does not read.
 
-pip lists them (``pip config list``), those of its files and PIP_... in the environment. What is set for uv goes first.
-If pip has no setting of where packages come from, uv takes PyTorch's build for this machine's CPU or CUDA.
+The settings come from ``pip config list``: pip's files and the environment variables PIP_... . Settings made for uv take
+precedence. If no package source is set, uv installs PyTorch's build for this machine's CPU or CUDA.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ FALSE = {"", "0", "false", "no", "off"}
 
 
 def read_settings(listing: str) -> dict[str, str]:
-    """pip's settings by name, from the output of ``pip config list``."""
+    """Parse pip's settings from the output of ``pip config list``."""
     rows = [line.partition("=") for line in listing.splitlines()]
     settings: dict[str, str] = {}
-    for section in ("global.", "install.", ":env:."):  # the later one counts
+    for section in ("global.", "install.", ":env:."):  # later ones take precedence
         settings |= {key.removeprefix(section): ast.literal_eval(value) for key, _, value in rows if key.startswith(section)}
     return settings
 
 
 def for_uv(pip: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-    """uv's environment: pip's settings under uv's names, and over them what ``env`` has. Empty values count as none."""
+    """Translate pip's settings to uv's environment variables; non-empty values in ``env`` take precedence."""
 
     def several(name: str) -> list[str]:
         return pip.get(name, "").split()
@@ -37,7 +37,7 @@ def for_uv(pip: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
         "UV_FIND_LINKS": ",".join(several("find-links")),
         "UV_DEFAULT_INDEX": pip.get("index-url", ""),
         "UV_INDEX": " ".join(extra),
-        "UV_INDEX_STRATEGY": "unsafe-best-match" if extra else "",  # the best of all, as pip takes it
+        "UV_INDEX_STRATEGY": "unsafe-best-match" if extra else "",  # the best match of all indexes, as in pip
         "UV_NO_INDEX": "" if pip.get("no-index", "").lower() in FALSE else "1",
         "UV_INSECURE_HOST": " ".join(several("trusted-host")),
         "SSL_CERT_FILE": pip.get("cert", ""),
@@ -52,11 +52,11 @@ def for_uv(pip: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Become uv."""
+    """Replace this process by uv."""
     listing = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
     env = for_uv(read_settings(listing), os.environ)
     uv = str(Path(sys.executable).with_name("uv"))
-    no_index = ["--no-index"] if env.pop("UV_NO_INDEX", "") else []  # which uv has as an argument only
+    no_index = ["--no-index"] if env.pop("UV_NO_INDEX", "") else []  # uv has it only as an argument
     os.execve(uv, [uv, "pip", arguments[0], *no_index, *arguments[1:]], env)
 
 

@@ -1,19 +1,18 @@
-"""Run a command with N GPUs of its own, and leave nothing of it running: ``with_gpus.py N -- COMMAND...``
+"""Run a command with N GPUs of its own and end all its processes afterwards: ``with_gpus.py N -- COMMAND...``
 
-Snakemake's ``--resources gpu=4`` only counts: it does not say which device a job may use. Here each device is a lock file in a
-folder that all of a user's clones on this machine share (``locks_folder``); the command sees the N devices whose locks it got
-in CUDA_VISIBLE_DEVICES. The operating system releases the locks when the process ends, however it ends. In a job that Snakemake
-has submitted to Slurm, which hands out devices itself, the Snakefile asks for none. (Not so with ``--profile local`` inside an
-allocation, as of ``salloc``: its devices are shared out like those of any machine.)
+Snakemake's ``--resources gpu=4`` only counts GPUs and does not assign them. Here each device has a lock file in a folder that
+all clones of a user on this machine share (``locks_folder``). The command gets N locked devices in CUDA_VISIBLE_DEVICES. The
+operating system releases the locks when the process ends. In jobs that Snakemake submits to Slurm, Slurm assigns the devices,
+and the Snakefile asks for none here. (With ``--profile local`` in an allocation of ``salloc``, devices are locked as usual.)
 
-A killed ``dvc`` leaves the training that it started running, and the next attempt would train beside it. So the command gets
-a process group of its own, which is ended with it, and also when Snakemake dies.
+A killed ``dvc`` leaves its training running, and the next attempt would run beside it. So the command gets its own process
+group, which is ended with the command, and also when Snakemake dies.
 
-When this process is told to stop (SIGTERM from Slurm, Ctrl-C, a closed terminal), so is the command, and it has time to finish
-its step, save its state and end; the exit code is then 75, "run me again, I go on from there". A second Ctrl-C ends it at once.
+When this process is told to stop (SIGTERM from Slurm, Ctrl-C, a closed terminal), it tells the command, which has time to
+finish its step and save its state. The exit code is then 75: run again to continue. A second Ctrl-C ends the command at once.
 
-What the others do meanwhile: Slurm sends SIGTERM to every process of the job, DVC and Snakemake too. DVC would die of it, and
-so has it ignored. Snakemake waits for its running jobs, on SIGTERM as on Ctrl-C, and starts no others.
+Slurm sends SIGTERM to every process of a job. DVC would die of it, so it is started with SIGTERM ignored. Snakemake waits for
+its running jobs, after SIGTERM as after Ctrl-C, and starts no others.
 """
 
 from __future__ import annotations
@@ -38,23 +37,22 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     import psutil
 
-# Time for a step and for saving. Where Slurm's KillWait, its preemption or the rest of the time limit is shorter, that holds.
-GRACE_SECONDS = 300
-SAME_WISH_SECONDS = 1.0
+GRACE_SECONDS = 300  # to finish a step and save; Slurm's KillWait, preemption or time limit may be shorter
+SAME_REQUEST_SECONDS = 1.0  # signals within this time are one request to stop
 WAIT_SECONDS = 0.2  # between two attempts to get devices
-RESUME_ME = 75  # EX_TEMPFAIL of sysexits.h, as `grpo train` has it
+RESUME_ME = 75  # EX_TEMPFAIL of sysexits.h, as in `grpo train`
 LOG_LINES_SHOWN = 20
 PR_SET_PDEATHSIG = 1
 
 
 class GpuError(Exception):
-    """The machine does not have what was asked for."""
+    """The machine does not have the GPUs that were asked for."""
 
 
 def present() -> dict[str, str]:
-    """The devices that nvidia-smi lists: what CUDA_VISIBLE_DEVICES calls each -> its UUID.
+    """The UUIDs of the devices that nvidia-smi lists, by their names in CUDA_VISIBLE_DEVICES.
 
-    A GPU has its number. Of a partitioned one (MIG) each part is a device, which CUDA knows by its UUID only.
+    The name of a GPU is its number. Each part of a partitioned GPU (MIG) is a device, named by its UUID.
     """
     if shutil.which("nvidia-smi") is None:
         return {}
@@ -70,27 +68,27 @@ def present() -> dict[str, str]:
 
 
 def devices() -> dict[str, str]:
-    """The devices that may be used, those of CUDA_VISIBLE_DEVICES or else all: name there -> the same name for all processes.
+    """The usable devices (CUDA_VISIBLE_DEVICES, or else all) by their names there, each with a name valid for all processes.
 
-    A number may mean another GPU in another allocation on this machine, so the UUID stands for the device where it is known.
+    That name is the UUID if known, as a number may mean another GPU in another allocation on this machine.
     """
     known = present()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return known
     names = [name.strip() for name in visible.split(",") if name.strip()]
-    names = names[: names.index("-1")] if "-1" in names else names  # as CUDA has it: the first wrong number ends the list
-    # CUDA takes the beginning of a UUID for the whole.
+    names = names[: names.index("-1")] if "-1" in names else names  # as in CUDA, the first invalid number ends the list
+    # CUDA accepts the beginning of a UUID.
     return {name: known.get(name) or next((u for u in known.values() if u.startswith(name)), name) for name in names}
 
 
 def locks_folder() -> Path:
-    """One folder for each user and machine, whichever clone runs, from whichever session."""
+    """The folder with locks, one per user and machine."""
     return Path(tempfile.gettempdir()) / f"grpo-gpus-{os.getuid()}"
 
 
 def try_lock(path: Path) -> IO[str] | None:
-    """The locked file, or None if another process has it."""
+    """Lock a file; None if another process holds the lock."""
     file = path.open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,16 +100,16 @@ def try_lock(path: Path) -> IO[str] | None:
 
 @contextmanager
 def hold(count: int) -> Iterator[list[str]]:
-    """Wait until ``count`` devices are free, and hold them; yields their names for CUDA_VISIBLE_DEVICES.
+    """Wait until ``count`` devices are free and hold them; yield their names for CUDA_VISIBLE_DEVICES.
 
     Raises:
-        GpuError: there are not as many, free or not.
+        GpuError: the machine has fewer devices.
     """
     offered = devices()
-    # CUDA shows a process one part of a partitioned GPU at most, however many it names.
+    # CUDA shows a process at most one part of a partitioned GPU.
     usable = {name: uuid for name, uuid in offered.items() if count == 1 or not uuid.startswith("MIG-")}
     if count > len(usable):
-        parts = "; parts of a partitioned GPU (MIG) serve commands that want one" if len(usable) < len(offered) else ""
+        parts = "; a command can use only one part of a partitioned GPU (MIG)" if len(usable) < len(offered) else ""
         raise GpuError(
             f"{count} GPU(s) asked for, but this machine offers {len(usable)} ({', '.join(usable) or 'none'}){parts}. "
             "Lower `gpus` under `resources:` in params.yaml, check CUDA_VISIBLE_DEVICES and `nvidia-smi -L`, or use Slurm."
@@ -120,8 +118,8 @@ def hold(count: int) -> Iterator[list[str]]:
     folder.mkdir(mode=0o700, exist_ok=True)
     while True:
         with ExitStack() as attempt:
-            # All or none, and one process tries at a time: two that each hold a part of what they need would wait for each
-            # other, and one that waited in the queue would keep others from devices that it does not want.
+            # All or none, and one process at a time: two processes that each hold a part of what they need would wait for each
+            # other, and a process that waited while it holds the queue would block devices that it does not need.
             with (folder / "queue.lock").open("a") as queue:
                 fcntl.flock(queue, fcntl.LOCK_EX)
                 taken: list[str] = []
@@ -136,24 +134,25 @@ def hold(count: int) -> Iterator[list[str]]:
 
 
 def environment(count: int, held: ExitStack) -> dict[str, str]:
-    """The command's environment; the devices in it stay locked until ``held`` is closed."""
+    """The command's environment; its devices stay locked until ``held`` is closed."""
     if count == 0:
         return dict(os.environ)
     taken = held.enter_context(hold(count))
-    # nvidia-smi numbers devices by their place on the bus, CUDA by default by speed.
+    # nvidia-smi numbers devices by their place on the bus; CUDA's default is by speed.
     return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(taken), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def when_parent_dies(signum: int) -> None:
-    """Have this process sent a signal when its parent ends, even by SIGKILL. Only Linux can."""
+    """Let the kernel send this process a signal when its parent ends, even by SIGKILL (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
 
 
 def before_exec() -> None:
-    """Runs in the child: end with the parent, and be open to SIGINT even where the parent ignores it (``nohup ... &``).
+    """Set up the child: it ends with its parent, accepts SIGINT even if the parent ignores it (``nohup ... &``), and ignores
+    SIGTERM.
 
-    SIGTERM stays ignored in all that the command starts, until a program decides otherwise, as `grpo` does.
+    Its children ignore SIGTERM too until they change that, as `grpo` does.
     """
     when_parent_dies(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -161,27 +160,27 @@ def before_exec() -> None:
 
 
 class Stop:
-    """Signal handler: leave by way of every ``finally``.
+    """Signal handler that exits through every ``finally``.
 
-    Some signals only repeat a wish. A closed terminal sends SIGHUP, and Snakemake's death of it SIGTERM. Slurm sends SIGTERM
-    before the time limit and again when it comes, or at the start and the end of a preemption; the end is SIGKILL.
+    Some signals repeat a request and are ignored: a closed terminal sends SIGHUP, then Snakemake's death SIGTERM; Slurm sends
+    SIGTERM before the time limit and at the limit, or at the start and the end of a preemption, and finally SIGKILL.
     """
 
     def __init__(self) -> None:
         self.first: float | None = None
 
     def __call__(self, signum: int, _frame: object) -> None:
-        """See the class."""
+        """Exit, unless the signal repeats a request."""
         now = time.monotonic()
         if self.first is None:
             self.first = now
-        elif now - self.first < SAME_WISH_SECONDS or (signum == signal.SIGTERM and "SLURM_JOB_ID" in os.environ):
+        elif now - self.first < SAME_REQUEST_SECONDS or (signum == signal.SIGTERM and "SLURM_JOB_ID" in os.environ):
             return
         sys.exit(128 + signum)
 
 
 def of_group(group: int) -> set[psutil.Process]:
-    """The processes of a group, and all that they have started."""
+    """The processes of a group and their descendants."""
     import psutil
 
     members = set()
@@ -193,10 +192,10 @@ def of_group(group: int) -> set[psutil.Process]:
 
 
 def tell_to_stop(command: int, log: Path | None) -> None:
-    """Interrupt all that the command has started; DVC then gives back its locks.
+    """Interrupt all processes of the command, so that DVC releases its locks.
 
-    DVC itself only until it has started the stage's command, which it announces by ``> COMMAND``: after that it stores the
-    results, which are those of hours, and would have to be made again.
+    Once DVC has started the stage's command, which it announces as ``> COMMAND``, DVC itself is not interrupted, as it may be
+    storing results of hours.
     """
     import psutil
 
@@ -211,10 +210,10 @@ def tell_to_stop(command: int, log: Path | None) -> None:
 
 
 def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
-    """Run the command in its own process group, and end whatever is left of the group afterwards.
+    """Run the command in its own process group, and end what is left of the group afterwards.
 
     Returns:
-        Its exit code, or ``RESUME_ME`` if it was told to stop and did without having succeeded.
+        its exit code, or ``RESUME_ME`` if it was told to stop and stopped before it was done.
     """
     with log.open("w") if log else contextlib.nullcontext() as output:
         process = subprocess.Popen(
@@ -235,20 +234,20 @@ def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
 
 
 def say(message: str, log: Path | None) -> None:
-    """Say it at the end of the command's log, or where there is none on stderr."""
+    """Write a message to the end of the command's log, or to stderr without a log."""
     with log.open("a") if log else contextlib.nullcontext(sys.stderr) as output:
         print(message, file=output)
 
 
 def explain_failure(command: list[str], code: int, log: Path) -> None:
-    """Say where the log is, and show its end."""
+    """Print the end of the log and where it is."""
     lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
     text = "\n".join(f"  | {line}" for line in lines)
-    print(f"Failed with exit code {code}: {' '.join(command)}\nThe end of its log:\n{text}\nAll of it: {log}", file=sys.stderr)
+    print(f"Failed with exit code {code}: {' '.join(command)}\nThe end of its log:\n{text}\nFull log: {log}", file=sys.stderr)
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: the command's, 2 if it could not be run at all, 75 if it was told to stop and can be resumed."""
+    """Return the exit code: the command's, 2 if it could not start, 75 if it was told to stop and can be continued."""
     parser = argparse.ArgumentParser(prog="with_gpus.py", description="Run a command with N GPUs of its own.")
     parser.add_argument("count", type=int, metavar="N")
     parser.add_argument("--log", type=Path, help="write the command's output to this file")
@@ -272,7 +271,7 @@ def main(arguments: list[str]) -> int:
     if code == 0 and options.stamp:
         options.stamp.write_text(time.strftime("%Y-%m-%d %H:%M:%S\n"))
     if code == RESUME_ME:
-        say("Told to stop, and did. Run again, it goes on from the state it saved, if it has one.", options.log)
+        say("Told to stop, and stopped. The same command continues from the saved state, if there is one.", options.log)
     if code and options.log and options.explain:
         explain_failure(options.command, code, options.log)
     return code if code >= 0 else 128 - code

@@ -1,7 +1,7 @@
-"""A run's log in CSV files, and MLflow.
+"""Log runs to CSV files and to MLflow.
 
-MLflow's own settings take minutes to fail. No request is repeated: a repeated one would make a second run where only the answer
-to the first one was lost. Sending a run's folder again finds that run. MLflow reads some of this when it is imported.
+With MLflow's own settings a failure takes minutes. Requests are not repeated, as a repeated one would make a second run if only
+the answer to the first was lost; sending a run's folder again finds the run. MLflow reads some settings when it is imported.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""An MLflow run, as the code that trains sees it: a folder that it writes, and a thread that sends the folder.
+"""Record an MLflow run: write it to a folder, and send the folder from a thread.
 
-The folder is in ``data/state/mlflow`` until MLflow has all of it, and is the truth until then: ``run.json`` says what run it
-is, ``metrics.jsonl`` has a line for each call of :meth:`MlflowRun.log`. :mod:`grpo.tracking.mlflow_send` reads it. A server
-that is slow, away or broken costs a warning at the run's end.
+The folder stays in ``data/state/mlflow`` until MLflow has all of it. ``run.json`` describes the run, and ``metrics.jsonl`` has
+one line per call of :meth:`MlflowRun.log`. :mod:`grpo.tracking.mlflow_send` sends it. A slow, unreachable or broken server only
+costs a warning at the end of the run.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from grpo.tracking.mlflow_uri import NOWHERE, describe, tracking_uri, without_pa
 
 
 class MlflowRun:
-    """One MLflow run, as a folder.
+    """One MLflow run as a folder.
 
-    The tag ``run_key`` identifies it in MLflow, so that a folder can be sent twice. The process holds a lock (flock) on the
-    file of metrics until it ends: a folder without this lock belongs to a run that is over.
+    The tag ``run_key`` identifies the run in MLflow, so that a folder can be sent twice. The process holds a lock (flock) on
+    ``metrics.jsonl`` until it ends; a folder without this lock belongs to a run that is over.
 
     Args:
-        experiment: the MLflow experiment's name; made if it does not exist.
-        name: the run's name.
-        params, tags: values are turned into text.
-        state: of the study, from :func:`grpo.tracking.mlflow_study.study_state`; it becomes this run's parent.
+        experiment: name of the MLflow experiment; made if it does not exist.
+        name: name of the run.
+        params, tags: values are converted to text.
+        state: of the study, from :func:`grpo.tracking.mlflow_study.study_state`; it becomes the parent of this run.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class MlflowRun:
             self.folder.mkdir(parents=True)
             self._metrics = (self.folder / METRICS).open("ab", buffering=0)
             fcntl.flock(self._metrics, fcntl.LOCK_EX)
-            write_json(self.folder / RUN, self._about)  # last, as it makes the folder a run's
+            write_json(self.folder / RUN, self._about)  # last, as only a folder with this file counts as a run
         self._sender = Sender(self.folder, uri)
         if self._metrics is not None:
             self._sender.start()
@@ -91,7 +91,7 @@ class MlflowRun:
         with self._noting_trouble():
             if self._metrics is None:
                 raise FileNotFoundError("there is no file to write to")
-            # The first line break ends what a full disk may have left of the line before.
+            # The first line break ends a line that a full disk may have cut.
             line = b"\n" + json.dumps(row).encode() + b"\n"
             if self._metrics.write(line) < len(line):
                 raise OSError("the disk took half a line")
@@ -101,15 +101,15 @@ class MlflowRun:
         self._describe(tags=self._about["tags"] | _as_text(tags))
 
     def artifact(self, path: Path) -> None:
-        """Keep a copy of a file with the run, made when the run ends."""
+        """Add a file as an artifact; it is copied when the run ends."""
         self._describe(artifacts=[*self._about["artifacts"], str(path.absolute())])
 
     def table(self, path: Path) -> None:
-        """Keep a file of JSON lines with the run as a table ``STEM.json``, which MLflow's UI shows."""
+        """Add a file of JSON lines as the table ``STEM.json``, which MLflow's UI shows."""
         self._describe(tables=[*self._about["tables"], str(path.absolute())])
 
     def dataset(self, path: Path, digest: str, context: str) -> None:
-        """Record what the run works with: the file, its rows and columns, and its digest; not its content.
+        """Record a dataset of the run: file name, number of rows, columns and digest, but not the content.
 
         Args:
             path: JSON lines, relative to the project's folder.
@@ -124,7 +124,7 @@ class MlflowRun:
         self._describe(datasets=[*self._about["datasets"], about | {"rows": rows, "columns": [*json.loads(first or "{}")]}])
 
     def checkpoints(self, folder: Path) -> None:
-        """Record the checkpoints in a folder that DVC keeps, each with the hashes by which DVC finds it; no weights."""
+        """Record the checkpoints in a folder that DVC stores, each with its DVC hashes but without weights."""
         whole, hashes = dvc_hashes(folder)
         models = []
         for metadata in sorted(folder.glob("*/metadata.json")):
@@ -137,11 +137,10 @@ class MlflowRun:
         self._describe(checkpoints=models)
 
     def finish(self, status: str = "FINISHED") -> str | None:
-        """Close the run, and wait until MLflow has it.
+        """Close the run and wait until MLflow has it. If something fails, print a warning that says how to send it later.
 
         Returns:
-            the run's id, or None if MLflow could not be asked for one, or is not to be asked (:data:`NOWHERE`). Where something
-            could not be written, a warning says what, and how to deliver it later; the run's own files are whole.
+            the run's id; None if MLflow could not be reached or tracking is off (:data:`NOWHERE`).
         """
         if self._sender is None:
             return None
@@ -153,7 +152,7 @@ class MlflowRun:
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
         if self._metrics is not None and not self._sender.is_alive():
-            self._metrics.close()  # which releases its lock
+            self._metrics.close()  # releases the lock
         return self._sender.delivery.run_id
 
     def _now(self) -> int:
@@ -161,7 +160,7 @@ class MlflowRun:
         return int(self._about["started"]) + round(1000 * (time.monotonic() - self._began))
 
     def _describe(self, **changed: Any) -> None:
-        """Change what the folder says of the run."""
+        """Change the description of the run."""
         self._about |= changed
         with self._noting_trouble():
             if self._metrics is not None:
@@ -169,7 +168,7 @@ class MlflowRun:
 
     @contextmanager
     def _noting_trouble(self) -> Iterator[None]:
-        """A disk that is full or read-only costs the record in MLflow, no more."""
+        """Note errors of a full or read-only disk, which must not end the run."""
         try:
             yield
         except OSError as error:
@@ -185,7 +184,7 @@ class MlflowRun:
             return "\n".join([*lines, "  Check MLFLOW_TRACKING_URI, or unset it to use a local file."])
         lines += [
             f"  What MLflow lacks is kept in {self.folder}",
-            "  Check MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here) and the server. The next run delivers it, or:",
+            "  Check MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here) and the server. The next run sends it, or:",
             f"    grpo mlflow_import {shlex.quote(str(self.folder))}",
         ]
         return "\n".join(lines)

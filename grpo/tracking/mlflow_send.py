@@ -1,11 +1,11 @@
-"""Sends the folders of runs to MLflow.
+"""Send the folders of runs to MLflow.
 
-:meth:`Delivery.send` sends what a folder has and MLflow has not. It may be called at any time, and again: the tag ``run_key``
-identifies a run, and MLflow keeps equal metrics (key, step, time, value), parameters and tags once. A thread of the process
-that trains calls it while the run goes on; so does the next run for what earlier ones left, and ``grpo mlflow_import``.
+:meth:`Delivery.send` sends what MLflow lacks of a folder. It can be called at any time and repeatedly: the tag ``run_key``
+identifies the run, and MLflow stores equal metrics (key, step, time, value), parameters and tags once. It is called by a thread
+of the training process, by the next run for folders that earlier runs left, and by ``grpo mlflow_import``.
 
-A study is an MLflow experiment. Each state of it (params.yaml, commit) is a run there, whose children by the tag
-``mlflow.parentRunId`` are the runs that were made in this state; the tag ``experiment`` says which experiment of the study.
+A study is an MLflow experiment. Each state of the study (params.yaml, commit) is a run in it, and the parent (tag
+``mlflow.parentRunId``) of the runs made in this state. Their tag ``experiment`` names the experiment of the study.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from grpo.common.metrics import TRL_NAMES
 from grpo.study import paths
 from grpo.tracking.mlflow_uri import describe, local_database, without_password
 
-ROUND_SECONDS = 2.0  # between two looks at a run that goes on
-END_SECONDS = 60.0  # how long a run's end waits for MLflow, and how long other writers of a database are waited for
-LEFTOVER_SECONDS = 10.0  # how long a run's thread is at what earlier runs left
-SLOW_SECONDS, SILENT_SECONDS = 2.0, 60.0  # a server that failed this slowly is not asked again for this long
-ARTIFACTS = "mlruns"  # folder for the artifacts of a local database, beside it
+ROUND_SECONDS = 2.0  # between two rounds of sending during a run
+END_SECONDS = 60.0  # how long to wait for MLflow at the end of a run, and for other writers of a database
+LEFTOVER_SECONDS = 10.0  # how long a run's thread sends folders of earlier runs
+SLOW_SECONDS, SILENT_SECONDS = 2.0, 60.0  # after a failure slower than the first, pause for the second
+ARTIFACTS = "mlruns"  # folder for artifacts beside a local database
 PLACES = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_models": "artifact_location"}
-# In a run's folder: what run it is, its metrics, and its id once MLflow has it.
+# Files in a run's folder: its description, its metrics, and its id once MLflow has it.
 RUN, METRICS, RUN_ID = "run.json", "metrics.jsonl", "run_id"
 EXPERIMENT_TAGS = {
     "mlflow.experimentKind": "custom_model_development",  # the UI opens its training view
-    "mlflow.note.content": "A run for each state of the study (params.yaml and commit), and below it what ran then, by the tag"
-    " `experiment`. Metrics are over optimizer steps; docs/tracking.md says what to look at.",
+    "mlflow.note.content": "One run per state of the study (params.yaml and commit), with the runs made in this state below it;"
+    " their tag `experiment` names the experiment. Steps are optimizer steps. See docs/tracking.md.",
 }
-for _logger in ("mlflow", "alembic"):  # what they report, with tracebacks, the run says in one warning
+for _logger in ("mlflow", "alembic"):  # they print tracebacks; the run prints one warning instead
     logging.getLogger(_logger).setLevel(logging.CRITICAL)
 
 
@@ -63,8 +63,8 @@ class Delivery:
 
     Attributes:
         run_id: in MLflow, once the run is there.
-        metrics: how many values were sent.
-        left_out: what could not be sent and never will be, each in a sentence without a full stop.
+        metrics: number of values sent.
+        left_out: what can never be sent, each in a sentence without a full stop.
     """
 
     def __init__(self, folder: Path, uri: str):
@@ -78,13 +78,13 @@ class Delivery:
         self._offset = 0  # of metrics.jsonl, in bytes
 
     def send(self, abandoned: bool = False) -> None:
-        """Send what is new, and when the run is over how it ended and what it leaves.
+        """Send what is new; when the run is over, also its status, files and checkpoints.
 
         Args:
-            abandoned: the run's process is gone. If it has not said how it ended, it was KILLED at its last sign of life.
+            abandoned: the run's process is gone. Without a recorded status it counts as KILLED at its last write.
 
         Raises:
-            Exception: whatever the network, the server, the database or the folder raises.
+            Exception: any error of the network, the server, the database or the folder.
         """
         about = json.loads((self.folder / RUN).read_bytes())
         try:
@@ -105,16 +105,16 @@ class Delivery:
             self._end_parent(client)
 
     def _find_or_make(self, client: MlflowClient, about: dict[str, Any]) -> None:
-        """Find the run, its experiment and its parent in MLflow. Make what is not there."""
+        """Find the run, its experiment and its parent in MLflow; make what is missing."""
         database, tags = local_database(self.uri), about["tags"]
-        with _alone(self.uri):  # of the processes that work in a project's folder one makes the experiment and the parent
+        with _alone(self.uri):  # only one of several processes makes the experiment and the parent
             self._experiment_id = _experiment(client, about["experiment"], self.uri)
             if about["study"] is not None:
                 self._parent_id = _parent(client, self._experiment_id, about["study"], about["started"])
                 tags = tags | {"mlflow.parentRunId": self._parent_id}
         if database is None:
-            with suppress(OSError, KeyError):  # a container may run as a user without a name
-                tags = tags | {"mlflow.user": getpass.getuser()}  # a local file has one user, and may be handed on
+            with suppress(OSError, KeyError):  # in a container the user may have no name
+                tags = tags | {"mlflow.user": getpass.getuser()}  # not in a local database, which may be passed on
         found = client.search_runs([self._experiment_id], f"tags.run_key = '{about['tags']['run_key']}'")
         run = found[0] if found else client.create_run(self._experiment_id, about["started"], tags, about["name"])
         self.run_id = run.info.run_id
@@ -140,7 +140,7 @@ class Delivery:
         self._described = about
 
     def _send_metrics(self, client: MlflowClient, over: bool) -> None:
-        """Send new metrics; where TRL has a name for one, under that name too."""
+        """Send new metrics, also under TRL's names where there are any."""
         rows, length, damaged = self._rows(self._offset, over)
         metrics = [
             Metric(_allowed(shown), value, row["time"], row["step"])
@@ -155,10 +155,10 @@ class Delivery:
         self.left_out += [f"{damaged} damaged lines were left out"] if damaged else []
 
     def _rows(self, offset: int, over: bool) -> tuple[list[dict[str, Any]], int, int]:
-        """The rows of metrics.jsonl after ``offset``; the last one too, if it is without an end, where the run is over.
+        """Read the rows of metrics.jsonl after ``offset``; an unfinished last line counts only if the run is over.
 
         Returns:
-            rows, how many bytes they take, and how many lines are damaged: cut off by a full disk, a kill or a power cut.
+            the rows, their number of bytes, and the number of damaged lines (cut off by a full disk, a kill or a power cut).
         """
         with (self.folder / METRICS).open("rb") as file:
             file.seek(offset)
@@ -175,7 +175,7 @@ class Delivery:
         return rows, len(new), damaged
 
     def _send_files(self, client: MlflowClient, about: dict[str, Any]) -> None:
-        """Send copies of files, and tables in the form that MLflow's UI shows."""
+        """Send artifacts, and tables in the form that MLflow's UI shows."""
         gone = [path for path in (*about["artifacts"], *about["tables"]) if not Path(path).exists()]
         self.left_out += [f"{path} was left out, as it is no longer there" for path in gone]
         kept = {artifact.path for artifact in client.list_artifacts(self.run_id)}
@@ -187,7 +187,7 @@ class Delivery:
                 client.log_table(self.run_id, pd.DataFrame(read_jsonl(path, "train", dict)), f"{path.stem}.json")
 
     def _send_checkpoints(self, client: MlflowClient, about: dict[str, Any]) -> None:
-        """Enter checkpoints as logged models that say where DVC has the weights, each with the evaluation at its step."""
+        """Send checkpoints as logged models with the evaluation at their step and the place of the weights in DVC."""
         if not about["checkpoints"]:
             return
         found = client.search_logged_models([self._experiment_id], f"source_run_id = '{self.run_id}'")
@@ -216,26 +216,26 @@ class Delivery:
         client.log_batch(self.run_id, metrics=metrics)
 
     def _end_parent(self, client: MlflowClient) -> None:
-        """End the study's run, unless other runs below it go on."""
+        """End the parent run, unless other runs below it are still running."""
         going_on = f"tags.mlflow.parentRunId = '{self._parent_id}' and attributes.status = 'RUNNING'"
         if self._parent_id and not client.search_runs([self._experiment_id], going_on, max_results=1):
             client.set_terminated(self._parent_id)
 
 
 def _allowed(name: str) -> str:
-    """A name as MLflow takes it."""
+    """Replace characters that MLflow does not allow in names."""
     return re.sub(r"[^\w.\- :/]", "_", name)
 
 
 def _where(tags: dict[str, str]) -> str:
     return (
-        f"The weights are DVC's, not MLflow's: `{tags['dvc.path']}`, in a folder whose hash in dvc.lock is `{tags['dvc.md5']}`."
-        f" `dvc checkout {tags['dvc.folder']}` brings it at a commit whose dvc.lock has this hash (`dvc pull` from a remote)."
+        f"DVC stores the weights: `{tags['dvc.path']}`, in a folder with the hash `{tags['dvc.md5']}` in dvc.lock."
+        f" `dvc checkout {tags['dvc.folder']}` restores it at a commit whose dvc.lock has this hash (`dvc pull` from a remote)."
     )
 
 
 def _experiment(client: MlflowClient, name: str, uri: str) -> str:
-    """The id of the study's experiment, which is made if it does not exist."""
+    """Find or make the study's experiment; return its id."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         database = local_database(uri)
@@ -248,12 +248,12 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> str:
                 raise
     if experiment.lifecycle_stage == "deleted":
         command = f"MLFLOW_TRACKING_URI={without_password(uri)} mlflow experiments restore --experiment-id"
-        raise UserError(f"its experiment {name} is deleted. Bring it back: {command} {experiment.experiment_id}")
+        raise UserError(f"its experiment {name} is deleted. Restore it: {command} {experiment.experiment_id}")
     return str(experiment.experiment_id)
 
 
 def _parent(client: MlflowClient, experiment_id: str, state: dict[str, Any], started: int) -> str:
-    """The id of the run of the study's state, which goes on from now on."""
+    """Find or make the run of the study's state, set it to running, and return its id."""
     found = client.search_runs([experiment_id], f"tags.study_key = '{state['key']}'")
     if not found:
         tags = state["tags"] | {"study_key": state["key"]}
@@ -267,14 +267,14 @@ def _parent(client: MlflowClient, experiment_id: str, state: dict[str, Any], sta
 # ----------------------------------------------------------------------------------------------------- where it is sent
 
 
-_opened: dict[str, tuple[MlflowClient, tuple[int, int] | None]] = {}  # by URI: a client, and which file a local database was
+_opened: dict[str, tuple[MlflowClient, tuple[int, int] | None]] = {}  # by URI: a client, and the file of a local database
 
 
 def open_store(uri: str) -> MlflowClient:
-    """MLflow's client. Processes that meet a new database at once would race to make its tables: one does it alone.
+    """Open MLflow's client. A new database is set up under a lock, as processes would race to make its tables.
 
     Raises:
-        FileNotFoundError: the database was removed or replaced since; MLflow would write to the former file.
+        FileNotFoundError: the database was removed or replaced since; MLflow would still write to the old file.
     """
     database = local_database(uri)
     if uri not in _opened:
@@ -286,12 +286,12 @@ def open_store(uri: str) -> MlflowClient:
         _opened[uri] = client, _file(database)
     client, file = _opened[uri]
     if file != _file(database):
-        raise FileNotFoundError(f"{database} was removed or replaced while the process went on")
+        raise FileNotFoundError(f"{database} was removed or replaced during the run")
     return client
 
 
 def _alone(uri: str) -> FileLock:
-    """The lock of what one process after the other does in MLflow: beside a local database, or in the project's folder."""
+    """The lock for what only one process at a time may do in MLflow: beside a local database, or in the project's folder."""
     database = local_database(uri)
     lock = Path(f"{database}.lock") if database else paths.workspace() / paths.RUN_LOCKS / "mlflow.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -299,16 +299,16 @@ def _alone(uri: str) -> FileLock:
 
 
 def _file(database: Path | None) -> tuple[int, int] | None:
-    """Which file it is; None where there is none."""
+    """Device and inode of a file; None if it does not exist."""
     with suppress(OSError):
         return ((about := database.stat()).st_dev, about.st_ino) if database else None
     return None
 
 
 def bring_artifacts_along(database: Path) -> None:
-    """Have the artifacts of a local database where they lie now, if it was moved or copied with them.
+    """Update the paths of artifacts in a local database that was moved or copied together with them.
 
-    MLflow has the absolute place of each experiment and run, and no function that changes it.
+    MLflow stores the absolute path of each experiment and run, and has no function to change it.
     """
     artifacts = database.parent / ARTIFACTS
     with closing(sqlite3.connect(database, timeout=END_SECONDS)) as connection, connection:
@@ -326,11 +326,11 @@ def bring_artifacts_along(database: Path) -> None:
 # ------------------------------------------------------------------------------------------------- while a run goes on
 
 
-_silent: dict[str, tuple[float, Exception]] = {}  # by URI: when a server failed slowly, and how
+_silent: dict[str, tuple[float, Exception]] = {}  # by URI: time and error of a server's last slow failure
 
 
 class Sender(threading.Thread):
-    """Sends the folder of this process's run, and what earlier runs left."""
+    """Thread that sends the folder of this process's run, and folders that earlier runs left."""
 
     def __init__(self, folder: Path, uri: str):
         super().__init__(name="mlflow", daemon=True)
@@ -339,10 +339,10 @@ class Sender(threading.Thread):
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Send what is new every two seconds, and at the end the rest."""
+        """Send what is new every two seconds, and the rest at the end."""
         try:
             self._error = self._send_all()
-        except Exception as error:  # such as a setting of MLflow's that is no number
+        except Exception as error:  # e.g. a setting of MLflow that is not a number
             self._error = error
 
     def _send_all(self) -> Exception | None:
@@ -362,7 +362,7 @@ class Sender(threading.Thread):
         return error
 
     def finish(self) -> str | None:
-        """Send the rest; what went wrong, if anything."""
+        """Send the rest; return what went wrong, or None."""
         self._over.set()
         self.join(END_SECONDS)
         if self.is_alive():
@@ -371,7 +371,7 @@ class Sender(threading.Thread):
         return describe(self._error) if self._error else left_out or None
 
     def _send(self) -> Exception | None:
-        """Send what is new; the error, if there is one. Of many runs in a process only one waits for a silent server."""
+        """Send what is new; return the error, if any. After a slow failure, further runs in this process do not wait again."""
         began = time.monotonic()
         failed_at, error = _silent.get(self.delivery.uri, (float("-inf"), OSError()))
         if began - failed_at < SILENT_SECONDS:
@@ -386,7 +386,7 @@ class Sender(threading.Thread):
 
 
 def _deliver_leftovers(uri: str) -> None:
-    """Deliver what runs left that were killed or did not reach this place; a folder that cannot be sent stays."""
+    """Send the folders of runs that were killed or could not reach this server; a folder that cannot be sent stays."""
     deadline = time.monotonic() + LEFTOVER_SECONDS
     for folder in sorted((paths.workspace() / paths.UNSENT_METRICS).glob("*")):
         with suppress(Exception):
@@ -398,8 +398,8 @@ def deliver(folder: Path, uri: str) -> Delivery:
     """Send the folder of a run that is over, and remove it.
 
     Raises:
-        BlockingIOError: the run goes on, or another process sends its folder.
-        Exception: whatever :meth:`Delivery.send` raises; the folder is kept.
+        BlockingIOError: the run is not over, or another process sends its folder.
+        Exception: see :meth:`Delivery.send`; the folder is kept.
     """
     with _held(folder / METRICS):
         delivery = Delivery(folder, uri)
@@ -419,36 +419,36 @@ def _held(path: Path) -> Iterator[None]:
 
 
 def import_folders(folders: Iterable[Path], uri: str) -> Iterator[str]:
-    """Bring the folders of runs that are over to MLflow; one that was delivered is removed.
+    """Send the folders of runs that are over to MLflow, and remove each one that was sent.
 
     Yields:
-        lines that say what became of each folder.
+        a line on each folder.
 
     Raises:
-        UserError: MLflow cannot be reached, or not all could be delivered. The folders in question are kept.
+        UserError: MLflow cannot be reached, or some folders could not be sent; they are kept.
     """
     problems: list[str] = []
     for folder in folders:
         if not (folder / RUN).exists():
-            problems.append(f"{folder}: no folder of a run")
+            problems.append(f"{folder}: not the folder of a run. Correct the path.")
             continue
         try:
             about = json.loads((folder / RUN).read_bytes())
             name, there = f"{about['experiment']} {about['name']}", about["uri"]
         except (ValueError, KeyError, TypeError):
-            problems.append(f"{folder} is kept: {RUN}, which says what run it is, is damaged")
+            problems.append(f"{folder} is kept: its description {RUN} is damaged. Remove the folder to give the run up.")
             continue
         if there != without_password(uri) and (folder / RUN_ID).exists():
             run_id = (folder / RUN_ID).read_text()
             problems.append(
                 f"{folder} is kept: it continues run {run_id}, which is at {there} and not at {without_password(uri)}. Set"
-                f" MLFLOW_TRACKING_URI; or remove {RUN_ID} from it, and the import makes a new run"
+                f" MLFLOW_TRACKING_URI; or remove {RUN_ID} from the folder to make a new run."
             )
             continue
         try:
             delivery = deliver(folder, uri)
         except BlockingIOError:
-            yield f"{folder}: left alone, as its run is not over; that delivers it at its end if it can"
+            yield f"{folder}: skipped, as its run is not over; it sends the folder itself"
         except Exception as error:
             if getattr(error, "error_code", "INTERNAL_ERROR") in {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE"}:
                 raise UserError(

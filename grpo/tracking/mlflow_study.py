@@ -1,4 +1,4 @@
-"""What MLflow is told of the study that a run belongs to, so that runs of different studies can be told apart there."""
+"""Tags and parameters that describe a run's study in MLflow, so that runs of different studies can be told apart."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from grpo.study.training_inputs import shared_settings
 
 
 def study_tags(study: Study, task: str = MAIN) -> dict[str, str]:
-    """Study, task, model, engine and learner in a few words, to filter and group runs by.
+    """Tags to filter and group runs by: study, task, model, engine and learner.
 
     Args:
-        task: the one that it is about, by its name in the study.
+        task: name of the task in the study.
     """
     match study.models[task]:
         case HubModel() as hub:
@@ -45,11 +45,10 @@ def study_tags(study: Study, task: str = MAIN) -> dict[str, str]:
 
 
 def study_state(study: Study) -> dict[str, Any]:
-    """The study as it stands, which has a run of its own in MLflow, the parent of all that ran in this state.
+    """Describe the state of the study (values, commit, changed code). It has its own run in MLflow, the parent of its runs.
 
     Returns:
-        ``key``, which is another one where the study's values, the commit, or whether the code was changed since are others;
-        ``name`` and ``tags`` of the parent; ``settings``: all values of params.yaml.
+        ``key``, which identifies the state; ``name`` and ``tags`` of the parent run; ``settings``, all values of params.yaml.
     """
     settings, source = study.model_dump(mode="json", exclude={"runs"}), source_tags()
     params_digest = _digest(settings)
@@ -57,8 +56,8 @@ def study_state(study: Study) -> dict[str, Any]:
     at = f"at commit {commit[:8]}" + (" + changes" if changed else "")
     own = {key: value for key, value in mlflow_source_tags().items() if key != "mlflow.source.name"}
     note = (
-        f"**{study.study}**: {study.description}\n\nWhat ran while the values of params.yaml had the digest {params_digest}"
-        f" (they are in study.json), {at}. What was up to date then is below an earlier parent. Filter by `tags.experiment`."
+        f"**{study.study}**: {study.description}\n\nRuns with params.yaml of digest {params_digest} (see study.json), {at}."
+        f" Runs that were up to date then are below an earlier parent. Filter by `tags.experiment`."
     )
     return {
         "key": _digest([study.study, params_digest, commit, changed]),
@@ -73,13 +72,13 @@ def _digest(value: Any) -> str:
 
 
 def study_params(study: Study, task: str = MAIN) -> dict[str, Any]:
-    """What all runs of the study share, and the settings of their task and its model, each by its place in params.yaml."""
+    """The settings that all runs of the study share, and those of one task and its model, by key in params.yaml."""
     own = {"tasks": {task: study.tasks[task]}, "models": {task: study.models[task].model_dump()}}
     return flat({"study": study.study, **own, **shared_settings(study)})
 
 
 def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested settings as one mapping, whose keys are paths: ``learner.dtype``."""
+    """Flatten nested settings; keys become paths such as ``learner.dtype``."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
@@ -87,13 +86,13 @@ def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def source_tags() -> dict[str, str]:
-    """The git commit the code stands at ("none": not known), and whether it was changed since ("unknown": git does not say)."""
+    """The git commit of the code ("none" if unknown), and whether the code has changed since ("unknown" if git cannot tell)."""
     return _source_tags(Path.cwd())
 
 
 @lru_cache
 def _source_tags(folder: Path) -> dict[str, str]:
-    """:func:`source_tags` of a folder, asked once."""
+    """:func:`source_tags` of a folder, computed once."""
 
     def git(*args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=False)
@@ -107,8 +106,8 @@ def _source_tags(folder: Path) -> dict[str, str]:
         return {"git_commit": "none", "git_changed": "unknown"}
     if "safe.directory" in status.stderr:
         print(
-            f"warning: {folder} belongs to another user, so git does not say at which commit the code stands: runs are recorded"
-            f" with git_commit none. `git config --global --add safe.directory {shlex.quote(str(folder))}` lets it.",
+            f"warning: {folder} belongs to another user, so git does not tell the commit of the code: runs are recorded with"
+            f" git_commit none. To allow it: `git config --global --add safe.directory {shlex.quote(str(folder))}`.",
             file=sys.stderr,
         )
     changed = "unknown" if status.returncode else str(bool(status.stdout)).lower()
@@ -116,7 +115,7 @@ def _source_tags(folder: Path) -> dict[str, str]:
 
 
 def mlflow_source_tags() -> dict[str, str]:
-    """What MLflow's own columns show (commit, source), and the name of the DVC experiment that a run is part of."""
+    """Tags for MLflow's own columns (commit, source), and the name of the DVC experiment, if any."""
     commit, experiment = source_tags()["git_commit"], os.environ.get("DVC_EXP_NAME")
     program = Path(sys.argv[0])
     return {

@@ -1,4 +1,4 @@
-"""Where runs are tracked."""
+"""The address of MLflow."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def tracking_uri() -> str:
 
 
 def local_database(uri: str) -> Path | None:
-    """The file of a SQLite database; None for any other place."""
+    """The file of a SQLite database; None for other addresses."""
     return Path(uri.removeprefix("sqlite:///").partition("?")[0]).absolute() if uri.startswith("sqlite:///") else None
 
 
 def without_password(text: str) -> str:
-    """A URI, or a text with URIs in it, as others may read it."""
+    """Hide passwords in URIs within a text."""
     return re.sub(r"(://[^:/@\s]*):[^@/\s]*@", r"\1:***@", text)
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line."""
+    """Describe an error in one line, without passwords."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return without_password(text.partition("\n")[0])

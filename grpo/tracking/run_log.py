@@ -1,7 +1,6 @@
-"""A training run's log: CSV files for the pipeline, and the same numbers in MLflow for the eye.
+"""Log a training run: CSV files for the pipeline, and the same numbers in MLflow.
 
-A run's files hold everything that is reproducible; wall-clock figures go to a file of their own, so that the others can be
-compared byte for byte.
+Times go to a separate file, so that all other files of equal runs are equal byte for byte.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from grpo.tracking.mlflow_run import MlflowRun
 
 
 class RunLog:
-    """A training run's history, validation, and times.
+    """A training run's history, validation and times.
 
-    Writes ``history.csv`` (one row for each optimizer step) and ``validation.csv`` (one row for each evaluation) below
-    ``folder`` as it goes, and passes the same numbers on to MLflow.
+    Writes ``history.csv`` (one row per optimizer step) and ``validation.csv`` (one row per evaluation) to ``folder`` during the
+    run, and sends the same numbers to MLflow.
 
     Args:
-        began: ``time.perf_counter()`` at the start of the run, where that was earlier.
-        devices: for a phase the device that it works on, whose memory is measured; ``cpu`` for all others.
+        began: ``time.perf_counter()`` at the start of the run, if that was earlier.
+        devices: by phase the device whose memory is measured; default: ``cpu``.
     """
 
     def __init__(self, folder: Path, mlflow: MlflowRun, began: float | None = None, devices: Mapping[str, str] | None = None):
@@ -35,7 +34,7 @@ class RunLog:
         self.history: list[dict[str, float]] = []
         self.validations: list[dict[str, float]] = []
         self.times: list[dict[str, float]] = []
-        self.phase_totals: dict[str, float] = {}  # seconds of each phase, over all steps
+        self.phase_totals: dict[str, float] = {}  # seconds per phase, over all steps
         self.resumed_after: list[int] = []  # steps
         self._phases: dict[str, float] = {}
         self._peaks: dict[str, float] = {}  # MiB
@@ -47,12 +46,12 @@ class RunLog:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the run has taken so far, without what was lost when it was killed."""
+        """Seconds of the run so far, without work that was lost in a kill."""
         return time.perf_counter() - self._began
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the block's wall-clock time to this step's ``name``, and note the memory it needed."""
+        """Measure the block's wall-clock time and peak memory as the phase ``name`` of this step."""
         device = self._devices.get(name, "cpu")
         reset_peak(device)
         start = time.perf_counter()
@@ -75,14 +74,14 @@ class RunLog:
         tokens: int,
         elsewhere: Mapping[str, float] | None = None,
     ) -> None:
-        """Record one step of a method's loop: its optimizer steps, its rollout batch, and its times.
+        """Record one step of a method's loop: its optimizer steps, its rollout batch and its times.
 
-        ``step_s`` is the time since the step before ended, without evaluation.
+        ``step_s`` is the time since the end of the previous step, without evaluation.
 
         Args:
-            rollout: metrics of the rollout batch; empty where there is none.
+            rollout: metrics of the rollout batch; empty if there is none.
             tokens: response tokens of the step's batch.
-            elsewhere: figures measured in other processes; they take the place of this one's by the same name.
+            elsewhere: times and memory measured in other processes; they replace this process's by the same name.
         """
         elsewhere = elsewhere or {}
         for update in updates:
@@ -106,16 +105,16 @@ class RunLog:
         self._phases, self._peaks = {}, {}
 
     def validation(self, step: int, update: int, metrics: dict[str, float]) -> None:
-        """Record one evaluation on the validation set, of the policy after ``update`` optimizer steps."""
+        """Record one evaluation on the validation set after ``update`` optimizer steps."""
         self._write_validation({"step": step, "update": update, **{f"val/{key}": value for key, value in metrics.items()}})
 
     def state(self) -> dict[str, Any]:
-        """All that was recorded so far."""
+        """Everything recorded so far, to be saved with the run's state."""
         kept = ("history", "validations", "times", "phase_totals", "resumed_after", "elapsed_s")
         return {name: getattr(self, name) for name in kept}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Record all that a run had recorded when it was saved, in MLflow too, where it becomes a new run."""
+        """Record again everything of a saved run; in MLflow it becomes a new run."""
         for row in state["history"]:
             self._write_history(row)
         for row in state["validations"]:
@@ -150,7 +149,7 @@ class RunLog:
 
 
 class _CsvWriter:
-    """Rows of one shape, written as they come; the first row names the columns."""
+    """Writes rows as they come; the keys of the first row are the columns."""
 
     def __init__(self, path: Path):
         self._file: TextIO = path.open("w", newline="", encoding="utf-8")

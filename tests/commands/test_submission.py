@@ -40,7 +40,7 @@ def test_what_a_model_wrote_stays_text(tmp_path: Path) -> None:
 def test_without_a_report_or_the_printer_one_message_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"writeup.md: no report. Run `make repro` first"):
         document(tmp_path)
-    with pytest.raises(UserError, match="printing needs WeasyPrint, which `make submission` installs"):
+    with pytest.raises(UserError, match=r"WeasyPrint is not installed. Run `make submission`"):
         write_pdf("", tmp_path / "writeup.pdf")
     with pytest.raises(UserError, match="Run `make submission` in a clone"):
         write_zip(tmp_path, tmp_path / "code.zip")

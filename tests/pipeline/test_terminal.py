@@ -116,9 +116,9 @@ def test_a_terminal_shows_running_finished_and_failed_stages(tmp_path: Path) -> 
     assert re.search(r"\d of 4: train@grpo_x-low, \d+:\d\d, reward 0\.500\n", text)
     assert re.search(r"\d of 4: train@grpo_x-high, \d+:\d\d, reward 0\.700, taken over from grpo_w/high/0\n", text)
     assert re.search(r"broken failed after \d+:\d\d\..*\nThe end of its log:\n(  \| .*\n)*  \| it is the cheese\n", text)
-    assert "All of it: logs/broken.log\n" in text
+    assert "Full log: logs/broken.log\n" in text
     assert text.rstrip().splitlines()[-1].startswith("2 of 4 stages in ")
-    assert "1 failed, broken (logs/broken.log). The same command goes on from here." in text
+    assert "1 failed, broken (logs/broken.log). The same command continues from here." in text
     assert "rule grpo_x" not in text and "CalledProcessError" not in text
 
 
@@ -130,7 +130,10 @@ def test_a_full_cache_is_named_with_its_remedy(tmp_path: Path) -> None:
     cache.mkdir()
     with tmpfs(cache, 1):
         text = call(repo, "snakemake", "--profile", "local", ok=False)
-    assert f"the disk of its cache is full: {cache}." in text and "Then the same command goes on" in text
+    assert (
+        f"{cache}: DVC could not store the results, as the disk of its cache is full." in text
+        and "Then run the same command again" in text
+    )
     assert "1 stages in " in call(repo, "snakemake", "--profile", "local")
 
 
@@ -161,8 +164,8 @@ def test_elsewhere_there_is_a_line_for_each_stage_that_ends_and_errors(tmp_path:
         r"\d of 4: train@grpo_x-high, \d+:\d\d, reward 0\.700, taken over from grpo_w/high/0",
         r"broken failed after \d+:\d\d\.",
         r"The end of its log:",
-        r"All of it: logs/broken\.log",
-        r"2 of 4 stages in \d+:\d\d, 1 failed, broken \(logs/broken\.log\)\. The same command goes on from here\.",
+        r"Full log: logs/broken\.log",
+        r"2 of 4 stages in \d+:\d\d, 1 failed, broken \(logs/broken\.log\)\. The same command continues from here\.",
     ]
     assert len(lines) == len(expected) and all(any(re.fullmatch(e, line) for line in lines) for e in expected), text
 
@@ -174,9 +177,9 @@ def test_ctrl_c_lets_the_step_be_finished_and_leaves_the_terminal_in_order(tmp_p
     wait_for(lambda: (repo / "started").exists() and "train@grpo_x-low" in shown.text)
     shown.key("\x03")
     assert shown.end() == 1 and (repo / "saved").exists()
-    assert "Told to stop: the running stages finish their step" in shown.text
-    assert "train@grpo_x-low: Told to stop, and did. Run again, it goes on" in shown.text
-    assert "0 of 1 stages in " in shown.text and ", 0 failed. The same command goes on" in shown.text
+    assert "Told to stop: running stages finish their step" in shown.text
+    assert "train@grpo_x-low: Told to stop, and stopped. The same command continues" in shown.text
+    assert "0 of 1 stages in " in shown.text and ", 0 failed. The same command continues" in shown.text
     assert not processes_in(repo)
 
 
@@ -188,8 +191,8 @@ def test_a_second_ctrl_c_ends_all_running_stages_at_once(tmp_path: Path, alone: 
     shown = Terminal(repo, "snakemake", "--profile", "local", "--cores", "2", "train_grpo_x_low", "train_grpo_x_high")
     wait_for(lambda: len(list(repo.glob("startedgrpo_x-*"))) == 2)
     shown.key("\x03")
-    wait_for(lambda: "told again, they end at once" in shown.text)
-    time.sleep(with_gpus.SAME_WISH_SECONDS + 0.2)
+    wait_for(lambda: "a second Ctrl-C ends them now" in shown.text)
+    time.sleep(with_gpus.SAME_REQUEST_SECONDS + 0.2)
     told_again = time.monotonic()
     if alone:  # Snakemake ends first, and waits for the others
         os.kill(shown.process.pid, signal.SIGINT)

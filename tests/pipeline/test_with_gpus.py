@@ -136,7 +136,7 @@ def test_parts_of_a_partitioned_gpu_are_devices(tmp_path: Path, monkeypatch: pyt
     assert own.communicate(timeout=30)[0] == f"{parts[0]}\n"
     two = start(tmp_path, 2, "true", PATH=path, CUDA_VISIBLE_DEVICES=",".join(parts))
     text, _ = two.communicate(timeout=30)
-    assert two.returncode == 2 and "this machine offers 0 (none); parts of a partitioned GPU (MIG) serve" in text
+    assert two.returncode == 2 and "this machine offers 0 (none); a command can use only one part" in text
 
 
 @pytest.mark.parametrize(("visible", "offered"), [("", []), ("-1", []), ("1,-1,0", ["1"]), (" 0 , 1 ", ["0", "1"])])
@@ -185,7 +185,7 @@ def test_sigterm_to_every_process_lets_the_step_be_finished(tmp_path: Path) -> N
     for each in processes(tmp_path):  # as Slurm does it
         each.send_signal(signal.SIGTERM)
     text, _ = process.communicate(timeout=30)
-    assert process.returncode == with_gpus.RESUME_ME and "Told to stop" in text and "All of it: log" in text
+    assert process.returncode == with_gpus.RESUME_ME and "Told to stop" in text and "Full log: log" in text
     assert (tmp_path / "saved").exists() and not (tmp_path / "stamp").exists()
     assert not processes_in(tmp_path)
 
@@ -211,7 +211,7 @@ def test_a_second_signal_ends_it_at_once_and_an_echo_of_the_first_does_not(tmp_p
     process.send_signal(signal.SIGHUP)
     time.sleep(0.2)
     process.send_signal(signum)
-    time.sleep(with_gpus.SAME_WISH_SECONDS)
+    time.sleep(with_gpus.SAME_REQUEST_SECONDS)
     assert process.poll() is None
     process.send_signal(signum)
     assert process.wait(5) == 128 + signum
@@ -220,8 +220,8 @@ def test_a_second_signal_ends_it_at_once_and_an_echo_of_the_first_does_not(tmp_p
 
 
 def test_slurms_second_sigterm_leaves_the_time_that_slurm_leaves(tmp_path: Path) -> None:
-    process = started_training(tmp_path, with_gpus.SAME_WISH_SECONDS + 1.5, with_gpus.RESUME_ME, SLURM_JOB_ID="7")
-    for pause in (with_gpus.SAME_WISH_SECONDS + 0.2, 0):
+    process = started_training(tmp_path, with_gpus.SAME_REQUEST_SECONDS + 1.5, with_gpus.RESUME_ME, SLURM_JOB_ID="7")
+    for pause in (with_gpus.SAME_REQUEST_SECONDS + 0.2, 0):
         process.send_signal(signal.SIGTERM)
         time.sleep(pause)
     assert process.wait(30) == with_gpus.RESUME_ME and (tmp_path / "saved").exists()

@@ -151,7 +151,7 @@ def test_failure_names_the_log_and_the_other_stages_still_run(repo: Path) -> Non
     edit(repo, "params.yaml", "broken: none", "broken: no_std")
     edit(repo, "params.yaml", "base: 1", "base: 3")
     text = snakemake(repo, ok=False)
-    assert "All of it: logs/train@no_std-0.log" in text
+    assert "Full log: logs/train@no_std-0.log" in text
     assert "failed to run" in text  # the end of that log is shown
     assert ran(repo) == ["source", "train-1e-4"]
 
@@ -210,7 +210,7 @@ def test_unknown_resources_are_refused_with_the_remedy(repo: Path, monkeypatch: 
 def test_names_that_would_be_one_rule_are_refused(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(repo, "params.yaml", '"1e-4", no_std', '"1e-4", no_std, no-std')
     edit(repo, "params.yaml", "no_std: 3", "no_std: 3, no-std: 3")
-    with pytest.raises(workflow_plan.PlanError, match=r"would both be the rule train_no_std_0. Rename one"):
+    with pytest.raises(workflow_plan.PlanError, match=r"both would be the rule train_no_std_0. Rename one"):
         planned(repo, monkeypatch)
 
 
@@ -251,10 +251,10 @@ def test_what_the_user_wants_to_run_again_dvc_runs_again(repo: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "folder", "said"),
     [
-        (["--profile", "local", "train@1e-4-0"], ".", "Snakemake's name of it is train_1e_4_0."),
+        (["--profile", "local", "train@1e-4-0"], ".", "Use Snakemake's name: train_1e_4_0."),
         (["--profile", "local", "--delete-all-output"], ".", "To remove all results: make clean."),
-        (["--profile", "local", "--config", "shared_disk=false"], ".", "Name one: dvc remote add -d NAME URL"),
-        (["--profile", "slurm"], ".", "There is no Slurm on this machine (sbatch)."),
+        (["--profile", "local", "--config", "shared_disk=false"], ".", "Add one: dvc remote add -d NAME URL"),
+        (["--profile", "slurm"], ".", "no Slurm on this machine (sbatch)."),
         ([], "workflow", "Run Snakemake in the project's folder."),
     ],
     ids=["a stage's name", "delete", "no remote", "no Slurm", "another folder"],
@@ -294,7 +294,7 @@ def test_results_on_another_disk_as_the_docs_say(finished: Path, tmp_path: Path,
     repo = new_repo(tmp_path / "repo")
     with TemporaryDirectory(dir="/dev/shm") as other:
         (repo / "data").symlink_to(other)
-        with pytest.raises(workflow_plan.PlanError, match=r"data is a link.*dvc cache dir --local FOLDER"):
+        with pytest.raises(workflow_plan.PlanError, match=r"data: a symbolic link.*dvc cache dir --local FOLDER"):
             planned(repo, monkeypatch)
         (repo / "data").unlink()
         text = (ROOT / "docs/tracking.md").read_text(encoding="utf-8").partition("## Results on another disk")[2]
@@ -450,7 +450,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("dvc.yaml", "  dataset:\n", CONFLICT, "dvc.yaml:LINE: not valid YAML (<<<<<<< marks a merge conflict"),
         ("dvc.yaml", "  dataset:\n", "\tdataset:\n", "dvc.yaml:LINE: not valid YAML (a tab in the indentation"),
         ("dvc.lock", "stages: {}\n", CONFLICT, "dvc.lock:LINE: not valid YAML (<<<<<<< marks a merge conflict"),
-        ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout dvc.lock` brings"),
+        ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout dvc.lock` restores"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_cause_before_anything_runs(

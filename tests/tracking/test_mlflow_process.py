@@ -450,12 +450,12 @@ def test_an_import_that_fails_keeps_the_folders(folder: Path, mlflow_import: Cal
     assert err.startswith("error: MLflow at http://127.0.0.1:") and f"{kept[0]} is kept" in err
 
     code, _, err = mlflow_import(folder / "nowhere")
-    assert code == 2 and f"{folder / 'nowhere'}: no folder of a run" in err
+    assert code == 2 and f"{folder / 'nowhere'}: not the folder of a run" in err
 
     with (kept[0] / "metrics.jsonl").open("rb") as file:  # as by a run that is not over, and by another process that sends it
         fcntl.flock(file, fcntl.LOCK_EX)
         code, out, _ = mlflow_import()
-        assert (code, unsent()) == (0, kept) and "left alone" in out
+        assert (code, unsent()) == (0, kept) and "skipped" in out
 
     assert mlflow_import()[0] == 0
     assert mlflow_import()[:2] == (0, "nothing to import: data/state/mlflow is empty\n")
@@ -482,7 +482,7 @@ def test_damaged_folders_are_imported_as_far_as_they_can_be_read(
     assert out.splitlines() == [f"toy cut: run {found.info.run_id}, 2 metrics", "  1 damaged lines were left out"]
     assert (found.info.status, found.info.start_time, found.info.end_time) == ("KILLED", started, ended)
     assert history(client, found, "x") == [(0, 0.0), (1, 1.0)]
-    assert code == 2 and "headless is kept: run.json, which says what run it is, is damaged" in err
+    assert code == 2 and "headless is kept: its description run.json is damaged" in err
     assert unsent() == [headless]
 
 

@@ -283,7 +283,7 @@ def test_the_commands_of_the_warning_deliver_to_a_deleted_experiment(
     client.delete_experiment(experiment.experiment_id)
     assert MlflowRun("toy", "second", {}, {}).finish() is None
     warning = capsys.readouterr().err
-    restore = warning.splitlines()[0].partition("Bring it back: ")[2]
+    restore = warning.splitlines()[0].partition("Restore it: ")[2]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     subprocess.run(restore, shell=True, check=True, env=os.environ | {"PATH": path}, capture_output=True)
     assert list(import_folders((delivered / paths.UNSENT_METRICS).iterdir(), uri_of(delivered)))
@@ -316,9 +316,10 @@ def test_the_ui_takes_a_free_port(folder: Path) -> None:
         taken = str(stranger.getsockname()[1])
         code, said, _ = ui(MLFLOW_TRACKING_URI=uri_of(folder), MLFLOW_PORT=taken)
         assert (
-            code == 2 and said == f"error: another program answers at port {taken}. Choose another: MLFLOW_PORT=5001 make ui\n"
+            code == 2
+            and said == f"error: MLFLOW_PORT: another program uses port {taken}. Choose another: MLFLOW_PORT=5001 make ui\n"
         )
-        assert ui(MLFLOW_TRACKING_URI=uri_of(folder), MLFLOW_PORT="http")[1].startswith("error: MLFLOW_PORT is http")
+        assert ui(MLFLOW_TRACKING_URI=uri_of(folder), MLFLOW_PORT="http")[1].startswith("error: MLFLOW_PORT: http is not")
         free_port = runpy.run_path(str(REPOSITORY / "workflow/mlflow_ui.py"))["free_port"]
         free_port.__globals__["PORTS"] = [int(taken), 1]
         assert free_port(None) == 1

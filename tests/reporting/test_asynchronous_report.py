@@ -583,6 +583,20 @@ def test_training_seconds_and_gpu_hours(timed: dict[str, list[Run]], mini_study:
     assert [(row["seconds"], row["training_seconds"], row["gpu_hours"]) for row in rows] == [(360, 16, 0.2), (360, 8, 0.3)]
 
 
+def test_an_arm_takes_the_seconds_of_those_runs_that_were_trained(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timing_of(name: str) -> dict[str, Any]:
+        _, arm, seed = name.split("/")
+        taken_over = arm == "taken over" or (arm == "half" and seed == "1")
+        return {"total_s": 100.0 + int(seed), "same_as": f"other/{arm}/{seed}" if taken_over else None}
+
+    arms = {"trained": {}, "taken over": {}, "half": {}}
+    experiment = mini_study.experiments[COLOCATE].model_copy(update={"arms": arms})
+    study = mini_study.model_copy(update={"seeds": [0, 1], "experiments": {COLOCATE: experiment}})
+    monkeypatch.setattr(timing, "read_timing_file", timing_of)
+    seconds = {f"{COLOCATE}/trained": 100.5, f"{COLOCATE}/taken over": 0.0, f"{COLOCATE}/half": 50.0}
+    assert timing.seconds_of_arms(study) == seconds
+
+
 def test_both_experiments_are_drawn_over_wall_clock_time(timed: dict[str, list[Run]], mini_study: Study) -> None:
     assert {COLOCATE, ASYNCHRONOUS} <= set(mini_study.with_report("wall_clock"))
     assert list(timing.arms_over_time(mini_study, COLOCATE)) == ["one update", "several updates"]

@@ -530,6 +530,33 @@ def test_taking_over_weights_is_not_counted_as_sampling() -> None:
     assert cost.weights_s == 0.15 and cost.seconds == pytest.approx(0.05, abs=0.04)
 
 
+def test_the_memory_of_a_call_is_its_own() -> None:
+    class Hungry:
+        @costed
+        def take(self, megabytes: int) -> None:
+            torch.ones(megabytes, 2**18).sum()
+
+    (_, first), (_, second) = Hungry().take(256), Hungry().take(1)
+    assert first.peak_mb - second.peak_mb > 200
+
+
+def test_the_time_in_which_the_learner_sends_weights_is_the_generators_too() -> None:
+    class Generator:
+        def call(self, method: str, *arguments: Any, before: Any = None, **_: Any) -> tuple[Any, Any]:
+            if method == "score":
+                return ([], {}), SimpleNamespace(seconds=0.0)
+            before("the generator's actor")
+            return [], SimpleNamespace(seconds=0.3, weights_s=0.25, peak_mb=0.0)
+
+        def close(self) -> None: ...
+
+    learner = SimpleNamespace(model=None, keep=lambda version: None, send=lambda version, actor: 1.5)
+    pipeline = RolloutPipeline(Generator(), Generator(), learner)  # type: ignore[arg-type]
+    times = pipeline.request(1).result().times
+    pipeline.close()
+    assert (times["rollout_s"], times["generator_synchronization_s"]) == (0.3, 1.75)
+
+
 def test_what_leaves_the_learners_actor_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that claim to be on a GPU: Ray would send such weights to the reader's GPU, and training changes a state."""
     written: list[Any] = []

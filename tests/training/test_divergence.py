@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -391,6 +392,13 @@ def test_a_time_limit_ends_the_run_after_its_step(train: Any) -> None:
     assert (run.metrics["full/problems"], run.metrics["validation_problems"]) == (80, 64)
     assert len(run.outcomes[-1]["answer_reward"]) == 64
     assert run.metrics["full/answer_reward"] * 80 == pytest.approx(round(run.metrics["full/answer_reward"] * 80), abs=1e-9)
+
+
+@pytest.mark.parametrize(("step", "ends"), [(2, True), (3, False)])
+def test_a_limit_that_is_passed_in_the_last_step_has_cut_nothing_short(step: int, ends: bool) -> None:
+    config = CONFIG.model_copy(update={"n_grpo_steps": 3, "wall_clock_limit_s": 1.0})
+    log: Any = SimpleNamespace(elapsed_s=2.0)
+    assert Stopping().must_end(step, config, None, log) is ends
 
 
 def test_a_limit_that_is_not_reached_changes_nothing_but_the_full_score(train: Any) -> None:

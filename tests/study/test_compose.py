@@ -404,7 +404,7 @@ def test_each_study_is_written_as_it_is_composed(path: Path, tmp_path: Path) -> 
         assert list(values["experiments"][name]["arms"]) == list(experiment["arms"])
     comments = [line.partition("# ")[2] for line in path.read_text().splitlines() if "# " in line and "without: [" not in line]
     assert [comment for comment in comments if comment not in written.read_text()] == []
-    assert "# The hyperparameters of every GRPO run" in written.read_text()
+    assert "# Hyperparameters of all GRPO runs" in written.read_text()
     study = load_study(path)
     assert load_study(written).model_copy(update={"folder": "studies", "runs": None}) == study and runs == runs_table(study)
     lines = written.read_text().splitlines()[1:]  # the first names the files that it is made of, however many
@@ -420,7 +420,7 @@ def test_numbers_and_comments_stand_as_they_were_written(project: Path) -> None:
     text = to_text(*annotated(Path("studies/own.yaml")))
     assert text.startswith("# Why this study.\nstudy: own\n")
     assert "  # fast\n  learning_rate: 5e-4 # found by hand\n  advantage_eps: 1e-6\n" in text
-    assert "\nselection:\n  last_k: 1 # a run counts by" in text, "the base's comment and form, where the overlay has none"
+    assert "\nselection:\n  last_k: 1 # number of last evaluations" in text, "the base's comment and form, where the overlay has none"
     assert "\ndivergence: null\n" in text and "evaluations in a row" not in text, "comments go with what they are on"
 
 
@@ -596,7 +596,7 @@ def test_save_refuses_what_would_lose_something(project: Path, grpo: Run) -> Non
     for name, message in (("mini", "studies/mini.yaml: already exists."), ("../x", "may hold letters, digits")):
         code, _, error = grpo("study", "save", name)
         assert code == 2 and message in error
-    edit("    last_k: 1 # its steps are few and each is a round of its own\n", "")
+    edit("    last_k: 1 # few steps, each a whole round\n", "")
     edit("  n_ei_steps: 2\n", "  n_ei_steps: 4\n")
     code, _, error = grpo("study", "save", "less")
     assert code == 2 and "experiments.expert_iteration_experiment.last_k: this key of studies/smoke.yaml is gone" in error

@@ -412,12 +412,13 @@ def test_a_lost_learner_goes_on_from_the_state_that_the_run_was_taken_up_from(tm
 
 
 class Mortal:
-    """An actor that dies at so many calls of ``ask``, each time with what it was told."""
+    """An actor that dies at so many calls of ``ask``, each time with what it was told, and stays dead."""
 
     deaths = 0
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.dead = False
 
     def start(self) -> tuple[None, None]:
         return None, None
@@ -427,8 +428,10 @@ class Mortal:
         return None, None
 
     def ask(self) -> tuple[list[str], None]:
-        if Mortal.deaths:
+        if Mortal.deaths and not self.dead:
             Mortal.deaths -= 1
+            self.dead = True
+        if self.dead:
             raise RayActorError
         return self.heard, None
 

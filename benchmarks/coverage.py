@@ -1,13 +1,14 @@
-"""How often the 95% intervals of ``grpo/results/intervals.py`` hold the true difference of two arms, in simulated studies.
+"""Simulate how often the 95% intervals of ``grpo/results/intervals.py`` contain the true difference of two arms.
 
-``python benchmarks/coverage.py`` prints a table and writes it to benchmarks/results/coverage.json. A simulated study draws its
-problems and its runs anew. All arms answer the same problems, which differ in difficulty (a logistic model, standard deviation
-1.5 in logits, of which a tenth each is an arm's and a run's own); an arm's runs have mean rewards around .7 with the standard
-deviation that the row names; a run counts by three evaluations. The truth is the difference of the two arms' expected rewards.
+``python benchmarks/coverage.py`` prints a table and writes it to benchmarks/results/coverage.json. Each simulated study draws
+new problems and runs. All arms answer the same problems, which differ in difficulty (a logistic model with a standard deviation
+of 1.5 in logits, of which a tenth each is specific to an arm and to a run). An arm's runs have mean rewards around 0.7 with the
+standard deviation in the row; a run's result is the mean of three evaluations. The truth is the difference of the two arms'
+expected rewards.
 
-Rows: runs that spread normally; runs that spread in logits, so that bad ones are far out; and runs of the second arm of which
-each collapses with a chance of 1/4, found as the project finds collapses, where the truth is about runs that hold. Beside it
-stands what was not taken: one variance pooled over four arms, and resampled runs and problems (a two-level bootstrap).
+Rows: runs with normal spread; runs that spread in logits, so that bad runs are far out; and runs of the second arm that each
+collapse with a probability of 1/4, detected as in the project, with the truth for runs that do not collapse. The table also has
+two methods that were not adopted: one variance pooled over four arms, and a two-level bootstrap over runs and problems.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ RESULT = Path(__file__).with_name("results") / "coverage.json"
 RUNS, PROBLEMS = (2, 3, 5), (256, 1024)
 SDS = ((0.02, 0.02), (0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.02, 0.05), (0.02, 0.2))
 MEAN, DIFFICULTY, OWN = 0.7, 1.5, 0.1
-LOWEST, HIGHEST = 0.03, 0.97  # of a run's expected reward
+LOWEST, HIGHEST = 0.03, 0.97  # limits of a run's expected reward
 COLLAPSE = 0.25
 EVALUATIONS = 3
-RESAMPLES, BOOTSTRAPPED = 400, 300  # studies of which the bootstrap is shown, which takes long
+RESAMPLES, BOOTSTRAPPED = 400, 300  # resamples, and the number of studies with a bootstrap, which is slow
 
 Scores = NDArray[np.float64]
 Draws = np.random.Generator
@@ -46,13 +47,13 @@ _REWARDS = special.expit(_SHIFTS[:, None] + DIFFICULTY * _QUANTILES).mean(axis=1
 
 
 def shift_of(reward: Scores) -> Scores:
-    """How many logits make an expected reward, over problems."""
+    """The shift in logits that gives an expected reward over problems."""
     return np.interp(reward, _REWARDS, _SHIFTS)
 
 
 @cache
 def skewed(sd: float) -> tuple[float, float]:
-    """Mean and standard deviation in logits of runs whose rewards have the mean .7 and this standard deviation."""
+    """Mean and standard deviation in logits of runs whose rewards have mean 0.7 and this standard deviation."""
 
     def moments(at: float, width: float) -> tuple[float, float]:
         rewards = np.interp(at + width * _QUANTILES, _SHIFTS, _REWARDS)
@@ -66,7 +67,7 @@ def skewed(sd: float) -> tuple[float, float]:
 
 
 def run_shifts(draws: Draws, runs: int, sd: float, kind: str) -> Scores:
-    """Runs of an arm, in logits."""
+    """Draw the runs of an arm, in logits."""
     if kind == "skewed":
         at, width = skewed(sd)
         return at + width * draws.normal(size=runs)
@@ -80,7 +81,7 @@ def truncated(sd: float) -> Any:
 
 
 def scores(draws: Draws, shifts: Scores, difficulty: Scores) -> Scores:
-    """Rewards of an arm, (runs, problems): means of a few evaluations."""
+    """Draw an arm's rewards (runs, problems) as means of a few evaluations."""
     own = DIFFICULTY * math.sqrt(OWN)
     problems = difficulty + own * draws.normal(size=len(difficulty))
     logits = shifts[:, None] + problems + own * draws.normal(size=(len(shifts), len(difficulty)))
@@ -88,7 +89,7 @@ def scores(draws: Draws, shifts: Scores, difficulty: Scores) -> Scores:
 
 
 def study(draws: Draws, runs: int, problems: int, sds: tuple[float, ...], kind: str = "normal") -> list[Scores]:
-    """The scores of a study's arms."""
+    """Draw the scores of a study's arms."""
     difficulty = DIFFICULTY * math.sqrt(1 - 2 * OWN) * draws.normal(size=problems)
     return [scores(draws, run_shifts(draws, runs, sd, kind), difficulty) for sd in sds]
 
@@ -110,7 +111,7 @@ def ours(arms: list[Scores]) -> tuple[float, float]:
 
 
 def pooled(arms: list[Scores]) -> tuple[float, float]:
-    """One run variance for all arms, and problems as the project has them."""
+    """An interval with one run variance pooled over all arms, and problems as in the project's interval."""
     runs, problems = arms[0].shape
     variance = float(np.mean([arm.mean(axis=1).var(ddof=1) for arm in arms])) * 2 / runs
     by_problem = arms[1].mean(axis=0) - arms[0].mean(axis=0)
@@ -121,7 +122,7 @@ def pooled(arms: list[Scores]) -> tuple[float, float]:
 
 
 def bootstrap(arms: list[Scores], draws: Draws) -> tuple[float, float]:
-    """Resampled runs and problems, the runs' deviations blown up by n / (n - 1)."""
+    """A two-level bootstrap over runs and problems, with the runs' variance scaled by n / (n - 1)."""
     runs, problems = arms[0].shape
     counts = draws.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
     means = []
@@ -139,7 +140,7 @@ def bootstrap(arms: list[Scores], draws: Draws) -> tuple[float, float]:
 
 
 def covered(intervals: list[tuple[float, float]], true: float) -> dict[str, float]:
-    """Share of the intervals that hold the truth, and their median half width."""
+    """Share of intervals that contain the truth, and their median half width."""
     low, high = np.array(intervals).T
     return {
         "coverage": round(float(np.mean((low <= true) & (true <= high))), 4),
@@ -148,7 +149,7 @@ def covered(intervals: list[tuple[float, float]], true: float) -> dict[str, floa
 
 
 def row(draws: Draws, runs: int, problems: int, sds: tuple[float, float], kind: str, studies: int) -> dict[str, Any]:
-    """One setting. The pooled variance has two more arms, which spread as the first."""
+    """Simulate one setting. The pooled variance uses two more arms with the spread of the first."""
     four, true = (*sds, sds[0], sds[0]), truth(sds, kind)
     drawn = [study(draws, runs, problems, four, kind) for _ in range(studies)]
     return {
@@ -163,13 +164,13 @@ def row(draws: Draws, runs: int, problems: int, sds: tuple[float, float], kind: 
 
 
 def collapsing_row(draws: Draws, runs: int, problems: int, sd: float, studies: int) -> dict[str, Any]:
-    """Runs of the second arm collapse; the others are as in the rows without collapses."""
+    """Simulate one setting in which runs of the second arm collapse."""
     intervals, fallen = [], []
     for _ in range(studies):
         first, second = study(draws, runs, problems, (sd, sd))
         gone = draws.random(runs) < COLLAPSE
         if gone.all():
-            continue  # such an arm counts by its collapsed runs, and its truth is another one
+            continue  # if all runs collapse, the arm's result is that of collapsed runs, with another truth
         kept = held([made_up(one, lost) for one, lost in zip(second, gone, strict=True)], 1)
         intervals.append(ours([first, final_scores(kept, 1)]))
         fallen.append(len(kept) == (~gone).sum())
@@ -179,7 +180,7 @@ def collapsing_row(draws: Draws, runs: int, problems: int, sd: float, studies: i
 
 
 def made_up(final: Scores, lost: bool) -> Run:
-    """A run that had these scores, and in the end has them or none."""
+    """Make a run that reached these scores and, if collapsed, lost them in the end."""
     end = np.where(np.arange(len(final)) < 0.02 * len(final), final, 0.0) if lost else final
     validation = pd.DataFrame({"step": [0, 8, 16]})
     metrics = {"diverged_step": None}
@@ -188,12 +189,12 @@ def made_up(final: Scores, lost: bool) -> Run:
 
 
 def hardest(draws: Draws, studies: int) -> list[dict[str, Any]]:
-    """Arms of which one spreads ten times as much as the other, with bad runs far out: the least that the interval covers."""
+    """Coverage in the hardest case: one arm spreads ten times as much as the other, with bad runs far out."""
     return [row(draws, runs, problems, (0.02, 0.2), "skewed", studies) for problems in PROBLEMS for runs in RUNS]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+    """Format the rows as Markdown."""
     lines = [
         "| runs an arm | problems | run SDs | runs | coverage, % | half width | pooled, % | bootstrap, % |",
         "|---|---|---|---|---|---|---|---|",

@@ -1,9 +1,8 @@
-"""Seconds until the first report: this commit beside an older one, each from a fresh clone, in turns.
+"""Measure the seconds until the first report of this commit and an older one, in turns, each from a fresh clone.
 
-``python benchmarks/first_minutes.py OLD`` clones the repository it lies in, checks out OLD and the current commit in turns, and
-times what a newcomer types: ``make install``, ``make repro``, and ``make repro`` again with nothing to do; of the active study,
-or of ``--study``, a name or a file that both commits can compose.
-Takes an hour and more; leave the machine alone meanwhile, as the result says how busy it was.
+``python benchmarks/first_minutes.py OLD`` clones this repository, checks out OLD and the current commit in turns, and times
+``make install``, ``make repro``, and ``make repro`` again with nothing to do, for the active study or ``--study`` (a name or a
+file that both commits can compose). It takes over an hour; leave the machine idle, as other work distorts the times.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ STEPS = {"install": "make install", "repro": "make repro", "nothing_to_do": "mak
 
 
 def git(*arguments: str) -> str:
-    """The output of a git command in this repository."""
+    """Run a git command in this repository and return its output."""
     return subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def measure(commit: str, folder: Path, study: str | None) -> dict[str, dict[str, float]]:
-    """Clone a commit and time the steps in it; raises CalledProcessError where one fails."""
+    """Clone a commit and time its steps; raises CalledProcessError if one fails."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
     subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", commit], check=True)
-    # With this set no process would find what another one has compiled.
+    # With this variable each process would compile everything again.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    # Packages are fetched anew each time, as on a machine that never had them.
+    # Empty caches, so that packages are downloaded as on a new machine.
     environment |= {"PIP_CACHE_DIR": f"{folder}.cache/pip", "UV_CACHE_DIR": f"{folder}.cache/uv"}
     shutil.rmtree(f"{folder}.cache", ignore_errors=True)
     found = {}

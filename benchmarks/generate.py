@@ -1,7 +1,7 @@
-"""Sampling a rollout batch: this project's transformers engine beside plain ``model.generate()``, same model and prompts.
+"""Measure sampling of a rollout batch with this project's transformers engine and with ``model.generate()``.
 
-``python benchmarks/generate.py``. With ``--early-stops`` sequences end at random, as they do in training; otherwise all have
-the full length. Both take turns; medians count.
+Run ``python benchmarks/generate.py``. Both use the same model and prompts and take turns; the result is the median. With
+``--early-stops`` sequences end at random, as in training; otherwise all have the full length.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def add_to_end(logits: torch.Tensor, chance: float) -> torch.Tensor:
-    """Set the end-of-text logit so that it is drawn with about this chance."""
+    """Set the end-of-text logit so that it is sampled with about this probability."""
     others = torch.logsumexp(logits[..., 1:], dim=-1)
     logits[..., 0] = others + torch.logit(torch.tensor(chance))
     return logits

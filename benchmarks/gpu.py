@@ -1,9 +1,9 @@
-"""What the project does on one GPU, part by part, with random weights of the shape of Qwen2.5-Math-1.5B made on the device.
+"""Measure the project on one GPU, part by part, with random weights in the shape of Qwen2.5-Math-1.5B.
 
-``python benchmarks/gpu.py`` runs all parts, each in a process of its own with a time limit; ``--parts gradients,throughput``
-some. No model, no network, and of the package's dependencies only torch and transformers are needed: a part or row that needs
-more is skipped by name. Each row is printed and written to the JSON file as soon as it is there. ``--device cpu --tiny`` tries
-the code anywhere, and measures nothing of a GPU. docs/gpu.md says what each part tells, and names the goals.
+``python benchmarks/gpu.py`` runs all parts, each in its own process with a time limit; ``--parts gradients,throughput`` runs
+some. It needs no model, no network, and only torch and transformers of the package's dependencies; parts and rows that need
+more are skipped. Each row is printed and written to the JSON file at once. ``--device cpu --tiny`` tries the code without a
+GPU. docs/gpu.md explains the parts and names the goals.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PARTS: dict[str, Callable[[Setting], Rows]] = {
     "vllm_float16": vllm_float16,
     "asynchronous": asynchronous,
 }
-LIMIT_S = {  # 25 minutes together
+LIMIT_S = {  # 25 minutes in total
     "gradients": 120,
     "throughput": 360,
     "profile": 120,
@@ -62,7 +62,7 @@ LIMIT_S = {  # 25 minutes together
 
 
 def measured(part: Callable[[Setting], Rows], setting: Setting) -> Iterator[tuple[str, str, Row]]:
-    """The rows of a part, each when it is done: its name, the goal, and numbers, ``skipped`` or ``failed``."""
+    """Yield the rows of a part as they finish: name, goal, and numbers, ``skipped`` or ``failed``."""
     rows = part(setting)
     while True:
         try:
@@ -85,7 +85,7 @@ def measured(part: Callable[[Setting], Rows], setting: Setting) -> Iterator[tupl
 
 
 def about(setting: Setting) -> dict[str, Any]:
-    """The device, what is installed, and when it was measured; no names of machines."""
+    """Describe the device, the installed packages and the date, without the machine's name."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -105,7 +105,7 @@ def about(setting: Setting) -> dict[str, Any]:
 
 
 def keep(out: Path, head: dict[str, Any], part: str, rows: dict[str, Row]) -> None:
-    """Put a part's rows into the file, beside those of other parts that were measured with the same device and software."""
+    """Add a part's rows to the file; rows of other parts stay if device and software are the same."""
     found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     same = all(found.get(key) == value for key, value in head.items())
     parts = found.get("parts", {}) if same else {}
@@ -113,7 +113,7 @@ def keep(out: Path, head: dict[str, Any], part: str, rows: dict[str, Row]) -> No
 
 
 def line(part: str, name: str, goal: str, row: Row) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     shown = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()]
     text = next((f"{key}: {row[key]}" for key in ("skipped", "failed") if key in row), ", ".join(shown))
     return f"{part:13}{name:28}{text}{f'   (goal: {goal})' if goal and 'skipped' not in row else ''}"
@@ -151,7 +151,7 @@ def main() -> int:
 
 
 def in_a_process(part: str) -> int:
-    """This very command for one part, so that none meets what another has left or broken; its exit code."""
+    """Run this command for one part in a process of its own, so that parts cannot affect each other; return the exit code."""
     arguments = [a for a in sys.argv[1:] if not a.startswith("--parts=")]
     if "--parts" in arguments:
         at = arguments.index("--parts")

@@ -1,10 +1,10 @@
-r"""How fast and how right is the grader? ``python benchmarks/grader.py`` prints a table; nothing outside is needed.
+r"""Measure the speed and accuracy of the grader: ``python benchmarks/grader.py`` prints a table.
 
-The answers are made here from templates, in the proportions of the final answers of MATH. Half of them are right, and a
-third of the right ones are spelt differently from the ground truth; which are right is known from how they were made. Three
-ways of grading see the same answers: :func:`grpo.grader.pool.is_equal` one by one, :func:`~grpo.grader.pool.grade_batch`
-on all cores, and plain math-verify with its own time limits, on the first of the answers only because it is slow. A fourth
-row says what a worker process costs: it grades them all, whether they need computer algebra or not.
+The answers are generated from templates, in the proportions of MATH's final answers. Half of them are right, and a third of the
+right ones are written differently from the ground truth. Three ways of grading get the same answers:
+:func:`grpo.grader.pool.is_equal` one by one, :func:`~grpo.grader.pool.grade_batch` on all cores, and plain math-verify with its
+own time limits, on a part of the answers as it is slow. A fourth row shows the cost of a worker process: it grades all answers,
+whether they need computer algebra or not.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ KINDS: dict[str, tuple[int, Callable[[random.Random], Spellings]]] = {
 
 
 def make_cases(count: int, seed: int) -> list[Case]:
-    """The same ``count`` answers for the same seed."""
+    """Generate ``count`` answers; the same seed gives the same answers."""
     r = random.Random(seed)
     cases = []
     for kind in r.choices(list(KINDS), [weight for weight, _ in KINDS.values()], k=count):
@@ -210,7 +210,7 @@ def make_cases(count: int, seed: int) -> list[Case]:
 
 
 def run_single(name: str, grade: Callable[[str, str], Verdict], cases: list[Case]) -> tuple[Result, list[Case]]:
-    """One call after another in this thread: at any time, either this process or one worker computes."""
+    """Grade one answer after the other in this thread, so that only this process or one worker computes at a time."""
     forget_verdicts()
     verdicts, seconds = [], []
     for case in cases:
@@ -234,7 +234,7 @@ def run_batch(cases: list[Case]) -> Result:
 
 
 def run_math_verify(cases: list[Case]) -> Result:
-    """As its documentation shows it. It does not say which of its answers ran out of time."""
+    """Grade with math-verify as in its documentation; it does not say which answers ran out of time."""
     from math_verify import parse, verify
 
     logging.disable(logging.WARNING)
@@ -255,7 +255,7 @@ def _result(name: str, cases: list[Case], seconds: list[float], disagreed: int, 
 
 
 def show(results: list[Result]) -> str:
-    """The results as a table in Markdown."""
+    """Format the results as a Markdown table."""
     lines = [
         "| | answers | answers/s/core | p50 ms | p99 ms | max ms | agreement | timed out |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

@@ -1,8 +1,8 @@
-"""Recompute the report's numbers from the run folders, without a line of the package.
+"""Recompute the report's numbers from the run folders, without using the package.
 
-``python benchmarks/recompute.py [FOLDER]`` reads ``data/runs`` of a finished study, computes what the report's first screen and
-the tables and lead sentences of its sections say, and compares it with what stands in ``reports/``. It prints each sentence or
-table row that it checked, and ends with code 1 if one differs by more than rounding. Formulas: docs/statistics.md.
+``python benchmarks/recompute.py [FOLDER]`` reads ``data/runs`` of a finished study, computes the numbers of the report's first
+screen and of the tables and lead sentences of its sections, and compares them with ``reports/``. It prints each sentence or
+table row that it checked; the exit code is 1 if one differs by more than rounding. Formulas: docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Table = np.ndarray[Any, np.dtype[np.float64]]
 Estimate = tuple[float, float, float]  # a value and its interval
 NUMBER = re.compile(r"(?<![\w.-])-?\d+\.\d{3}(?!\d)")
 PLAIN = re.compile(r"\[[^]]*\]\([^)]*\)|[*`]")
-LAST = {"expert_iteration_experiment": 1}  # evaluations that count; three elsewhere
+LAST = {"expert_iteration_experiment": 1}  # number of last evaluations that are averaged; 3 for all others
 
 
 class Run:
-    """A run folder as its files say."""
+    """The results of a run, read from its folder."""
 
     def __init__(self, folder: Path):
         self.experiment, self.arm, seed = folder.parts[-3:]
@@ -43,11 +43,11 @@ class Run:
         self.end: Table = self.answers[-self.last :].mean(axis=0)
 
     def column(self, name: str) -> float:
-        """Mean of a column over the evaluations that count."""
+        """Mean of a column over the last evaluations."""
         return float(self.validation[name].iloc[-self.last :].mean())
 
     def collapsed(self) -> bool:
-        """Stopped, or ends below half of its best evaluation or training step, by more than chance."""
+        """Whether the run was stopped, or ends below half of its best evaluation or training step by more than chance."""
         means = self.answers.mean(axis=1)
         best = self.answers[means.argmax()]
         if self.stopped:
@@ -72,7 +72,7 @@ def wilson(successes: float, trials: int, level: float = 0.95) -> Estimate:
 
 
 def interval(tables: list[Table], signs: list[int], level: float = 0.95) -> Estimate:
-    """A signed sum of arms' means over runs and problems: Welch's degrees of freedom, problems paired."""
+    """Estimate a signed sum of arms' means over runs and problems, with Welch's degrees of freedom and paired problems."""
     terms: list[tuple[float, float]] = []
     by_problem, noise = np.zeros(tables[0].shape[1]), 0.0
     for table, sign in zip(tables, signs, strict=True):
@@ -129,7 +129,7 @@ class Report:
         self.checked, self.wrong = 0, 0
 
     def compare(self, where: str, text: str, *computed: float) -> None:
-        """The numbers of three digits in the text are these, in this order; a last one that is missing is a fault too."""
+        """Check that the numbers with three digits in the text are these, in this order and complete."""
         found = [float(number) for number in NUMBER.findall(text)]
         same = len(found) == len(computed) and all(abs(a - b) < 0.00051 for a, b in zip(found, computed, strict=True))
         self.say(where, text, same, f"computed {', '.join(f'{value:.4f}' for value in computed)}")
@@ -140,7 +140,7 @@ class Report:
 
 
 def read_arms(folder: Path) -> dict[str, dict[str, Arm]]:
-    """The arms of each experiment, from all run folders."""
+    """Read the arms of each experiment from all run folders."""
     runs = [Run(path.parent) for path in sorted(folder.glob("data/runs/*/*/*/metrics.json"))]
     by_arm: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
@@ -149,26 +149,26 @@ def read_arms(folder: Path) -> dict[str, dict[str, Arm]]:
 
 
 def leader_of(arms: dict[str, Arm]) -> Arm:
-    """The highest arm, of those without a collapsed run where there are such, then of those with a run that held."""
+    """The highest arm among those without a collapsed run; if there are none, among those with a run that held."""
     whole = [arm for arm in arms.values() if not arm.fallen]
     some = [arm for arm in arms.values() if len(arm.fallen) < len(arm.runs)]
     return max(whole or some or list(arms.values()), key=lambda arm: arm.reward[0])
 
 
 def tied_with(leader: Arm, arms: dict[str, Arm]) -> list[str]:
-    """Arms that can lead and whose difference to the leader holds zero, at the level for so many differences."""
+    """Arms whose difference to the leader contains zero, at the level for the number of differences."""
     level = level_of(arms)
     others = (arm for arm in arms.values() if arm is not leader and (bool(arm.fallen) == bool(leader.fallen) or not arm.fallen))
     return [arm.name for arm in others if (found := leader.over(arm, level))[1] <= 0 <= found[2]]
 
 
 def level_of(arms: dict[str, Arm]) -> float:
-    """Each tail has 1 - 0.95^(1 / differences) (Hsu, Sidak), and never more than 0.025."""
+    """The level at which each tail has 1 - 0.95^(1 / differences) (Hsu, Sidak), at most 0.025."""
     return max(0.95, 2 * float(0.95 ** (1 / max(1, len(arms) - 1))) - 1)
 
 
 def check_section(report: Report, text: str, experiment: str, arms: dict[str, Arm]) -> None:
-    """An experiment's lead sentence and first table."""
+    """Check an experiment's lead sentence and first table."""
     leader = leader_of(arms)
     lead = next(line for line in text.splitlines() if line and not line.startswith("#"))
     if len(arms) > 1 and "ends highest" in lead:
@@ -206,7 +206,7 @@ def check_row(report: Report, experiment: str, row: dict[str, str], arm: Arm, le
 
 
 def check_first_screen(report: Report, folder: Path, experiments: dict[str, dict[str, Arm]]) -> None:
-    """The numbered sentences of reports/writeup.md."""
+    """Check the numbered sentences of reports/writeup.md."""
     text = (folder / "reports/writeup.md").read_text()
     lines = {int(found[1]): found[2] for found in re.finditer(r"^(\d)\. (.*)$", text, re.M)}
     winners = {path.stem: json.loads(path.read_text())["winner"] for path in (folder / "reports/select").glob("*.json")}
@@ -246,14 +246,14 @@ def check_first_screen(report: Report, folder: Path, experiments: dict[str, dict
 
 
 def zero_shot(folder: Path, prompt: str) -> Estimate:
-    """The untrained model's answers to the bare question."""
+    """Check the untrained model's accuracy under question_only."""
     lines = (folder / f"data/math_baseline/{prompt}.jsonl").read_text().splitlines()
     rewards = [json.loads(line)["answer_reward"] for line in lines]
     return wilson(sum(rewards), len(rewards))
 
 
 def check_claims(report: Report, folder: Path, experiments: dict[str, dict[str, Arm]]) -> None:
-    """Each `A above B by D (LOW to HIGH)` of the claims' table whose arms are an experiment's; and the count of verdicts."""
+    """Check each `A above B by D (LOW to HIGH)` in the claims' table, and the counts of verdicts."""
     text = (folder / "reports/sections/claims.md").read_text()
     verdicts: dict[str, int] = {}
     for line in text.splitlines():

@@ -1,7 +1,7 @@
-r"""What one update of the learner costs as groups, prompts and responses grow: packed rows beside padded microbatches.
+r"""Measure one update of the learner with packed rows and with padded microbatches, as groups, prompts and responses grow.
 
-``python benchmarks/scaling.py`` prints a table, and draws it into benchmarks/results/. Both ways see the same random rollouts
-and take turns; the median of a few updates counts.
+``python benchmarks/scaling.py`` prints a table and draws it to benchmarks/results/. Both ways get the same random rollouts and
+take turns; the result is the median of a few updates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from grpo.reporting.charts import Curve, draw_curves, frame, legend, panels, pow
 from grpo.reporting.style import styles  # noqa: E402
 from grpo.study.methods import GrpoConfig  # noqa: E402
 
-RESPONSES = 32  # in a batch, however large its groups
+RESPONSES = 32  # per batch, whatever the group size
 USUAL = {"group size": 8, "prompt length": 100, "response length": 100}
 VARIED = {
     "group size": [1, 2, 4, 8, 16, 32],
@@ -47,7 +47,7 @@ VARIED = {
 
 
 def rollouts(group: int, prompt: int, response: int) -> list[Rollout]:
-    """Random rollouts with random advantages, whose lengths spread evenly from a half to one and a half times ``response``."""
+    """Make random rollouts with random advantages and lengths from 0.5 to 1.5 times ``response``, evenly spread."""
     rng = random.Random(0)
     made = []
     for g in range(RESPONSES // group):
@@ -61,7 +61,7 @@ def rollouts(group: int, prompt: int, response: int) -> list[Rollout]:
 
 
 def seconds(learners: dict[str, Learner], batch: list[Rollout], repeats: int) -> dict[str, float]:
-    """Median seconds of an update, both ways in turn."""
+    """Median seconds of an update by each way, measured in turns."""
     times: dict[str, list[float]] = {name: [] for name in learners}
     for _ in range(repeats + 1):
         for name, learner in learners.items():
@@ -72,7 +72,7 @@ def seconds(learners: dict[str, Learner], batch: list[Rollout], repeats: int) ->
 
 
 def draw(rows: list[dict[str, Any]]) -> Figure:
-    """A panel for each length that is varied, both axes logarithmic."""
+    """Draw a panel for each varied length, with logarithmic axes."""
     figure, axes = panels(len(VARIED))
     looks = styles(["packed", "padded"])
     for place, (what, values) in zip(axes, VARIED.items(), strict=True):

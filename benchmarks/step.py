@@ -1,8 +1,8 @@
-r"""Seconds of one GRPO step, beside TRL's GRPOTrainer on the same model, prompts, group size and lengths.
+r"""Measure the seconds of one GRPO step of this project and of TRL's GRPOTrainer, with the same model, prompts and lengths.
 
-``make bench`` installs TRL beside the project's own environment and runs this. Both sample with the model in this
-process, train on their own rollouts, and take turns in one run, so that a slower minute of the machine meets both. A random
-reward makes every group train. The first steps of each turn, in which compiled layers are compiled, are not counted.
+``make bench`` installs TRL in a separate environment and runs this. Both sample with the model in this process, train on their
+own rollouts, and take turns, so that a slow minute of the machine affects both. A random reward gives every group a signal. The
+first steps of each turn, in which layers are compiled, do not count.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BUDGET = 4096  # tokens of a row, as in the mini study
 
 
 def make_model(folder: Path, context: int = 512) -> None:
-    """A random model of 0.85M parameters, which TRL loads as Qwen2, with a tokenizer made from word problems."""
+    """Make a random model of 0.85M parameters, which TRL loads as Qwen2, and a tokenizer trained on word problems."""
     problems = word_problems(0, 4, validation=False)
     tokenizer = train_tokenizer((next(problems).question for _ in range(2000)), 512)
     torch.manual_seed(0)
@@ -67,7 +67,7 @@ def make_model(folder: Path, context: int = 512) -> None:
 
 
 def make_prompts(tokenizer: Any, n: int, tokens: int) -> list[str]:
-    """Word problems one after the other, cut to ``tokens`` tokens."""
+    """Join word problems and cut the text to ``tokens`` tokens."""
     problems = word_problems(1, 4, validation=False)
     texts = []
     for _ in range(n):
@@ -79,7 +79,7 @@ def make_prompts(tokenizer: Any, n: int, tokens: int) -> list[str]:
 
 
 def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | None = None, compiled: bool = False) -> Times:
-    """One turn of this project's engine and learner; the loop is that of ``train_grpo`` without files and evaluation."""
+    """Run one turn of this project's engine and learner, as in ``train_grpo`` without files and evaluation."""
     tokenizer, model = load_tokenizer(folder), load_model(folder)
     if compiled:
         compile_layers(model)
@@ -117,7 +117,7 @@ def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | No
 
 
 def trl(folder: Path, settings: argparse.Namespace) -> Times:
-    """One turn of TRL's trainer: no KL term, one update on each batch, generation in this process."""
+    """Run one turn of TRL's trainer: no KL term, one update per batch, generation in this process."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -179,7 +179,7 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
-    """The size of a rollout batch, and the threads it is computed with."""
+    """Add the options for the size of a rollout batch and the number of threads."""
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=108)

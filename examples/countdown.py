@@ -1,6 +1,6 @@
-"""Countdown, as a task of one's own: reach a target by + - * with each of the given numbers at most once.
+"""Your own task: Countdown. Reach a target with + - * and each of the given numbers at most once.
 
-Put this file into the study's folder, or anywhere that Python finds it, and make a study that uses it:
+Put this file into the study's folder, or anywhere that Python finds it, and write a study that uses it:
 
     tasks:
       main: {use: "countdown:Countdown", numbers: 3, largest: 9, train_size: 512, validation_size: 64, seed: 0}
@@ -22,7 +22,7 @@ from grpo.tasks import Problem, Task, formats
 
 
 def value_of(expression: str, given: list[int]) -> int:
-    """What an expression of given numbers, each used at most once, and + - * comes to; ValueError: it is something else."""
+    """Evaluate an expression of + - * and the given numbers, each used at most once; ValueError for anything else."""
     if not re.fullmatch(r"[0-9+*() -]{1,100}", expression):
         raise ValueError(f"{expression}: not an expression of whole numbers and + - *")
     left = Counter(given)
@@ -44,7 +44,7 @@ def value_of(expression: str, given: list[int]) -> int:
 
 
 class Countdown(Task):
-    """The seed draws the questions; a hash of numbers and target decides the split, so that no seed mixes the splits."""
+    """Countdown problems drawn by a seed. A hash of numbers and target decides the split, so that splits never overlap."""
 
     formats = {"r1_zero": formats.R1_ZERO, "question_only": formats.QUESTION_ONLY}
 
@@ -53,7 +53,7 @@ class Countdown(Task):
         self.sizes = {"train": train_size, "validation": validation_size}
 
     def draw(self, seed: int, split: str) -> Iterator[tuple[Problem, str]]:
-        """An endless stream of problems of a split, each with a right answer; a ground truth is ``1 3 8 = 23``."""
+        """Yield problems of a split without end, each with a right answer; a ground truth looks like ``1 3 8 = 23``."""
         rng = random.Random(f"countdown {seed} {split}")
         while True:
             numbers = [rng.randint(1, self.largest) for _ in range(self.numbers)]
@@ -64,17 +64,17 @@ class Countdown(Task):
                 yield Problem(f"countdown/{split}/{truth}", f"Use {given} to make {target}.", truth), answer
 
     def problems(self, split: str) -> list[Problem]:
-        """As many different ones as asked for, or as a long look finds."""
+        """Draw the number of different problems asked for, or fewer if 100 times as many draws do not find them."""
         size = self.sizes[split]
         found = dict.fromkeys(problem for problem, _ in itertools.islice(self.draw(self.seed, split), 100 * size))
         return list(found)[:size]
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        """1 for the target, 0.1 for another value that the given numbers make, 0 for anything else."""
+        """Score answers: 1 for the target, 0.1 for another value of an allowed expression, 0 for anything else."""
         return [score(answer, problem.ground_truth) for answer, problem in zip(answers, problems, strict=True)]
 
     def documents(self, seed: int, wrong_share: float = 0.5) -> Iterator[tuple[str, str]]:
-        """What a small model is pretrained on: training questions in both formats, so many of them with a wrong answer."""
+        """Yield documents to pretrain a small model: training questions in both formats, ``wrong_share`` with wrong answers."""
         rng = random.Random(f"countdown documents {seed}")
         for problem, right in self.draw(seed, "train"):
             answer = right[: right.rindex(" ") - 2] if rng.random() < wrong_share else right  # wrong: without the last number
@@ -85,7 +85,7 @@ class Countdown(Task):
 
 
 def score(answer: str, truth: str) -> float:
-    """See :meth:`Countdown.verify`."""
+    """Score one answer; see :meth:`Countdown.verify`."""
     given, target = truth.split(" = ")
     try:
         return 1.0 if value_of(answer, [int(number) for number in given.split()]) == int(target) else 0.1

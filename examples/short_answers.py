@@ -1,11 +1,10 @@
-"""A reward of one's own: a right answer is worth more, the shorter it is among the answers to its question.
+"""Your own reward: among the answers to one question, shorter right answers get a higher reward.
 
-This is the length reward of Kimi k1.5 (Kimi Team 2025, arXiv 2501.12599, Section 2.3.3). Of the responses to one question,
-the shortest gets +0.5 and the longest -0.5, with all others in between on a line; for a wrong one what is above 0 is left
-out, so that a short wrong answer earns nothing by being short. It is added to the reward with a weight. Where all responses
-are equally long, it is 0.
+This is the length reward of Kimi k1.5 (Kimi Team 2025, arXiv 2501.12599, Section 2.3.3). Of the responses to one question, the
+shortest gets +0.5, the longest -0.5, and the others lie between on a line. For wrong responses values above 0 become 0, so that
+a short wrong answer gains nothing. If all responses are equally long, it is 0. It is added to the reward with a weight.
 
-To use it, put this file into the study's folder (`folder:` in params.yaml), and in the study:
+To use it, put this file into the study's folder (`folder:` in params.yaml), and add to the study:
 
     grpo:
       reward: "short_answers:short_answers"
@@ -18,8 +17,8 @@ or in one arm, to compare it with the plain reward on the same prompt:
           plain: {}
           short: {reward: "short_answers:short_answers"}
 
-Training follows it, and history.csv and validation.csv tell its mean as `reward`; runs are still compared by the task's
-`answer_reward`, and `response_length` shows what it does. (A validation problem is answered once, so there it is 0.)
+Training uses it, and history.csv and validation.csv have its mean as `reward`. Runs are still compared by the task's
+`answer_reward`; `response_length` shows its effect. (Each validation problem is answered once, so it is 0 there.)
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ WEIGHT = 0.2
 def short_answers(
     prompts: list[str], completion_ids: list[list[int]], answer_reward: list[float], **columns: Any
 ) -> list[float]:
-    """The answer's reward, and WEIGHT times that of its length in tokens."""
+    """Add WEIGHT times the length reward (length in tokens) to the answer reward."""
     lengths = defaultdict(list)
     for prompt, ids in zip(prompts, completion_ids, strict=True):
         lengths[prompt].append(len(ids))

@@ -1,4 +1,4 @@
-"""Parts of benchmarks/gpu.py that train: gradients, speed, what waits for the host, compiling, the optimizer, saved states."""
+"""Parts of benchmarks/gpu.py that train: gradients, speed, host waits, compilation, optimizer, saved states."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from grpo.models.packed_attention import Layout
 
 
 def gradients(setting: Setting) -> Rows:
-    """Packed rows, padded microbatches and a plain loss of transformers: how far their gradients are apart."""
+    """Compare the gradients of packed rows, padded microbatches and a plain loss with transformers."""
     scale, device = setting.scale, setting.device
     batch = scale.gradients.made(scale.shape["vocab_size"])
 
     def gradient(model: Any, compute: Callable[[Any, Optimizer], Any]) -> list[Tensor]:
-        """Of all weights, in float32."""
+        """Gradients of all weights, in float32."""
         optimizer = make_optimizer(model)
         compute(model, optimizer)
         optimizer.clip(float("inf"))  # divides by the scale, where there is one
@@ -86,7 +86,7 @@ def gradients(setting: Setting) -> Rows:
 
 
 def throughput(setting: Setting) -> Rows:
-    """An optimizer step (all microbatches, clipping, AdamW): tokens a second, share of the matrix-product peak, memory."""
+    """Measure an optimizer step (all microbatches, clipping, AdamW): tokens per second, share of peak FLOP/s, memory."""
     scale, device = setting.scale, setting.device
     dtype = torch.bfloat16 if setting.on_gpu else torch.float32
     peak: list[float] = []  # filled by the first row
@@ -152,7 +152,7 @@ def throughput(setting: Setting) -> Rows:
 
 
 def profile(setting: Setting) -> Rows:
-    """What a microbatch costs the host: kernel launches, and points at which it waits for the device."""
+    """Count a microbatch's kernel launches, and the points at which the host waits for the device."""
     scale, device = setting.scale, setting.device
     dtype = torch.bfloat16 if setting.on_gpu else torch.float32
     batch = scale.profile.made(scale.shape["vocab_size"])
@@ -223,7 +223,7 @@ def profile(setting: Setting) -> Rows:
 
 
 def recompiles(setting: Setting) -> Rows:
-    """Graphs that torch.compile makes at the first update, and at later ones of other lengths, where none should come."""
+    """Count the graphs that torch.compile makes at the first update, and at later ones with other lengths (should be none)."""
     scale, device = setting.scale, setting.device
 
     def measure(compiled: bool) -> Row:
@@ -258,7 +258,7 @@ def recompiles(setting: Setting) -> Rows:
 
 
 def optimizer(setting: Setting) -> Rows:
-    """A step of the optimizer alone: clipping, AdamW on float32 weights, rounding to bfloat16."""
+    """Measure a step of the optimizer alone: clipping, AdamW on float32 weights, rounding to bfloat16."""
 
     def measure(name: str) -> Row:
         if name == "adamw_8bit":
@@ -277,7 +277,7 @@ def optimizer(setting: Setting) -> Rows:
 
 
 def state(setting: Setting) -> Rows:
-    """Saving what a killed run goes on from: how long training waits (the copy), how long writing and reading take."""
+    """Measure saved states: how long training waits (for the copy), and how long writing and reading take."""
 
     def measure() -> Row:
         from grpo.training.state import SavedState

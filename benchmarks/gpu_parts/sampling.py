@@ -28,7 +28,7 @@ from grpo.common.records import Completion, Problem, Rollout
 
 
 def vllm(setting: Setting) -> Rows:
-    """Sampling with vLLM: start, speed, seeds, the policy's weights, sleep, and how far it is from the learner."""
+    """Measure vLLM: start, speed, seeds, weight updates, sleep, and its difference from the learner."""
     with tempfile.TemporaryDirectory() as folder:
         trial = begin(setting, torch.bfloat16 if setting.on_gpu else torch.float32, Path(folder))
         yield "start", "", trial.start
@@ -40,7 +40,7 @@ def vllm(setting: Setting) -> Rows:
 
 
 def vllm_float16(setting: Setting) -> Rows:
-    """vLLM and learner in float16: the policy's weights, and how far the two are apart."""
+    """Measure vLLM and learner in float16: weight updates, and the difference between the two."""
     with tempfile.TemporaryDirectory() as folder:
         trial = begin(setting, torch.float16, Path(folder))
         yield "start", "", trial.start
@@ -49,7 +49,7 @@ def vllm_float16(setting: Setting) -> Rows:
 
 
 def begin(setting: Setting, dtype: torch.dtype, folder: Path) -> Trial:
-    """A model of random weights, also as a checkpoint in the folder."""
+    """Make a model with random weights, and save it as a checkpoint in the folder."""
     require("vllm", "tokenizers")
     from grpo.models.checkpoint import save_checkpoint
 
@@ -60,7 +60,7 @@ def begin(setting: Setting, dtype: torch.dtype, folder: Path) -> Trial:
 
 @dataclass
 class Trial:
-    """One vLLM engine and the policy that it samples with; each method measures a row."""
+    """A vLLM engine and its policy; each method measures a row."""
 
     setting: Setting
     folder: Path
@@ -69,7 +69,7 @@ class Trial:
     engine: Any = field(default=None, init=False)
 
     def start(self) -> Row:
-        """From nothing until it could sample."""
+        """Seconds until the engine is ready to sample."""
         from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
 
         precision, device, on_gpu = str(self.dtype).removeprefix("torch."), self.setting.device, self.setting.on_gpu
@@ -82,7 +82,7 @@ class Trial:
         return {"seconds": self._seconds(start)}
 
     def speed(self) -> Row:
-        """Tokens a second."""
+        """Tokens per second."""
         prompts, n, tokens = self.setting.scale.sampled
         # Waking and putting the weights in is part of each call, and of one for a single token almost all.
         short = median_seconds(self.setting, lambda: self._sampled(1, 0))
@@ -91,7 +91,7 @@ class Trial:
         return {"tokens_per_s": made / max(long - short, 1e-9), "seconds": long, "seconds_to_first_token": short}
 
     def seeds(self) -> Row:
-        """Shares of responses that are the same with the same seed, and with another."""
+        """Shares of equal responses with the same seed, and with another seed."""
         *_, tokens = self.setting.scale.sampled
         ids = [[completion.token_ids for completion in self._sampled(tokens, seed)] for seed in (1, 1, 2)]
         return {
@@ -101,7 +101,7 @@ class Trial:
         }
 
     def weights(self) -> Row:
-        """Put other weights in; checksums that differ raise."""
+        """Update the weights; raises if checksums differ."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.mul_(1.01)
@@ -109,7 +109,7 @@ class Trial:
         return {"equal": True, "seconds_with_a_token": putting}
 
     def mismatch(self) -> Row:
-        """How far the sampler's log-probabilities are from the learner's, by token."""
+        """Difference between the engine's and the learner's log-probabilities, per token."""
         *_, n, tokens = self.setting.scale.sampled
         completions = self._sampled(tokens, 3)
         owners = [prompt for prompt in self._prompts() for _ in range(n)]
@@ -123,7 +123,7 @@ class Trial:
         return {"mean": every.mean().item(), "max": every.max().item(), "above_0.1": (every > 0.1).float().mean().item()}
 
     def sleeps(self) -> Row:
-        """Ten times asleep and awake again: whether memory grows."""
+        """Let the engine sleep and wake ten times, and check whether memory grows."""
         if not self.setting.on_gpu:
             raise Skipped("vLLM can only sleep on a GPU")
         used, times = [], []
@@ -155,7 +155,7 @@ class Trial:
 
 
 def make_tokenizer(size: int) -> Any:
-    """As many tokens as the model has logits, so that whatever it samples can be decoded."""
+    """Make a tokenizer with as many tokens as the model has logits, so that any sample can be decoded."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
 

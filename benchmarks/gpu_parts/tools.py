@@ -1,4 +1,4 @@
-"""What the parts of benchmarks/gpu.py share: sizes, random models and batches, clocks, and the least work there is to do."""
+"""Shared by the parts of benchmarks/gpu.py: sizes, random models and batches, clocks, minimal FLOPs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ WARM_UP = 2  # calls that are not counted: kernels are chosen and compiled in th
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, str, Callable[[], Row]]]
-"""The rows of a part: a name, the goal in words or nothing, and what measures it."""
+"""The rows of a part: name, goal (text or empty), and the function that measures it."""
 
 
 class Skipped(Exception):
-    """Why a part or a row was left out."""
+    """The reason why a part or a row is skipped."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The size of an optimizer batch: prompts, responses to each, and lengths in tokens (of responses the largest)."""
+    """The size of an optimizer batch: prompts, responses per prompt, and lengths in tokens (for responses the maximum)."""
 
     prompts: int
     group: int
@@ -41,7 +41,7 @@ class Batch:
     response_tokens: int
 
     def made(self, vocabulary: int, seed: int = 0) -> list[Rollout]:
-        """Random tokens and advantages; lengths of responses spread evenly up to the largest, in any order."""
+        """Make random tokens and advantages, with lengths of responses evenly spread up to the maximum, in random order."""
         rng = random.Random(seed)
         n = self.prompts * self.group
         lengths = [max(1, self.response_tokens * (i + 1) // n) for i in range(n)]
@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Scale:
-    """Everything that is smaller where the code is only tried.
+    """Sizes of everything; smaller to only try the code.
 
     Attributes:
         shape: of the model, by the names of Qwen2's config.json.
@@ -67,8 +67,8 @@ class Scale:
         budget: tokens of a packed row.
         padded: responses of a padded microbatch.
         matmul: rows and columns of the matrices whose product gives the peak.
-        sampled: prompts, responses to each, tokens of each.
-        study: what the training on the GPU is an overlay of.
+        sampled: prompts, responses per prompt, tokens per response.
+        study: the study that the training on the GPU extends.
     """
 
     shape: dict[str, int]
@@ -124,11 +124,11 @@ TINY = Scale(
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how large.
+    """Device and sizes of a measurement.
 
     Attributes:
         device: ``cuda`` or ``cpu``.
-        repeats: of what is timed; the median counts.
+        repeats: number of timed calls; the result is their median.
     """
 
     device: str
@@ -137,15 +137,15 @@ class Setting:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether anything of a GPU is measured."""
+        """Whether a GPU is measured."""
         return self.device != "cpu"
 
 
 def make_model(scale: Scale, device: str, dtype: torch.dtype = torch.bfloat16, own: bool = False) -> Any:
-    """Random weights; the output layer is the embedding, as in the real one.
+    """Make a model with random weights and tied embeddings, as in the real model.
 
     Args:
-        own: the project's own Transformer instead of transformers' Qwen2.
+        own: use the project's own Transformer instead of transformers' Qwen2.
     """
     torch.manual_seed(0)
     sizes: Any = {**scale.shape, "max_position_embeddings": 4096, "tie_word_embeddings": True}
@@ -163,7 +163,7 @@ def make_model(scale: Scale, device: str, dtype: torch.dtype = torch.bfloat16, o
 
 
 def make_optimizer(model: Any, name: str = "adamw") -> Optimizer:
-    """In float16 with a scale of the loss at which these random models' gradients are numbers from the first step on."""
+    """Make an optimizer; in float16 with a loss scale at which gradients of random models are finite from the first step."""
     made = Optimizer(model, 1e-6, name)
     if made.scale is not None:
         made.scale.value = 2.0**10
@@ -173,7 +173,7 @@ def make_optimizer(model: Any, name: str = "adamw") -> Optimizer:
 def microbatches(
     model: Any, batch: Sequence[Rollout], budget: int | None, padded: int, packing: bool = True
 ) -> Iterator[Microbatch]:
-    """Packed rows of ``budget`` tokens, or padded microbatches by it, or where it is None ``padded`` responses at a time."""
+    """Split a batch into packed rows or padded microbatches of ``budget`` tokens; if None, of ``padded`` responses each."""
     prompts, responses = [r.prompt_ids for r in batch], [r.completion.token_ids for r in batch]
     if budget is not None and packing:
         return packed_microbatches(model, Texts(prompts, responses), budget)
@@ -189,9 +189,9 @@ def backward(
     padded: int,
     packing: bool = True,
 ) -> int:
-    """Add the gradient of :func:`plain_loss`'s sum over the batch, by the learner's microbatches; how many these were.
+    """Add the gradient of the sum of :func:`plain_loss` over the batch, in microbatches; return their number.
 
-    This is the learner's work (:class:`grpo.learner.learner.Learner`) without its bookkeeping, and needs no pydantic.
+    As in :class:`grpo.learner.learner.Learner`, but without its bookkeeping and pydantic.
     """
     count = 0
     for micro in microbatches(model, batch, budget, padded, packing):
@@ -204,9 +204,9 @@ def backward(
 
 
 def plain_loss(model: Any, rollout: Rollout) -> Tensor:
-    """-advantage times the mean log-probability of a response's tokens, from the logits of transformers' own forward pass.
+    """-advantage times the mean log-probability of a response's tokens, with the forward pass of transformers.
 
-    No packing, no padding, no chunks, and transformers' own attention: the truth that the rest is held against.
+    Without packing, padding and chunks, and with the attention of transformers: the reference for all others.
     """
     prompt, response = rollout.prompt_ids, rollout.completion.token_ids
     logits = model(torch.tensor([[*prompt, *response]], device=model.device), use_cache=False).logits[0]
@@ -216,19 +216,17 @@ def plain_loss(model: Any, rollout: Rollout) -> Tensor:
 
 
 def relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """|found - expected| / |expected| over all weights together, in float64."""
+    """Relative error |found - expected| / |expected| over all weights, in float64."""
     pairs = list(zip(found, expected, strict=True))
     apart = sum((a - b).double().square().sum().item() for a, b in pairs)
     return float((apart / sum(b.double().square().sum().item() for _, b in pairs)) ** 0.5)
 
 
 def needed_flops(model: Any, batch: Sequence[Rollout], group: int) -> float:
-    """Floating-point operations that a forward and a backward pass must do, whichever way they are done: each prompt once,
-    no padding, nothing twice.
+    """Minimal floating-point operations of a forward and a backward pass: each prompt once, no padding, no recomputation.
 
-    6 for each weight and each token that meets it, of which the output layer's meet response tokens only; and
-    12 x layers x width for each pair of a token and one that it attends to, which the causal mask halves (Kaplan et al. 2020,
-    arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B).
+    6 per weight and token (for the output layer only response tokens), and 12 x layers x width per pair of tokens, halved by the
+    causal mask (Kaplan et al. 2020, arXiv 2001.08361, Section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, Appendix B).
     """
     config = model.config
     head = config.vocab_size * config.hidden_size
@@ -244,18 +242,18 @@ def needed_flops(model: Any, batch: Sequence[Rollout], group: int) -> float:
 
 
 def real_tokens(batch: Sequence[Rollout], group: int) -> int:
-    """Each prompt once, and all responses; no padding."""
+    """Number of tokens: each prompt once, all responses, no padding."""
     return sum(len(r.completion.token_ids) for r in batch) + sum(len(r.prompt_ids) for r in batch[::group])
 
 
 def wait(device: str) -> None:
-    """Until the device has done what it was given, without which a clock says nothing."""
+    """Wait until the device has finished, so that times are right."""
     if device != "cpu":
         torch.cuda.synchronize()
 
 
 def seconds_of(device: str, work: Callable[[], Any]) -> float:
-    """How long one call takes."""
+    """Seconds of one call."""
     wait(device)
     start = time.perf_counter()
     work()
@@ -264,10 +262,10 @@ def seconds_of(device: str, work: Callable[[], Any]) -> float:
 
 
 def median_seconds(setting: Setting, work: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> float:
-    """The median of several calls after some that are not counted.
+    """The median seconds of several calls after a warm-up.
 
     Args:
-        before: done before each call, and not counted.
+        before: called before each call, not timed.
     """
     found = []
     for _ in range(WARM_UP + setting.repeats):
@@ -277,12 +275,12 @@ def median_seconds(setting: Setting, work: Callable[[], Any], before: Callable[[
 
 
 def missing(names: Sequence[str]) -> list[str]:
-    """Which packages are not installed."""
+    """The packages that are not installed."""
     return [name for name in names if sys.modules.get(name, ...) is None or importlib.util.find_spec(name) is None]
 
 
 def require(*names: str) -> None:
-    """Raise Skipped where one of these packages is not installed."""
+    """Raise Skipped unless these packages are installed."""
     if lacking := missing(names):
         raise Skipped(f"not installed: {', '.join(lacking)}")
 

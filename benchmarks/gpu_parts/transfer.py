@@ -1,4 +1,4 @@
-"""The part of benchmarks/gpu.py that brings new weights to a vLLM in a process of its own."""
+"""The part of benchmarks/gpu.py that sends new weights to vLLM in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.gpu_parts.tools import ROOT, WARM_UP, Row, Rows, Setting, Skippe
 
 
 def asynchronous(setting: Setting) -> Rows:
-    """New weights for a vLLM in a process of its own: sent from GPU to GPU, on one GPU and between two, and through Ray."""
+    """Measure weight updates of vLLM in a separate process: on one GPU, between two GPUs, and through Ray."""
     require("vllm", "ray", "pydantic", "tokenizers")
     from grpo.models.checkpoint import save_checkpoint
 
@@ -36,10 +36,10 @@ def asynchronous(setting: Setting) -> Rows:
 
 @dataclass
 class Pair:
-    """A policy in this process, on the first GPU, and generators that sample with it, each on a GPU.
+    """A policy in this process, on the first GPU, and generators that sample with it on a GPU each.
 
     Attributes:
-        ends: ends the generator that was started last, and Ray.
+        ends: exit stack that ends the last generator, and Ray.
         visible: the GPUs, by the names of CUDA_VISIBLE_DEVICES as it was before any generator started.
     """
 
@@ -52,7 +52,7 @@ class Pair:
     versions: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
 
     def through_ray(self) -> Row:
-        """By way of the CPU's memory and Ray's object store."""
+        """Send through CPU memory and Ray's object store."""
         import ray
 
         from grpo.rollout.engine import SamplingParams
@@ -67,7 +67,7 @@ class Pair:
         return {"seconds_with_a_token": statistics.median(times[WARM_UP:]), "mb": self._bytes() / 2**20}
 
     def sent(self, gpu: int) -> Row:
-        """From this process's GPU to that one."""
+        """Send from this process's GPU to the generator's."""
         from grpo.rollout.vllm_weights import require_equal_weights
         from grpo.training.asynchronous.transfer import RemoteLlm, Sender, Weights
 
@@ -92,7 +92,7 @@ class Pair:
         }
 
     def _start(self, gpu: int) -> Any:
-        """A generator that sees one GPU; this process has seen the first, and goes on with it."""
+        """Start a generator that sees one GPU; this process keeps the first one."""
         import ray
 
         from grpo.study.methods import GrpoConfig
@@ -117,7 +117,7 @@ class Pair:
         return generator
 
     def _another(self) -> int:
-        """Change all weights; the number of the version."""
+        """Change all weights; return the new version."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.mul_(1.01)
@@ -131,7 +131,7 @@ class Pair:
 
 
 def make_engine(folder: Path, precision: str, device: str) -> tuple[Any, Any, Any]:
-    """In the generator's process: what :class:`grpo.training.asynchronous.actors.Generator` wants."""
+    """Runs in the generator's process; has what :class:`grpo.training.asynchronous.actors.Generator` needs."""
     from grpo.models.checkpoint import load_tokenizer
     from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
     from grpo.training.asynchronous.transfer import Weights

@@ -19,7 +19,7 @@ NEEDS = ("pydantic", "ruamel", "typer", "mlflow", "dvc", "math_verify", "fileloc
 
 
 def study(setting: Setting) -> Rows:
-    """A run of the mini study on this device: it is killed by SIGKILL, goes on from its saved state, and learns."""
+    """Train a run of the mini study on this device: kill it with SIGKILL, continue it, and check that it learns."""
     require(*NEEDS)
     from ruamel.yaml import YAML
 

@@ -210,7 +210,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Simulate all settings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=1000, help="simulated studies a row")
+    parser.add_argument("--studies", type=int, default=1000, help="number of simulated studies per row")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draws, rows = np.random.default_rng(options.seed), []

@@ -52,11 +52,11 @@ def measure(commit: str, folder: Path, study: str | None) -> dict[str, dict[str,
 
 def main() -> None:
     """Measure, and write benchmarks/results/first_minutes.json."""
-    parser = argparse.ArgumentParser(description="Seconds until the first report, beside an older commit.")
+    parser = argparse.ArgumentParser(description="Measure the seconds until the first report, and those of an older commit.")
     parser.add_argument("old", help="the commit to compare with")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--study", help="instead of the active one: a name in studies/, or a study's file")
-    parser.add_argument("--folder", type=Path, required=True, help="where the clones are made; a few GB")
+    parser.add_argument("--study", help="name in studies/ or a study file; default: the active study")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the clones (a few GB)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/first_minutes.json")
     options = parser.parse_args()
 

@@ -31,7 +31,7 @@ from grpo.rollout.transformers_engine import TransformersEngine  # noqa: E402
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_shape(parser)
-    parser.add_argument("--early-stops", type=float, default=0.0, help="chance of each token to end its sequence, roughly")
+    parser.add_argument("--early-stops", type=float, default=0.0, help="approximate probability that a token ends its sequence")
     parser.add_argument("--repeats", type=int, default=7)
     settings = parser.parse_args()
     start_threads(settings.threads)

@@ -121,11 +121,11 @@ def line(part: str, name: str, goal: str, row: Row) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, separated by commas; default: all")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two narrow layers: tries the code, and measures nothing")
+    parser.add_argument("--tiny", action="store_true", help="a model of two narrow layers, to try the code only")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="JSON file; on a GPU benchmarks/results/gpu.json if not given, elsewhere none")
+    parser.add_argument("--out", type=Path, help="JSON file; default: benchmarks/results/gpu.json on a GPU, else none")
     options = parser.parse_args()
     names = options.parts.split(",")
     if wrong := [name for name in names if name not in PARTS]:

@@ -272,12 +272,12 @@ def show(results: list[Result]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the grader on made-up answers.")
+    parser = argparse.ArgumentParser(description="Measure the grader on generated answers.")
     parser.add_argument("--answers", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plain", type=int, default=2_000, help="how many answers plain math-verify grades; 0 leaves it out")
-    parser.add_argument("--disagreements", action="store_true", help="list the answers that the grader judges unlike the label")
-    parser.add_argument("--out", type=Path, help="write the results to this file (JSON) too")
+    parser.add_argument("--plain", type=int, default=2_000, help="number of answers for plain math-verify; 0: none")
+    parser.add_argument("--disagreements", action="store_true", help="list answers on which the grader and the label disagree")
+    parser.add_argument("--out", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
 
     cases = make_cases(options.answers, options.seed)

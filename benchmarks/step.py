@@ -190,9 +190,9 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_shape(parser)
-    parser.add_argument("--steps", type=int, default=5, help="counted steps of each turn")
+    parser.add_argument("--steps", type=int, default=5, help="number of measured steps per turn")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--without-trl", action="store_true", help="packed against padded only")
+    parser.add_argument("--without-trl", action="store_true", help="compare packed and padded microbatches only")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     settings = parser.parse_args()
     start_threads(settings.threads)

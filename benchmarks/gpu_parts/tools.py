@@ -225,8 +225,8 @@ def relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> 
 def needed_flops(model: Any, batch: Sequence[Rollout], group: int) -> float:
     """Minimal floating-point operations of a forward and a backward pass: each prompt once, no padding, no recomputation.
 
-    6 per weight and token (for the output layer only response tokens), and 12 x layers x width per pair of tokens, halved by the
-    causal mask (Kaplan et al. 2020, arXiv 2001.08361, Section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, Appendix B).
+    6 per weight and token (for the output layer only response tokens), and 12 x layers x width per pair of tokens, halved by
+    the causal mask (Kaplan et al. 2020, arXiv 2001.08361, Section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, Appendix B).
     """
     config = model.config
     head = config.vocab_size * config.hidden_size

@@ -11,12 +11,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+REPORT = "reports/index.html"
 LINK_OUT_OF_DOCS = re.compile(r"(!?)\[([^\]]*)\]\(\.\./([^)\s#]+)((?:#[^)\s]*)?)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Copy the report and its figures into the site."""
-    for path in (ROOT / "reports/index.html", *sorted((ROOT / "reports").rglob("*.svg"))):
+    for path in (ROOT / REPORT, *sorted((ROOT / "reports").rglob("*.svg"))):
         files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     return files
 
@@ -24,11 +25,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Resolve links from a page to files outside docs/, which GitHub's view of the page follows as they are.
 
-    A file that the site holds is linked there, another one at ``repo_url``; without an address its name stays as text.
+    A file that the site holds is linked there, and a Markdown file of the report to its section in the report's page. Other
+    files are linked at ``repo_url``; without an address their paths stand as text.
 
     Raises:
         PluginError: the file does not exist.
     """
+    report = (ROOT / REPORT).read_text(encoding="utf-8")
 
     def resolve(match: re.Match[str]) -> str:
         image, text, path, anchor = match.groups()
@@ -36,6 +39,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"{image}[{text}]({path}{anchor})"
         if not (ROOT / path).exists():
             raise PluginError(f"docs/{page.file.src_uri} links to {path}, which does not exist")
-        return f"[{text}]({config.repo_url}/blob/main/{path}{anchor})" if config.repo_url else text
+        if path.startswith("reports/") and f'id="{Path(path).stem}"' in report:
+            return f"[{text}]({REPORT}#{Path(path).stem})"
+        if config.repo_url:
+            return f"[{text}]({config.repo_url}/blob/main/{path}{anchor})"
+        return f"`{path}`" if text.startswith("`") or text == Path(path).name else f"{text} (`{path}`)"
 
     return LINK_OUT_OF_DOCS.sub(resolve, markdown)

@@ -57,8 +57,9 @@ def _options(
 def quickstart() -> None:
     """Pretrain a small model, train it with GRPO at two learning rates and write a report: 2 minutes on 2 cores.
 
-    Runs studies/quickstart.yaml in the folder quickstart/, which it empties first if an earlier quickstart made it. Your own
-    study, data and reports stay as they are. Needs neither a GPU nor a network.
+    Runs studies/quickstart.yaml in the folder quickstart/, which it empties
+    first if an earlier quickstart made it. Your own study, data and reports
+    stay as they are. Needs neither a GPU nor a network.
     """
     from grpo.commands.quickstart import quickstart as run_it
 
@@ -103,8 +104,8 @@ def run(
 ) -> None:
     """Train one model on one task with GRPO and plot its curves; needs neither DVC nor a study file.
 
-    The loop and the numbers are those of a study's run with the same values. The run is sent to MLflow if MLFLOW_TRACKING_URI
-    is set.
+    The loop and the numbers are those of a study's run with the same values.
+    The run is sent to MLflow if MLFLOW_TRACKING_URI is set.
     """
     from grpo.commands.one_run import Asked, one_run
 

@@ -203,7 +203,7 @@ def test_dvc_knows_the_checkpoint_by_the_name_it_is_given(project: Path, grpo: G
         assert list(repo.index.stages) == []
     assert (Path("artifacts") / artifact.path).resolve() == (paths.CHECKPOINTS / RUN / "best").resolve()
     code, _, error = grpo("publish", TWIN, "--out", "again", "--artifact", "Not A Name")
-    assert code == 2 and "small letters" in error
+    assert code == 2 and "lower-case letters" in error
 
 
 class FakeHub(BaseHTTPRequestHandler):

@@ -64,7 +64,7 @@ def examine(model: Any) -> Traits:
     plain = head is not None and torch.equal(logits.float(), torch.nn.functional.linear(expected, head.weight).float())
     why = _by_config(config)
     if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
-        why = "it counts positions by itself"
+        why = "it takes no position_ids"
     if not why:
         model.set_attn_implementation(SHARED_PROMPT)
         why = _by_trying(model, expected, logits)

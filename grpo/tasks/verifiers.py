@@ -148,7 +148,7 @@ def _library() -> Any:
     try:
         import verifiers.v1
     except ImportError as error:  # an older release
-        raise UserError(f"use: verifiers: wants verifiers 0.4 ({reason(error)}). {INSTALL}") from error
+        raise UserError(f"use: verifiers: needs verifiers 0.4 ({reason(error)}). {INSTALL}") from error
     return verifiers.v1
 
 
@@ -167,7 +167,7 @@ def _installed(vf: Any, environment: str) -> Any:
     except (AttributeError, TypeError, ValueError) as error:  # of what its package exports
         raise UserError(f"{where}: {reason(error)}. Name its class: MODULE:NAME.") from error
     if played_by is not vf.SingleAgentEnv:
-        raise UserError(f"{where}: brings an environment of its own, {played_by.__name__}, which single responses do not play.")
+        raise UserError(f"{where}: has its own environment, {played_by.__name__}, which needs more than single responses.")
     return kind
 
 
@@ -228,10 +228,10 @@ async def _score(task: Any, answer: str) -> float:
     most = sum(max(reward.weight, 0.0) for reward in given)
     share = float(sum(reward.value for reward in given) / most) if most else math.nan
     if not 0.0 <= share <= 1.0:
-        told = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
+        scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
         raise UserError(
-            f"use: verifiers: task {task.data.idx} ({type(task).__name__}) gives {told}: by their weights {share:.3g} of what "
-            "can be had, and 0 to 1 is expected. Let each reward be from 0 to 1, with a positive weight."
+            f"use: verifiers: task {task.data.idx} ({type(task).__name__}) gives {scores}: {share:.3g} of the largest "
+            "weighted sum, but 0 to 1 is expected. Let each reward be from 0 to 1, with a positive weight."
         )
     return share
 

@@ -32,7 +32,7 @@ COPIED = {  # why responses cannot share a prompt
     "gemma2": "it has layers of sliding_attention",
     "gemma3_text": "it has layers of sliding_attention",
     "gpt_oss": "it has layers of sliding_attention",
-    "bloom": "it counts positions by itself",
+    "bloom": "it takes no position_ids",
 }
 TOKENIZER_OF = {"llama": "like_llama3", "gemma": "like_gemma", "gemma2": "like_gemma", "gemma3_text": "like_gemma"}
 # Of what is like another one here the longer tests come later.

@@ -79,7 +79,7 @@ def test_filtered_examples_all_earn_the_reward() -> None:
     ("examples", "config", "message"),
     [
         (MANY, SftConfig(examples=31), r"sft\.examples: 31 examples are asked for, but .* has 30\. Lower it.*sft_dataset"),
-        (MANY, SftConfig(examples=11, filtered=True), r"11 examples that earn the reward .* has 10\. Lower it"),
+        (MANY, SftConfig(examples=11, filtered=True), r"11 examples with reward 1 .* has 10\. Lower it"),
         ([MANY[1]], SftConfig(filtered=True), r"has 0\. Lower it, or use another `sft_dataset:` in params\.yaml"),
     ],
 )

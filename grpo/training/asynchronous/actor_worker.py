@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 ATTEMPTS = 4  # of one call
 START_S = 900.0  # time limit of an actor's start: imports, the model, vLLM
-BESIDE = "beside"  # Ray concurrency group with its own thread in the actor; needs ``concurrency_groups`` in the options
+CONCURRENT = "concurrent"  # Ray concurrency group with its own thread in the actor; needs ``concurrency_groups`` in the options
 T = TypeVar("T")
 
 
@@ -26,9 +26,9 @@ class WorkerLost(Exception):
 class ActorWorker:
     """Caller of an actor's methods, each of which returns its value and its :class:`grpo.training.asynchronous.actors.Cost`.
 
-    One call runs at a time, except for :meth:`beside`. If the actor dies or times out during a call, a new actor is started,
-    ``recovery`` restores its state, and the call is repeated. The unfinished work is lost with the old actor, so nothing is
-    done twice.
+    One call runs at a time, except for :meth:`call_concurrently`. If the actor dies or times out during a call, a new actor is
+    started, ``recovery`` restores its state, and the call is repeated. The unfinished work is lost with the old actor, so
+    nothing is done twice.
 
     Attributes:
         name: for messages.
@@ -77,7 +77,7 @@ class ActorWorker:
 
         return self._retry(method, do)
 
-    def beside(self, method: str, *arguments: Any) -> tuple[Any, Any]:
+    def call_concurrently(self, method: str, *arguments: Any) -> tuple[Any, Any]:
         """Call a method concurrently with other calls, without a second attempt.
 
         Raises:
@@ -88,7 +88,7 @@ class ActorWorker:
             self.start()
         actor = self._actor
         try:
-            return self._ask(method, arguments, keep=False, group=BESIDE)
+            return self._ask(method, arguments, keep=False, group=CONCURRENT)
         except WorkerLost as lost:
             with self.lock:
                 if self._actor is actor and not self._closed:

@@ -198,7 +198,7 @@ class RemoteLearner:
             WorkerLost: one of the two actors was lost. The generator may wait forever then, and must be restarted.
         """
         try:
-            alive, cost = self.worker.beside("send", version, generator)
+            alive, cost = self.worker.call_concurrently("send", version, generator)
         except WorkerLost as lost:
             raise WorkerLost(f"lost the learner, which {lost}, while it took over weights") from lost
         if not alive:

@@ -25,7 +25,7 @@ from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
-from grpo.training.asynchronous.actor_worker import BESIDE, ActorWorker
+from grpo.training.asynchronous.actor_worker import CONCURRENT, ActorWorker
 from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
@@ -57,7 +57,7 @@ def start_actors(
     needs = [generator_resources, scorer_resources, learner_resources]
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
     # The concurrency group adds a thread that sends weights during training. Without it the actor has its main thread only.
-    learner_options: dict[str, Any] = learner_resources | ({"concurrency_groups": {BESIDE: 1}} if sends else {})
+    learner_options: dict[str, Any] = learner_resources | ({"concurrency_groups": {CONCURRENT: 1}} if sends else {})
     workers = [
         ActorWorker("generator", Generator, (make_generator, setup), generator_resources, STUCK_AFTER_S),
         ActorWorker("scorer", Scorer, (setup,), scorer_resources, STUCK_AFTER_S),

@@ -41,9 +41,7 @@ def sample_sft_dataset(
     if settings.asked_in != settings.prompt:
         study.task(name).rewrite("", settings.asked_in, settings.prompt)  # refuse an unknown rewrite before sampling
     evaluator = _teacher(study, name, settings)
-    find_format(evaluator.task, settings.asked_in).encode(
-        evaluator.tokenizer, "?"
-    )  # refuse a tokenizer without a chat template
+    find_format(evaluator.task, settings.asked_in).encode(evaluator.tokenizer, "?")  # refuse a missing chat template
     groups = evaluator.sample(problems[: settings.questions], settings.asked_in, settings.samples)
     traces, counts = traces_of(evaluator.task, settings, [rollout for group in groups for rollout in group])
     if not traces:

@@ -11,7 +11,7 @@ from grpo.rollout.engine import derive_seed
 from grpo.study.methods import GrpoConfig
 from grpo.training.context import RunContext
 from grpo.training.order import other_problems
-from grpo.training.step import reward, sample_groups, set_advantages, task_metrics
+from grpo.training.step import reward, sample_groups, set_advantages
 
 
 def replace_groups_without_signal(
@@ -49,7 +49,7 @@ def replace_groups_without_signal(
         asked += questions
     rollouts = [rollout for group in groups for rollout in group]
     counts = {"dynamic_sampling/rounds": rounds, "dynamic_sampling/dropped_groups": len(asked) - len(groups)}
-    return rollouts, set_advantages(config, rollouts) | task_metrics(setup, rollouts) | counts
+    return rollouts, set_advantages(setup, rollouts) | counts
 
 
 def has_signal(group: list[Rollout]) -> bool:

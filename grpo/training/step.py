@@ -68,11 +68,17 @@ def score(setup: RunSetup[GrpoConfig], rollouts: list[Rollout], world: World = A
         the rollouts of all processes, and their metrics.
     """
     rollouts = reward(setup, rollouts, world)
-    return rollouts, set_advantages(setup.config, rollouts) | task_metrics(setup, rollouts)
+    return rollouts, set_advantages(setup, rollouts)
 
 
-def set_advantages(config: GrpoConfig, rollouts: list[Rollout]) -> dict[str, float]:
-    """Compute the advantages of a scored batch in place, and return its metrics."""
+def set_advantages(setup: RunSetup[GrpoConfig], rollouts: list[Rollout]) -> dict[str, float]:
+    """Compute the advantages of a scored batch in place.
+
+    Returns:
+        mean rewards, share of groups without signal, response lengths (tokens), share cut off, number of grader timeouts, and
+        the task's metrics.
+    """
+    config = setup.config
     advantages, _, means = normalize_scores(
         [rollout.rewards for rollout in rollouts],
         config.group_size,
@@ -82,31 +88,19 @@ def set_advantages(config: GrpoConfig, rollouts: list[Rollout]) -> dict[str, flo
     )
     for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
         rollout.advantage = advantage
-    return rollout_metrics(means, rollouts)
+    return {
+        **{f"train/{key}": means[key] for key in ("reward", "format_reward", "answer_reward", "zero_signal_fraction")},
+        "train/response_length": response_tokens(rollouts) / len(rollouts),
+        "train/response_length_max": max(len(r.completion.token_ids) for r in rollouts),
+        "train/cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / len(rollouts),
+        "train/grader_timeouts": grader_timeouts(rollouts),
+        **task_metrics(setup, rollouts),
+    }
 
 
 def task_metrics(setup: RunSetup[Sampling], rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Metrics of a rollout batch that the run's task defines."""
     return {f"train/{name}": value for name, value in setup.task.training_measures(rollouts).items()}
-
-
-def rollout_metrics(means: dict[str, float], rollouts: list[Rollout]) -> dict[str, float]:
-    """Metrics of a rollout batch: mean rewards, share of groups without signal, response lengths (tokens), and number of grader
-    timeouts.
-
-    Args:
-        means: the metadata of :func:`grpo.learner.advantages.normalize_scores`.
-    """
-    return {
-        "train/reward": means["reward"],
-        "train/format_reward": means["format_reward"],
-        "train/answer_reward": means["answer_reward"],
-        "train/zero_signal_fraction": means["zero_signal_fraction"],
-        "train/response_length": response_tokens(rollouts) / len(rollouts),
-        "train/response_length_max": max(len(r.completion.token_ids) for r in rollouts),
-        "train/cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / len(rollouts),
-        "train/grader_timeouts": grader_timeouts(rollouts),
-    }
 
 
 def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], version: int) -> tuple[Updates, dict[str, float]]:

@@ -1,8 +1,8 @@
-"""What a process gives up before it runs an untrusted program: system calls, files, capabilities, resources.
+"""Restrictions on a process before it runs an untrusted program: system calls, files, capabilities and resources.
 
-Loaded by path from ``grpo/discovery/sandboxed.py``, so it imports nothing of the package. All by ``ctypes``, as Python has no
-functions for it; numbers and layouts are those of Linux's headers, system calls and the filter are left to libseccomp, which
-systemd and apt bring along. ``benchmarks/NOTES.md`` says why no sandbox from outside is used.
+``grpo/discovery/sandboxed.py`` loads this file by path, so it imports nothing of the package. It calls the C library by
+``ctypes``, because Python has no functions for these calls; numbers and layouts are those of Linux's headers. libseccomp, which
+systemd and apt require, makes the filter of system calls. ``benchmarks/NOTES.md`` says why no other sandbox is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 MB = 1_000_000
 MAX_OPEN_FILES = 64
-SPARE_BYTES = 32 * MB  # beyond the limit of memory, to report that it was reached
+SPARE_BYTES = 32 * MB  # above the memory limit, for the report that it was reached
 STACK_BYTES = 8 * MB
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
@@ -29,9 +29,9 @@ CLONE_NEWNS, CLONE_NEWUSER, CLONE_THREAD, CLONE_FILES = 0x20000, 0x10000000, 0x1
 
 # ------------------------------------------------------------------------------------------------------------ the filter
 
-# What a program needs to compute and to use its folder. Every other system call, also one that is yet to be invented, is
-# answered as by a kernel that does not have it; the C library then falls back to older ones. Without fallocate, filling a
-# disk takes time; without close_range and clones with open files of their own, all threads share the files that are watched.
+# System calls that a program needs to compute and to use its folder. For any other call, also of future kernels, the filter
+# answers like a kernel that lacks it; the C library then falls back to older calls. Without fallocate, filling a disk takes
+# time. Without close_range and without clones that have their own file tables, all threads share the files that are watched.
 ALLOWED = """
 open openat creat close read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek
 sendfile splice tee copy_file_range ftruncate fadvise64 readahead fsync fdatasync flock dup dup2 dup3 pipe pipe2
@@ -55,26 +55,23 @@ BAD_MACHINE, MASKED_EQUAL = 2, 7
 
 
 class Comparison(ctypes.Structure):
-    """``struct scmp_arg_cmp``: which argument of a system call, how it is compared, which bits of it, what they must be."""
+    """``struct scmp_arg_cmp`` of libseccomp: an argument of a system call, a comparison, a bit mask and a value."""
 
     _fields_ = [("argument", ctypes.c_uint), ("how", ctypes.c_int), ("bits", ctypes.c_uint64), ("value", ctypes.c_uint64)]
 
 
 def allow(seccomp: Any, context: ctypes.c_void_p, pid: int) -> None:
-    """Put what process ``pid`` may call into a filter of libseccomp; what a machine does not have is left out."""
+    """Add the allowed system calls of process ``pid`` to a filter of libseccomp, except those unknown on this machine."""
     word = 0xFFFFFFFF
-    partly = {  # which argument, which of its bits, their values
+    partly = {  # calls allowed with some arguments only: index of the argument, mask, allowed values
         "kill": (0, word, [pid, 0]),
         "tkill": (0, word, [pid]),
         "tgkill": (0, word, [pid]),
         "prlimit64": (0, word, [pid, 0]),
-        "ioctl": (
-            1,
-            word,
-            [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451],
-        ),  # a terminal? its size, what waits, modes
-        "fcntl": (1, word, [*range(8), 36, 37, 38, 1030, 1031, 1032]),  # copies, flags, locks, sizes; not whom it signals
-        "prctl": (0, word, [3, 15, 16, 0x53564D41]),  # may it be traced, names of threads and of memory
+        # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+        "ioctl": (1, word, [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]),
+        "fcntl": (1, word, [*range(8), 36, 37, 38, 1030, 1031, 1032]),  # copies, flags, locks, sizes; not F_SETOWN
+        "prctl": (0, word, [3, 15, 16, 0x53564D41]),  # PR_GET_DUMPABLE, names of threads and of memory
         "clone": (0, CLONE_THREAD | CLONE_FILES, [CLONE_THREAD | CLONE_FILES]),
     }
     rules: list[tuple[str, list[Comparison]]] = [(name, []) for name in ALLOWED.split()]
@@ -88,10 +85,10 @@ def allow(seccomp: Any, context: ctypes.c_void_p, pid: int) -> None:
 
 
 def refuse_system_calls() -> None:
-    """Refuse for good what leads out of this process: network, other processes, signals to them, mounts, rights of files.
+    """Block all system calls but the allowed ones, permanently: no network, other processes, signals, mounts or file modes.
 
     Raises:
-        OSError: there is no libseccomp, or the kernel has no filters.
+        OSError: libseccomp is missing, or the kernel has no filters.
     """
     seccomp = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     seccomp.seccomp_init.restype = ctypes.c_void_p
@@ -105,10 +102,10 @@ def refuse_system_calls() -> None:
 
 
 def checked(result: int) -> int:
-    """What a function of the C library returned.
+    """Return the result of a function of the C library.
 
     Raises:
-        OSError: it failed.
+        OSError: the function failed.
     """
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -126,13 +123,13 @@ def syscall(number: int, *arguments: Any) -> int:
 
 
 def prctl(option: int, first: int, second: int = 0) -> None:
-    """Change a property of this process; OSError where the kernel does not know it."""
+    """Change a property of this process; OSError if the kernel does not have it."""
     rest = (ctypes.c_ulong(first), ctypes.c_ulong(second), ctypes.c_ulong(0), ctypes.c_ulong(0))
     checked(library().prctl(ctypes.c_int(option), *rest))
 
 
 def landlock_version() -> int:
-    """Which version of Landlock the kernel has; 0: none."""
+    """The kernel's version of Landlock; 0 without Landlock."""
     try:
         return syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     except OSError:
@@ -140,15 +137,15 @@ def landlock_version() -> int:
 
 
 def landlock(version: int, folder: str, readable: Iterable[str]) -> None:
-    """Let this process write in ``folder`` only and read there and in ``readable``; no TCP, no signals to others."""
+    """Restrict this process to writing in ``folder`` and reading there and in ``readable``; no TCP, no signals to others."""
     files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
-    read, write, special = 0b1100, 0b10, 1 | 1 << 6 | 1 << 9 | 1 << 11  # special: run a file, make devices and sockets
+    read, write, special = 0b1100, 0b10, 1 | 1 << 6 | 1 << 9 | 1 << 11  # special: execute files, make devices and sockets
     attributes = struct.pack("=QQQ", files, 0b11, 0b11)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = syscall(444, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0))
     for path, rights in [(folder, files & ~special), ("/dev/null", 0b100 | write), *((path, read) for path in readable)]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            rights &= ~0 if Path(path).is_dir() else 0b110  # a file has no rights of a folder
+            rights &= ~0 if Path(path).is_dir() else 0b110  # rights of folders do not apply to a file
             syscall(445, ctypes.c_int(rules), ctypes.c_int(1), struct.pack("=Qi", rights, place), ctypes.c_uint(0))
             os.close(place)
     syscall(446, ctypes.c_int(rules), ctypes.c_uint(0))
@@ -156,17 +153,17 @@ def landlock(version: int, folder: str, readable: Iterable[str]) -> None:
 
 
 def mount_read_only(folder: str) -> None:
-    """Without Landlock: make all that is mounted read-only, devices useless, and leave ``folder`` as it is."""
+    """Make all mounts but ``folder`` read-only and devices unusable, for kernels without Landlock."""
     user, group = os.geteuid(), os.getegid()
     try:
         checked(library().unshare(ctypes.c_int(CLONE_NEWNS)))
-    except PermissionError:  # in a namespace of users of its own a process has the right to
+    except PermissionError:  # a process may do it in its own user namespace
         checked(library().unshare(ctypes.c_int(CLONE_NEWNS | CLONE_NEWUSER)))
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             Path(f"/proc/self/{name}").write_text(text)
     here, read_only, recursive = ctypes.c_int(-100), 0b101, 0x8000
     null, flags = ctypes.c_void_p(0), ctypes.c_ulong
-    checked(library().mount(null, b"/", null, flags(0x44000), null))  # of what happens here others see nothing
+    checked(library().mount(null, b"/", null, flags(0x44000), null))  # private: other processes do not see these mounts
     syscall(442, here, b"/", ctypes.c_uint(recursive), struct.pack("=QQQQ", read_only, 0, 0, 0), ctypes.c_size_t(32))
     place = os.fsencode(folder)
     checked(library().mount(place, place, null, flags(0x1000), null))
@@ -175,7 +172,7 @@ def mount_read_only(folder: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up what root may do, but for reading: Python may lie in a folder of somebody else."""
+    """Drop all capabilities but reading any file, as Python may be installed in another user's folder."""
     for kept in (1 << CAP_DAC_READ_SEARCH, 0):
         with contextlib.suppress(OSError):
             data = struct.pack("=6I", kept, kept, 0, 0, 0, 0)
@@ -184,7 +181,7 @@ def drop_capabilities() -> None:
 
 
 def set_limits(limits: dict[str, Any]) -> None:
-    """Have the kernel limit CPU time, memory, files and, unless root's, the number of processes."""
+    """Limit CPU time, memory, files and, for users other than root, the number of processes."""
     size, memory, seconds = int(limits["file_mb"] * MB), int(limits["memory_mb"] * MB), math.ceil(limits["cpu_seconds"])
     bounds = {
         resource.RLIMIT_CPU: (seconds, seconds + 1),
@@ -194,7 +191,7 @@ def set_limits(limits: dict[str, Any]) -> None:
         resource.RLIMIT_STACK: (STACK_BYTES, STACK_BYTES),
         resource.RLIMIT_AS: (memory, memory + SPARE_BYTES),
     }
-    with contextlib.suppress(OSError, ValueError, IndexError):  # it counts all that this user runs, hence with the rest
+    with contextlib.suppress(OSError, ValueError, IndexError):  # the limit counts all processes of this user
         running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
         bounds[resource.RLIMIT_NPROC] = (running + limits["processes"], running + limits["processes"])
     for which, wanted in bounds.items():
@@ -205,23 +202,23 @@ def set_limits(limits: dict[str, Any]) -> None:
 
 
 def protect(settings: dict[str, Any]) -> bool:
-    """Give up, for good, what a program does not need, as far as the kernel can see to it.
+    """Apply all restrictions that the kernel supports, permanently.
 
     Returns:
-        Whether starting processes is refused.
+        whether starting processes is refused.
     """
     without, folder = settings["without"], settings["folder"]
     version = 0 if "landlock" in without else landlock_version()
     filtered = "filter" not in without
     set_limits(settings["limits"])
-    if version < 3 and "mounts" not in without:  # earlier versions let a file be cut short
+    if version < 3 and "mounts" not in without:  # earlier versions do not restrict truncation
         with contextlib.suppress(OSError, AttributeError):
             mount_read_only(folder)
     with contextlib.suppress(OSError, AttributeError):
         prctl(PR_SET_NO_NEW_PRIVS, 1)
     if version:
         with contextlib.suppress(OSError, AttributeError):
-            own = [f"/proc/{os.getpid()}/{name}" for name in ("fd", "maps", "status", "statm")]  # nothing of network or mounts
+            own = [f"/proc/{os.getpid()}/{name}" for name in ("fd", "maps", "status", "statm")]  # but not network and mounts
             landlock(version, folder, [*settings["readable"], *own])
     with contextlib.suppress(AttributeError):
         drop_capabilities()

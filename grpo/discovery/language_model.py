@@ -1,4 +1,4 @@
-"""A language model as the proposer of programs: any endpoint that speaks OpenAI's chat completions."""
+"""Proposals by a language model, at any endpoint with OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from grpo.discovery.log import Attempt, Proposal
 from grpo.discovery.search import Propose
 from grpo.discovery.strategies import REFUSED, STRATEGIES, Messages, extract_program, messages_of
 
-UNANSWERED = "the endpoint did not answer"  # how the problem of an attempt begins that another one may not have
-NO_KEY = "none"  # sent to a server that wants none
-TRIES = 5  # requests for one answer; the client waits between them, longer each time or as long as the endpoint asks for
-TIMEOUT, CONNECT = 600.0, 15.0  # seconds without anything from the endpoint, and for the connection
+UNANSWERED = "the endpoint did not answer"  # start of a proposal's ``problem`` if another request may succeed
+NO_KEY = "none"  # sent to a server that needs no key
+TRIES = 5  # requests for one answer; the client waits longer each time, or as long as the endpoint asks
+TIMEOUT, CONNECT = 600.0, 15.0  # seconds without data from the endpoint, and for the connection
 TEMPERATURE = 1.0
-SHORTEST_SECRET = 6  # characters; shorter keys are words such as "EMPTY", which texts may hold by themselves
+SHORTEST_SECRET = 6  # characters; shorter keys are words such as "EMPTY", which may occur in any text
 LONGEST_NOTE = 300  # characters of an endpoint's error in the log
 UNKNOWN_MODEL = re.compile(
     r"\bmodel\b.{0,80}\b(not found|does not exist|not exist|unknown)|\b(unknown|invalid|no such|not a valid) model", re.I | re.S
 )
-CUT_SHORT = {  # by the endpoint's reason for the end of an answer
+CUT_SHORT = {  # finish reason -> problem
     "length": "the answer was cut by the length limit of the model",
     "content_filter": "the endpoint's content filter stopped the answer",
 }
@@ -34,7 +34,7 @@ CUT_SHORT = {  # by the endpoint's reason for the end of an answer
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a language model is.
+    """Address, model and key of an endpoint.
 
     Attributes:
         base_url: usually ends with /v1.
@@ -47,15 +47,15 @@ class Endpoint:
 
 
 def endpoint_from_environment(environ: Mapping[str, str], base_url: str | None = None, model: str | None = None) -> Endpoint:
-    """The endpoint that OPENAI_BASE_URL, OPENAI_MODEL and OPENAI_API_KEY describe.
+    """Read the endpoint from OPENAI_BASE_URL, OPENAI_MODEL and OPENAI_API_KEY.
 
     Args:
         environ: such as ``os.environ``.
-        base_url: instead of OPENAI_BASE_URL, if given.
-        model: instead of OPENAI_MODEL, if given.
+        base_url: replaces OPENAI_BASE_URL, if given.
+        model: replaces OPENAI_MODEL, if given.
 
     Raises:
-        UserError: a value is missing (only the key may be), or is none that could work.
+        UserError: the address or the model is missing, or a value is invalid.
     """
     url = (base_url or environ.get("OPENAI_BASE_URL", "")).strip().rstrip("/")
     if not url:
@@ -81,7 +81,7 @@ def _check_url(url: str) -> None:
     except ValueError:
         usable = False
         parts = urlsplit("")
-    # The message leaves out what it holds, which may be a password.
+    # The message does not show the address, which may contain a password.
     if parts.username is not None or parts.query or parts.fragment:
         raise UserError(
             f"the endpoint's address holds a user, a query or a fragment, and the log would show it. Give {example}; a key "
@@ -92,9 +92,9 @@ def _check_url(url: str) -> None:
 
 
 def propose_with(endpoint: Endpoint, strategy: str) -> Propose:
-    """Proposals of the language model at an endpoint, asked as one of ``STRATEGIES`` says.
+    """Make the function that proposes programs by a language model, with one of ``STRATEGIES``.
 
-    A proposal raises UserError where the endpoint refuses the key or the model, or has no such address.
+    The function raises UserError if the endpoint refuses the key or the model, or if its address does not exist.
 
     Raises:
         UserError: there is no such strategy.
@@ -111,7 +111,7 @@ def propose_with(endpoint: Endpoint, strategy: str) -> Propose:
 
 
 class _Model:
-    """Asks, and reads the answer; the client asks again where that may help."""
+    """Client of an endpoint, which repeats requests after temporary errors."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -124,10 +124,10 @@ class _Model:
         self._takes_seed = True
 
     def ask(self, messages: Messages, seed: int, parents: tuple[int, ...]) -> Proposal:
-        """The proposal that a prompt leads to, with the reason where there is no program.
+        """Ask the model for a proposal; its ``problem`` is the reason if there is no program.
 
         Raises:
-            UserError: the endpoint refuses the key or the model, or has no such address.
+            UserError: the endpoint refuses the key or the model, or its address does not exist.
         """
         try:
             raw = self._client.chat.completions.with_raw_response.create(
@@ -136,7 +136,7 @@ class _Model:
                 temperature=TEMPERATURE,
                 **cast(Any, {"seed": seed} if self._takes_seed else {}),
             )
-            # Not the client's own classes, which hold whatever came, unchecked.
+            # Raw JSON, because the client's classes do not check what they contain.
             return replace(self._read(raw.content, messages), parents=parents, calls=raw.retries_taken + 1)
         except APIStatusError as error:
             line = self._line(f"HTTP {error.status_code}: {_message_of(error)}")
@@ -154,7 +154,7 @@ class _Model:
         return Proposal(None, problem, parents, messages=messages, calls=calls)
 
     def _read(self, body: bytes, messages: Messages) -> Proposal:
-        """The program in the body of an answer, or the reason why there is none."""
+        """Read the program from the body of an answer, or the reason why there is none."""
         try:
             value = json.loads(body)
             choice = value["choices"][0]
@@ -171,7 +171,7 @@ class _Model:
         return Proposal(program, problem, messages=messages, answer=answer, tokens=tokens)
 
     def _check_mistake(self, error: APIStatusError, line: str) -> None:
-        """Raise UserError if the endpoint says that the key, the model or the address is wrong, or not paid for."""
+        """Raise UserError if the endpoint rejects the key, the model or the address, or if the account is empty."""
         url, model, status = self._endpoint.base_url, self._endpoint.model, error.status_code
         if status in (401, 403):
             which = "a" if self._endpoint.key == NO_KEY else "another"
@@ -187,18 +187,18 @@ class _Model:
             )
 
     def _line(self, text: str) -> str:
-        """A text for the log, in one line."""
+        """Make a text one short line for the log."""
         return " ".join(self._clean(text).split())[:LONGEST_NOTE]
 
     def _clean(self, text: str) -> str:
-        """A text of the endpoint without the key, should it hold it, and without what is no character and cannot be written."""
+        """Remove the key and invalid characters from a text of the endpoint."""
         text = text.encode("utf-8", "replace").decode("utf-8")
         key = self._endpoint.key
         return text.replace(key, "***") if len(key) >= SHORTEST_SECRET else text
 
 
 def _message_of(error: APIStatusError) -> str:
-    """What the body of an error says."""
+    """The message in the body of an error."""
     body = error.body
     if isinstance(body, dict):
         return str(body.get("message") or body.get("detail") or body)
@@ -206,7 +206,7 @@ def _message_of(error: APIStatusError) -> str:
 
 
 def _tokens(usage: Any, messages: Messages, answer: str) -> int:
-    """The endpoint's count, or a quarter of the characters where it gives none."""
+    """The endpoint's count of tokens, or a quarter of the characters if it gives none."""
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     if isinstance(total, int) and total > 0:
         return total

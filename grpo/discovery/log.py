@@ -1,4 +1,4 @@
-"""The conversation log: every proposal of a search with its score, in one JSON file that is also the search's state."""
+"""The conversation log of a search: a JSON file of all proposals with their scores, which is also the search's state."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ NO_LANGUAGE_MODEL = "No language model was used: the programs are mutations of p
 
 @dataclass(frozen=True)
 class Proposal:
-    """A program to be tried, and where it came from.
+    """A proposed program and its origin.
 
     Attributes:
-        program: Python source; None where there is nothing to run, and then ``problem`` says why.
-        parents: indices of the attempts that it builds on; of a language model, those whose answers the prompt holds, in order.
-        recipe: of a mutation, the parameters of its construction.
-        messages: of a language model, the prompt: the whole conversation.
-        answer: of a language model, its whole answer.
-        tokens: used by the endpoint's own account, or estimated where it gives none.
-        calls: requests made for it, failed ones included.
+        program: Python source; None if there is none, for the reason in ``problem``.
+        parents: indices of the attempts on which it builds; with a language model, those whose answers the prompt contains.
+        recipe: the parameters of a construction; None with a language model.
+        messages: the prompt (the whole conversation); None without a language model.
+        answer: the language model's whole answer.
+        tokens: number by the endpoint's count, or an estimate if it gives none.
+        calls: number of requests, including failed ones.
     """
 
     program: str | None
@@ -43,13 +43,13 @@ class Proposal:
 
     @property
     def failed_calls(self) -> int:
-        """Of the requests to a language model, those without an answer."""
+        """Number of requests to a language model without an answer."""
         return 0 if self.messages is None else self.calls - (self.answer is not None)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One entry of the log: a proposal and what the verifier said of it. Times in seconds."""
+    """An entry of the log: a proposal and the verifier's verdict. Times are in seconds."""
 
     index: int
     seed: int
@@ -67,7 +67,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Settings:
-    """What makes two searches the same search, so that the second goes on where the first was; budgets and address do not."""
+    """The settings that identify a search: a search with the same settings continues its log. Budgets are not among them."""
 
     proposer: str  # "mutation" or "language model"
     strategy: str
@@ -81,7 +81,7 @@ _SETTINGS, _ATTEMPTS = TypeAdapter(Settings), TypeAdapter(list[Attempt])
 
 @dataclass
 class Log:
-    """A search so far."""
+    """A search's settings and attempts so far."""
 
     path: Path
     settings: Settings
@@ -93,18 +93,18 @@ class Log:
         return best_of(self.attempts)
 
     def add(self, attempt: Attempt) -> None:
-        """Append an attempt and write the log, in one step."""
+        """Append an attempt and write the log."""
         self.attempts.append(attempt)
         write_json(self.path, to_json(self.settings, self.attempts))
 
 
 def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The valid attempt with the most points, the first of them; None if no set was valid."""
+    """The first valid attempt with the most points; None if no set was valid."""
     return max((attempt for attempt in attempts if attempt.score > 0), key=lambda attempt: attempt.score, default=None)
 
 
 def to_json(settings: Settings, attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """The log as it is written."""
+    """The contents of the log file."""
     used = settings.proposer == "language model"
     return {
         "problem": "kissing number in dimension 11",
@@ -116,7 +116,7 @@ def to_json(settings: Settings, attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 
 def open_log(path: Path, settings: Settings) -> Log:
-    """The log at ``path`` to go on with, or a new one.
+    """Open the log at ``path`` to continue it, or a new one if there is none.
 
     Raises:
         UserError: the file is damaged, or belongs to a search with other settings.
@@ -125,7 +125,7 @@ def open_log(path: Path, settings: Settings) -> Log:
         return Log(path, settings)
     found, attempts = read_log(path)
     differ = [name for name, value in asdict(settings).items() if name != "base_url" and asdict(found)[name] != value]
-    if differ:  # the same model may have moved
+    if differ:  # base_url may differ: the same model at another address
         raise UserError(
             f"{path}: belongs to a search with another {' and '.join(differ)}. Give another folder with --out, or remove it."
         )
@@ -133,10 +133,10 @@ def open_log(path: Path, settings: Settings) -> Log:
 
 
 def read_log(path: Path, made_by: str = "") -> tuple[Settings, list[Attempt]]:
-    """Read a log, as :func:`to_json` made it.
+    """Read a log file.
 
     Args:
-        made_by: the stage that makes it, for the message; empty if none does.
+        made_by: the stage that makes it, for the error message; empty if none does.
 
     Raises:
         UserError: the file is missing or damaged.

@@ -1,7 +1,7 @@
-"""Proposals without a language model: recipes of parameterised constructions, drawn anew or mutated from good ones.
+"""Proposals without a language model: recipes of parameterised constructions, drawn at random or mutated from good ones.
 
-The constructions (:mod:`grpo.discovery.constructions`) were written by hand, with the literature in view; what is searched
-here are their parameters. Logs and reports say so.
+The constructions (:mod:`grpo.discovery.constructions`) were written by hand, based on the literature; the search varies only
+their parameters. Logs and reports say so.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from grpo.discovery.log import Attempt, Proposal
 
 Recipe = dict[str, Any]
 
-FRESH_AT_FIRST = 8  # proposals that are all drawn anew, two of each construction
-FRESH = 0.15  # share of those after them
-BEST_OF_ITS_CORE = 0.5  # share of mutations whose parent is the best of a construction chosen at random; else the best of all
-# Vectors with a squared norm of 4, from the orbits of which points are added.
+FRESH_AT_FIRST = 8  # the first proposals, all drawn at random, two of each construction
+FRESH = 0.15  # share of random draws among later proposals
+BEST_OF_ITS_CORE = 0.5  # share of mutations whose parent is the best of a random construction; else it is the best of all
+# Vectors with a squared norm of 4; completions add points from their orbits.
 COMPLETIONS = ([2.0], [1.0] * 4, [1.5] + [0.5] * 7, [1.0, 1.0, 1.0] + [0.5] * 4, [1.0, 1.0] + [0.5] * 8)
 
 
 def propose(attempts: Sequence[Attempt], seed: int) -> Proposal:
-    """A new recipe, or a mutation of one of the best so far, as a program."""
+    """Propose a new recipe, or a mutation of one of the best so far."""
     rng = Random(seed)
     index = len(attempts)
     if index < FRESH_AT_FIRST or rng.random() < FRESH:
@@ -37,13 +37,13 @@ def propose(attempts: Sequence[Attempt], seed: int) -> Proposal:
 
 
 def program_of(recipe: Recipe) -> str:
-    """The program of a recipe: the text of the constructions, and the recipe itself."""
+    """The program of a recipe: the source of the constructions, then the recipe."""
     library = Path(constructions.__file__).read_text(encoding="utf-8")
     return f"{library}\n\nRECIPE = {recipe!r}\n\n\ndef run_code() -> list[list[int]]:\n    return build(RECIPE)\n"
 
 
 def _parent(attempts: Sequence[Attempt], rng: Random) -> Attempt:
-    """The best so far, or the best of one construction; of equal ones the latest, so that ties drift."""
+    """The best attempt so far, overall or of a random construction; of equal ones the latest, which keeps variety."""
     cores = sorted({attempt.proposal.recipe["core"] for attempt in attempts if attempt.proposal.recipe})
     core = rng.choice(cores) if rng.random() < BEST_OF_ITS_CORE else None
     pool = [a for a in attempts if a.proposal.recipe and core in (None, a.proposal.recipe["core"])]
@@ -54,13 +54,13 @@ def _parent(attempts: Sequence[Attempt], rng: Random) -> Attempt:
 
 
 def fresh(core: str, rng: Random) -> Recipe:
-    """A recipe of this construction with parameters at random."""
+    """Draw a recipe of this construction at random."""
     parameters = {name: draw(rng) for name, draw in DRAW[core].items()}
     return {"core": core, "parameters": _consistent(parameters), "completion": _completion(rng)}
 
 
 def mutate(recipe: Recipe, rng: Random) -> Recipe:
-    """The recipe with one or two values changed: drawn anew, or, where they are sizes, multiplied by up to about 3."""
+    """Change one or two values of a recipe: draw them anew, or multiply a size by a factor of up to about 3."""
     parameters = dict(recipe["parameters"])
     completion = recipe["completion"]
     for _ in range(rng.choice((1, 2))):
@@ -75,18 +75,18 @@ def mutate(recipe: Recipe, rng: Random) -> Recipe:
 
 
 def _consistent(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Axes lie among the coordinates in use; a layer has as many coordinates as the equator, and fills up the norm of 16."""
+    """Make parameters consistent: axes among the used coordinates, and a layer that fits the length and the norm of 16."""
     if "axes" in parameters:
         parameters["axes"] = min(parameters["axes"], parameters["length"])
     if "layer" in parameters:
         layer, rest = parameters["layer"], 16 - parameters["height"] ** 2
-        if len(layer) != parameters["length"] or sum(x * x for x in layer) > rest:  # as one drawn anew is, a single number
+        if len(layer) != parameters["length"] or sum(x * x for x in layer) > rest:  # a newly drawn layer is a single number
             parameters["layer"] = _as_squares(rest, parameters["length"], Random(str(layer)))
     return parameters
 
 
 def _as_squares(total: int, count: int, rng: Random) -> list[int]:
-    """``count`` whole numbers whose squares sum to at most ``total``, as nearly as a greedy draw comes."""
+    """Draw ``count`` whole numbers greedily, whose squares sum to at most ``total``."""
     numbers = []
     for _ in range(count):
         numbers.append(rng.choice([x for x in (0, 1, 2) if x * x <= total]))

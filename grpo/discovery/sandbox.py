@@ -1,7 +1,7 @@
-"""Running an untrusted program, with nothing of this machine in its reach but the time and memory that it is given.
+"""Execution of an untrusted program in a sandbox with limits on time, memory and files.
 
-What confines it is in ``sandboxed.py`` and ``confinement.py``, which run in another process. Here is what starts that, and
-never waits longer, or reads more, than the limits say.
+``sandboxed.py`` and ``confinement.py`` restrict the program, in another process. This module starts that process, and never
+waits longer or reads more than the limits allow.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from grpo.common.errors import UserError
 
 MB = 1_000_000
 SCRIPT = Path(__file__).with_name("sandboxed.py")
-PIECE = 65536  # bytes of what the supervisor says
-TAIL = 2000  # bytes kept of what a program prints
-PATIENCE_SECONDS = 10.0  # for processes that must end
+PIECE = 65536  # bytes read of the supervisor's report
+TAIL = 2000  # last bytes kept of a program's output
+PATIENCE_SECONDS = 10.0  # until a process that must end is killed
 MOST_DIGITS = 100  # of an integer in a result
-LEAST_MEMORY_MB = 100  # Python itself needs some
-# Beside Python's own folders, what shared libraries and numpy read when they are loaded.
+LEAST_MEMORY_MB = 100  # for Python itself
+# Files that shared libraries and numpy read when they are loaded, beside Python's own folders.
 READABLE = ("/usr", "/lib", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime")
 READABLE_ABOUT_MACHINE = ("/dev/urandom", "/dev/random", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use.
+    """Limits on a program.
 
     Attributes:
-        seconds: wall-clock time, with the start of Python.
+        seconds: wall-clock time, including the start of Python.
         cpu_seconds: CPU time, rounded up to whole seconds.
-        memory_mb: address space, with that of Python and its libraries.
-        processes: threads, and processes where the system does not let these be refused.
-        file_mb: each file; all files in the working folder together may have twice that.
-        output_mb: what it prints, and its result; each goes into a file, and is no larger than one may be.
+        memory_mb: address space, including that of Python and its libraries.
+        processes: number of threads, and of processes if the system cannot refuse them.
+        file_mb: size of a file; all files in the working folder together may have twice as much.
+        output_mb: size of its output, and of its result; both are files, so ``file_mb`` holds too.
     """
 
     seconds: float = 30.0
@@ -59,7 +59,7 @@ class Limits:
 
     @property
     def folder_mb(self) -> float:
-        """All files together: more than one file alone, for which there is a better message."""
+        """Size of all files together; larger than one file, whose limit has a better message."""
         return 2 * self.file_mb
 
     def __post_init__(self) -> None:
@@ -71,12 +71,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
-        points: what the program gave, as JSON has it; nothing in it has been checked.
-        failure: why it gave nothing; "" if it gave something.
-        printed: the end of what it printed.
+        points: the program's result as read from JSON, unchecked.
+        failure: the reason why there is no result, else "".
+        printed: the end of the program's output.
     """
 
     points: object = None
@@ -85,11 +85,14 @@ class Outcome:
 
 
 def run_program(source: bytes, limits: Limits, name: str = "program.py", without: Collection[str] = ()) -> Outcome:
-    """Run a program in the sandbox and take the points that it gives: ``run_code()``, ``get_centers()`` or ``points``.
+    """Run a program in the sandbox and return its points: ``run_code()``, ``get_centers()`` or ``points``.
 
     Args:
-        name: what the program is called in messages.
-        without: for tests, protections to leave out as where a kernel lacks them: "filter", "landlock", "mounts".
+        name: the program's name in messages.
+        without: protections to leave out, for tests of kernels that lack them: "filter", "landlock", "mounts".
+
+    Raises:
+        RuntimeError: the sandbox could not be set up.
     """
     settings = {"limits": asdict(limits), "folder_mb": limits.folder_mb, "name": name, "without": [*without]}
     most = int(limits.output_mb * MB)
@@ -97,7 +100,7 @@ def run_program(source: bytes, limits: Limits, name: str = "program.py", without
         text.write(source)
         text.seek(0)
         ended = _run(settings | {"folder": str(folder), "result": result.fileno()}, text, printed, limits.seconds)
-        # By position: the program shares the files' offsets, and may have set them anywhere.
+        # Read by position, because the program shares the files' offsets.
         sizes = {"result": os.fstat(result.fileno()).st_size, "printed": os.fstat(printed.fileno()).st_size}
         sent = os.pread(result.fileno(), most, 0)
         tail = os.pread(printed.fileno(), TAIL, max(0, sizes["printed"] - TAIL)).decode("utf-8", "replace").strip()
@@ -113,11 +116,11 @@ def run_program(source: bytes, limits: Limits, name: str = "program.py", without
 
 @functools.cache
 def protections() -> dict[str, bool]:
-    """What this system enforces, found out by a program that tries.
+    """Find out which protections this system enforces, by a program that attempts to break them.
 
     Returns:
-        "network": no connections; "filesystem": nothing outside the working folder is written; "reading": of files, only
-        Python's and the system's libraries are read; "processes": no processes are started and none gets signals.
+        "network": no connections; "filesystem": no writing outside the working folder; "reading": no reading but of Python's
+        and the system's libraries; "processes": no new processes and no signals to others.
     """
     with tempfile.TemporaryDirectory() as outside:
         secret = Path(outside, "secret")
@@ -130,7 +133,7 @@ def protections() -> dict[str, bool]:
 
 
 def unenforced() -> list[str]:
-    """Which of the :func:`protections` this system does not enforce."""
+    """The :func:`protections` that this system does not enforce."""
     return [name for name, enforced in protections().items() if not enforced]
 
 
@@ -167,11 +170,11 @@ points = [[name] for name, tried in attempts.items() if all([refused(one) for on
 
 
 def _run(settings: dict[str, Any], source: IO[bytes], printed: IO[bytes], seconds: float) -> dict[str, Any]:
-    """Start the sandbox, wait until it ends or its time is up, and see to it that nothing of it is left.
+    """Start the sandbox, wait until it ends or its time is up, and end all its processes.
 
     Returns:
-        what the supervisor reports at its end (``supervise`` in sandboxed.py), or where it was killed its exit status alone, as
-        "code"; and "stopped": "time" where the time was up.
+        the supervisor's report (``supervise`` in sandboxed.py), or its exit status as "code" if it was killed; "stopped" is
+        "time" if the time was up.
     """
     status, writable = os.pipe()
     lifeline, held = os.pipe()
@@ -195,7 +198,7 @@ def _run(settings: dict[str, Any], source: IO[bytes], printed: IO[bytes], second
         try:
             in_time, _, _ = select.select([said], [], [], seconds)
         finally:
-            life.close()  # which has the supervisor end everything
+            life.close()  # tells the supervisor to end everything
             try:
                 process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
@@ -209,7 +212,7 @@ def _run(settings: dict[str, Any], source: IO[bytes], printed: IO[bytes], second
 
 
 def _failure(ended: dict[str, Any], stopped: str, limits: Limits) -> str:
-    """Why a run gave no result, where that is known without reading one; "" otherwise."""
+    """The reason why a run has no result, if known without reading one; else ""."""
     reasons = {
         "time": f"The program took longer than the time limit of {limits.seconds:g} s",
         "result": f"The result is larger than {limits.output_mb:g} MB",
@@ -230,7 +233,7 @@ def _failure(ended: dict[str, Any], stopped: str, limits: Limits) -> str:
 
 
 def _parsed(result: bytes, code: int) -> dict[str, Any]:
-    """The JSON object that came as the result, or one with an "error"; the program may have sent anything."""
+    """Parse the result, which may be anything, to an object with "points" or "error"."""
     if not result:
         return {"error": f"The program ended without a result (exit code {code}): it must not end itself"}
     try:
@@ -243,14 +246,14 @@ def _parsed(result: bytes, code: int) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    """An integer, unless it is so long that to read it takes long."""
+    """Parse an integer; ValueError if it has so many digits that parsing takes long."""
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"it holds an integer of {len(digits.removeprefix('-'))} digits, at most {MOST_DIGITS} are allowed")
     return int(digits)
 
 
 def _clean(text: str) -> str:
-    """A message of a program as one line that can be printed."""
+    """Make a program's message one printable line."""
     return "".join(c if c.isprintable() else " " for c in text[:TAIL]).strip()
 
 
@@ -258,16 +261,16 @@ def _clean(text: str) -> str:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """The few variables that a program sees: nothing of this process but where libraries are."""
+    """The program's environment variables; of this process's, only the paths of libraries."""
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR", "VECLIB_MAXIMUM")}
     libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     folders = {"HOME": folder, "TMPDIR": folder, "PATH": "/usr/local/bin:/usr/bin:/bin"}
-    memory = {"MALLOC_ARENA_MAX": "2"}  # more address space than the limit allows would go to threads
+    memory = {"MALLOC_ARENA_MAX": "2"}  # else threads reserve more address space than the limit allows
     return {**folders, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", **threads, **memory, **libraries}
 
 
 def _packages() -> str:
-    """The folder that numpy is installed in."""
+    """The folder in which numpy is installed."""
     found = importlib.util.find_spec("numpy")
     return str(Path(found.origin).parent.parent) if found and found.origin else sysconfig.get_path("purelib")
 
@@ -281,7 +284,7 @@ def _readable(packages: str) -> list[str]:
 
 @contextmanager
 def _empty_folder() -> Iterator[Path]:
-    """A new folder, removed at the end whatever has been written into it."""
+    """Make a folder that is removed at the end, whatever the program wrote into it."""
     folder = Path(tempfile.mkdtemp(prefix="kissing-"))
     try:
         yield folder
@@ -290,8 +293,8 @@ def _empty_folder() -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder in which folders may be nested deeper than paths or recursion go, and closed even to their owner."""
-    if folder.is_symlink() or not folder.is_dir():  # where nothing kept the program from putting something else there
+    """Remove a folder, even with folders nested deeper than paths can be, or without permissions for their owner."""
+    if folder.is_symlink() or not folder.is_dir():  # without protections, the program may have replaced it
         folder.unlink(missing_ok=True)
         return
     with suppress(OSError):

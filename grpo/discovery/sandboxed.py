@@ -1,10 +1,10 @@
-"""The inside of the sandbox: run as a file by ``grpo/discovery/sandbox.py``, it confines itself and runs one program.
+"""The inside of the sandbox: a script, started by ``grpo/discovery/sandbox.py``, that restricts itself and runs one program.
 
-Two processes. The *supervisor* is what was started; it watches the other one, kills everything that is left at the end, and
-reports how it went. The *program* gives up what it may not do, runs the untrusted code, and writes the points as JSON into a
-file that serves nothing else. The program may write there what it likes: whoever reads it takes nothing in it on trust.
+It has two processes. The *supervisor* is started first; it watches the other process, kills all that is left at the end, and
+reports the outcome. The *program* process gives up its rights, runs the untrusted code, and writes the points as JSON into a
+result file. The code may write anything there, so its reader checks everything.
 
-Nothing of the package is imported, so that the untrusted code finds as little as possible beside it.
+The script imports nothing of the package, so that the untrusted code has access to as little as possible.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from grpo.discovery import confinement
-else:  # by its path: with the package's folder on sys.path the program would find its modules
+else:  # loaded by path: with the package's folder on sys.path, the program could import its modules
     _spec = importlib.util.spec_from_file_location("confinement", Path(__file__).with_name("confinement.py"))
     confinement = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(confinement)
 
 MB = 1_000_000
-LOOK_SECONDS = 0.02  # how often the supervisor looks at the threads and the files of the program
+LOOK_SECONDS = 0.02  # interval at which the supervisor checks the program's threads and files
 MAX_FILES = 1000
 POINTS_FROM = ("run_code", "get_centers", "points")
 
@@ -44,11 +44,11 @@ POINTS_FROM = ("run_code", "get_centers", "points")
 
 
 def answer(source: bytes, name: str, encode: Callable[..., str], set_digits: Callable[[int], None]) -> str:
-    """Run a program: as JSON {"points": what it gave} or {"error": what went wrong, for its author}.
+    """Run a program and return JSON: {"points": its points} or {"error": a message for its author}.
 
-    No number is changed: the verifier refuses what is no integer.
+    Numbers are not converted; the verifier refuses all but integers.
     """
-    module = types.ModuleType("program")  # not __main__: what a program does only as a script is not wanted
+    module = types.ModuleType("program")  # not __main__, so that its script part does not run
     module.__file__ = name
     sys.modules["program"] = module
     try:
@@ -60,31 +60,31 @@ def answer(source: bytes, name: str, encode: Callable[..., str], set_digits: Cal
         points = value() if callable(value) else value
         set_digits(0)
         return encode({"points": points}, default=listed)
-    except BaseException as error:  # whatever the program raises, to end itself too
+    except BaseException as error:  # also SystemExit
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
         return encode({"error": explained(error, source, name)})
 
 
 class NotPoints(Exception):
-    """What a program gave is no list of points; the message says what it is instead."""
+    """A program's result that is not a list of points; the message says what it is."""
 
 
 def listed(value: Any) -> Any:
-    """An array or a scalar of numpy as what JSON knows."""
+    """Convert an array or a scalar of numpy for JSON."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise NotPoints(f"The points are or hold {a(value)}, expected a list of lists of integers")
 
 
 def a(value: object) -> str:
-    """What kind of thing a value is: "a generator"."""
+    """The type of a value with its article, such as "a generator"."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def explained(error: BaseException, source: bytes, name: str) -> str:
-    """An exception in one line, and the line of the program that it comes from."""
+    """Describe an exception and the program's line that raised it, in one line."""
     if isinstance(error, NotPoints):
         return str(error)
     own = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == name]
@@ -104,16 +104,16 @@ def explained(error: BaseException, source: bytes, name: str) -> str:
 
 
 def run_program(settings: dict[str, Any], ready: int, supervisor: int) -> NoReturn:
-    """The program's process, from its start to its end.
+    """Run the program's process, from its start to its end.
 
     Args:
-        ready: a pipe to the supervisor, which gets one byte once the protections stand: 1 if starting processes is refused.
-        supervisor: the other process.
+        ready: a pipe to the supervisor; it gets one byte when the protections are active: 1 if starting processes is refused.
+        supervisor: process id of the supervisor.
     """
     os.setsid()
     with contextlib.suppress(OSError, AttributeError):
         confinement.prctl(confinement.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:  # it ended before that took effect
+    if os.getppid() != supervisor:  # the supervisor ended before the line above took effect
         os._exit(1)
     source = sys.stdin.buffer.read()
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -125,8 +125,8 @@ def run_program(settings: dict[str, Any], ready: int, supervisor: int) -> NoRetu
     sys.argv = [settings["name"]]
     if settings["packages"] not in sys.path:
         sys.path.append(settings["packages"])
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # what it printed is reported even if it is killed
-    encode, set_digits = json.dumps, sys.set_int_max_str_digits  # as they are now, whatever the program makes of them
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # its output is reported even if it is killed
+    encode, set_digits = json.dumps, sys.set_int_max_str_digits  # the program may replace them
     os.write(ready, b"1" if confinement.protect(settings) else b"0")
     os.close(ready)
     left = memoryview(answer(source, settings["name"], encode, set_digits).encode())
@@ -134,14 +134,14 @@ def run_program(settings: dict[str, Any], ready: int, supervisor: int) -> NoRetu
         sys.stdout.flush()
     while left:
         left = left[os.write(result, left) :]
-    os._exit(0)  # at once: what the program registered for its end does not run
+    os._exit(0)  # without the program's exit handlers
 
 
 # --------------------------------------------------------------------------------------------------------------- the supervisor
 
 
 def descendants() -> list[int]:
-    """All processes below this one. What lost its parent is among them, since this process takes that parent's place."""
+    """All descendants of this process, including orphans, which it adopts."""
     parents: dict[int, int] = {}
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
@@ -155,7 +155,7 @@ def descendants() -> list[int]:
 
 
 def tasks(pid: int) -> list[Path]:
-    """A process's threads, as folders of /proc; none where it is gone."""
+    """A process's threads, as folders of /proc; empty if it has ended."""
     try:
         return list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
@@ -163,7 +163,7 @@ def tasks(pid: int) -> list[Path]:
 
 
 def named_files(folder: str, most: float) -> tuple[int, int]:
-    """Bytes and number of the files in a folder, counted until one of them is too large.
+    """Count bytes and number of the files in a folder, until one exceeds its limit.
 
     Raises:
         OSError: a folder in it cannot be read.
@@ -183,14 +183,14 @@ def named_files(folder: str, most: float) -> tuple[int, int]:
 
 
 def removed_files(thread: Path, elsewhere: str, each: int) -> dict[tuple[str, ...], int] | None:
-    """Bytes of the files without a name that a thread keeps on disk, open or mapped; None where it ended.
+    """Bytes of removed files that a thread still keeps open or mapped; None if the thread has ended.
 
     Args:
-        elsewhere: device of memory that is shared without a file, which is mapped like a removed file.
-        each: what a mapped one counts, whose size only root may ask for: the most that a file may have.
+        elsewhere: device of shared memory without a file, which looks like a mapped removed file.
+        each: bytes to count for a mapped file, whose size only root can read: the largest size of a file.
 
     Raises:
-        OSError: what it holds cannot be read.
+        OSError: its files cannot be read.
     """
     found: dict[tuple[str, ...], int] = {}
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -210,17 +210,17 @@ def removed_files(thread: Path, elsewhere: str, each: int) -> dict[tuple[str, ..
 
 
 def device_of_shared_memory() -> str:
-    """Under which device /proc shows memory that processes share without a file."""
+    """The device that /proc shows for shared memory without a file."""
     with mmap.mmap(-1, 1):
         shared = next(line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/zero (deleted)" in line)
     return shared.split()[3]
 
 
 def too_many_files(settings: dict[str, Any], threads: list[Path], together: bool, elsewhere: str) -> bool:
-    """Whether files take more of the disk than they may, or are too many, or are hidden: by their names, and by who holds them.
+    """Whether named and removed files exceed a limit on their size or number, or cannot be read.
 
     Args:
-        together: the threads share memory and open files, so that one which has not ended tells all.
+        together: the threads share memory and open files, so that one live thread shows all.
         elsewhere: as in :func:`removed_files`.
     """
     most, each = settings["folder_mb"] * MB, int(settings["limits"]["file_mb"] * MB)
@@ -238,15 +238,15 @@ def too_many_files(settings: dict[str, Any], threads: list[Path], together: bool
 
 
 def outcome(status: int, usage: resource.struct_rusage) -> tuple[int, float]:
-    """The exit status of a process (minus the number of a signal) and its CPU seconds."""
+    """A process's exit status (minus the number of a signal) and its CPU seconds."""
     return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
 
 
 def end_all(pid: int) -> tuple[int, float] | None:
-    """Kill and wait for all processes below this one.
+    """Kill all descendants of this process and wait for them.
 
     Returns:
-        The outcome of ``pid``, unless that has been waited for already.
+        the outcome of ``pid``; None if it has been waited for already.
     """
     ended = None
     while True:
@@ -254,7 +254,7 @@ def end_all(pid: int) -> tuple[int, float] | None:
             while (found := os.wait4(-1, os.WNOHANG))[0]:
                 if found[0] == pid:
                     ended = outcome(found[1], found[2])
-        except ChildProcessError:  # none is left: what lost its parent became a child of this process
+        except ChildProcessError:  # none is left, as orphans became children of this process
             return ended
         for one in descendants():
             with contextlib.suppress(ProcessLookupError):
@@ -263,11 +263,11 @@ def end_all(pid: int) -> tuple[int, float] | None:
 
 
 def supervise(settings: dict[str, Any]) -> dict[str, Any]:
-    """Run the program in a process of its own and watch it until it ends or has to.
+    """Run the program in another process and watch it until it ends or exceeds a limit.
 
     Returns:
-        "code": its exit status, minus the number of a signal; "cpu": seconds; "stopped": "processes" or "files" if it made
-        too many of them, else ""; "ready": whether the protections stood before it began.
+        "code": its exit status, or minus the number of a signal; "cpu": seconds; "stopped": "processes" or "files" if it made
+        too many of them, else ""; "ready": whether the protections were active before it began.
     """
     with contextlib.suppress(OSError, AttributeError):
         confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
@@ -278,7 +278,7 @@ def supervise(settings: dict[str, Any]) -> dict[str, Any]:
         try:
             os.close(receive)
             run_program(settings, send, supervisor)
-        finally:  # whatever went wrong here, this process does not go on as a second supervisor
+        finally:  # after any error, so that this process does not continue as a second supervisor
             traceback.print_exc()
             os._exit(1)
     os.close(send)

@@ -1,4 +1,4 @@
-"""Verifier-guided search: propose a program, run and check it, note the score, and again until the budget is used up."""
+"""Verifier-guided search: propose a program, run and check it, log the score, and repeat until the budget is used up."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from grpo.discovery.verifier import Verification
 Propose = Callable[[Sequence[Attempt], int], Proposal]  # the attempts so far and a seed
 Verify = Callable[[str], Verification]  # a program's text
 
-SILENCE = 5  # attempts in a row without any answer of the endpoint, after which the search stops
+SILENCE = 5  # the search stops after so many attempts in a row without an answer of the endpoint
 
 
 @dataclass(frozen=True)
 class Budget:
-    """When a search ends: whichever limit is met first. What went before a restart counts too.
+    """Limits of a search, which ends at the first one that is reached. Attempts before a restart count too.
 
     Attributes:
-        calls: proposals of a mutation, requests to a language model (failed ones included).
-        tokens: of prompts and answers together.
+        calls: proposals without a model, or requests to a language model, including failed ones.
+        tokens: tokens of prompts and answers together.
         seconds: wall-clock time of proposing and verifying.
     """
 
@@ -36,7 +36,7 @@ class Budget:
     seconds: float | None = None
 
     def used_up(self, attempts: Sequence[Attempt]) -> str:
-        """Which limit is met, in words; empty while none is."""
+        """The limit that is reached, in words; empty if none is."""
         calls = sum(attempt.proposal.calls for attempt in attempts)
         tokens = sum(attempt.proposal.tokens for attempt in attempts)
         seconds = sum(attempt.propose_s + attempt.verify_s for attempt in attempts)
@@ -50,12 +50,12 @@ class Budget:
 
 
 def search(propose: Propose, verify: Verify, budget: Budget, log: Log) -> str:
-    """Search until the budget is used up; the log and the best program are on disk after every attempt.
+    """Search until the budget is used up, and write the log and the best program after every attempt.
 
-    A search that was killed goes on from its log: seeds depend on an attempt's index only.
+    A search that was killed continues from its log, because seeds depend only on an attempt's index.
 
     Returns:
-        The limit that ended it.
+        the limit that ended the search.
 
     Raises:
         UserError: no limit is set, or the endpoint does not answer.
@@ -63,7 +63,7 @@ def search(propose: Propose, verify: Verify, budget: Budget, log: Log) -> str:
     if budget == Budget():
         raise UserError("a search needs a limit: give calls, tokens or seconds")
     if log.best is not None:
-        _keep(log, log.best)  # a kill may have come between the log and the program
+        _keep(log, log.best)  # it may have been killed between writing the log and the program
     with tqdm(desc="best 0", unit=" programs", initial=len(log.attempts), mininterval=1.0) as progress:
         while not (reason := budget.used_up(log.attempts)):
             before = log.best
@@ -90,7 +90,7 @@ def _attempt(propose: Propose, verify: Verify, log: Log) -> Attempt:
 
 
 def seed_of(seed: int, index: int) -> int:
-    """The seed of a search's attempt, a number of 31 bits (what endpoints accept)."""
+    """The seed of an attempt: a number of 31 bits, which endpoints accept."""
     return Random(f"{seed}/{index}").getrandbits(31)
 
 
@@ -100,10 +100,10 @@ def _keep(log: Log, best: Attempt) -> None:
 
 
 def _stop_if_silent(attempts: Sequence[Attempt]) -> None:
-    """Raise UserError if the endpoint has not answered for several attempts; a mutation always answers."""
+    """Raise UserError if the endpoint has not answered the last :data:`SILENCE` attempts."""
     last = [attempt.proposal for attempt in attempts[-SILENCE:]]
     if len(last) == SILENCE and all(proposal.messages is not None and proposal.answer is None for proposal in last):
         raise UserError(
-            f"{SILENCE} attempts in a row were in vain ({last[-1].problem}). Everything so far is kept; check the endpoint "
+            f"{SILENCE} attempts in a row had no answer ({last[-1].problem}). Everything so far is kept; check the endpoint "
             "and start the same command again."
         )

@@ -1,8 +1,8 @@
-"""What a language model is asked, from the attempts so far, and the program in its answer.
+"""Prompts for a language model from the attempts so far, and extraction of the program from its answer.
 
-Three strategies, which differ in two numbers: how many answers are drawn to one and the same prompt, and whether the best of
-them, with what the evaluator said of it, becomes a turn of the conversation. A prompt depends on the log alone, so that a
-search that was killed asks after its restart what it would have asked anyway.
+The three strategies differ in the number of answers to the same prompt, and in whether the best of them, with the evaluator's
+verdict, becomes a turn of the conversation. A prompt depends only on the log, so a search that was killed continues with the
+same prompts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import takewhile
 from grpo.discovery.log import Attempt, best_of
 
 Messages = list[dict[str, str]]
-Strategy = Callable[[Sequence[Attempt]], tuple[int, ...]]  # the attempts whose answers the conversation holds, in its order
+Strategy = Callable[[Sequence[Attempt]], tuple[int, ...]]  # indices of the attempts in the conversation, in order
 
-ROUND = 4  # answers to one and the same prompt of `hybrid`
-TURNS = 8  # answers that a conversation holds at most; then a new one begins with the best program
-REFUSED = "the endpoint refused the request"  # how the problem of an attempt begins whose prompt will never be answered
-EMPTY = "(an empty answer)"  # in its place, as endpoints refuse a message without text
+ROUND = 4  # answers to the same prompt in `hybrid`
+TURNS = 8  # most answers in a conversation; then a new one begins with the best program
+REFUSED = "the endpoint refused the request"  # start of a proposal's ``problem`` if its prompt will never be answered
+EMPTY = "(an empty answer)"  # replaces an empty answer, as endpoints refuse a message without text
 
 # The baseline prompt of the kissing number challenge (NLPDL, homework 3, section 7.4), word for word.
 BASELINE = (
@@ -39,10 +39,10 @@ def best_of_n(attempts: Sequence[Attempt]) -> tuple[int, ...]:
 
 
 def conversation(attempts: Sequence[Attempt], n: int = 1) -> tuple[int, ...]:
-    """The whole conversation so far, of which each turn is the best of ``n`` answers to the same prompt.
+    """The conversation so far; each turn is the best of ``n`` answers to the same prompt.
 
-    A new one begins after ``TURNS`` answers, or where the endpoint refuses the prompt, as it does one that is too long for the
-    model: with the best program, or with the problem alone where that was refused too.
+    A new conversation begins after ``TURNS`` answers, or if the endpoint refuses the prompt (for example as too long). It
+    begins with the best program, or with the problem alone if that was refused too.
     """
     answered = [attempt for attempt in attempts if attempt.proposal.answer is not None]
     best = best_of(answered)
@@ -68,7 +68,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def messages_of(attempts: Sequence[Attempt], held: Sequence[int]) -> Messages:
-    """The conversation that holds the answers of these attempts: the problem, then each answer and what came of it."""
+    """The conversation with the answers of these attempts: the problem, then each answer and the evaluator's feedback."""
     messages = [{"role": "user", "content": BASELINE}]
     for index in held:
         answer = attempts[index].proposal.answer or ""
@@ -78,7 +78,7 @@ def messages_of(attempts: Sequence[Attempt], held: Sequence[int]) -> Messages:
 
 
 def feedback(attempt: Attempt) -> str:
-    """What the evaluator said of an attempt, and what is wanted next."""
+    """The evaluator's verdict on an attempt and the next request, for the conversation."""
     verdict = attempt.verdict
     if attempt.proposal.program is None:
         return f"Your answer held no program that could be run: {attempt.proposal.problem}. Please give the whole program."
@@ -90,30 +90,29 @@ def feedback(attempt: Attempt) -> str:
 
 # ---------------------------------------------------------------------------------------------- the program in an answer
 
-# A tag that begins reasoning stands at the beginning of a line; elsewhere it may be part of a program.
+# A tag that opens reasoning stands at the start of a line; elsewhere it may be part of a program.
 _TAGS = r"(?:think|thinking|thought|reasoning)>"
 _REASONING = re.compile(rf"^[ \t]*<{_TAGS}(?:(?!</?{_TAGS}).)*</{_TAGS}", re.M | re.S | re.I)
 _FENCED = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\n]*)$\n?(.*?)(?:^[ \t]*(\2)[`~]*[ \t]*$|\Z)", re.M | re.S)
 _PYTHON = re.compile(r"\{?\.?py(?:thon3?)?\b", re.I)
-# What another block defines is only used here: `points = run_code()`.
+# Without lines such as `points = run_code()`, which use what another block defines.
 _DEFINES = re.compile(
     r"^(?:def (?:run_code|get_centers)\b|points(?:[ \t]*:[^=\n]+)?[ \t]*=(?!=|.*\b(?:run_code|get_centers)\())", re.M
 )
 
 
 def extract_program(answer: str) -> tuple[str | None, str]:
-    """The program in an answer of a language model: the last fenced block that defines what the evaluator looks for.
+    """Extract the program from an answer: the last fenced block that defines what the evaluator looks for.
 
-    Blocks after it that only show how to use it do not count, and neither does what stands between reasoning tags. Where no
-    block defines it, the last one is run, and the evaluator says what is missing. An answer without fences may be a program as
-    a whole.
+    Later blocks that only use it are ignored, and so is text in reasoning tags. If no block defines it, the last block is the
+    program, and the evaluator will report what is missing. An answer without fences may be a program as a whole.
 
     Returns:
-        The program and "", or None and the reason why there is none.
+        the program and "", or None and the reason why there is none.
     """
     if not answer.strip():
         return None, "the answer is empty"
-    # An end of reasoning without a beginning: the chat template has swallowed it, or the reasoning speaks of such tags.
+    # Reasoning may have an end tag only: the chat template may remove the start tag, and reasoning may mention such tags.
     text = re.split(f"</{_TAGS}", _REASONING.sub("", answer.replace("\r\n", "\n")), flags=re.I)[-1]
     text, *unended = re.split(rf"^[ \t]*<{_TAGS}", text, flags=re.M | re.I)
     blocks = []
@@ -128,7 +127,7 @@ def extract_program(answer: str) -> tuple[str | None, str]:
         return None, "the answer ends within its reasoning" if unended else "the answer holds no code block"
     closed_blocks = [program for _, program, closed in blocks if closed]
     defining = [program for program in closed_blocks if _DEFINES.search(program)]
-    # Without a language, an open block at the end may come of a fence too many.
+    # An open block without a language at the end may be due to one fence too many.
     if not blocks[-1][2] and (blocks[-1][0] or not defining):
         return None, "the answer's last code block is not finished: it has no closing fence"
     return (defining or closed_blocks)[-1].rstrip() + "\n", ""

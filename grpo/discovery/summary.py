@@ -1,4 +1,4 @@
-"""What a search came to: its numbers, a row for each attempt, and its course."""
+"""Summary of a search: its numbers, a row per attempt, and its improvements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo.discovery.verifier import Verification
 
 
 def summarise(log: Log, ended_by: str, committed: Verification) -> dict[str, Any]:
-    """What a search came to, without times: the same for the same settings on the same machine."""
+    """Summarise a search, without times, so that equal settings on one machine give equal summaries."""
     attempts, best = log.attempts, log.best
     searched = int(best.score) if best else 0
     used_model = log.settings.proposer == "language model"
@@ -40,7 +40,7 @@ def summarise(log: Log, ended_by: str, committed: Verification) -> dict[str, Any
 
 
 def score_rows(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """One row for each attempt: its kind, its points, its score, and the best score so far."""
+    """A row per attempt: its kind, number of points, score, and the best score so far."""
     best = accumulate((int(attempt.score) for attempt in attempts), max)
     return [
         {
@@ -56,7 +56,7 @@ def score_rows(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
 
 
 def _course(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """The attempts that were better than all before them."""
+    """The attempts that improved on all earlier ones."""
     course: list[dict[str, Any]] = []
     for attempt in attempts:
         if attempt.score > (course[-1]["score"] if course else 0):
@@ -72,12 +72,12 @@ def _by_kind(attempts: Sequence[Attempt]) -> dict[str, dict[str, int]]:
 
 
 def _kind(attempt: Attempt) -> str:
-    """The construction that a recipe mutates; of a language model's programs, whether they build on others."""
+    """A recipe's construction; for a language model's program, whether it builds on others."""
     if attempt.proposal.recipe:
         return str(attempt.proposal.recipe["core"])
     return "refined" if attempt.proposal.parents else "from scratch"
 
 
 def _reason(attempt: Attempt) -> str:
-    """Why an attempt scored nothing, without the numbers, so that equal reasons count together."""
+    """The reason for a score of zero, with numbers removed, so that equal reasons count together."""
     return re.sub(r"\d+", "N", attempt.verdict.message.split(":")[0])

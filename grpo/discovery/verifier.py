@@ -1,8 +1,8 @@
 """Exact verification of kissing configurations.
 
-A set C of integer vectors other than 0 with min |x - y| >= max |x| over distinct x, y in C proves that the kissing number is
-at least |C|: scaled to one length, the vectors are the centers of unit balls that touch one and do not overlap. No number is
-rounded here, and none is a float.
+A set C of non-zero integer vectors with min |x - y| >= max |x| over distinct x, y in C proves that the kissing number is at
+least |C|: scaled to equal length, the vectors are centers of unit balls that touch one ball and do not overlap. All arithmetic
+is exact, in integers.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import numpy as np
 from grpo.common.errors import UserError, reason
 from grpo.discovery.sandbox import Limits, run_program
 
-MOST_POINTS = {11: 868}  # de Laat and Leijenhorst 2024: no more balls than that can touch one, by dimension
+MOST_POINTS = {11: 868}  # dimension -> upper bound (de Laat and Leijenhorst 2024)
 MAX_PROGRAM_MB = 1.0
-START_SHOWN = 12  # characters of a string
-PRINTED_SHOWN = 500  # characters
+START_SHOWN = 12  # characters of a string in a message
+PRINTED_SHOWN = 500  # characters of a program's output in a message
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What the verifier says of a set of points.
+    """The verdict on a set of points.
 
     Attributes:
-        num_points: how many there are, valid or not.
-        dimension: that they all have; None if they have none.
+        num_points: number of points, valid or not.
+        dimension: their common dimension; None if they have none.
         validity: 1.0 if they prove that the kissing number is at least ``num_points``, else 0.0.
         combined_score: ``num_points`` if they are valid, else 0.0.
-        message: why they are not valid; "" if they are.
+        message: the reason why they are not valid, else "".
     """
 
     num_points: int
@@ -43,10 +43,10 @@ class Verification:
 
 
 def verify_program(program: Path, limits: Limits = Limits()) -> Verification:  # noqa: B008 - it is frozen
-    """Run a program in the sandbox and check the points that it gives; whatever it does, the answer is a verdict.
+    """Run a program in the sandbox and check its points; any misbehaviour of the program gives a verdict.
 
     Raises:
-        UserError: the file is missing, unreadable or no file.
+        UserError: the file is missing, unreadable or not a file.
     """
     try:
         if program.exists() and not program.is_file():
@@ -58,7 +58,7 @@ def verify_program(program: Path, limits: Limits = Limits()) -> Verification:  #
 
 
 def verify_text(text: str, limits: Limits = Limits()) -> Verification:  # noqa: B008 - it is frozen
-    """As :func:`verify_program`, of the text of a program."""
+    """Verify the text of a program, as :func:`verify_program` does."""
     return _verify(text.encode("utf-8", "surrogatepass"), limits, "program.py")
 
 
@@ -76,12 +76,12 @@ def check_points(points: object, dimension: int = 11) -> Verification:
     """Check exactly whether points prove a lower bound on the kissing number.
 
     Args:
-        points: a list of lists of integers of any size, as JSON gave them; anything else gets a verdict that says what it is.
+        points: lists of integers of any size, as read from JSON; any other value gets a verdict that says what it is.
     """
     if not isinstance(points, list):
         return _invalid(f"The points are {_kind(points)}, expected a list of lists of integers")
     most = MOST_POINTS.get(dimension)
-    if most is not None and len(points) > most:  # before anything takes long
+    if most is not None and len(points) > most:  # first, as the checks below take long for many points
         return _invalid(
             f"{len(points)} points are more than {most}, the proven upper bound on the kissing number in dimension {dimension} "
             "(de Laat and Leijenhorst 2024), so they cannot be valid",
@@ -103,7 +103,7 @@ def _invalid(message: str, num_points: int = 0, dimension: int | None = None) ->
 
 
 def _problem_of_form(points: list[Any], dimension: int) -> str:
-    """What keeps points from being vectors of integers; "" if they are."""
+    """The reason why points are not vectors of integers, else ""."""
     if not points:
         return "There are no points: the list is empty"
     for index, point in enumerate(points):
@@ -119,7 +119,7 @@ def _problem_of_form(points: list[Any], dimension: int) -> str:
 
 
 def _problem_of_vectors(points: list[list[int]]) -> str:
-    """Which point is 0, or there twice; "" if none."""
+    """The first point that is zero or a duplicate, as a message; "" if there is none."""
     first: dict[tuple[int, ...], int] = {}
     for index, point in enumerate(points):
         if not any(point):
@@ -131,7 +131,7 @@ def _problem_of_vectors(points: list[list[int]]) -> str:
 
 
 def _kind(value: object) -> str:
-    """What a value that JSON gave is, for a message."""
+    """Describe a value from JSON, for a message."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, float):
@@ -149,7 +149,7 @@ def _kind(value: object) -> str:
 
 
 def _problem_of_distances(points: list[list[int]]) -> str:
-    """Which two distinct points are nearer to each other than another is to 0, the first such pair; "" if none."""
+    """The closest pair of points, as a message, if its distance is below the largest norm; else ""."""
     norms, distances = _squares(points)
     longest = int(norms.argmax())
     if len(points) == 1:
@@ -168,7 +168,7 @@ def _problem_of_distances(points: list[list[int]]) -> str:
 def _squares(points: list[list[int]]) -> tuple[Any, Any]:
     """All squared norms, shape (n,), and squared distances, shape (n, n), exactly: |x|^2 + |y|^2 - 2 xy.
 
-    In 64 bits where no sum can leave them, as 4 dimension max|x_i|^2 bounds all of them; else in Python's integers.
+    Uses 64-bit integers if no sum overflows (4 dimension max|x_i|^2 bounds all of them), else Python's integers.
     """
     largest = max(abs(entry) for point in points for entry in point)
     array = np.array(points, dtype=np.int64 if 4 * len(points[0]) * largest**2 < 2**63 else object)

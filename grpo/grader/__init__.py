@@ -1,1 +1,1 @@
-"""Is an answer equal to the truth? And the processes in which that is found out."""
+"""The grader, which decides whether an answer equals the ground truth, and its worker processes."""

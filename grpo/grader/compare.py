@@ -1,4 +1,4 @@
-"""Comparing two normalised answers, part by part."""
+"""Comparison of two normalised answers, part by part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_PARTS = 40
 _MAX_LEVELS = 6
 
 _WORD = re.compile(r"[A-Z]|[A-Za-z'-]{4,}|(?=[A-Za-z]*[A-Z])[A-Za-z'-]+|[A-Za-z][A-Za-z'-]*(?: [0-9A-Za-z'-]+)+")
-# What may stand before "=" as the name of what is answered: x, a_n, f(x), (x,y), \angle ABC, AB, |z|, \text{Area}.
+# Names of the answer that may stand before "=": x, a_n, f(x), (x,y), \angle ABC, AB, |z|, \text{Area}.
 _LETTER = r"(?:[A-Za-z]|\\(?:theta|phi|rho))(?:_\w)?"
 _VARIABLE = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?(?:\^\{-1\})?(?:\((?:[A-Za-z](?:,[A-Za-z])*|-?\d{1,3})\))?"
@@ -39,7 +39,7 @@ _VARIABLE = re.compile(
     r"|\\text\{[A-Za-z _]+\}|[A-Za-z]{3,}"
     r"|P\(\\text\{[A-Za-z ]+\}\)"
 )
-# Ratios, quotients and functions of names, which name what is answered if the value is a ratio, a fraction or a number.
+# Ratios, quotients and functions of names; they name the answer if the value is a ratio, a fraction or a number.
 _LENGTH = r"(?:[A-Z]{2}|\\overline\{[A-Z]{2}\})"
 _PART = rf"(?:[A-Za-z](?:_\w|_\{{\w+\}})?|{_LENGTH})"
 _NAMED_RATIO = re.compile(rf"{_PART}(?::{_PART})+")
@@ -69,19 +69,23 @@ T = TypeVar("T")
 
 
 class NeedsAlgebra(BaseException):
-    """Only computer algebra can tell. Derives from BaseException to pass the guard against defects."""
+    """Only computer algebra can decide. Derives from BaseException, so that the handler of defects does not catch it."""
 
 
 class Comparison:
-    """One comparison: what compares expressions that this package cannot read (None: NeedsAlgebra is raised instead), and what
-    may still be computed."""
+    """A comparison of two answers.
+
+    Attributes:
+        algebra: compares expressions that this package cannot read; None raises :class:`NeedsAlgebra` instead.
+        effort: remaining computation.
+    """
 
     def __init__(self, algebra: Callable[[str, str], bool] | None, effort: Effort) -> None:
         self.algebra = algebra
         self.effort = effort
 
     def same(self, answer: str, truth: str, levels: int = _MAX_LEVELS) -> bool:
-        """Whether two normalised texts say the same; ``levels`` bounds the nesting of lists in lists."""
+        """Whether two normalised texts are equal; ``levels`` bounds the nesting of lists in lists."""
         if not answer or not truth or levels == 0:
             return False
         if self.spelt_alike(answer, truth):
@@ -94,11 +98,11 @@ class Comparison:
         return self.single(answer, truth)
 
     def spelt_alike(self, answer: str, truth: str) -> bool:
-        """Whether two texts are the same, but for a ``\\text{}`` around one of them."""
+        """Whether two texts are identical up to a ``\\text{}`` around one of them."""
         return answer == truth or unwrap_text(answer) == unwrap_text(truth)
 
     def every(self, pairs: Iterable[tuple[str, str]], levels: int) -> bool:
-        """Whether all pairs are the same; a pair that needs algebra is asked last, as another may settle it."""
+        """Whether all pairs are equal; pairs that need algebra come last, as another pair may decide."""
         open_question = False
         for answer, truth in pairs:
             try:
@@ -115,7 +119,7 @@ class Comparison:
         return None if value is None or true_value is None else value == true_value
 
     def joined(self, answer: str, truth: str, levels: int) -> bool | None:
-        """``5 feet 6 inches`` by its size, which is that of 66 inches; the bare 66 is not."""
+        """Compare ``5 feet 6 inches`` by size: it equals 66 inches, but not the number 66."""
         sums = [joined_quantity(answer), joined_quantity(truth)]
         if sums == [None, None]:
             return None
@@ -129,7 +133,7 @@ class Comparison:
         return sums[0] == sums[1]
 
     def approximation(self, answer: str, truth: str, levels: int) -> bool | None:
-        r"""Of ``a \\approx b`` the exact side counts."""
+        r"""Compare the exact sides of ``a \\approx b``."""
         exact, sign, approximate = answer.partition("\\approx")
         true_exact, true_sign, true_approximate = truth.partition("\\approx")
         if not sign and not true_sign:
@@ -137,7 +141,7 @@ class Comparison:
         return self.same(exact.strip() or approximate.strip(), true_exact.strip() or true_approximate.strip(), levels - 1)
 
     def family(self, answer: str, truth: str, levels: int) -> bool | None:
-        r"""Decide where one side declares a family of values or a residue, or where only the letter of ``k\pi`` differs."""
+        r"""Decide if one side declares a family of values or a residue, or if only the letter of ``k\pi`` differs."""
         family, true_family = declared_family(answer), declared_family(truth)
         if family is None and true_family is None:
             answer_renamed = renamed(answer, truth)
@@ -166,7 +170,7 @@ class Comparison:
         return self.same(body, true_body, levels - 1)
 
     def degrees(self, answer: str, truth: str, levels: int) -> bool | None:
-        """In a sum, the sign of degrees says no more than the sum without it."""
+        """Compare sums without their degree signs."""
         if _DEGREE not in answer and _DEGREE not in truth:
             return None
         pair = (answer.replace(_DEGREE, ""), truth.replace(_DEGREE, ""))
@@ -177,7 +181,7 @@ class Comparison:
     # ------------------------------------------------------------------------------------------ inequalities, equations
 
     def relation(self, answer: str, truth: str, levels: int) -> bool | None:
-        """Decide where one side holds an inequality or names the real line."""
+        """Decide if one side contains an inequality or names the real line."""
         usual = (in_usual_signs(answer), in_usual_signs(truth))
         if usual != (answer, truth):
             return self.same(*usual, levels - 1)
@@ -187,7 +191,7 @@ class Comparison:
         ):
             return None
         sets = [self.intervals(text) for text in (answer, truth)]
-        if [found is None for found in sets].count(True) == 1:  # A list of intervals may be meant as their union.
+        if [found is None for found in sets].count(True) == 1:  # A list of intervals may mean their union.
             listed = [self.intervals(listed_intervals(text)) for text in (answer, truth)]
             if listed[0] is not None and listed[1] is not None and len(listed[0][1]) == len(listed[1][1]):
                 sets = listed
@@ -207,7 +211,7 @@ class Comparison:
         return self.same(*members, levels - 1) if members != (answer, truth) else None
 
     def intervals(self, text: str) -> tuple[str, list[Interval]] | None:
-        """The set of real numbers that a text names, as :func:`grpo.grader.relations.as_intervals` reads it."""
+        """The set of real numbers that a text describes (:func:`grpo.grader.relations.as_intervals`)."""
         return as_intervals(text, lambda end: number(end, self.effort))
 
     def same_intervals(self, left: list[Interval], right: list[Interval], levels: int) -> bool:
@@ -222,7 +226,7 @@ class Comparison:
         return self.in_any_order(left, right, equal)
 
     def same_chain(self, answer: str, truth: str, levels: int) -> bool:
-        """``a < b < c`` side by side, in either direction, or one inequality that is a multiple of the other."""
+        """Compare ``a < b < c`` side by side, in both directions, or inequalities that are multiples of each other."""
         operators, true_operators = (_CHAIN.findall(text) for text in (answer, truth))
         sides, true_sides = ([side.strip() for side in _CHAIN.split(text)] for text in (answer, truth))
         if len(operators) != len(true_operators):
@@ -238,7 +242,7 @@ class Comparison:
         return multiple in allowed
 
     def equation(self, answer: str, truth: str, levels: int) -> bool | None:
-        """Decide where one side holds ``=`` outside lists; None where neither does."""
+        """Decide if one side contains ``=`` outside lists; None if neither does."""
         if "=" not in answer and "=" not in truth:
             return None
         if answer[0] in "[(" or truth[0] in "[(":
@@ -248,11 +252,11 @@ class Comparison:
         name, sides = _sides(_with_argument_of(truth, answer), names_sum)
         true_name, true_sides = _sides(truth)
         if len(true_sides) > 1 and self.every(((side, true_sides[0]) for side in true_sides[1:]), levels - 1):
-            true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: any of its sides may be answered.
+            true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: each of its sides is an answer.
         if (name, len(sides), true_name, len(true_sides)) == ("", 1, "", 1) and true_sides[0] == truth:
             return self.assignments(answer, truth, levels)
         if name and true_name and _plain_name(name) != _plain_name(true_name):
-            # y = 3 does not answer x = 3; only an equation like x = 2y may be meant as y = x/2.
+            # y = 3 does not answer x = 3, but x = 2y answers y = x/2.
             return self.same_equation(answer, truth)
         if len(true_sides) > 1:
             return "=" in answer and self.same_equation(answer, truth)
@@ -268,7 +272,7 @@ class Comparison:
         return bool(name and true_name) and "(" not in name + true_name and self.same_equation(answer, truth)
 
     def assignments(self, answer: str, truth: str, levels: int) -> bool | None:
-        """``x = 3, y = 4`` as the point (3, 4), its letters being in order, and ``x=1, y=2 or x=3, y=4`` as two points."""
+        """Compare ``x = 3, y = 4`` as the point (3, 4), in order of letters, and ``x=1, y=2 or x=3, y=4`` as two points."""
         (letters, points), (true_letters, true_points) = _points(answer), _points(truth)
         if points and true_points:
             if len(points) == len(true_points) == 1:
@@ -306,7 +310,7 @@ class Comparison:
         return len(pairs) <= 100 and self.every(pairs, levels - 1)
 
     def parts(self, answer: str, truth: str, levels: int) -> bool | None:
-        """Compare lists, sets, tuples, intervals and unions part by part; None where neither side is one."""
+        """Compare lists, sets, tuples, intervals and unions part by part; None if neither side is one."""
         kind, parts = parts_of(answer)
         true_kind, true_parts = parts_of(truth)
         if not kind and not true_kind:
@@ -319,7 +323,7 @@ class Comparison:
             return self.same(parts[0], truth, levels - 1)
         if kind != true_kind and not (len(parts) > 2 and {kind, true_kind} == {"()", "[]"}):  # [1,2] may be an interval.
             return False
-        if len(parts) != len(true_parts):  # In braces an element counts once.
+        if len(parts) != len(true_parts):  # In a set in braces, repeated elements count once.
             parts, true_parts = (
                 self.distinct(these) if text.startswith("\\{") and len(these) <= _MAX_PARTS else these
                 for text, these in ((answer, parts), (truth, true_parts))
@@ -331,7 +335,7 @@ class Comparison:
         return self.in_any_order(parts, true_parts, lambda a, t: self.same(a, t, levels - 1))
 
     def distinct(self, parts: list[str]) -> list[str]:
-        """Parts without those that equal an earlier one."""
+        """Remove parts that equal an earlier one."""
         kept: list[str] = []
         for part in parts:
             if not any(self.same(part, other, 2) for other in kept):
@@ -360,7 +364,7 @@ class Comparison:
     # --------------------------------------------------------------------------------------------------- single values
 
     def single(self, answer: str, truth: str) -> bool:
-        """Compare two answers that are no lists and no equations."""
+        """Compare two answers that are neither lists nor equations."""
         bare, true_bare = (unwrap_text(text).replace(" ", "") for text in (answer, truth))
         digits, true_digits = based(bare), based(true_bare)
         if digits or true_digits:
@@ -391,7 +395,7 @@ class Comparison:
         if "%" in (unit, true_unit) and unit != true_unit:
             return False
         if (body, unit) != (answer, "") or (true_body, true_unit) != (truth, ""):
-            # Without their units and texts they may be lists or bracketed after all.
+            # Without their units and texts they may turn out to be lists or brackets.
             verdict = self.parts(body, true_body, 3)
             if verdict is not None:
                 return verdict
@@ -410,8 +414,8 @@ class Comparison:
         if _INVERSE.search(answer) or _INVERSE.search(truth):
             names = {letter for letter in letters_of(answer + truth) if letter.isupper()}
             if len(names) > 1:
-                return False  # Of matrices, the order counts.
-        # An exact reader's word goes first: 2e-1 is no product with Euler's number.
+                return False  # Products of matrices depend on the order.
+        # Exact values come first, so that 2e-1 is not read as a product with Euler's number.
         by_value = same_value(_as_fraction(answer), _as_fraction(truth), self.effort)
         if by_value is not None:
             return by_value
@@ -420,10 +424,10 @@ class Comparison:
     def by_algebra(self, answer: str, truth: str) -> bool:
         unread = [text for text in (answer, truth) if parse(text) is None]
         if any("\\" not in text for text in unread):
-            return False  # Without LaTeX it is prose or a slip.
+            return False  # Without LaTeX, it is prose or a typing error.
         if self.algebra is None:
             raise NeedsAlgebra
-        # What was read but not decided is too costly, or defined nowhere.
+        # If both were read and still not decided, they are too costly or undefined.
         return bool(unread) and self.algebra(answer, truth)
 
 
@@ -437,7 +441,7 @@ def _difference(sides: list[str]) -> str:
 
 
 def _points(text: str) -> tuple[list[str], list[str]]:
-    """The letters of a list of assignments, in order, and the points that it names; both empty for any other text."""
+    """Letters (sorted) and points of a list of assignments; both empty for other texts."""
     parts = [split_equations(part) for part in top_level(text, ",;")]
     if len(parts) < 2 or not all(len(part) == 2 and re.fullmatch(r"\w", part[0]) for part in parts):
         return [], []
@@ -450,7 +454,7 @@ def _points(text: str) -> tuple[list[str], list[str]]:
 
 
 def _without_brackets(text: str) -> str:
-    """``[x=1, y=2]`` without its brackets."""
+    """Remove the brackets of ``[x=1, y=2]``."""
     if not (text.startswith(("[", "(")) and closes_at_end(text)):
         return text
     inner = text[1:-1]
@@ -458,7 +462,7 @@ def _without_brackets(text: str) -> str:
 
 
 def _with_argument_of(truth: str, answer: str) -> str:
-    """``f(t) = 2t`` with the letter of the truth ``f(x) = 2x``, as long as that letter means nothing else in it."""
+    """Rename the letter of ``f(t) = 2t`` to that of the truth ``f(x) = 2x``, unless it occurs otherwise in the answer."""
     for pattern in (_FUNCTION, _SEQUENCE):
         match, true_match = pattern.fullmatch(answer), pattern.fullmatch(truth)
         if match and true_match and match[1] == true_match[1] and true_match[2] not in letters_of(match[3]):
@@ -469,12 +473,12 @@ def _with_argument_of(truth: str, answer: str) -> str:
 
 
 def _plain_name(name: str) -> str:
-    """``f(x)`` and ``y`` both name what depends on x."""
+    """Replace ``f(x)`` by ``y``, as both name a function of x."""
     return "y" if re.fullmatch(r"[fgh](?:\^\{-1\})?\(x\)", name) else name
 
 
 def _sides(text: str, names_too: Callable[[str], bool] = lambda side: False) -> tuple[str, list[str]]:
-    """``x = a = b`` as ("x", ["a", "b"]); without a leading variable, or what else ``names_too``, the name is empty."""
+    """Split ``x = a = b`` into ("x", ["a", "b"]); without a leading name (by ``names_too`` also others), it is empty."""
     if len(top_level(text, ",;")) > 1:
         sides = split_equations(text)
         if len(sides) != 2 or not _VARIABLE.fullmatch(sides[0]):
@@ -492,7 +496,7 @@ def _sides(text: str, names_too: Callable[[str], bool] = lambda side: False) -> 
 
 
 def _is_name(text: str) -> bool:
-    """Whether a side of an equation only names what is answered; neither "not" nor "six" is a name."""
+    """Whether a side of an equation only names the answer; "not" and "six" are no names."""
     if _VARIABLE.fullmatch(text) is None and not (names_quantity(text) and not _is_number(text)):
         return False
     return not any(hedges(word) for word in words_of(opened(text)) if word != "range")
@@ -505,8 +509,10 @@ def _names_what_it_equals(text: str) -> bool:
 
 
 def same_ratio(answer: str, truth: str) -> bool | None:
-    r"""Whether ``3 to 4``, or ``\frac34`` as an answer, is the ratio ``3:4`` in the same terms; None where there is no such
-    pair. The ratio is no answer where the fraction is asked for: 3 to 4 may be 3 of 7."""
+    r"""Whether ``3 to 4``, or ``\frac34`` as an answer, is the ratio ``3:4`` in the same terms; None for other texts.
+
+    If the truth is a fraction, the ratio does not answer it: 3 to 4 may mean 3 of 7.
+    """
     for text, other in ((answer, truth), (truth, answer)):
         if _RATIO.fullmatch(other):
             stated = _RATIO_IN_WORDS.fullmatch(text)
@@ -518,7 +524,7 @@ def same_ratio(answer: str, truth: str) -> bool | None:
 
 
 def _names(text: str, values: list[str]) -> bool:
-    r"""Whether ``text`` only names the values behind it: ``a:b`` a ratio, ``\frac{a}{b}`` a fraction, ``\sin A`` a number."""
+    r"""Whether ``text`` only names the values: ``a:b`` names ratios, ``\frac{a}{b}`` fractions, ``\sin A`` numbers."""
     if _NAMED_RATIO.fullmatch(text):
         return all(_RATIO.fullmatch(value) for value in values)
     if _NAMED_QUOTIENT.fullmatch(text):
@@ -533,7 +539,7 @@ def _is_number(text: str) -> bool:
 
 
 def matrix_rows(text: str) -> list[list[str]] | None:
-    """The cells of a matrix; a factor before it multiplies each."""
+    """The cells of a matrix, each multiplied by the factor before the matrix; None for other texts."""
     match = _MATRIX.fullmatch(text)
     if match:
         factor = match[1].strip()
@@ -574,7 +580,7 @@ def parts_of(text: str) -> tuple[str, list[str]]:
 
 
 def _plus_and_minus(text: str) -> list[str]:
-    r"""``a \pm b`` as its two values; ``\mp`` takes the other sign, and each further ``\pm`` either."""
+    r"""Expand ``a \pm b`` to two values; ``\mp`` has the opposite sign, and several ``\pm`` are independent."""
     if "\\pm" not in text and "\\mp" not in text:
         return [text]
     pieces = re.split(r"\\(pm|mp)(?![A-Za-z])\s*", text)
@@ -596,5 +602,5 @@ def _plus_and_minus(text: str) -> list[str]:
 
 
 def is_spelt(text: str) -> bool:
-    """Whether only the spelling counts: words, choice letters, times and ratios."""
+    """Whether a text is compared by spelling: words, choice letters, times and ratios."""
     return ":" in text or _WORD.fullmatch(text) is not None or text in {"\\emptyset", "\\{\\}"}

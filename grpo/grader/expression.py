@@ -1,9 +1,9 @@
-r"""A reader of mathematical expressions: LaTeX, or as typed in code, to a tree of tuples.
+r"""Parser of mathematical expressions, in LaTeX or as typed in code, to a tree of tuples.
 
-It reads what answers are made of: numbers, letters, ``+ - * / ^ !``, fractions, roots, binomials, elementary functions,
-``\pi``, ``e``, ``i``, degrees, finite sums and products. Anything else is :class:`Unreadable`: a text is read whole or not at
-all. ``1/2x`` is read from left to right, ``2\frac{1}{3}`` is a mixed number, ``n!!`` a double factorial. A digit after a
-bracket or an exponent multiplies; after a letter it does so only as a power (``n2^k``); after a number it means nothing.
+It reads numbers, letters, ``+ - * / ^ !``, fractions, roots, binomials, elementary functions, ``\pi``, ``e``, ``i``, degrees,
+finite sums and products. Any other text is :class:`Unreadable` as a whole. ``1/2x`` is read from left to right,
+``2\frac{1}{3}`` is a mixed number, ``n!!`` a double factorial. A digit after a bracket or an exponent multiplies; after a
+letter it does so only as a power (``n2^k``); after a number it is not allowed.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _MINUS_ONE: Node = ("neg", ("num", Fraction(1)))
 
 
 class Unreadable(Exception):
-    """The text is no expression that this module reads."""
+    """A text that this module cannot read as an expression."""
 
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Node | None:
-    """The tree of ``text`` (normalised), or None where it cannot be read."""
+    """Parse a normalised text; None if it cannot be read."""
     try:
         parser = _Parser(_tokens(text))
         tree = parser.sum_()
@@ -76,7 +76,7 @@ def variables(tree: Node) -> frozenset[str]:
 
 
 def equation_difference(text: str) -> Node | None:
-    """The left side of an equation less its right side; None where ``text`` is no equation that can be read."""
+    """The left side of an equation minus its right side; None if ``text`` is not a readable equation."""
     sides = [parse(side) for side in split_equations(text)]
     if len(sides) != 2 or sides[0] is None or sides[1] is None:
         return None
@@ -84,7 +84,7 @@ def equation_difference(text: str) -> Node | None:
 
 
 def is_rational(tree: Node) -> bool:
-    """Whether ``tree`` is made of numbers, variables, ``+ - * /`` and small whole powers."""
+    """Whether ``tree`` consists of numbers, variables, ``+ - * /`` and small whole powers."""
     kind, *parts = tree
     if kind == "pow":
         exponent = parts.pop()
@@ -94,14 +94,14 @@ def is_rational(tree: Node) -> bool:
 
 
 def divides(tree: Node) -> bool:
-    """Whether anything is divided by what depends on a variable."""
+    """Whether the tree has a division by an expression with a variable."""
     if tree[0] == "div" and variables(tree[2]):
         return True
     return any(divides(part) for part in tree[1:] if isinstance(part, tuple))
 
 
 def _tokens(text: str) -> list[str]:
-    """Tokens as strings: numbers start with a digit or a point, commands with a backslash, subscripted names with ``@``."""
+    """Split a text into tokens: numbers start with a digit or a point, commands with a backslash."""
     if _LONG_WORD.search(text):
         raise Unreadable
     tokens: list[str] = []
@@ -127,16 +127,16 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Recursive descent over the tokens."""
+    """Recursive descent parser over tokens."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = [*tokens, ""]
         self.at = 0
         self.depth = 0
         self.open_bars = 0
-        self.raised_until = 0  # where the last exponent ended
+        self.raised_until = 0  # end of the last exponent
         self.subscripted_until = 0
-        self.indices: set[str] = set()  # of the sums and products that are being read
+        self.indices: set[str] = set()  # index letters of the enclosing sums and products
 
     def peek(self) -> str:
         return self.tokens[self.at]
@@ -174,7 +174,7 @@ class _Parser:
                 return tree
 
     def starts_factor(self, token: str) -> bool:
-        """Whether ``token`` may follow a factor and multiply it without a sign."""
+        """Whether ``token`` may follow a factor as an implicit product."""
         if token == "" or token in "+-*/^!_)]}=":
             return False
         if token == "|":
@@ -186,10 +186,10 @@ class _Parser:
         return token not in {"\\rfloor", "\\rceil", "\\choose"}
 
     def ends_before_digit(self) -> bool:
-        """Whether a number may follow here without a sign: behind 3!, (x+1), x^n, or as the power in n2^k."""
+        """Whether a number may follow here as an implicit factor: after 3!, (x+1), x^n, or as the power in n2^k."""
         before = self.tokens[self.at - 1]
         if self.raised_until == self.at:
-            return self.tokens[self.at + 1] != "/"  # 2^3 3/4 may be meant as a mixed number
+            return self.tokens[self.at + 1] != "/"  # 2^3 3/4 may mean a mixed number
         if before in {"!", ")"}:
             return True
         if before == "}":
@@ -202,7 +202,7 @@ class _Parser:
         return self.factor()
 
     def signed_factor_once(self) -> Node:
-        # "--5" is odd but clear, "---5" is not.
+        # "--5" is clear, "---5" is not.
         if self.peek() in {"+", "-"}:
             return ("neg", self.factor()) if self.take() == "-" else self.factor()
         return self.factor()
@@ -284,12 +284,12 @@ class _Parser:
         return names.rstrip("}")
 
     def subscripted(self, name: str) -> Node:
-        """A variable, or a term of a sequence of which nothing is known, as in a sum over a_k."""
+        """A variable, or an unknown term of a sequence, as in a sum over a_k."""
         subscript = self.subscript()
         return ("term" if self.indices.intersection(subscript) else "var", name + "_" + subscript)
 
     def group(self, opening: str) -> Node:
-        """What stands between brackets or bars; the opening one is taken already."""
+        """Read the inside of brackets or bars, after the opening one."""
         bars, self.open_bars = self.open_bars, int(opening == "|")
         tree = self.sum_()
         if opening == "{" and self.peek() == "\\choose":
@@ -300,7 +300,7 @@ class _Parser:
         return (_ROUNDED[opening], tree) if opening in _ROUNDED else tree
 
     def braced(self) -> Node:
-        r"""An operand of ``\frac``: in braces or, as in ``\frac12``, the next digit, letter or command."""
+        r"""Read an operand of ``\frac``: in braces or, as in ``\frac12``, the next digit, letter or command."""
         token = self.take()
         if token == "{":
             return self.group("{")
@@ -361,14 +361,14 @@ class _Parser:
         if inverse:
             return ("arc" + name, argument)
         if power == _MINUS_ONE:
-            raise Unreadable  # 1/cosh x or its inverse
+            raise Unreadable  # either 1/cosh x or the inverse function
         return self.powered((name, argument), power)
 
     def powered(self, tree: Node, power: Node | None) -> Node:
         return tree if power is None else ("pow", tree, power)
 
     def argument(self) -> Node:
-        r"""``(x)``, ``{x}``, or what stands there without brackets: ``2x`` in ``\sin 2x \cos x``."""
+        r"""Read an argument: ``(x)``, ``{x}``, or without brackets, such as ``2x`` in ``\sin 2x \cos x``."""
         if self.peek() in {"(", "[", "{"}:
             return self.group(self.take())
         sign = self.take() if self.peek() == "-" else ""
@@ -376,7 +376,7 @@ class _Parser:
         while self.starts_factor(self.peek()) and self.peek() != "(" and self.peek()[1:] not in _FUNCTIONS - {"sqrt"}:
             tree = ("mul", tree, self.factor())
         if self.peek() == "/" and tree[0] != "div":
-            raise Unreadable  # \sin x/2 is meant by half of its writers as \sin(x/2)
+            raise Unreadable  # \sin x/2 often means \sin(x/2)
         return ("neg", tree) if sign else tree
 
     def series(self, name: str) -> Node:
@@ -396,7 +396,7 @@ class _Parser:
 
 
 def read_decimal(token: str) -> Fraction:
-    r"""``12``, ``.5``, ``3.``, ``0.1\overline{6}`` as a fraction; ASCII digits only."""
+    r"""Read ``12``, ``.5``, ``3.`` or ``0.1\overline{6}`` as a fraction; ASCII digits only."""
     if "\\" in token:
         fixed, period = token.rstrip("}").split("\\overline{")
         tail = Fraction(int(period), 10 ** len(period) - 1)

@@ -1,4 +1,4 @@
-"""Finding the final answer in a text."""
+"""Extraction of the final boxed answer from a text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLANK = 60  # characters at most in an empty box
 
 
 class _Box(NamedTuple):
-    """Where a box starts, where its content does, and where its closing brace stands."""
+    """Positions of a box, of its content, and of its closing brace."""
 
     start: int
     inside: int
@@ -33,22 +33,22 @@ class _Box(NamedTuple):
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` or ``\fbox{...}``, with nested braces kept.
+    r"""Return the content of the last ``\boxed{...}`` or ``\fbox{...}``, with nested braces kept.
 
-    Boxes that are joined by nothing but "and", "or" or a comma are one answer, a list: ``\boxed{2}$ and $\boxed{3}`` gives
-    ``2, 3``; the same answer boxed again is still one. Of nested boxes the outer one counts. ``\boxed 5``, as
-    some solutions of MATH write it, gives ``5``. None where there is no box, or where the last one is not closed: an unfinished
-    box is an unfinished answer, whatever stands in an earlier one.
+    Boxes joined only by "and", "or" or a comma are one answer, a list: ``\boxed{2}$ and $\boxed{3}`` gives ``2, 3``. A repeated
+    answer counts once. Of nested boxes, the outer one counts. ``\boxed 5``, as in some solutions of MATH, gives ``5``. None if
+    there is no box, or if the last box is not closed: an unfinished box is an unfinished answer, whatever an earlier one
+    contains.
     """
     found = _last_boxes(text)
     return found if found is None or isinstance(found, str) else _listed(text, found)
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""The answer of a response that ends in a box: :func:`last_boxed`, unless what stands around the box changes it.
+    r"""Return the last boxed answer with the text around the box that changes it.
 
-    Then the box is opened where it stands: ``-\boxed{5}`` gives ``-5``, ``\boxed{50}\%`` a percentage, ``not \boxed{5}`` a
-    denial, which equals nothing.
+    ``-\boxed{5}`` gives ``-5``, ``\boxed{50}\%`` a percentage, and ``not \boxed{5}`` a denial, which equals nothing. Without
+    such text, the result is that of :func:`last_boxed`.
     """
     found = _last_boxes(text)
     if found is None or isinstance(found, str):
@@ -67,9 +67,9 @@ def boxed_answer(text: str) -> str | None:
 
 
 def without_boxes(text: str) -> str:
-    r"""``text`` with the content of each ``\boxed{...}`` in its place; a box that is empty or not closed stays.
+    r"""Replace each ``\boxed{...}`` by its content, except empty or unclosed boxes.
 
-    Where it would run into a neighbour, as the digits of ``\boxed{2}\boxed{3}``, a space keeps them apart.
+    A space separates contents that would run together, such as the digits of ``\boxed{2}\boxed{3}``.
     """
     if not any(name in text for name in _NAMES):
         return text
@@ -97,7 +97,7 @@ def _listed(text: str, boxes: list[_Box]) -> str:
 
 
 def _last_boxes(text: str) -> list[_Box] | str | None:
-    """The boxes of the last answer, what stands behind a last box without braces, or None."""
+    """The boxes of the last answer, the text after a last box without braces, or None."""
     last = max(map(text.rfind, _NAMES))
     while last >= 0 and not (match := _BOX.match(text, last)):
         last = max(text.rfind(name, 0, last) for name in _NAMES)
@@ -109,7 +109,7 @@ def _last_boxes(text: str) -> list[_Box] | str | None:
     if not _is_closed(text, match.end()):
         return None
     boxes: list[_Box] = []
-    for box in _closed_boxes(text):  # the inner ones first
+    for box in _closed_boxes(text):  # inner boxes come first
         while boxes and boxes[-1].start > box.start:
             boxes.pop()
         boxes.append(box)
@@ -125,7 +125,7 @@ def _are_joined(text: str, box: _Box, following: _Box) -> bool:
 
 
 def _is_closed(text: str, brace: int) -> bool:
-    r"""Whether the brace at a position is closed; ``\{`` and ``\}`` are not counted."""
+    r"""Whether the brace at a position is closed; ``\{`` and ``\}`` do not count."""
     depth = 0
     for match in _BRACE.finditer(text, brace):
         depth += (match.group() == "{") - (match.group() == "}")
@@ -135,7 +135,7 @@ def _is_closed(text: str, brace: int) -> bool:
 
 
 def _closed_boxes(text: str) -> list[_Box]:
-    """All boxes that are closed, in the order of their ends."""
+    """All closed boxes, in the order of their ends."""
     boxes, opened = [], list[tuple[int, int] | None]()
     for match in _TOKEN.finditer(text, max(0, min((at for at in map(text.find, _NAMES) if at >= 0), default=0))):
         token = match.group()
@@ -150,9 +150,9 @@ def _closed_boxes(text: str) -> list[_Box]:
     return boxes
 
 
-# ------------------------------------------------------------------------------------------- what stands around a box
+# ---------------------------------------------------------------------------------------------- the text around a box
 
-_AROUND = 200  # characters that are read on either side
+_AROUND = 200  # characters read on either side
 _SUM = re.compile(r"(?<=.)[-+]|^-|\\(?:pm|mp)(?![A-Za-z])")
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mbox|hbox|mathrm)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(
@@ -162,7 +162,7 @@ _LAYOUT = re.compile(
 )
 _TAG = re.compile(r"</?[A-Za-z]+\s*/?>")  # of a prompt's form or of HTML; it ends a formula
 _EMPTY = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
-# Where the formula around a box ends: at the mathematics' delimiters, at a word, a point, and at another value of the same.
+# Ends of the formula around a box: delimiters of mathematics, a word, a full stop, another value of an equation.
 _BREAK = (
     r"\n|(?<!\\)\$|\\[()\[\]\\]|(?<!\\)&|(?<![<>:!\\])=|[→⇒∴≈,;:]|\.(?!\d)|(?<=[A-Za-z]{2}) [-–—] "
     r"|\\(?:approx|simeq|equiv|(?:Long|long)?[Rr]ightarrow|implies|to|iff|therefore|begin|end|item|tag|q?square|blacksquare"
@@ -171,7 +171,7 @@ _BREAK = (
 _LAST_BREAK = re.compile(rf"{_BREAK}|(?<![A-Za-z\\])[A-Za-z]{{2}}[A-Za-z'’-]*|(?<=[a-z] )an? |(?<![\w)])\w\)")
 _FIRST_BREAK = re.compile(rf"{_BREAK}|(?<![A-Za-z\\])[A-Za-z]{{2}}|(?<=\s)[A-Za-z](?=\s)|\(\s*[A-Za-z]{{2}}")
 _MEANS = re.compile(r"[0-9A-Za-z+\-*/^<>\\%$!?_|'±×·÷−√≤≥≠°²³()\[\]¢€£]")
-# Words right before a box that deny what it holds, or make another value of it.
+# Words right before a box that deny or change its content.
 _TURNED = re.compile(
     r"(?:^|[^A-Za-z])((?:not|never|cannot|neither|nor|without|except|[a-z]+n['’]t)"
     r"(?: (?:be|been|equal|equals|to|a|an|the|exactly|always|simply|necessarily|my|our|answer|is))*"
@@ -180,7 +180,7 @@ _TURNED = re.compile(
     r"(?: (?:of|or|equal|to|the))*) *$",
     re.IGNORECASE,
 )
-# The same behind a box.
+# Words right after a box that deny or change its content.
 _TURNS = re.compile(
     r"(?:(?:is|was|are|would be|seems|looks) )?(?:clearly |obviously |just |definitely |probably )?"
     r"(?:not|wrong|incorrect|false|invalid|impossible|never|no|nope|nah|rejected|excluded|ruled out)(?![A-Za-z])"
@@ -200,7 +200,7 @@ def _plain(text: str) -> str:
 
 
 def _before(text: str, answer: str) -> str:
-    """What stands before a box and belongs to it: the formula since the last word or break, and a word that denies."""
+    """The text before a box that belongs to it: the formula since the last word or break, and a denying word."""
     text = _plain(without_boxes(text))
     start = max((match.end() for match in _LAST_BREAK.finditer(text)), default=0)
     formula = re.sub(r"\s+", " ", text[start:]).strip()
@@ -210,7 +210,7 @@ def _before(text: str, answer: str) -> str:
 
 
 def _after(text: str) -> str:
-    """What stands behind a box and belongs to it: the formula up to the next word or break, and a unit or a denial."""
+    """The text after a box that belongs to it: the formula up to the next word or break, and a unit or a denial."""
     text = _plain(_EMPTY.sub("", text[: _AROUND + text.count(" ", 0, _AROUND)]))
     end = min((match.start() for match in _FIRST_BREAK.finditer(text)), default=len(text))
     formula = re.sub(r"\s+", " ", text[:end]).strip()

@@ -1,4 +1,4 @@
-r"""Values that a whole number numbers: ``\frac{\pi}{4} + k\pi, k \in \mathbb{Z}``, and residues such as ``3 \pmod{7}``."""
+r"""Families of values over whole numbers, ``\frac{\pi}{4} + k\pi, k \in \mathbb{Z}``, and residues such as ``3 \pmod{7}``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AT = (0, 1, 2, 7)
 
 @dataclass(frozen=True)
 class Family:
-    """The values of ``body`` (a list) for all whole ``letter``; of ``modulus`` too where it is a class of residues."""
+    """The values of ``body`` (a list) for all whole numbers ``letter``; ``modulus`` is not 0 for a class of residues."""
 
     name: str
     body: str
@@ -38,7 +38,7 @@ class Family:
         return replaced(self.body, self.letter, letter)
 
     def stands_for(self, text: str) -> bool | None:
-        r"""Whether ``text`` is the one remainder of ``3 \pmod{7}``; None where this is no such residue."""
+        r"""Whether ``text`` is the remainder of ``3 \pmod{7}``; None if this is not such a residue."""
         remainder = re.fullmatch(r"([0-9]+)\+[0-9]+k", self.body)
         if not self.modulus or self.name or not remainder:
             return None
@@ -46,7 +46,7 @@ class Family:
 
 
 def declared_family(text: str) -> Family | None:
-    """The family that ``text`` (normalised) declares as such, or None."""
+    """The family that a normalised text declares, or None."""
     residue = _RESIDUE.fullmatch(text) if "mod" in text else None
     if residue and int(residue["modulus"]) > 0:
         body = ",".join(f"{value}+{residue['modulus']}k" for value in residue["body"].split(","))
@@ -62,14 +62,14 @@ def declared_family(text: str) -> Family | None:
 
 
 def possible_family(text: str, letters: frozenset[str]) -> Family | None:
-    """``text`` as a family over its only letter among ``letters``."""
+    """Read ``text`` as a family over its only letter among ``letters``; None if it has none or several."""
     name, body = without_name(text)
     found = letters_of(body) & letters - {name}
     return Family(name, body, found.pop()) if len(found) == 1 else None
 
 
 def renamed(answer: str, truth: str) -> str | None:
-    r"""``\frac{\pi}{4} + k\pi`` with the letter of ``\frac{\pi}{4} + n\pi``; None where they differ in no such letter."""
+    r"""Rename the letter of ``\frac{\pi}{4} + k\pi`` to that of ``\frac{\pi}{4} + n\pi``; None if they differ otherwise."""
     turns = all("\\pi" in text or "degree" in text for text in (answer, truth))
     if not turns or not (_TURN.search(answer) and _TURN.search(truth)):
         return None
@@ -80,19 +80,24 @@ def renamed(answer: str, truth: str) -> str | None:
 
 
 def letters_of(text: str) -> set[str]:
-    """Letters that stand for themselves."""
+    """Letters of a text that are not part of a command."""
     return {token for token in _TOKEN.findall(text) if len(token) == 1}
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What compares families: the size of an expression without letters, and whether two such expressions are equal."""
+    """Comparison of families.
+
+    Attributes:
+        number: the value of an expression without letters.
+        same: whether two such expressions are equal.
+    """
 
     number: Callable[[str], float | None]
     same: Callable[[str, str], bool]
 
     def same_values(self, left: list[str], right: list[str], letter: str) -> bool:
-        """Whether expressions linear in ``letter`` take the same values, all together."""
+        """Whether two lists of expressions linear in ``letter`` have the same set of values."""
         steps = [self.step(body, letter) for body in [*left, *right]]
         sizes = [abs(self.number(step) or 0) if step else 0 for step in steps]
         if not all(sizes):
@@ -121,7 +126,7 @@ class Arithmetic:
         return None not in sizes and self.same(difference, f"({round(sizes[0] / sizes[1])})({step})")  # type: ignore[operator]
 
     def step(self, body: str, letter: str) -> str:
-        """By how much ``body`` grows from one whole number to the next; empty where it does not grow evenly."""
+        """The increase of ``body`` from one whole number to the next; empty if it is not linear."""
         at = [replaced(body, letter, f"({value})") for value in _AT]
         step = f"({at[1]})-({at[0]})"
         even = all(self.same(value, f"({at[0]})+({place})({step})") for place, value in zip(_AT[2:], at[2:], strict=True))
@@ -134,5 +139,5 @@ def without_name(text: str) -> tuple[str, str]:
 
 
 def replaced(text: str, letter: str, value: str) -> str:
-    """``text`` with ``value`` for each ``letter`` that stands for itself."""
+    """Replace each ``letter`` that is not part of a command by ``value``."""
     return _TOKEN.sub(lambda match: value if match[0] == letter else match[0], text)

@@ -1,23 +1,27 @@
-r"""Does an answer equal the ground truth?
+r"""Decision whether an answer equals the ground truth.
 
-The answer and the truth are normalised, split into their parts (lists, tuples, intervals, unions, equations, matrices), and
-the parts compared exactly as fractions wherever both are plain numbers: then nothing else has a say. Words, choice letters,
-numbers with a base, times and ratios are compared as they are spelt. Other expressions are compared by their values
-(:mod:`grpo.grader.numeric`). Only what that cannot read goes to computer algebra (:mod:`grpo.grader.symbolic`).
+Both are normalised and split into parts (lists, tuples, intervals, unions, equations, matrices). Parts that are plain numbers
+are compared as exact fractions, and nothing else decides them. Words, choice letters, numbers with a base, times and ratios are
+compared by spelling. Other expressions are compared by their values (:mod:`grpo.grader.numeric`). Only texts that this cannot
+read go to computer algebra (:mod:`grpo.grader.symbolic`).
 
-Conventions where taste is possible: units count only if both sides state one, and are converted where both measure the
-same; ``2\frac{1}{2}`` is a mixed number; a bare comma list equals a set, in any order; a tuple's order counts; a number in
-base b equals only the same digits, with the same base or with none stated; a percentage equals its number and its fraction;
-an interval may be answered as an inequality, of x, ``f(x)`` or ``|z|``; of an answer ``a \approx b`` the exact side counts;
-a decimal equals only what it equals exactly. Variables are real, but natural in factorials, binomials and bounds of sums (n, m
-and k in floors too). Equations are equal up to a factor, with denominators cleared. In braces an element counts once. A general
-solution may number its values otherwise if it says ``k \in \mathbb{Z}``; conditions joined by commas hold together where they
-overlap. Of matrices with an inverse and of vector products the order counts.
+Conventions:
 
-Of work that is shown (:mod:`grpo.grader.working`): a chain of equalities counts only if all its sides equal the truth, as far
-as they have a value: ``7 x 4 x 2 = 56`` is right for 56, ``7 x 4 x 2 = 57`` for nothing, ``7 = 8`` not for 8; in
-``A = bh = 6(4) = 24`` the name and bh have none. A text counts for what it concludes at its end ("..., hence n = 41."), if its
-steps do not contradict it or one another, and hold no word of denial or doubt. Several boxes joined by "and" are a list.
+- Units count only if both sides state one; two units of the same kind are converted.
+- ``2\frac{1}{2}`` is a mixed number. A decimal equals only its exact value. A percentage equals its number and its fraction.
+- A bare comma list equals a set, in any order; elements in braces count once; the order of a tuple counts.
+- A number in base b equals only the same digits, with the same base or with none.
+- An inequality of x, ``f(x)`` or ``|z|`` may answer an interval. Overlapping conditions joined by commas must hold together.
+- The exact side of ``a \approx b`` counts.
+- Variables are real, but natural in factorials, binomials and bounds of sums (n, m and k also in floors).
+- Equations are equal up to a factor, with denominators cleared.
+- A general solution with ``k \in \mathbb{Z}`` may number its values differently.
+- The order counts in products of matrices with an inverse, and in vector products.
+
+Shown work (:mod:`grpo.grader.working`): a chain of equalities counts only if all its sides that have a value equal the truth.
+``7 x 4 x 2 = 56`` is right for 56, ``7 x 4 x 2 = 57`` for nothing, ``7 = 8`` not for 8; in ``A = bh = 6(4) = 24`` the name and
+bh have no value. A text counts by its conclusion ("..., hence n = 41."), if its steps contradict neither the conclusion nor one
+another, and have no word of denial or doubt. Several boxes joined by "and" are a list.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from grpo.grader.values import Effort
 from grpo.grader.words import choice, digits_without_base, restated, sentence_value, spelt_out
 from grpo.grader.working import captioned, conclusion
 
-MAX_ANSWER_LENGTH = 2000  # characters; above, only an identical answer is equal
+MAX_ANSWER_LENGTH = 2000  # characters; a longer answer is equal only if identical
 _CHEAP_EFFORT = 4_000.0
 _FULL_EFFORT = 150_000.0
 
@@ -52,10 +56,10 @@ _BASE = re.compile(r"_|base")
 
 
 def cheap_verdict(answer: str, truth: str) -> bool | None:
-    r"""Whether ``answer`` states the same as ``truth`` (both without ``\boxed{}``), or None if only computer algebra can tell.
+    r"""Whether ``answer`` equals ``truth`` (both without ``\boxed{}``); None if only computer algebra can decide.
 
-    Exact and deterministic, in at most a few milliseconds whatever the strings hold. Imports no computer algebra and never
-    raises. An empty answer equals nothing.
+    Exact and deterministic, and takes at most a few milliseconds for any strings. Imports no computer algebra and never raises.
+    An empty answer equals nothing.
     """
     try:
         return _verdict(answer, truth, None, _CHEAP_EFFORT)
@@ -64,21 +68,21 @@ def cheap_verdict(answer: str, truth: str) -> bool | None:
 
 
 def full_verdict(answer: str, truth: str) -> bool:
-    """The same with computer algebra, which knows no limit of time or memory: call it in a process that may be killed."""
+    """Decide with computer algebra, which has no limit of time or memory: call it in a process that may be killed."""
     return _verdict(answer, truth, symbolically_equal, _FULL_EFFORT)
 
 
 def is_equivalent(answer: str, ground_truth: str) -> bool:
-    """:func:`cheap_verdict`, else :func:`full_verdict` here: for tests and worker processes, without a limit of time."""
+    """Decide by :func:`cheap_verdict`, else by :func:`full_verdict` in this process, without a time limit; for tests."""
     verdict = cheap_verdict(answer, ground_truth)
     return full_verdict(answer, ground_truth) if verdict is None else verdict
 
 
 def check_ground_truth(ground_truth: str) -> None:
-    """Check that an answer can be compared with this ground truth at all.
+    """Check that answers can be compared with this ground truth.
 
     Raises:
-        UserError: it is empty or too long, its braces do not match, or nothing can read it.
+        UserError: it is empty, too long or unreadable, or its braces do not match.
     """
     if _INTEGER.fullmatch(ground_truth):
         return
@@ -86,7 +90,7 @@ def check_ground_truth(ground_truth: str) -> None:
     if not any(character.isalnum() for character in normal):
         raise UserError(f"the ground truth {ground_truth!r} is empty. Correct it or remove the row.")
     if len(ground_truth) > MAX_ANSWER_LENGTH:
-        raise UserError(f"the ground truth has {len(ground_truth)} characters. A short answer is needed; remove the row.")
+        raise UserError(f"the ground truth has {len(ground_truth)} characters. It must be a short answer; remove the row.")
     bare = re.sub(r"\\.", "", ground_truth)
     if bare.count("{") != bare.count("}"):
         raise UserError(f"the braces of the ground truth {ground_truth!r} do not match. Correct it or remove the row.")
@@ -102,13 +106,13 @@ def _verdict(answer: str, truth: str, algebra: Callable[[str, str], bool] | None
     try:
         return any(True for _ in _equal_readings(answer, truth, Comparison(algebra, Effort(effort))))
     except Exception:
-        # A run of many hours must not end over one odd answer; the log keeps the defect visible.
+        # One odd answer must not end a run of many hours; the log shows the defect.
         _LOG.warning("could not compare %r with %r: counted as wrong", answer, truth, exc_info=True)
         return False
 
 
 def equal_readings(answer: str, truth: str) -> list[str]:
-    """The readings (normalised) of an answer that equal the truth, as far as no computer algebra is needed."""
+    """The readings (normalised) of an answer that equal the truth, without computer algebra."""
     readings = []
     with contextlib.suppress(NeedsAlgebra):
         for reading in _equal_readings(answer, truth, Comparison(None, Effort(_CHEAP_EFFORT))):
@@ -117,10 +121,10 @@ def equal_readings(answer: str, truth: str) -> list[str]:
 
 
 def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator[str]:
-    """Of the answer as it stands, what its sentence states or concludes, and the choice it names, what equals the truth.
+    """Yield the readings of an answer that equal the truth: as it is, its sentence's value, its conclusion, its choice.
 
     Raises:
-        NeedsAlgebra: after all others, if only computer algebra can tell of one.
+        NeedsAlgebra: after all other readings, if only computer algebra can decide one.
     """
     answer, truth = without_stray_delimiters(without_boxes(half_width(answer))), half_width(truth)
     normal_truth = _normal_truth(truth)
@@ -150,8 +154,7 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
 
 @lru_cache(maxsize=4096)
 def _normal_truth(truth: str) -> str:
-    """The truth, normalised; of a sentence such as "Solution is: $x=4$" the mathematics that it states, and number words
-    in digits."""
+    """The normalised truth: the mathematics in a sentence such as "Solution is: $x=4$", and number words as digits."""
     stated = sentence_value(truth) if _WORD.search(truth) else None
     if stated and not truth.lstrip("$ ").startswith(stated.lstrip("$ ")) and not _WORD.search(stated):
         return normalise(stated)
@@ -161,7 +164,7 @@ def _normal_truth(truth: str) -> str:
 
 
 def _work(answer: str, comparison: Comparison) -> Iterator[str]:
-    """Other readings of words, what stands behind a caption, what a text concludes: only where nothing else was right."""
+    """Further readings, tried last: restated words, the text after a caption, and a text's conclusion."""
     if _WORD.search(answer):
         yield from restated(answer)
         value = sentence_value(answer)

@@ -1,6 +1,6 @@
-r"""Names of what is answered, before an equals sign: ``x_{\max}``, ``P(A|B)``, ``[ABC]``, ``m+n``.
+r"""Recognition of names of the answer before an equals sign: ``x_{\max}``, ``P(A|B)``, ``[ABC]``, ``m+n``.
 
-``2x`` and ``x^2`` name nothing: of ``2x = 5`` the answer is not 5.
+``2x`` and ``x^2`` are no names: ``2x = 5`` does not state the answer 5.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_TERMS = 8
 
 
 def names_quantity(text: str) -> bool:
-    """Whether a side of an equation (normalised) is a name that cannot be taken for something to compute."""
+    """Whether a side of an equation (normalised) is a name, and not an expression to compute."""
     return _QUANTITY.fullmatch(text) is not None
 
 

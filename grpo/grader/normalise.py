@@ -1,7 +1,7 @@
-r"""One spelling for answers that are written in many ways.
+r"""Canonical spelling of answers.
 
-Nothing here may change what an answer says. So spaces between digits stay (``1 3/8`` is not ``13/8``), commas go only
-where they are well-formed thousands separators outside brackets (``(58,500)`` is a pair), and text is never dropped.
+Normalisation must not change the meaning of an answer. So spaces between digits stay (``1 3/8`` is not ``13/8``), commas are
+removed only if they are well-formed thousands separators outside brackets (``(58,500)`` is a pair), and text is never dropped.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SYMBOLS = {
     "ρ": r"\rho ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ",
 }  # fmt: skip
 _SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
-# Full-width ASCII, as typed on East Asian keyboards; ＼ stays, as commands are not typed so.
+# Full-width ASCII of East Asian keyboards; ＼ stays, as it does not begin a command.
 _HALF_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5E) if code != 0xFF3C} | {0xFF04: r"\$"}
-# Mathematical bold, italic and other letters and digits, as models write them without LaTeX.
+# Mathematical bold, italic and other letters and digits, which models write instead of LaTeX.
 _STYLED = re.compile("[\U0001d400-\U0001d7ff]")
 _AREA = re.compile(r"(?<=\d) ?(mm|cm|dm|m|km|ft|in|yd)([²³])(?![A-Za-z\d])")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
@@ -66,7 +66,7 @@ _OR = re.compile(
     r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|(?<=[)\]])or(?=[(\[])|\s*\\(?:lor|vee)(?![A-Za-z])\s*"
 )
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
-# U between two intervals or sets; elsewhere it is a letter.
+# U is a union between two intervals or sets, else a letter.
 _UNION = re.compile(r"(?<=[)\]}])\s*(?:\\text\{\s*(?:U|union)\s*\}|U|u|union)\s*(?=[(\[]|\\\{)")
 _INTERVAL_OR_SET = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]|\\\{.*\\\}")
 _PERCENT = re.compile(r"\s*(?<![A-Za-z\\])(?:pct\.?|per ?cent(?:age)?)(?![A-Za-z])")
@@ -138,30 +138,30 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
 
 
 def _reads_commands(pattern: str) -> bool:
-    """Whether a pattern can match only where there is a backslash, and need not be tried elsewhere."""
+    """Whether a pattern can match only texts with a backslash."""
     without_groups = re.sub(r"\([^()]*\)", "", re.sub(r"\([^()]*\)", "", pattern))
     return all(re.search(r"^\\\\(?!\?)|\\\\[A-Za-z!]", alternative) for alternative in without_groups.split("|"))
 
 
 _REWRITES = [(re.compile(pattern), replacement, _reads_commands(pattern)) for pattern, replacement in _RULES]
 _SPACE = re.compile(r"\s+")
-# A space stays where it carries meaning: between letters, between digits, before a digit, and before a word.
+# Spaces with a meaning stay: between letters, between digits, before a digit, and before a word.
 _LOOSE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z](?![A-Za-z]))")
 _SIMPLE = re.compile(r"[+-]?\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\}")
 
 
 def normalise(text: str) -> str:
-    r"""The canonical spelling of an answer: two answers with the same one are the same answer.
+    r"""Return the canonical spelling of an answer; answers with the same spelling are equal.
 
-    Removes layout (``\left``, ``\!``, ``$…$``, outer ``\text{}``, final full stop), reads Unicode signs and ``\dfrac``
-    as their LaTeX equivalents, and turns ``\text{ and }`` and ``\text{ or }`` into commas, or into ``\land`` and
-    ``\lor`` beside inequalities. Never raises.
+    Removes layout (``\left``, ``\!``, ``$…$``, outer ``\text{}``, final full stop), converts Unicode signs and ``\dfrac`` to
+    their LaTeX equivalents, and converts ``\text{ and }`` and ``\text{ or }`` to commas, or beside inequalities to ``\land``
+    and ``\lor``. Never raises.
     """
     if _SIMPLE.fullmatch(text) and text.isascii():
         return text
     if not text.isascii():
         text = _unicode_to_latex(text)
-    # White space is collapsed early and late: patterns with several \s* would take cubic time on long runs of it.
+    # White space is collapsed before and after, as patterns with several \s* take cubic time on long runs of it.
     text = _unwrap(without_markup(_SPACE.sub(" ", text)))
     if "\\" in text:
         text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
@@ -189,15 +189,15 @@ def normalise(text: str) -> str:
 
 
 def half_width(text: str) -> str:
-    """``text`` with full-width digits, letters and signs as ASCII; digits of other scripts stay what they are."""
+    """Convert full-width digits, letters and signs to ASCII; digits of other scripts stay."""
     return text if text.isascii() else text.translate(_HALF_WIDTH)
 
 
 def without_stray_delimiters(text: str) -> str:
-    r"""``text`` less what broken mathematics leaves around it: a lone backslash behind it, ``\(`` without its end, ``$9.\]``.
+    r"""Remove remains of broken mathematics: a backslash at the end, ``\(`` without its end, ``$9.\]``.
 
-    Only delimiters at the two ends go, or one opened in the middle and closed nowhere. A ``$`` before a number is money, and
-    so is one behind it.
+    Removes only delimiters at the two ends, or one that is opened in the middle and not closed. A ``$`` before or after a
+    number is money.
     """
     text = text.strip()
     if text.endswith("\\"):
@@ -223,7 +223,7 @@ def without_stray_delimiters(text: str) -> str:
 
 
 def without_markup(text: str) -> str:
-    """Without a heading's mark, bold type, and the delimiters around mathematics inside a text."""
+    """Remove heading marks, bold marks, and delimiters of mathematics inside a text."""
     text = _HEADING.sub("", text)
     if "**" in text:
         text = _INLINE_BOLD.sub(r"\1", text)
@@ -233,7 +233,7 @@ def without_markup(text: str) -> str:
 
 
 def unwrap_text(text: str) -> str:
-    r"""``text`` (normalised) with every ``\text{x}`` replaced by x."""
+    r"""Replace every ``\text{x}`` of a normalised text by x."""
     return _WHOLE_TEXT.sub(r"\1", text).strip() if "\\text" in text else text
 
 
@@ -254,7 +254,7 @@ def _connectives(text: str) -> str:
 
 
 def _unwrap(text: str) -> str:
-    r"""Strip white space and whatever merely encloses all of the answer."""
+    r"""Strip white space and delimiters that enclose the whole answer."""
     while True:
         text = before = text.strip()
         for opening, closing in _WRAPPERS:
@@ -274,7 +274,7 @@ def _unwrap(text: str) -> str:
 
 
 def _without_outer_braces(text: str) -> str:
-    """``{{5}}`` as ``5``; a list keeps one pair, being a set."""
+    """Remove the braces of ``{{5}}``; a list keeps one pair, as it is a set."""
     escaped = re.sub(r"\\[{}]", "  ", text)
     leading = len(escaped) - len(escaped.lstrip("{"))
     trailing = len(escaped) - len(escaped.rstrip("}"))

@@ -1,12 +1,12 @@
 r"""Equality of expressions by their values: exact fractions where possible, else many digits, at chosen points.
 
-Two expressions in elementary functions that agree at several rational points of no special kind are equal, and two that
-differ at one point are not. So nothing is simplified, and the time is bounded.
+Two expressions in elementary functions are equal if they agree at several generic rational points, and different if they differ
+at one point. So no simplification is needed, and the time is bounded.
 
-Irrational values count as equal when they agree to working precision and go on agreeing with twice as many digits. There
-is no absolute tolerance. Variables are real: a point at which a root or logarithm is not real is left out. Expressions
-without variables, or with the imaginary unit, may be complex. Variables in factorials, binomials and the bounds of sums are
-natural numbers, and so are n, m and k in floors, ceilings and exponents of negative numbers.
+Irrational values are equal if they agree to working precision and also with twice as many digits. There is no absolute
+tolerance. Variables are real: points at which a root or logarithm is not real are left out. Expressions without variables, or
+with the imaginary unit, may be complex. Variables in factorials, binomials and the bounds of sums are natural numbers, and so
+are n, m and k in floors, ceilings and exponents of negative numbers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _DIGITS = 50
 _ENOUGH_POINTS = 5
 _FEWEST_POINTS = 3
 _MAX_VARIABLES = 8
-# Kinds of nodes that may make an expression follow another formula elsewhere, such as |x-1000|.
+# Kinds of nodes that may make an expression piecewise, such as |x-1000|.
 _PIECEWISE = frozenset(("abs", "floor", "ceil", "root", "pow"))
 _WHOLE = frozenset("nmk")
 
 
 def same_value(left: str, right: str, effort: Effort) -> bool | None:
-    """Whether two normalised texts are expressions of the same value; None where one cannot be read or evaluated."""
+    """Whether two normalised texts are expressions with the same value; None if one cannot be read or evaluated."""
     left_tree, right_tree = parse(left), parse(right)
     if left_tree is None or right_tree is None:
         return None
@@ -49,9 +49,9 @@ def same_value(left: str, right: str, effort: Effort) -> bool | None:
 
 
 def ratio(left: str, right: str, effort: Effort) -> int | None:
-    """1 or -1 if ``left`` is everywhere the same positive or negative multiple of ``right``, 0 if not, None if unknown.
+    """1 or -1 if ``left`` is a constant positive or negative multiple of ``right``, 0 if not, None if unknown.
 
-    Both must depend on the same variables, and on at least one.
+    Both must depend on the same variables, at least one.
     """
     left_tree, right_tree = parse(left), parse(right)
     if left_tree is None or right_tree is None:
@@ -66,7 +66,7 @@ def ratio(left: str, right: str, effort: Effort) -> int | None:
 
 
 def number(text: str, effort: Effort) -> float | None:
-    """The real value of an expression without variables, for putting numbers in order."""
+    """The real value of an expression without variables, for sorting; None if it has none."""
     tree = parse(text)
     if tree is None or variables(tree):
         return None
@@ -84,11 +84,11 @@ _LARGEST_PERIOD = 48
 
 
 class _Points:
-    """Points to try until enough are defined, and then further ones far out that must agree too.
+    """Test points: near ones, until enough are defined, and far ones for piecewise expressions.
 
-    Chosen by chance, with the two expressions as the seed: nobody can write an expression that is right at these points only.
-    Signs and sizes vary, so that roots, logarithms and inverse functions are defined at some of them. Natural numbers follow
-    one another over every period of a floor.
+    They are pseudo-random with the two expressions as the seed, so that no expression can be right at these points only. Signs
+    and sizes vary, so that roots, logarithms and inverse functions are defined at some of them. Natural numbers cover every
+    period of floors.
     """
 
     def __init__(self, left: Node, right: Node, names: list[str]) -> None:
@@ -118,14 +118,14 @@ class _Points:
         return values
 
     def following(self, step: int) -> dict[str, Fraction]:
-        """Of the natural numbers, one takes every value in turn, and each other one any value of the same range."""
+        """A point of natural numbers: one variable takes every value in turn, the others random values of the same range."""
         values = self.point(_SCALES[step % len(_SCALES)], 0 if step % 2 == 0 else 170)
         turn = self.natural[step % len(self.natural)]
         numbers = {name: Fraction(self.chance.randint(1, self.enough)) for name in self.natural}
         return values | numbers | {turn: Fraction(1 + step // len(self.natural))}
 
     def far(self) -> Iterator[tuple[dict[str, Fraction], bool]]:
-        """Where one of several pieces ends depends on the constants. True: a point beyond all of them, which decides."""
+        """Points beyond the ends of pieces, which depend on the constants; True for a point beyond all of them."""
         constants: set[Fraction] = set()
         if not _survey(("pair", *self.trees), constants):
             return
@@ -138,7 +138,7 @@ class _Points:
 
 
 def _natural(tree: Node) -> frozenset[str]:
-    """Names of the variables that only natural numbers make sense of."""
+    """Names of the variables that must be natural numbers."""
     kind = tree[0]
     found: frozenset[str] = frozenset()
     if kind in {"factorial", "factorial2", "binomial"}:
@@ -162,7 +162,7 @@ def _is_negative(tree: Node) -> bool:
 
 
 def _period(tree: Node) -> int:
-    """After how many natural numbers the floors and ceilings in ``tree`` have met every remainder."""
+    """The period over which the floors and ceilings in ``tree`` meet every remainder."""
     if tree[0] in {"floor", "ceil"} and variables(tree):
         return prod(_divisors(tree))
     return lcm(*(_period(part) for part in tree[1:] if isinstance(part, tuple)))
@@ -172,12 +172,12 @@ def _divisors(tree: Node) -> list[int]:
     if tree[0] == "num":
         return [max(1, abs(tree[1].numerator) * tree[1].denominator)]
     if tree[0] in {"const", "root", "ln", "log", "lg", "exp"}:
-        raise TooCostly  # No number of remainders is enough.
+        raise TooCostly  # The period is infinite.
     return [size for part in tree[1:] if isinstance(part, tuple) for size in _divisors(part)]
 
 
 def _survey(tree: Node, constants: set[Fraction], inside: bool = False) -> bool:
-    """Collect the sizes of the constants inside pieces; whether the tree has pieces."""
+    """Whether the tree is piecewise; adds the sizes of constants inside pieces to ``constants``."""
     if not variables(tree):
         if inside:
             size = abs(Fraction(_float(tree)))
@@ -194,7 +194,7 @@ def _survey(tree: Node, constants: set[Fraction], inside: bool = False) -> bool:
 
 
 def _float(tree: Node) -> float:
-    """The size of a constant; raises TooCostly where no floating-point number holds it."""
+    """The absolute value of a constant; TooCostly if it exceeds floating-point numbers."""
     value = abs(Evaluator({}, context(_DIGITS), Effort(500)).value(tree))
     try:
         return float(value)
@@ -254,7 +254,7 @@ def _constant_ratio(left: Node, right: Node, names: list[str], effort: Effort) -
 def _quotients(
     left: Node, right: Node, points: list[dict[str, Fraction]], digits: int, effort: Effort
 ) -> tuple[list[Any] | None, int]:
-    """left / right at the points at which both are defined and not zero, None if only one is zero; and the bits needed."""
+    """Quotients at points at which both sides are defined and not zero (None if only one is zero), and the bits needed."""
     quotients, bits = [], 0
     for point in points:
         try:
@@ -271,12 +271,12 @@ def _quotients(
 
 
 def _agree(left: Node, right: Node, point: Mapping[str, Fraction], effort: Effort) -> bool:
-    """Compare at one point; see the module's text for what counts as equal."""
+    """Compare at one point, by the rules in the module's docstring."""
     difference, size, bits = _difference(left, right, point, _DIGITS, effort)
     if isinstance(difference, Fraction):
         return difference == 0
     digits = _DIGITS
-    if bits > 60:  # Constants as small as 1e-18 must not vanish beside the others.
+    if bits > 60:  # so that constants as small as 1e-18 do not vanish
         digits += int(bits * 0.302) + 10
         difference, size, _ = _difference(left, right, point, digits, effort)
     within = difference <= size * _tolerance(digits - 12)
@@ -287,7 +287,7 @@ def _agree(left: Node, right: Node, point: Mapping[str, Fraction], effort: Effor
     again, size, _ = _difference(left, right, point, 2 * digits, effort)
     if again <= size * _tolerance(2 * digits - 12):
         return True
-    # Zero, as the rest of a cancellation: the difference goes on shrinking with the digits.
+    # After a cancellation to zero, the difference shrinks further with more digits.
     return bool(again <= difference * _tolerance(digits // 2))
 
 
@@ -296,7 +296,7 @@ def _tolerance(digits: int) -> Any:
 
 
 def _difference(left: Node, right: Node, point: Mapping[str, Fraction], digits: int, effort: Effort) -> tuple[Any, Any, int]:
-    """|left - right|, the larger of the two sizes, and the bits of the largest fraction met."""
+    """|left - right|, the larger absolute value, and the bits of the largest fraction."""
     evaluator = Evaluator(point, context(digits), effort)
     values = [evaluator.value(left), evaluator.value(right)]
     if all(isinstance(value, Fraction) for value in values):

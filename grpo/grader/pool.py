@@ -1,10 +1,10 @@
-"""Grading many answers at once, in processes that a hostile answer may hang, fill or crash without harm.
+"""Parallel grading in worker processes, which a hostile answer may hang, fill or crash without harm.
 
-What the answers say is decided by :mod:`grpo.grader.grader`: in this process where no computer algebra is needed, else in
-a worker (:mod:`grpo.grader.worker`). A worker that exceeds the limit is killed and replaced, which takes milliseconds.
-The limit counts the worker's own CPU time, so that a busy machine does not turn right answers into wrong ones; ten times
-the limit on the clock ends an answer in any case. This process handles no signals, so any thread may grade, and a process
-made by ``os.fork`` starts workers of its own. No process is started before the first answer that needs one.
+:mod:`grpo.grader.grader` decides an answer: in this process if no computer algebra is needed, else in a worker
+(:mod:`grpo.grader.worker`). A worker that exceeds its limit is killed and replaced, which takes milliseconds. The limit counts
+the worker's CPU time, so that a busy machine does not turn right answers into wrong ones; ten times the limit in wall-clock
+time ends an answer in any case. This process handles no signals, so any thread may grade, and a process made by ``os.fork``
+starts its own workers. No process starts before the first answer that needs one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHUNK = 16  # pairs sent to a worker at a time
 
 
 class GraderPool:
-    """Worker processes that grade answers; to be closed, or used as a context manager. All methods are thread safe."""
+    """A pool of worker processes that grade answers; close it, or use it as a context manager. Methods are thread-safe."""
 
     def __init__(
         self,
@@ -43,16 +43,17 @@ class GraderPool:
         memory_limit_mb: int = MEMORY_LIMIT_MB,
         function: str = "grpo.grader.grader:full_verdict",
     ) -> None:
-        """Start nothing yet: processes start when they are needed.
+        """Create a pool without starting a process.
 
         Args:
-            workers: how many answers are graded at once; as many as this process may use CPU cores if None.
-            time_limit_s: seconds of CPU time for one answer; ten times as many on the clock.
-            memory_limit_mb: MiB of address space that a worker may take beyond what it starts with.
-            function: ``module:function`` that grades, called with the answer and the truth in a worker; a float is a score.
+            workers: number of answers graded at once; None for the number of available CPU cores.
+            time_limit_s: seconds of CPU time per answer; the wall-clock limit is ten times as long.
+            memory_limit_mb: MiB of address space that a worker may use beyond its initial size.
+            function: ``module:function`` called in a worker with the answer and the truth; it returns a bool, or a score
+                (float).
 
         Raises:
-            UserError: there are no workers, or no time for them.
+            UserError: ``workers`` or ``time_limit_s`` is not positive.
         """
         self.workers = available_cores() if workers is None else workers
         if self.workers < 1 or time_limit_s <= 0:
@@ -67,13 +68,13 @@ class GraderPool:
         self._lock = threading.Lock()  # guards the zygote: one request at a time
         self._zygote: Zygote | None = None
         self._alive: set[Worker] = set()
-        # The last one back is the first one out, so that one thread alone never starts a second worker.
+        # Last in, first out, so that a single thread never starts a second worker.
         self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
         for _ in range(self.workers):
             self._idle.put(None)
 
     def verdict(self, answer: str, truth: str) -> Verdict:
-        """Grade one answer; waits until a worker is free.
+        """Grade one answer, after waiting for a free worker.
 
         Raises:
             RuntimeError: the pool is closed, or its processes cannot start.
@@ -81,7 +82,7 @@ class GraderPool:
         return self._grade_chunk([(answer, truth)])[0]
 
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Grade (answer, truth) pairs with all workers at once, in the order given; errors as in :meth:`verdict`."""
+        """Grade (answer, truth) pairs with all workers, and keep their order; raises as :meth:`verdict` does."""
         size = max(1, min(_CHUNK, len(pairs) // (4 * self.workers)))
         starts: queue.SimpleQueue[int] = queue.SimpleQueue()
         for start in range(0, len(pairs), size):
@@ -98,7 +99,7 @@ class GraderPool:
                     except BaseException as error:
                         failures.append(error)
 
-        # Daemons: after Ctrl-C, Python need not wait for the answers at hand before it ends.
+        # Daemon threads, so that Python does not wait for them after Ctrl-C.
         threads = [threading.Thread(target=grade_chunks, daemon=True) for _ in range(min(self.workers, starts.qsize()))]
         try:
             for thread in threads:
@@ -112,13 +113,13 @@ class GraderPool:
         return [verdict for start in sorted(graded) for verdict in graded[start]]
 
     def close(self) -> None:
-        """End all processes. Who still waits for a verdict gets a RuntimeError; closing twice is no mistake."""
+        """End all processes. Threads that still wait for a verdict get a RuntimeError. Closing twice is allowed."""
         with self._lock:
             self._closed = True
             if self._zygote is not None:
                 self._zygote.close()
                 self._zygote = None
-        # Those that some thread still reads from are closed by that thread, which the death of the worker wakes.
+        # A worker in use is closed by the thread that reads from it, which wakes when the worker dies.
         idle = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -136,10 +137,10 @@ class GraderPool:
         self.close()
 
     def _grade_chunk(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Grade ``pairs`` with one worker, and with its replacements where it has to be killed."""
+        """Grade ``pairs`` with one worker, which is replaced whenever it has to be killed."""
         verdicts: list[Verdict] = []
         worker = self._idle.get()
-        usable = True  # False while the worker is at work: whatever interrupts this thread then ends the worker too
+        usable = True  # False while the worker computes, so that an interrupt of this thread also ends the worker
         try:
             while len(verdicts) < len(pairs):
                 if worker is None or not worker.is_alive():
@@ -163,7 +164,7 @@ class GraderPool:
     def _new_worker(self) -> Worker:
         failure = OSError()
         with self._lock:
-            for _ in range(2):  # the zygote may have been killed, or be killed now
+            for _ in range(2):  # twice, as the zygote may have been killed
                 if self._closed:
                     raise RuntimeError("The grading pool is closed.")
                 try:
@@ -182,11 +183,11 @@ class GraderPool:
             return
         worker.close()
         self._alive.discard(worker)
-        with self._lock, contextlib.suppress(OSError):  # where the zygote is dead, the worker is too
+        with self._lock, contextlib.suppress(OSError):  # if the zygote is dead, the worker is too
             worker.zygote.kill(worker.pid)
 
     def _forget(self) -> None:
-        """In a forked child: the processes are the parent's. Drop the copies of their sockets and start afresh."""
+        """Reset the pool in a forked child, whose processes and sockets belong to the parent."""
         for worker in self._alive:
             worker.close()
         if self._zygote is not None:
@@ -198,7 +199,7 @@ class GraderPool:
 
 
 def default_pool() -> GraderPool:
-    """The pool that this process's reward functions share: made at first use, closed when Python exits."""
+    """The pool shared by this process's reward functions; created at first use, closed when Python exits."""
     global _default
     with _default_lock:
         if _default is None:
@@ -207,9 +208,9 @@ def default_pool() -> GraderPool:
 
 
 def is_equal(answer: str, truth: str) -> Verdict:
-    """Grade one answer: in microseconds where no computer algebra is needed, else with the default pool.
+    """Grade one answer: in microseconds if no computer algebra is needed, else with the default pool.
 
-    Verdicts of the pool are remembered, except those that ran out of time: the next try may be luckier.
+    The pool's verdicts are cached, except timeouts, as another attempt may succeed.
 
     Raises:
         RuntimeError: computer algebra is needed, and its processes cannot start.
@@ -226,7 +227,7 @@ def is_equal(answer: str, truth: str) -> Verdict:
 
 
 def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-    """:func:`is_equal` for (answer, truth) pairs, in order; what needs computer algebra is spread over all workers."""
+    """Grade (answer, truth) pairs as :func:`is_equal` does, in order; all workers share those that need algebra."""
     verdicts: dict[tuple[str, str], Verdict] = {}
     hard: list[tuple[str, str]] = []
     for pair in dict.fromkeys(pairs):
@@ -244,13 +245,13 @@ def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
 
 
 def forget_verdicts() -> None:
-    """Empty :func:`is_equal`'s memory, for benchmarks and tests."""
+    """Empty the cache of :func:`is_equal`, for benchmarks and tests."""
     with _memory_lock:
         _memory.clear()
 
 
 def available_cores() -> int:
-    """How many CPU cores this process may use; those that torchrun starts together share them."""
+    """Number of CPU cores for this process; processes started together by torchrun share them."""
     cores = os.cpu_count() or 1
     with contextlib.suppress(AttributeError):
         cores = len(os.sched_getaffinity(0))
@@ -283,7 +284,7 @@ def _close_default() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Locks may be held by threads that the child does not have, and the pools' processes are the parent's."""
+    """Reset locks, which threads of the parent may hold, and pools, whose processes belong to the parent."""
     global _default_lock, _memory, _memory_lock
     _default_lock, _memory_lock, _memory = threading.Lock(), threading.Lock(), LRUCache(CACHED_VERDICTS)
     for pool in list(_POOLS):

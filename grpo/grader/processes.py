@@ -1,7 +1,6 @@
-"""This side of the grading processes: starting them, asking them, telling whether they are alive.
+"""Client side of the grading processes: start them, send requests, check whether they are alive.
 
-The other side is :mod:`grpo.grader.worker`, which also states what they say to each other. Which process grades what is up
-to :mod:`grpo.grader.pool`.
+:mod:`grpo.grader.worker` is the other side and describes the protocol. :mod:`grpo.grader.pool` distributes the work.
 """
 
 from __future__ import annotations
@@ -24,8 +23,11 @@ _CONTROL_LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an answer is right, or by a function that scores how right it is. ``timed_out``: undecided, because the time was
-    up or the worker died; never ``equal``.
+    """The verdict on an answer.
+
+    Attributes:
+        equal: whether the answer is right; a float from a function that scores.
+        timed_out: undecided, because the time was up or the worker died; then ``equal`` is False.
     """
 
     equal: bool | float
@@ -36,13 +38,13 @@ TIMED_OUT = Verdict(equal=False, timed_out=True)
 
 
 class Zygote:
-    """The process that forks workers. Once a request failed or was interrupted, it is closed and all others raise OSError."""
+    """The process that forks workers. A failed or interrupted request closes it; all later requests raise OSError."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        """Start it and wait until it has imported the computer algebra (about 1.5 s); OSError if that fails."""
+        """Start the process and wait until it has imported the computer algebra (about 1.5 s); OSError if that fails."""
         self._control, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "grpo.grader.worker", str(theirs.fileno()), *arguments]
-        # It must find the modules that this process finds, and treat equal strings equally in each run.
+        # The same module path as this process, and a fixed hash seed, so that each run gives the same results.
         path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists())
         with theirs, tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(
@@ -59,12 +61,12 @@ class Zygote:
                 self._reply(_START_LIMIT_S)
             except OSError as error:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(1)  # for its own exit code
+                    self._process.wait(1)  # to get its exit code
                 self.close()
                 errors.seek(0)
-                said = errors.read().decode(errors="replace").strip()
+                message = errors.read().decode(errors="replace").strip()
                 code = self._process.returncode
-                raise ChildProcessError(f"it ended with code {code} and the words: {said or error}") from error
+                raise ChildProcessError(f"it ended with code {code}: {message or error}") from error
 
     def fork(self) -> Worker:
         ours, theirs = socket.socketpair()
@@ -86,7 +88,7 @@ class Zygote:
         try:
             socket.send_fds(self._control, [text.encode()], descriptors)
             return self._reply(_CONTROL_LIMIT_S)
-        except BaseException:  # Ctrl-C too: the reply that was not read would be taken for the next one
+        except BaseException:  # also Ctrl-C, as an unread reply would be read as the next one
             self.close()
             raise
 
@@ -96,12 +98,12 @@ class Zygote:
         while not reply.endswith(b"\n"):
             received = self._control.recv(1024)
             if not received:
-                raise ConnectionError("it ended without a word")
+                raise ConnectionError("it ended without a reply")
             reply += received
         return reply.decode()
 
     def close(self) -> None:
-        """Kill it and its workers: they are one process group, whose number is ours until ``wait`` below."""
+        """Kill the process and its workers, which are one process group; its number stays valid until ``wait``."""
         self._control.close()
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -109,13 +111,13 @@ class Zygote:
             self._process.wait()
 
     def abandon(self) -> None:
-        """In a forked child, which may neither end the parent's process nor wait for it."""
+        """Forget the process, in a forked child, which may neither kill the parent's process nor wait for it."""
         self._control.close()
         self._process.returncode = 0
 
 
 class Worker:
-    """This process's end of one worker."""
+    """The client of one worker process."""
 
     def __init__(self, zygote: Zygote, pid: int, connection: socket.socket) -> None:
         self.zygote = zygote
@@ -128,7 +130,7 @@ class Worker:
         self._connection.close()
 
     def is_alive(self) -> bool:
-        """Whether the idle worker still holds its end of the connection."""
+        """Whether the idle worker's connection is open."""
         try:
             self._connection.settimeout(0)
             return self._connection.recv(1, socket.MSG_PEEK) != b""
@@ -138,10 +140,10 @@ class Worker:
             return False
 
     def grade(self, pairs: Sequence[tuple[str, str]], limit_s: float) -> tuple[list[Verdict], bool]:
-        """Verdicts on the first of ``pairs`` and whether the worker can go on; if so, they are verdicts on all of them.
+        """Grade pairs, and return verdicts on the first ones and whether the worker can continue; then they are complete.
 
         Args:
-            limit_s: seconds on the clock for one answer; that of its CPU time the worker keeps itself.
+            limit_s: wall-clock seconds per answer; the worker itself enforces the limit on CPU time.
         """
         verdicts: list[Verdict] = []
         try:

@@ -1,4 +1,4 @@
-r"""Exact numbers and their units, read without any computer algebra."""
+r"""Reading of exact numbers and their units, without computer algebra."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNIT_WORD = rf"[A-Za-z]+\.?{_EXPONENT}?"
 _WORD_UNIT = re.compile(
     rf"(.*?(?:[0-9)}}]|\\pi(?= )))( ?)([ap]\.m\.?|{_UNIT_WORD}(?:(?: ?/ ?| ?\\cdot ?|\*|[ -]|'|(?<=\.)){_UNIT_WORD})*)"
 )
-# Units that begin with a single letter; 5m/n and 5g h are products.
+# Units of single letters; 5m/n and 5g h are products.
 _LETTERS_OF_UNITS = re.compile(
     rf"[ms] ?/ ?(?:s|ft|min|sec|hr){_EXPONENT}?|m s\^\{{?-[12]\}}?|N ?(?:\\cdot ?|\*)?m"
     rf"|[gJ] ?/ ?(?:cm|mol|kg|ml|mL){_EXPONENT}?"
@@ -46,7 +46,7 @@ _LETTERS_OF_UNITS = re.compile(
 _SHORT_NAMES = "cm mm km kg mg ml ft in yd mi oz lb lbs pt qt hr hrs sq cu am pm mph kph gal min mins sec secs deg cents kmh"
 _SHORT_UNITS = frozenset(_SHORT_NAMES.split())
 _ORDINAL = re.compile(r"([0-9]+)(?:st|nd|rd|th|\^\{?(?:\\text\{)?(?:st|nd|rd|th)\}?\}?)")
-# Words after a number that are no unit: they change its value or join it with something else.
+# Words after a number that are not units: they change its value or join it with something else.
 _NO_UNIT_WORDS = (
     "and or to not no mod more less than plus minus times over base from through by half halves third thirds "
     "quarter quarters fourth fourths tenth tenths hundredth hundredths thousandth thousandths ten tens hundred hundreds "
@@ -75,7 +75,7 @@ _UNIT_NAMES = {
     "gbp": "sterling", "quid": "sterling", "jpy": "yen", "cny": "yuan", "rmb": "yuan", "inr": "rupee", "rs": "rupee",
     "krw": "won", "celsius": "c", "fahrenheit": "f",
 }  # fmt: skip
-# Unit -> (what it measures, size). Within what it measures, sizes are exact ratios.
+# Unit -> (dimension, size). Sizes within a dimension are exact ratios.
 _SIZES = {
     name: (what, Fraction(size))
     for what, sizes in {
@@ -111,7 +111,7 @@ _RATE = re.compile(r"(.*\d) ?(?:/| per | an? )(.+)")
 
 @lru_cache(maxsize=8192)
 def exact_value(text: str) -> Fraction | None:
-    r"""The number that ``text`` (normalised, without unit) writes, or None if it is not a plain number.
+    r"""Read a plain number (normalised, without unit); None for other texts.
 
     Reads integers, decimals, ``a/b``, ``\frac{a}{b}``, mixed and repeating numbers, scientific notation, integer powers
     such as ``-2^{49}`` and ``5 million``. Nothing is rounded.
@@ -158,25 +158,25 @@ def _power(base: int, exponent: int) -> Fraction:
 
 
 def _decimal(text: str) -> Fraction:
-    """``text`` (optional sign, digits, optional point) as a fraction; Python's own reader would take ``1_0`` too."""
+    """Read a decimal (optional sign, digits, optional point); Python's own parser would also accept ``1_0``."""
     whole, _, digits = text.partition(".")
     return Fraction(int((whole if whole.strip("+-") else whole + "0") + digits), 10 ** len(digits))
 
 
 def scaled(text: str) -> Fraction | None:
-    """``1.5M`` or ``70k`` as a number; only beside a plain number are these letters no variables."""
+    """Read ``1.5M`` or ``70k``; these letters are factors only if the other side is a plain number."""
     match = _LETTER_SCALED.fullmatch(text)
     return Fraction(match[1]) * _LETTER_SCALES[match[2]] if match else None
 
 
 def split_unit(text: str, lenient: bool = True) -> tuple[str, str]:
-    r"""Split a normalised answer into body and canonical unit; the unit is empty where none is stated.
+    r"""Split a normalised answer into body and canonical unit, which is empty if none is stated.
 
     ``\$5`` and ``5 dollars`` give ("5", "dollar"), ``60^\circ`` ("60", "degree"), ``7\%`` ("7", "%"), ``4\text{ cm}^2``
-    ("4", "cm^2"), ``5\text{m}/\text{s}`` ("5", "m/sec"). Number words are no units: ``5 million`` stays whole.
+    ("4", "cm^2"), ``5\text{m}/\text{s}`` ("5", "m/sec"). Number words are not units: ``5 million`` is not split.
 
     Args:
-        lenient: any word may be a unit, as in a ground truth; else a measure, or a plural that counts things.
+        lenient: accept any word as a unit, for ground truths; else only units of measure and plurals.
     """
     if text.isdigit():
         return text, ""
@@ -197,7 +197,7 @@ def split_unit(text: str, lenient: bool = True) -> tuple[str, str]:
         body, name = match[1], match[2]
     elif match := _WORD_UNIT.fullmatch(text):
         body, name = match[1], match[3]
-        # Letters right behind a number, or two letters, are variables unless they are a unit's usual sign: 5xy, 2 ab.
+        # Letters right after a number, or two letters, are variables (5xy, 2 ab) unless they are the usual sign of a unit.
         first = re.split(r"[\s/^.*\\-]", name, maxsplit=1)[0].lower()
         signs = first in _SHORT_UNITS or (len(first) > 1 and _singular(first) in _SIZES)
         if not (signs or (match[2] and len(first) > 2) or _LETTERS_OF_UNITS.fullmatch(name)):
@@ -208,7 +208,7 @@ def split_unit(text: str, lenient: bool = True) -> tuple[str, str]:
 
 
 def _priced(text: str, amount: str, currency: str) -> tuple[str, str]:
-    """An amount of money, or of money for each of something."""
+    """Split an amount of money, or of money per unit."""
     rate = _RATE.fullmatch(amount)
     body, unit = (rate[1], f"{currency}/{_unit_name(rate[2])}") if rate and rate[2].isalpha() else split_unit(amount)
     return (body, unit or currency) if unit.split("/")[0] in {"", currency} else (text, "")
@@ -235,21 +235,21 @@ def _are_units(words: list[str]) -> bool:
 
 
 def _counts(word: str) -> bool:
-    """Whether a word measures or counts: a unit or a plural. "5 grand", "5 nah" and "5 invalid" do not."""
+    """Whether a word is a unit of measure or a plural, unlike those of "5 grand", "5 nah" and "5 invalid"."""
     word = word.split("^")[0]
     plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return plural or word in _COUNTED or _singular(word).split("/")[0] in _SIZES or word in {"square", "cubic", "sq", "cu"}
 
 
 def is_measure(name: str) -> bool:
-    """Whether a text is made of nothing but units of measure: "km/h", "square feet", "N m"."""
+    """Whether a text consists of units of measure only: "km/h", "square feet", "N m"."""
     words = _unit_words(name)
     known = [word for word in words if word not in {"/", "square", "cubic", "sq", "cu", "squared", "cubed"}]
     return bool(known) and all(size_of(_singular(word.split("^")[0])) is not None for word in known)
 
 
 def _unit_words(name: str) -> list[str]:
-    """The words of a unit in lower case, each with its exponent (``s^2``), and "/" before what it is counted by."""
+    """The words of a unit in lower case, each with its exponent (``s^2``), with "/" before a denominator."""
     name = name.lower().replace("p.m", "pm").replace("a.m", "am").replace("\\text{", " ").replace("\\cdot", " ")
     name = re.sub(r"\^ ?\{?(-?\d)\}?", r"^\1", name.replace(".", " ")).replace("}^", "^")
     name = re.sub(r"[{}*]", " ", name.replace(" per ", " / ").replace("/", " / "))
@@ -265,7 +265,7 @@ def _unit_name(name: str) -> str:
 
 
 def _canonical(words: list[str]) -> str:
-    """``["square", "feet"]`` as ``foot^2``, ``["miles", "/", "h"]`` as ``mile/hr``."""
+    """Canonical unit: ``foot^2`` for ``["square", "feet"]``, ``mile/hr`` for ``["miles", "/", "h"]``."""
     above: list[str] = []
     below: list[str] = []
     power = ""
@@ -296,7 +296,7 @@ def _singular(word: str) -> str:
 
 
 def size_of(unit: str) -> tuple[str, Fraction] | None:
-    """What a canonical unit measures, and its size; None for units that cannot be converted."""
+    """The dimension and the size of a canonical unit; None for units that cannot be converted."""
     above, *below = unit.split("/")
     powers: dict[str, int] = {}
     size = Fraction(1)
@@ -321,8 +321,11 @@ _PRIMES = {"'": "foot", '"': "inch", "''": "inch"}
 
 
 def joined_quantity(text: str) -> tuple[str, Fraction] | None:
-    """``5 feet 6 inches`` or ``2 hours,30 minutes``: what it measures, and how much of it. None if it is not of several parts,
-    each smaller than the one before."""
+    """Dimension and amount of ``5 feet 6 inches`` or ``2 hours,30 minutes``; None unless each part is smaller than the
+    previous.
+
+    A single part gives None too.
+    """
     match = _PARTS.fullmatch(text) if text[:1].isdigit() and not text[-1].isdigit() else None
     if not match:
         return None
@@ -337,11 +340,11 @@ def joined_quantity(text: str) -> tuple[str, Fraction] | None:
 
 
 def same_quantity(answer: str, answer_unit: str, truth: str, truth_unit: str) -> bool | None:
-    """Whether two plain numbers with units are the same, exactly; None unless both sides are plain numbers.
+    """Whether two plain numbers with units are exactly equal; None unless both are plain numbers.
 
-    A unit that only one side states does not count; two that measure the same are converted. A percentage equals the
-    fraction it means. It also equals the bare number where the truth is the percentage, or where that number is above 1
-    ("what percentage ...": 25), so the answer ``0.5\\%`` is not 0.5.
+    A unit that only one side states does not count; two units of the same dimension are converted. A percentage equals its
+    fraction. It also equals its number if the truth is the percentage, or if the number is above 1 ("what percentage ...": 25),
+    so the answer ``0.5\\%`` is not 0.5.
     """
     value, true_value = exact_value(unwrap_text(answer)), exact_value(unwrap_text(truth))
     if value is None or true_value is None:
@@ -359,7 +362,7 @@ def same_quantity(answer: str, answer_unit: str, truth: str, truth_unit: str) ->
 
 
 def same_unit(unit: str, other: str) -> bool:
-    """Whether two canonical units need no conversion. "Units" are any lengths, and one noun may stand among more words."""
+    """Whether two canonical units need no conversion: "unit" is any length, and the words of one may contain the other's."""
     for one, another in ((unit, other), (other, unit)):
         if one in {"unit", "unit^2", "unit^3"} and another not in {"unit", "unit^2", "unit^3"}:
             size = size_of(another)
@@ -373,5 +376,5 @@ def same_unit(unit: str, other: str) -> bool:
 
 
 def is_sign_of(letter: str, unit: str) -> bool:
-    """Whether a letter behind a number, as in 5m, may stand for ``unit`` (canonical)."""
+    """Whether a letter after a number, as in 5m, may mean ``unit`` (canonical)."""
     return letter in "mgslhLNJWV" and _singular(letter.lower()) == unit

@@ -1,4 +1,4 @@
-r"""Whether a ground truth is one that answers can be compared with: one notion, as the comparison itself reads it."""
+r"""Check whether a ground truth is readable, by the same code that compares answers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PROSE = re.compile(r"[A-Za-z][A-Za-z0-9 ,.'-]*")
 
 
 def is_readable(text: str) -> bool:
-    """Whether a normalised text is a number, word, list, relation or expression, or made of such."""
+    """Whether a normalised text consists of numbers, words, lists, relations and expressions."""
     return bool(text) and _Reading(None, Effort(_EFFORT)).same(text, text)
 
 
 class _Reading(Comparison):
-    """Compares a text with itself, but takes no two texts for equal because they are spelt alike."""
+    """Comparison of a text with itself, without the shortcut that identical texts are equal."""
 
     def spelt_alike(self, answer: str, truth: str) -> bool:
         return False

@@ -1,4 +1,4 @@
-r"""Inequalities as sets of numbers, so that ``x > 3`` meets ``(3,\infty)``."""
+r"""Conversion of inequalities to sets of numbers, so that ``x > 3`` equals ``(3,\infty)``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo.grader.split import split_at, top_level
 RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])\s*")
 _OPERATORS = {"<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "=": "="}
 _CHAIN = re.compile(r"(?<!\\)[<>]|\\(?:le|ge|ne)(?![A-Za-z])|(?<![<>:])=")
-_NAMED = r"[fghpqFGHPQ]\([a-z]\)|\|[zw]\|"  # what is no variable but has values: f(x), and |z| of a complex z
+_NAMED = r"[fghpqFGHPQ]\([a-z]\)|\|[zw]\|"  # names of values besides variables: f(x), and |z| of a complex z
 _VARIABLE = re.compile(
     rf"\(?(?P<variable>(?:[A-Za-z]|\\(?:theta|alpha|beta|lambda|phi))(?:_\w|_\{{\w+\}})?)\)?|(?P<named>{_NAMED})"
 )
@@ -40,30 +40,33 @@ _Order = Callable[[str], "float | None"]
 
 
 def as_intervals(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
-    r"""The variable (empty if none is named) and the intervals that ``text`` (normalised) describes; None if it is not a set of
-    numbers. ``order`` gives a number's place on the line."""
+    r"""The variable (may be empty) and the intervals that a normalised text describes; None if it is not a set of numbers.
+
+    Args:
+        order: the value of a number, for sorting.
+    """
     text = text.strip()
     builder = _BUILDER.fullmatch(text)
     if builder:
         found = as_intervals(builder[3], order)
-        return ("", found[1]) if found and found[0] == builder[1] else None  # Its letter is its own.
+        return ("", found[1]) if found and found[0] == builder[1] else None  # the letter is local to the set
     if not RELATION.search(text):
         whole = _set(text, order)
         return None if whole is None else ("", whole)
     found = _alternatives(text, order)
-    if found and _NAMED_MODULUS.fullmatch(found[0]):  # No modulus is below 0.
+    if found and _NAMED_MODULUS.fullmatch(found[0]):  # a modulus is not negative
         return found[0], [("[", "0", *interval[2:]) if "infty" in interval[1] else interval for interval in found[1]]
     return found
 
 
 def member_of(text: str) -> str:
-    r"""The set of ``x \in S``, or the text itself."""
+    r"""Return the set S of ``x \in S``, or the text itself."""
     member = _MEMBER.fullmatch(text)
     return member[2] if member else text
 
 
 def listed_intervals(text: str) -> str:
-    """A list of intervals as their union, or the text itself where it may be a list of points."""
+    """Convert a list of intervals to their union; a text that may be a list of points stays."""
     pieces = top_level(text, ",;")
     is_interval = [len(piece) > 4 and piece[0] in "([" and piece[-1] in ")]" for piece in pieces]
     if all(is_interval) and any("infty" in piece or piece[0] == "[" or piece[-1] == "]" for piece in pieces):
@@ -72,7 +75,7 @@ def listed_intervals(text: str) -> str:
 
 
 def in_usual_signs(text: str) -> str:
-    r"""``]2,5[``, as France writes open intervals, as ``(2,5)``; ``x in (2,5)`` with the sign for "in"."""
+    r"""Convert ``]2,5[`` (French notation of open intervals) to ``(2,5)``, and "in" of ``x in (2,5)`` to ``\in``."""
     if " in" in text:
         text = _WORD_IN.sub(r"\1\\in ", text)
     if not (text.endswith("[") or "]" in text[:6]):
@@ -87,7 +90,7 @@ def in_usual_signs(text: str) -> str:
 
 
 def _alternatives(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
-    """Conditions joined by ``\\lor``, or by commas: x<1, x>3 names two rays."""
+    """Read conditions joined by ``\\lor`` or by commas: x<1, x>3 describes two rays."""
     names: set[str] = set()
     union: list[Interval] = []
     for alternative in split_at(text, "\\lor"):
@@ -123,7 +126,7 @@ def _alternative(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
 
 
 def _overlap(intervals: list[Interval], order: _Order) -> bool:
-    """Whether two of the intervals share more than an end, as far as their ends have places on the line."""
+    """Whether two of the intervals share more than an end point; ends without a value are ignored."""
     places = sorted((_place(low, order), _place(high, order)) for _, low, high, _ in intervals)
     return any(first[1] > second[0] for first, second in pairwise(places))
 
@@ -135,7 +138,7 @@ def _place(end: str, order: _Order) -> float:
 
 
 def _modulus(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
-    """``|x-1| < 2``, or ``1 < |x| < 2``, as intervals; None where what stands between the bars is not linear."""
+    """Convert ``|x-1| < 2`` or ``1 < |x| < 2`` to intervals; None if the inside of the bars is not linear."""
     sides = [side.strip() for side in _CHAIN.split(text)]
     where = [place for place, side in enumerate(sides) if _MODULUS.fullmatch(side)]
     if len(where) != 1 or not 2 <= len(sides) <= 3 or _NAMED_MODULUS.fullmatch(sides[where[0]]):
@@ -177,7 +180,7 @@ def _negative(end: str) -> str:
 
 
 def _conjunction(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
-    """Conditions joined by ``\\land`` or commas that hold together; ``x \\ne 2, 3`` leaves out both."""
+    """Intersect conditions joined by ``\\land`` or commas; ``x \\ne 2, 3`` excludes both numbers."""
     names: set[str] = set()
     excluded: list[str] = []
     interval = _ALL
@@ -205,13 +208,13 @@ def _conjunction(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
 
 
 def _name(side: str) -> str:
-    """What a side of an inequality names; empty where it is no name."""
+    """The variable or name on a side of an inequality; empty if it is not a name."""
     match = _VARIABLE.fullmatch(side)
     return (match["variable"] or match["named"]) if match else ""
 
 
 def _condition(text: str) -> tuple[str, Interval] | None:
-    """``x > a``, ``a < x \\le b`` or ``x = a`` as one interval."""
+    """Convert ``x > a``, ``a < x \\le b`` or ``x = a`` to an interval."""
     operators = [_OPERATORS[match.group().strip()] for match in _CHAIN.finditer(text)]
     sides = [side.strip() for side in _CHAIN.split(text)]
     if "" in sides or "!=" in operators:
@@ -246,7 +249,7 @@ def _interval(low: str, high: str, low_closed: bool, high_closed: bool) -> Inter
 
 
 def _intersect(first: Interval, second: Interval) -> Interval | None:
-    """Of two rays in opposite directions, or with the whole line."""
+    """Intersect two rays in opposite directions, or an interval and the whole line; None for other cases."""
     if first == _ALL:
         return second
     if second == _ALL:
@@ -258,7 +261,7 @@ def _intersect(first: Interval, second: Interval) -> Interval | None:
 
 
 def _without(interval: Interval, points: list[str], order: _Order) -> list[Interval] | None:
-    """The interval less some points inside it."""
+    """Remove points from an interval; None if an end or a point has no value."""
     places = [(order(point), point) for point in points]
     start = float("-inf") if "infty" in interval[1] else order(interval[1])
     end = float("inf") if "infty" in interval[2] else order(interval[2])
@@ -274,7 +277,7 @@ def _without(interval: Interval, points: list[str], order: _Order) -> list[Inter
 
 
 def merged(intervals: list[Interval], order: _Order) -> list[Interval]:
-    """The same set with overlapping intervals joined; unchanged where an end has no place on the line."""
+    """Join overlapping intervals; unchanged if an end has no value."""
     infinite = {r"-\infty": float("-inf"), r"\infty": float("inf")}
     placed = []
     for interval in intervals:
@@ -296,7 +299,7 @@ def merged(intervals: list[Interval], order: _Order) -> list[Interval]:
 
 
 def _set(text: str, order: _Order) -> list[Interval] | None:
-    """A union of intervals and finite sets, or the real line."""
+    """Read a union of intervals and finite sets, or the real line."""
     if text in _REALS:
         return [_ALL]
     but = _EXCEPT.fullmatch(text)

@@ -1,4 +1,4 @@
-"""Splitting normalised answers at separators outside all brackets."""
+"""Functions that split normalised answers at separators outside all brackets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def split_at(text: str, command: str) -> list[str]:
 
 
 def closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens ``text`` is closed by its last character."""
+    """Whether the last character of ``text`` closes the bracket that opens it."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -48,7 +48,7 @@ def closes_at_end(text: str) -> bool:
 def split_equations(text: str) -> list[str]:
     """Split at ``=`` outside brackets (those of ``\\sum_{k=1}`` or ``P(X=1)``), and not at ``<=``, ``:=`` or ``==``.
 
-    Normalised, "is not equal" is a command, so ``!=`` is a factorial and an equals sign.
+    In normalised texts, "not equal" is a command, so ``!=`` is a factorial and an equals sign.
     """
     if "=" not in text:
         return [text.strip()]

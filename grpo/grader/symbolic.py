@@ -1,8 +1,7 @@
-"""Equality by computer algebra (math-verify), for answers that are no plain numbers.
+"""Equality by computer algebra (math-verify), for answers that are not plain numbers.
 
-math-verify and sympy take over a second to import and hang on hostile input. So they are imported at the first
-use, guarded by a gate on what may be parsed at all. What passes the gate may still take long: call this in a process
-that can be killed.
+math-verify and sympy take over a second to import and hang on hostile input. So this module imports them at first use, and
+refuses texts that are too complex. Other texts may still take long: call this in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _UNSAFE = (
     "cong|sim|prime|infty|Rightarrow|implies|to|mapsto"
 )
 _HEAVY = re.compile(
-    # math-verify would pick what is displayed or boxed out of a text.
+    # math-verify would extract displayed or boxed parts of a text.
     rf"!|\\(?:{_UNSAFE}|boxed|fbox)(?![A-Za-z])|(?<!\\)\\[(\[)\]]"
     r"|\d{50}|\\binom\s*\{?\s*\d{5}|\d{5}\s*\\choose|\^\s*\{[^{}A-Za-z]*\^|\^\s*\w+\s*\^|\d \d|\$|\n"
 )
@@ -45,9 +44,9 @@ _RELATIVE_TOLERANCE = 1e-10
 
 
 def symbolically_equal(answer: str, truth: str) -> bool:
-    """Whether math-verify finds two normalised answers equal and a numeric check does not object.
+    """Whether math-verify finds two normalised answers equal and a numeric check agrees.
 
-    False where either side is too complex to be parsed safely or does not parse. Never raises; knows no limit of time.
+    False if a side is too complex to be parsed safely or does not parse. Never raises; has no time limit.
     """
     if too_complex(answer) or too_complex(truth):
         return False
@@ -57,12 +56,12 @@ def symbolically_equal(answer: str, truth: str) -> bool:
             return _same_zeros(left, right)
         return _compare(_math_verify(), answer, truth)
     except Exception:
-        # sympy raises anything on odd input, and an answer that it cannot read is a wrong answer.
+        # sympy may raise anything on odd input; an answer that it cannot read is wrong.
         return False
 
 
 def parses(text: str) -> bool:
-    """Whether math-verify reads a normalised text."""
+    """Whether math-verify can parse a normalised text."""
     try:
         return not too_complex(text) and _parse(_math_verify(), text) is not None
     except Exception:
@@ -70,7 +69,7 @@ def parses(text: str) -> bool:
 
 
 def too_complex(text: str) -> bool:
-    """Whether parsing ``text`` or simplifying what it says might take unbounded time or memory."""
+    """Whether parsing or simplifying ``text`` might take unbounded time or memory."""
     if len(text) > MAX_LENGTH or _HEAVY.search(text) or _PROSE.search(_TEXTS.sub(" ", text)) or not _nesting_is_sound(text):
         return True
     bracketed = []
@@ -84,7 +83,7 @@ def too_complex(text: str) -> bool:
 
 
 def _group_after(text: str, start: int) -> str:
-    """What is raised: the braces' content after position ``start``, or the single token there."""
+    """The exponent at position ``start``: a group in braces, or a single token."""
     rest = text[start:].lstrip()
     if not rest.startswith("{"):
         return re.match(r"[+-]?\w*", rest).group()  # type: ignore[union-attr]
@@ -111,9 +110,9 @@ def _nesting_is_sound(text: str) -> bool:
 
 
 def _compare(math_verify: Any, answer: str, truth: str) -> bool:
-    """Parse the truth, then the answer, strictly (the whole text or nothing), and compare."""
+    """Parse the truth and the answer, each as a whole text, and compare them."""
     if _VECTOR_PRODUCT.search(answer) or _VECTOR_PRODUCT.search(truth):
-        return False  # math-verify forgets its order.
+        return False  # math-verify ignores the order of vector products.
     true_value = _parse(math_verify, truth)
     value = None if true_value is None else _parse(math_verify, answer)
     if value is None or not math_verify.verify(true_value, value, timeout_seconds=None, allow_set_relation_comp=True):
@@ -122,9 +121,9 @@ def _compare(math_verify: Any, answer: str, truth: str) -> bool:
 
 
 def _same_zeros(left: Node, right: Node) -> bool:
-    """Whether two rational functions have the same numerators but for a factor: ``xy = 3`` is ``y = 3/x``.
+    """Whether the numerators of two rational functions are equal up to a factor: ``xy = 3`` equals ``y = 3/x``.
 
-    But ``x(y-1) = 0`` is not ``y = 1``: it holds wherever x is 0.
+    ``x(y-1) = 0`` is not ``y = 1``, as it also holds if x is 0.
     """
     import sympy
 
@@ -136,7 +135,7 @@ def _same_zeros(left: Node, right: Node) -> bool:
 
 
 def _rational(tree: Node) -> Any:
-    """The tree of a rational function for sympy."""
+    """Convert the tree of a rational function to sympy."""
     import sympy
 
     kind, parts = tree[0], tree[1:]
@@ -150,7 +149,7 @@ def _rational(tree: Node) -> Any:
 
 
 def _parse(math_verify: Any, text: str) -> Any:
-    # No fallback: a text that does not parse must not be replaced by some number inside it.
+    # No fallback, so that a text that does not parse is not replaced by a number in it.
     options = {"fallback_mode": "no_fallback", "extraction_mode": "first_match", "parsing_timeout": None}
     text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     found = math_verify.parse(f"${text}$", extraction_config=[math_verify.LatexExtractionConfig()], **options)
@@ -158,9 +157,9 @@ def _parse(math_verify: Any, text: str) -> Any:
 
 
 def _numbers_agree(value: Any, true_value: Any) -> bool:
-    """Evaluate both at two random points with 30 digits; math-verify alone rounds to 6 decimal places.
+    """Compare both values at two random points with 30 digits, as math-verify rounds to 6 decimal places.
 
-    Where there is nothing to evaluate (sets, relations, matrices), math-verify's word stands.
+    True for sets, relations and matrices, which cannot be evaluated.
     """
     import sympy
 
@@ -169,7 +168,7 @@ def _numbers_agree(value: Any, true_value: Any) -> bool:
     symbols = sorted(value.free_symbols | true_value.free_symbols, key=str)
     generator = random.Random(0)
     for _ in range(2 if symbols else 1):
-        # By name: the parser may give the same letter different assumptions on the two sides.
+        # By name, as the parser may give the same letter different assumptions on the two sides.
         point = {name: sympy.Rational(generator.randint(101, 997), 499) for name in sorted({str(s) for s in symbols})}
         left, right = (sympy.N(side.subs({s: point[str(s)] for s in side.free_symbols}), 30) for side in (value, true_value))
         if not all(side.is_number and side.is_finite for side in (left, right)):
@@ -182,6 +181,6 @@ def _numbers_agree(value: Any, true_value: Any) -> bool:
 def _math_verify() -> Any:
     import math_verify
 
-    # It warns whenever its own time limit is off; ours is on.
+    # It warns if its own time limit is off; the pool has one.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     return math_verify

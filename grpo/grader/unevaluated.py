@@ -1,8 +1,8 @@
-r"""Answers that equal the truth and still do not answer: arithmetic that is left to do, and what the question itself says.
+r"""Detection of answers that equal the truth without answering: unevaluated arithmetic, and copies from the question.
 
-Where the truth is a number, ``123*456``, ``2+2``, ``\frac{3\cdot 4}{2}`` and ``\sum_{k=1}^{10}k`` are left to do. Powers,
-roots, fractions, factorials, binomials, functions and multiples of what is no plain number (``2^3\cdot 3``, ``2\pi``) stand for
-themselves. Whatever the truth is, an expression that stands in the question is none, unless the truth is spelt the same.
+If the truth is a number, ``123*456``, ``2+2``, ``\frac{3\cdot 4}{2}`` and ``\sum_{k=1}^{10}k`` are unevaluated. Powers, roots,
+fractions, factorials, binomials, functions and their multiples (``2^3\cdot 3``, ``2\pi``) are evaluated. For any truth, an
+expression that stands in the question is a copy, unless the truth has the same spelling.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = frozenset(("num", "div", "neg"))
 
 
 def counts_as_answer(answer: str, truth: str, question: str = "") -> bool:
-    """Whether an answer that equals the truth says more than the question did."""
+    """Whether an answer that equals the truth is evaluated and not copied from the question."""
     if not _OPERATOR.search(answer.lstrip("+-")):
         return True
     if question and stands_in_question(answer, truth, question):
@@ -38,12 +38,12 @@ def counts_as_answer(answer: str, truth: str, question: str = "") -> bool:
 
 
 def is_left_to_do(reading: str) -> bool:
-    """Whether a number (normalised), or one of several, is given by arithmetic of plain numbers that is still to be done."""
+    """Whether a number (normalised), or one of several, is unevaluated arithmetic of plain numbers."""
     return any(_work_remains(part) for part in parts_of(reading)[1])
 
 
 def stands_in_question(answer: str, truth: str, question: str) -> bool:
-    """Whether an expression, no mere number, is copied from the question; how the truth is spelt may be said by both."""
+    """Whether an expression (not a plain number) is copied from the question; the spelling of the truth is allowed."""
     text, true_text = _spelling(normalise(answer)), _spelling(normalise(truth))
     name, _, value = text.rpartition("=")
     body = split_unit(text if _OPERATOR.search(name) else value)[0].lstrip("+-")
@@ -55,7 +55,7 @@ def stands_in_question(answer: str, truth: str, question: str) -> bool:
 
 
 def _work_remains(text: str) -> bool:
-    """Of a chain of equalities, one side that is done is enough."""
+    """Whether no side of a chain of equalities is evaluated."""
     sides = [unwrap_text(split_unit(side)[0]) for side in split_equations(text)]
     if any(exact_value(side) is not None for side in sides):
         return False
@@ -92,7 +92,7 @@ def _is_in_lowest_terms(text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _formulas(question: str) -> str:
-    """A question, of which text and formulas are normalised each by itself."""
+    """A question with its texts and formulas normalised separately."""
     pieces = re.split(r"(?<!\\)\$+|\\[()\[\]]|\s{2,}|\n", question)
     return " ; ".join(_spelling(normalise(piece)) for piece in pieces if piece.strip())
 

@@ -1,6 +1,6 @@
-"""Values of expression trees at one point: exact fractions as long as they are rational, then mpmath numbers.
+"""Evaluation of expression trees at one point: exact fractions for rational values, mpmath numbers for others.
 
-Every operation is paid for from an :class:`Effort` before it is done, so that no expression takes long.
+Every operation first spends some of an :class:`Effort`, which bounds the time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from grpo.grader.expression import Node
 
 _MAX_BITS = 60_000  # of a fraction's numerator or denominator; 2004! has 19,000
-_MAX_MIXED_BITS = 3_000  # of a fraction that meets an irrational number
-_MAX_LOG = 100_000.0  # of a power's or exponential's value
+_MAX_MIXED_BITS = 3_000  # of a fraction in an operation with an irrational number
+_MAX_LOG = 100_000.0  # largest logarithm of the value of a power or exponential
 
 
 class Undefined(Exception):
@@ -23,15 +23,15 @@ class Undefined(Exception):
 
 
 class TooCostly(Exception):
-    """Evaluating would take more time or memory than allowed."""
+    """The evaluation would take more time or memory than allowed."""
 
 
 class TooLarge(TooCostly):
-    """A value at this point is; at another it may not be."""
+    """A value at this point is too large; at another point it may not be."""
 
 
 class Effort:
-    """What may still be computed, in units of about a microsecond."""
+    """Remaining computation, in units of about a microsecond."""
 
     def __init__(self, units: float) -> None:
         self.units = units
@@ -44,7 +44,7 @@ class Effort:
 
 @lru_cache(maxsize=32)
 def context(digits: int) -> Any:
-    """An mpmath context of its own for each precision: the shared one may be in use elsewhere."""
+    """An mpmath context for a precision, as other code may use the global one."""
     import mpmath  # type: ignore[import-untyped]
 
     context = mpmath.MPContext()
@@ -72,7 +72,7 @@ class Evaluator:
         if kind == "const":
             return self.constant(tree[1])
         if kind == "term":
-            raise TooCostly  # It has no value that could be computed.
+            raise TooCostly  # an unknown term has no value
         if kind == "series":
             return self.series(*tree[1:])
         if kind == "unknown":
@@ -82,7 +82,7 @@ class Evaluator:
         return self.measured(binary(self, *operands) if binary else self.function(kind, operands[0]))
 
     def measured(self, value: Any) -> Any:
-        """``value``, its size noted: how many digits are needed depends on the largest and smallest values met."""
+        """Return ``value`` and record its size, which determines the digits needed."""
         if not isinstance(value, Fraction) and value:
             self.bits = max(self.bits, abs(int(self.context.mag(value))))
             if self.bits > _MAX_MIXED_BITS:
@@ -90,7 +90,7 @@ class Evaluator:
         return value
 
     def real(self, value: Any) -> Any:
-        """A fraction as an mpmath number (which may be complex for others)."""
+        """Convert a fraction to an mpmath number; other values stay."""
         if not isinstance(value, Fraction):
             return value
         bits = max(value.numerator.bit_length(), value.denominator.bit_length())
@@ -166,7 +166,7 @@ class Evaluator:
         return a**n
 
     def root(self, a: Any, degree: Any) -> Any:
-        """The real root, also of a negative number where the degree is odd; else the principal one."""
+        """The real root, also of a negative number if the degree is odd; else the principal root."""
         if not (isinstance(degree, Fraction) and degree.denominator == 1 and 1 <= degree <= 1000):
             raise TooLarge
         n = int(degree)
@@ -214,7 +214,7 @@ class Evaluator:
             if isinstance(a, self.context.mpc):
                 raise Undefined
             if abs(a - self.context.nint(a)) < max(abs(a), 1) * self.context.mpf(10) ** (8 - self.context.dps):
-                raise TooCostly  # Whether it is a whole number, these digits do not tell.
+                raise TooCostly  # too few digits to decide whether it is a whole number
             return Fraction(int(self.context.ceil(a) if name == "ceil" else self.context.floor(a)))
         if isinstance(a, Fraction) and a == 0 and name in _AT_ZERO:
             return Fraction(_AT_ZERO[name])
@@ -244,7 +244,7 @@ class Evaluator:
         return getattr(context, _MPMATH_NAMES.get(name, name))(x)
 
     def unknown(self, name: str, argument: Any) -> Any:
-        """Some function f or g of which nothing is known: any one without symmetries will do."""
+        """Evaluate an unknown function f or g, for which any function without symmetries may stand."""
         shift = Fraction(7, 5) if name == "f" else Fraction(23, 9)
         return self.divide(
             self.add(self.power(argument, Fraction(3)), shift), self.add(self.multiply(argument, argument), 1 + shift)

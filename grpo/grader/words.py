@@ -1,7 +1,7 @@
-r"""Answers in words: sentences around a value, choice letters, names, times, numbers with a base.
+r"""Reading of answers in words: sentences with a value, choice letters, names, times, numbers with a base.
 
-A sentence is read strictly. It must hold one value, behind a linking verb or a colon ("The answer is 5", "There are 12 ways",
-"x is 3"), and no word that denies, doubts, compares or lists. Anything else stays as it is.
+A sentence is read strictly. It must have one value after a linking verb or a colon ("The answer is 5", "There are 12 ways",
+"x is 3"), and no word that denies, doubts, compares or lists. Other texts stay unchanged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 
-# Words that deny, doubt, compare or alter what stands beside them.
+# Words that deny, doubt, compare or alter the words beside them.
 _HEDGING = (
     "not no never neither nor none cannot cant can't isn't isnt aren't wasn't weren't doesn't don't didn't won't between "
     "about approximately approx around roughly almost nearly circa maybe perhaps possibly probably likely unlikely could "
@@ -22,14 +22,14 @@ _HEDGING = (
     "nothing everything whatever something ignore reward grade"
 )
 HEDGES = frozenset(_HEDGING.split())
-# Words that come after a number and change it.
+# Words after a number that change it.
 _CHANGING = (
     "hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens pi e mod "
     "modulo choose factorial halves thirds quarters fourths fifths tenths hundredths thousandths percent pairs pair score "
     "base sqrt of and"
 )
 _CHANGES = frozenset(_CHANGING.split())
-# Names of numbers and fractions, and of what is done to them: sixths, quintillion, doubled, twofold.
+# Names of numbers, fractions and operations: sixths, quintillion, doubled, twofold.
 _NUMERIC = re.compile(
     r".*(?:ths?|illions?|illiards?|ed|fold)|halves|thirds?|seconds? power|lakhs?|crores?|googol|gross|point|powers?|short|"
     r"top|off|away|shy|hundreds?|thousands?|dozens?|pairs?|scores?|inverse|negate|again|repeating|recurring|fails?|loses?"
@@ -86,7 +86,7 @@ _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
 ANSWERS = frozenset(("answer", "ans", "result", "conclusion"))
 _BESIDE = "the my our final correct right overall and so to this question problem that is option choice therefore thus hence"
 BESIDE_ANSWERS = frozenset(_BESIDE.split())
-# What a sentence may be about. No word that could turn a value into another one belongs here.
+# Subjects of a sentence. A word that could change a value does not belong here.
 _SUBJECT_WORDS = (
     "the a an of for in on to this that our all real positive integer natural whole required desired possible common total "
     "there and we so it its their his her given final correct solution solutions value values set area perimeter volume "
@@ -143,7 +143,7 @@ _SYNONYMS = {
 
 
 def sentence_value(text: str) -> str | None:
-    """The one value that a sentence states, or None if ``text`` is no such sentence."""
+    """The value that a sentence states; None if ``text`` is not such a sentence."""
     if len(text) > 400 or "?" in text or not re.search(r"[A-Za-z]{2}", text):
         return None
     text = _HEADING.sub("", _BOLD.sub(r"\1", " ".join(text.split()))).strip()
@@ -166,7 +166,7 @@ def sentence_value(text: str) -> str | None:
             lead += " there"
         is_label = not link.group().startswith(":") or not _LABELS.isdisjoint(words_of(lead))
         if link.group().strip() == "=" and _SYMBOL.fullmatch(lead):
-            return None  # An equation, whose name counts.
+            return None  # an equation, in which the name counts
         if lead and rest and is_label and _is_lead(lead):
             return None if _is_hedged(rest) else without_tail(rest.strip())
     shortened = without_tail(plain)
@@ -174,7 +174,7 @@ def sentence_value(text: str) -> str | None:
 
 
 def opened(text: str) -> str:
-    r"""``text`` with ``\text{...}`` opened, every character in its place."""
+    r"""Replace ``\text{...}`` by its content and spaces, so that all characters keep their positions."""
     return _TEXT.sub(lambda match: match[1].rjust(len(match.group()) - 1) + " ", text)
 
 
@@ -185,7 +185,7 @@ def words_of(text: str) -> list[str]:
 
 
 def _is_hedged(rest: str) -> bool:
-    """Whether a number stands among words of doubt or comparison; a list's "or" is left to those who read lists."""
+    """Whether a text with a number has words of doubt or comparison; "or" and "no" do not count, as lists have them."""
     return any(character.isdigit() for character in rest) and not HEDGES.isdisjoint({*words_of(rest)} - {"or", "no"})
 
 
@@ -194,7 +194,7 @@ def _is_outside_math(text: str, position: int) -> bool:
 
 
 def _is_lead(lead: str) -> bool:
-    """Whether all words before the verb name what is stated: "The answer", "The area of the triangle", "x", "Natalia"."""
+    """Whether all words before the verb name a value: "The answer", "The area of the triangle", "x", "Natalia"."""
     if not HEDGES.isdisjoint(words_of(lead)):
         return False
     words = [word.strip(",.:;*") for word in re.findall(r"\$[^$]*\$[,.]?|\S+", lead)]
@@ -207,8 +207,10 @@ def _is_lead(lead: str) -> bool:
 
 
 def without_tail(rest: str) -> str:
-    """``12 ways to do it.`` as ``12 ways``: of the words behind a number only a first one can be its unit. Of a chain of
-    equalities, the last side."""
+    """Shorten ``12 ways to do it.`` to ``12 ways``, as only the first word after a number can be its unit.
+
+    In a chain of equalities, the last side is shortened.
+    """
     if "=" in rest:
         work, _, last = rest.rpartition("=")
         shortened = without_tail(last.strip())
@@ -234,19 +236,19 @@ def without_tail(rest: str) -> str:
 
 
 def hedges(word: str) -> bool:
-    """Whether a word (lower case) denies or doubts, or is a number itself: no name for a value."""
+    """Whether a word (lower case) denies, doubts or is a number, and so cannot name a value."""
     return word in HEDGES or word in _NUMBER_WORDS
 
 
 def alters(word: str) -> bool:
-    """Whether a word behind a number may change it, or deny it, or is a number itself."""
+    """Whether a word after a number may change or deny it, or is a number itself."""
     if hedges(word):
         return True
     return word not in _NOT_NUMERIC and _NUMERIC.fullmatch(word) is not None
 
 
 def digits_without_base(text: str, other: str) -> bool:
-    """Whether two normalised texts are the same digits, of which one alone states a base (2 to 36) that has such digits."""
+    """Whether two normalised texts are the same digits, and only one states a base (2 to 36), which has these digits."""
     for bare, stated in ((text, other), (other, text)):
         found = based(stated.replace(" ", ""))
         if found and based(bare) is None and re.fullmatch(r"[0-9A-Z]+(?:\.[0-9A-Z]+)?", bare) and bare == found[0]:
@@ -255,7 +257,7 @@ def digits_without_base(text: str, other: str) -> bool:
 
 
 def number_word(text: str) -> str | None:
-    """``twelve``, ``minus one hundred twenty-five``, ``two and a half``, ``three quarters`` as digits; None for other words."""
+    """Convert ``twelve``, ``minus one hundred twenty-five``, ``two and a half`` or ``three quarters`` to digits, else None."""
     if text[:3].lower() not in _NUMBER_BEGINNINGS:
         return None
     words = [word for word in re.split(r"[\s-]+", text.strip().lower()) if word]
@@ -265,7 +267,7 @@ def number_word(text: str) -> str | None:
 
 
 def spelt_out(text: str) -> str | None:
-    """``Twelve apples`` or ``two and a half hours`` with the number in digits; None where no number is spelt out first."""
+    """Convert the number of ``Twelve apples`` or ``two and a half hours`` to digits; None if the text begins otherwise."""
     if text[:3].lower() not in _NUMBER_BEGINNINGS:
         return None
     words = text.strip().split()
@@ -303,7 +305,7 @@ def _read_number(words: list[str]) -> Fraction | None:
 
 
 def _read_fraction(words: list[str]) -> Fraction | None:
-    """``two thirds``, ``a half``; not "ten thousandths", which is read in two ways."""
+    """Read ``two thirds`` or ``a half``; not "ten thousandths", which is ambiguous."""
     if len(words) < 2 or words[-1] not in _PARTS_OF_ONE:
         return None
     upper = 1 if words[:-1] in (["a"], ["an"]) else _read_whole(words[:-1])
@@ -314,10 +316,10 @@ def _read_fraction(words: list[str]) -> Fraction | None:
 
 
 def _read_whole(words: list[str]) -> int | None:
-    """``one hundred and twenty five thousand``; None where the words are no whole number."""
+    """Read ``one hundred and twenty five thousand``; None if the words are not a whole number."""
     if not words or words[0] == "and" or words[-1] == "and":
         return None
-    total, group, last = 0, None, 10**15  # ``last``: the scale before, as they must fall
+    total, group, last = 0, None, 10**15  # ``last``: the previous scale, as scales must decrease
     parts = ["one" if word == "a" and place == 0 and len(words) > 1 else word for place, word in enumerate(words)]
     for place, word in enumerate(parts):
         if word == "and":
@@ -346,19 +348,19 @@ def _read_whole(words: list[str]) -> int | None:
 
 
 def choice(text: str) -> tuple[str, str] | None:
-    r"""``(C) 12`` as ("C", "12"): a choice's letter and what it stands for."""
+    r"""Split ``(C) 12`` into a choice's letter and its meaning: ("C", "12")."""
     match = _CHOICE.fullmatch(_TEXT.sub(r"\1 ", text.strip().strip("*$")).strip())
     if not match:
         return None
     letter, meaning = match[1] or match[3], (match[2] or "").strip()
-    # "(A) or (B)" and "A. No, B" choose nothing.
+    # "(A) or (B)" and "A. No, B" are not a choice.
     several = re.match(r"[,;/&)(]", meaning) or re.search(r"(?<![A-Za-z\\])[A-J](?![A-Za-z0-9^_+*-])", meaning)
     doubtful = meaning[:3] in {"is ", "and"} or any(word in HEDGES for word in words_of(meaning))
     return None if several or doubtful else (letter, meaning)
 
 
 def time_of_day(text: str) -> tuple[int, int, str] | None:
-    """``4:30 p.m.`` (without spaces) as (4, 30, "p"), ``noon`` as (0, 0, "p"); the last is empty if not stated."""
+    """Read ``4:30 p.m.`` (without spaces) as (4, 30, "p"), ``noon`` as (0, 0, "p"); the last part may be empty."""
     if text.lower() in _TIMES:
         return _TIMES[text.lower()]
     match = _TIME.fullmatch(text)
@@ -373,7 +375,7 @@ def time_of_day(text: str) -> tuple[int, int, str] | None:
 
 
 def same_time(text: str, other: str) -> bool | None:
-    """Whether two texts (without spaces) are the same time of day, where one that states no half of the day may be either."""
+    """Whether two texts (without spaces) are the same time; one without a.m. or p.m. may be either. None for other texts."""
     time, other_time = time_of_day(text), time_of_day(other)
     if time is None or other_time is None:
         return None
@@ -384,13 +386,13 @@ def same_time(text: str, other: str) -> bool | None:
 
 
 def day_of_year(text: str) -> tuple[str, int] | None:
-    """``6 June``, ``June 6th`` and ``6th of June`` as ("jun", 6)."""
+    """Read ``6 June``, ``June 6th`` or ``6th of June`` as ("jun", 6)."""
     match = _DATE.fullmatch(text)
     return ((match[2] or match[3])[:3].lower(), int(match[1] or match[4])) if match else None
 
 
 def restated(text: str) -> Iterator[str]:
-    """Other readings of an answer in words: the number in digits, without a parenthesis or an adverb behind, "Yes" alone."""
+    """Yield other readings of an answer in words: the number in digits, without parenthesis or adverb, "Yes" alone."""
     text = " ".join(text.replace("**", "").split()).rstrip(" .")
     number = spelt_out(text)
     if number:
@@ -419,7 +421,7 @@ def restated(text: str) -> Iterator[str]:
 
 
 def based(text: str) -> tuple[str, int] | None:
-    r"""Digits and base of ``1204_{9}``, ``1204_{\text{nine}}`` or ``1204 base 9``; None where no base is stated."""
+    r"""Digits and base of ``1204_{9}``, ``1204_{\text{nine}}`` or ``1204 base 9``; None without a base."""
     text = re.sub(r"^0x([0-9A-Fa-f]+)$", r"\1_{16}", text)
     match = _BASED.fullmatch(text)
     if not match:
@@ -434,7 +436,7 @@ def based(text: str) -> tuple[str, int] | None:
 
 
 def canonical_word(text: str) -> str:
-    """A word or name without article, case and hyphens, or the first of its synonyms."""
+    """Canonical form of a word or name: without article, case and hyphens, or the first of its synonyms."""
     word = " ".join(_ARTICLE.sub("", text.casefold(), count=1).replace("-", " ").replace("\\", "\\").split())
     word = re.sub(r"\b(\d+)(?:st|nd|rd|th)\b", r"\1", word)
     word = re.sub(r"^((?:right|acute|obtuse)? ?(?:isosceles|equilateral|scalene)) triangle$", r"\1", word)

@@ -1,15 +1,15 @@
-"""The grading processes: a zygote that has imported the computer algebra once, and the workers that it forks.
+"""The grading processes: a zygote, which imports the computer algebra once, and the workers that it forks.
 
-:mod:`grpo.grader.pool` runs this module as ``python -m grpo.grader.worker CONTROL MODULE:FUNCTION MEMORY SECONDS``: the
-number of a socket, what grades an answer, how much memory (MiB) a worker may take beyond what it starts with, and how much
-CPU time for one answer. The zygote never grades what a model wrote and has a single thread, so that forking it is safe and
-takes milliseconds; importing sympy takes over a second. A worker may hang, fill its memory or crash: the kernel ends one
-whose CPU time is up, the pool one that answers nothing for longer, and the pool asks for another.
+:mod:`grpo.grader.pool` runs this module as ``python -m grpo.grader.worker CONTROL MODULE:FUNCTION MEMORY SECONDS``: the number
+of a socket, the grading function, the memory (MiB) that a worker may use beyond its initial size, and the CPU time per answer.
+The zygote has a single thread and never grades a model's answer, so forking it is safe. Forking takes milliseconds; importing
+sympy takes over a second. A worker may hang, fill its memory or crash: the kernel ends a worker whose CPU time is up, the pool
+ends one that does not answer, and then forks another.
 
-Control socket, each request answered by one line: ``fork`` with the worker's socket attached is answered by its process
-id, or ``error: ...``; ``kill PID`` kills and reaps one of the zygote's workers. A worker reads lines
-``[[answer, truth], ...]`` (JSON in ASCII, so any string is one line) and writes for each pair, as soon as it is decided,
-a line ``[equal, spent]``: ``spent`` if the worker ends after this answer. A function that scores gives a float for ``equal``.
+Protocol of the control socket, with one line per reply: ``fork``, with the worker's socket attached, is answered by the
+worker's process id or ``error: ...``; ``kill PID`` kills and reaps a worker. A worker reads lines ``[[answer, truth], ...]``
+(ASCII JSON, so any string is one line) and writes for each pair a line ``[equal, spent]`` as soon as it is decided; ``spent``
+says that the worker ends after this answer. For a function that scores, ``equal`` is a float.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _DEFAULT_FUNCTION = "grpo.grader.grader:full_verdict"
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 _MIB = 1 << 20
-# The parser's tables and sympy's lazily imported parts are made at their first use. Made here, the workers inherit them
-# and no answer's time limit pays for them.
+# First use builds the parser's tables and imports parts of sympy. Workers inherit the result, so that no answer's time limit
+# includes it.
 _WARM_UP = [
     (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
     ("2x^2+4x", "2x(x+2)"),
@@ -53,9 +53,9 @@ _WARM_UP = [
 
 
 def main(control: socket.socket, function: str, memory_limit_mb: int, limit_s: float) -> None:
-    """Serve the control socket until its other end is closed, which the death of the parent process does too."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # it ends a worker whose time is up
+    """Serve the control socket until its other end is closed, also by the death of the parent process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends a worker whose time is up
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -64,9 +64,9 @@ def main(control: socket.socket, function: str, memory_limit_mb: int, limit_s: f
     if function == _DEFAULT_FUNCTION:
         _warm_up(grade)
     gc.collect()
-    gc.freeze()  # a worker's collections then leave the memory that it shares with the zygote alone
+    gc.freeze()  # so that garbage collection in workers does not copy the memory shared with the zygote
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 2)  # until here, stderr went to a file that the parent shows if the start fails
+    os.dup2(null, 2)  # before, stderr is a file that the parent shows if the start fails
     control.sendall(b"ready\n")
 
     workers: set[int] = set()
@@ -79,12 +79,12 @@ def main(control: socket.socket, function: str, memory_limit_mb: int, limit_s: f
         else:
             reply = _kill(int(message.split()[1]), workers)
         control.sendall(reply.encode() + b"\n")
-    for pid in list(workers):  # for systems that do not tell the workers of the zygote's death
+    for pid in list(workers):  # for systems without a parent-death signal
         _kill(pid, workers)
 
 
 def _warm_up(grade: GradeFn) -> None:
-    """Import the computer algebra and use it, also where the grader would manage without."""
+    """Import the computer algebra and use it for all examples, also those that the grader decides without."""
     from grpo.grader.symbolic import symbolically_equal
 
     for answer, truth in _WARM_UP:
@@ -93,7 +93,7 @@ def _warm_up(grade: GradeFn) -> None:
 
 
 def _limited(grade: GradeFn, limit_s: float) -> GradeFn:
-    """``grade`` in a process that the kernel ends once an answer has taken so much CPU time, whatever it does."""
+    """Wrap ``grade`` so that the kernel ends the process when an answer exceeds its CPU time."""
 
     def limited(answer: str, truth: str) -> bool | float:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
@@ -106,7 +106,7 @@ def _limited(grade: GradeFn, limit_s: float) -> GradeFn:
 
 
 def _fork(control: socket.socket, connection: socket.socket, grade: GradeFn, memory_limit_mb: int, workers: set[int]) -> str:
-    """Fork a worker that serves ``connection``; its process id, or what went wrong."""
+    """Fork a worker that serves ``connection``; return its process id or an error."""
     zygote = os.getpid()
     with connection:
         try:
@@ -121,7 +121,7 @@ def _fork(control: socket.socket, connection: socket.socket, grade: GradeFn, mem
 
 
 def _kill(pid: int, workers: set[int]) -> str:
-    """End a worker. Nothing else reaps one, so the id cannot have passed to some other process meanwhile."""
+    """Kill a worker. Nothing else reaps workers, so the id cannot belong to another process."""
     if pid in workers:
         workers.discard(pid)
         os.kill(pid, signal.SIGKILL)
@@ -130,10 +130,10 @@ def _kill(pid: int, workers: set[int]) -> str:
 
 
 def _work(connection: socket.socket, grade: GradeFn, memory_limit_mb: int, zygote: int) -> NoReturn:
-    """What a forked worker does until the pool closes ``connection``; never returns into the zygote's code."""
+    """Run a forked worker until the pool closes ``connection``; never returns to the zygote's code."""
     with contextlib.suppress(BaseException):
         if _LIBC is not None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it dies with the zygote, even while it computes
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it dies with the zygote
         if os.getppid() == zygote:
             _limit_resources(memory_limit_mb)
             _serve(connection, grade, _address_space() + memory_limit_mb * _MIB // 2)
@@ -141,7 +141,7 @@ def _work(connection: socket.socket, grade: GradeFn, memory_limit_mb: int, zygot
 
 
 def _serve(connection: socket.socket, grade: GradeFn, most_memory: int) -> None:
-    """Answer requests; end after an answer that left more than ``most_memory`` bytes in use, or ran out of memory."""
+    """Answer requests; end after an answer that leaves more than ``most_memory`` bytes in use or runs out of memory."""
     with connection.makefile("rb") as requests:
         for request in requests:
             for answer, truth in json.loads(request):
@@ -153,7 +153,7 @@ def _serve(connection: socket.socket, grade: GradeFn, most_memory: int) -> None:
 
 
 def _grade(grade: GradeFn, answer: str, truth: str) -> tuple[bool | float, bool]:
-    """The verdict, and whether memory ran out; an answer over which the grader fails is a wrong answer."""
+    """The verdict, and whether memory ran out; an answer that makes the grader fail is wrong."""
     try:
         verdict = grade(answer, truth)
         return verdict if isinstance(verdict, float) else bool(verdict), False
@@ -175,7 +175,7 @@ def _limit_resources(memory_limit_mb: int) -> None:
 
 
 def _address_space() -> int:
-    """Bytes of address space in use; 0 where there is no /proc."""
+    """Bytes of address space in use; 0 without /proc."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -1,8 +1,8 @@
-r"""Work that stands in an answer: sides of a chain of equalities, sentences that conclude after steps, captions.
+r"""Reading of work in an answer: chains of equalities, conclusions after steps, captions.
 
-None of it may make an answer right that concludes something else. So a chain counts only if all of its sides agree, as far as
-they can be computed; a conclusion only if the steps before it deny, doubt and contradict nothing; a caption only if its words
-cannot change what stands behind it.
+Shown work must not make an answer right that concludes something else. So a chain counts only if all its sides that can be
+computed agree. A conclusion counts only if the steps before it do not deny, doubt or contradict it. A caption counts only if
+its words cannot change the value after it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _ARITHMETIC_WORDS = frozenset(("times", "plus", "minus", "divided", "by", "of", 
 
 
 def arithmetic(side: str) -> str:
-    r"""A side (normalised) of a chain as plain arithmetic: ``7x 4`` as a product, ``2 hours*30 mph`` without units.
+    r"""Convert a side (normalised) of a chain to plain arithmetic: ``7x 4`` to a product, ``2 hours*30 mph`` to numbers.
 
-    Unchanged where there is nothing to compute, or where the units of a sum are not all the same.
+    Unchanged if there is nothing to compute, or if the terms of a sum have different units.
     """
     plain = _OF.sub("*", _TIMES.sub(r"*", side))
     if not _OPERATOR.search(plain[1:]):
@@ -64,7 +64,7 @@ def arithmetic(side: str) -> str:
 
 
 def is_formula(side: str, name: str, effort: Effort) -> bool:
-    """Whether a side (normalised) of ``name = side = value`` has no value of its own: ``bh`` or ``length*width``."""
+    """Whether a side (normalised) of ``name = side = value`` has no numeric value: ``bh`` or ``length*width``."""
     if any(hedges(word) for word in words_of(opened(side)) if word not in _ARITHMETIC_WORDS):
         return False
     tree = parse(side)
@@ -88,13 +88,13 @@ _MARK = re.compile(
 )
 _NAMED = re.compile(r"\$?(?:\\?[A-Za-z]|[A-Z]{2}|\\angle ?[A-Z]{1,3})(?:_\w|_\{\w+\}|\([A-Za-z]\))? ?= ?.+")
 _CHAIN = re.compile(r"((?:[A-Za-z][A-Za-z'’,-]* )*)([\d($\\][^=]*=.*)")
-# Shortly before a chain, these make another value of it: the square of 2 + 3 = 5.
+# Words shortly before a chain that change its value: the square of 2 + 3 = 5.
 _MAKES_ANOTHER = frozenset(
     ("square", "cube", "before", "after", "next", "previous", "predecessor", "successor", "complement", "floor", "ceiling")
 )
 _SENTENCE_END = re.compile(r"[.;!?]\s")
 _STEP = re.compile(r"[,;:$]|\.(?=\s|$)|(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z{(])")
-# Words of HEDGES that steps of work hold without taking anything back.
+# Words of HEDGES that are allowed in steps of work.
 _WORKING = (
     "half twice double triple thrice squared cubed times plus minus negative cube root factorial reciprocal inverse opposite "
     "divisible divided multiplied added subtracted further over under above below from up through least most more less greater "
@@ -106,10 +106,10 @@ _DENIALS = HEDGES - frozenset(_WORKING.split())
 
 
 def conclusion(text: str, effort: Effort) -> str | None:
-    """What a text states at its end after steps of work (``2n = 82, hence n = 41``), or None.
+    """The statement at the end of a text after steps of work (``2n = 82, hence n = 41``), or None.
 
-    None too where the steps hold a word that denies or doubts, state an answer of their own, have sides of an equality that
-    differ, or give the same name another value.
+    None if the steps have a word that denies or doubts, state another answer, have different sides of an equality, or give the
+    same name another value.
     """
     if len(text) > _MAX_LENGTH or "?" in text or not re.search(r"[A-Za-z]{2}", text):
         return None
@@ -122,7 +122,7 @@ def conclusion(text: str, effort: Effort) -> str | None:
     denials = _DENIALS | ANSWERS
     begins = marks[-1].group() + clause if marks else clause
     if begins.strip()[0].isupper() and not ANSWERS.isdisjoint(words_of(clause)):
-        denials = denials - _CONDITIONS  # What an earlier sentence weighs, "So the answer is 5" decides.
+        denials = denials - _CONDITIONS  # "So the answer is 5" decides conditions of earlier sentences.
     if not denials.isdisjoint(words_of(opened(work))):
         return None
     stated = _stated(clause, bool(work))
@@ -146,7 +146,7 @@ def _stated(clause: str, concludes: bool) -> str | None:
 
 
 def _contradicts(work: str, stated: str, effort: Effort) -> bool:
-    """Whether sides of an equality among the steps differ, or differ from what is stated of the same name."""
+    """Whether sides of an equality among the steps differ from each other, or from the stated value of the same name."""
     name, *values = split_equations(normalise(stated))
     if not values:
         name, values = "", [name]
@@ -178,7 +178,7 @@ _OF_MATRICES = frozenset(("inverse", "projection", "rotation", "reflection", "id
 
 
 def captioned(text: str) -> str | None:
-    """What stands behind "Answer", or is displayed behind a caption such as "The inverse matrix"; None without a caption."""
+    """The text after "Answer", or displayed after a caption such as "The inverse matrix"; None without a caption."""
     if len(text) > _MAX_LENGTH or not text[:12].lstrip("#*_ \n")[:1].isalpha():
         return None
     match = _CAPTION.fullmatch(re.sub(r"^#+ ", "", " ".join(text.replace("**", " ").split())))

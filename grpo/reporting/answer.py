@@ -1,4 +1,4 @@
-"""What a study found, in a few computed sentences; its best configuration, and what it cost."""
+"""The report's summary: sentences on what the study found, its best configuration, and its cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from grpo.reporting.sentences import said
 from grpo.reporting.timing import read_timing_file, time_row
 from grpo.results.findings import AGREES, CANNOT_TELL, DECIDED, DISAGREES, NO_DIFFERENCE, NOT_TESTED, ExperimentResult, Verdict
 from grpo.results.runs import Run, read_baseline
-from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
@@ -22,18 +21,18 @@ Found = dict[str, tuple[list[Run], ExperimentResult]]  # experiment -> its runs 
 
 
 def all_numbers(study: Study, found: Found) -> dict[str, Numbers]:
-    """Of each experiment what :func:`numbers_of` says."""
+    """Compute :func:`numbers_of` for each experiment."""
     return {name: numbers_of(study, *of) for name, of in found.items()}
 
 
 def best(study: Study, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
-    """The winner with the highest answer reward among the GRPO experiments on the main task, and what sets it apart.
+    """Find the winner with the highest answer reward among the GRPO experiments on the main task.
 
     Winners that start from the base model come before those that start from a fine-tuned one, as the gain is to be GRPO's.
 
     Returns:
-        ``experiment``, ``title``, ``numbers`` (of the experiment), ``arm`` (the winner's numbers), ``of`` (among how many
-        winners) and ``changes``: key, value and source of what no default and no study set.
+        ``experiment``, ``title``, ``numbers`` (the experiment's), ``arm`` (the winner's numbers), ``of`` (number of winners
+        compared) and ``changes``: key, value and source of values that neither defaults nor the study set.
     """
     main = [name for name in numbers if study.experiments[name].task == MAIN] or list(numbers)
     names = [name for name in main if study.experiments[name].method == "grpo"] or main
@@ -57,10 +56,10 @@ def _differs(arm: Numbers) -> dict[str, dict[str, Any]]:
 
 
 def sentences(study: Study, found: Found, numbers: Mapping[str, Numbers], verdicts: list[Verdict]) -> list[str]:
-    """How far training went, what it did not do, which choice mattered, what stays open, others' claims, collapses.
+    """The summary's sentences: gain, other methods, the largest effect, undecided comparisons, claims and collapses.
 
     Args:
-        verdicts: those about experiments that the study makes.
+        verdicts: on the claims about experiments of this study.
     """
     top = best(study, numbers)
     prompt = top["arm"]["held"][0].config["config"].get("prompt", {}).get("value")
@@ -91,22 +90,22 @@ def sentences(study: Study, found: Found, numbers: Mapping[str, Numbers], verdic
 
 
 def _by_arm(collapsed: Sequence[str], trained: Collection[str]) -> list[str]:
-    """How many of each arm's runs collapsed, such as ``grpo_learning_rate/3e-3 (3 of 3)``."""
+    """Number of collapsed runs by arm, such as ``grpo_learning_rate/3e-3 (3 of 3)``."""
     fallen, all_of = (Counter(run.rpartition("/")[0] for run in runs) for runs in (collapsed, trained))
     return [f"{arm} ({number} of {all_of[arm]})" for arm, number in fallen.items()]
 
 
 def _lowered(numbers: Numbers) -> list[Numbers]:
-    """The arms that ended below their start without a collapse; not those that equal an earlier experiment's."""
-    return [arm for arm in numbers["arms"] if arm["gain"].high < 0 and not arm["collapses"] and not _taken_over(arm)]
-
-
-def _taken_over(arm: Numbers) -> bool:
-    return all(run.config["same_as"] for run in arm["held"])
+    """The arms that ended below their start without a collapse, without those taken over from an earlier experiment."""
+    return [
+        arm
+        for arm in numbers["arms"]
+        if arm["gain"].high < 0 and not arm["collapses"] and not all(run.config["same_as"] for run in arm["held"])
+    ]
 
 
 def _levers(several: dict[str, Numbers]) -> list[dict[str, Any]]:
-    """Of each experiment the largest difference between two arms whose runs all held, where it can be told from zero."""
+    """The largest significant difference between two arms without collapsed runs, of each experiment that has one."""
     found = []
     for numbers in several.values():
         apart = [arm for arm in numbers["arms"] if arm["apart"] and not arm["collapses"] and not numbers["leader"]["collapses"]]
@@ -119,17 +118,17 @@ def _levers(several: dict[str, Numbers]) -> list[dict[str, Any]]:
 
 
 def certainty(numbers: Mapping[str, Numbers], verdicts: list[Verdict]) -> dict[str, int]:
-    """How many comparisons and published claims the runs decide.
+    """Count the comparisons and published claims that the runs decide.
 
     Returns:
-        ``compared`` experiments with several arms, those ``told``, whose leader can be told from every other arm; and claims
-        by verdict: ``agrees``, ``disagrees``, ``no_difference``, ``cannot_tell``, ``not_tested``.
+        ``compared`` (experiments with several arms), ``decided`` (those whose leader differs significantly from every other
+        arm), and claims by verdict: ``agrees``, ``disagrees``, ``no_difference``, ``cannot_tell``, ``not_tested``.
     """
     compared = [n for n in numbers.values() if len(n["arms"]) > 1]
     counts = Counter(verdict.verdict for verdict in verdicts)
     return {
         "compared": len(compared),
-        "told": sum(not n["tied"] and not n["leader"]["collapses"] for n in compared),
+        "decided": sum(not n["tied"] and not n["leader"]["collapses"] for n in compared),
         "agrees": counts[AGREES],
         "disagrees": counts[DISAGREES],
         "no_difference": counts[NO_DIFFERENCE],
@@ -139,11 +138,11 @@ def certainty(numbers: Mapping[str, Numbers], verdicts: list[Verdict]) -> dict[s
 
 
 def cost(study: Study, found: Found) -> dict[str, Any]:
-    """Seconds of all runs that were trained (one that equals another costs nothing), and their machines.
+    """Sum up what the trained runs took; a run taken over from an identical one costs nothing.
 
     Returns:
-        ``run_seconds`` (their sum) and ``wall_seconds`` (in which at least one of them went on), ``gpu_hours`` (None where no
-        run reserves a GPU), ``runs``, ``trained``, ``steps``, ``hardware`` and ``software``.
+        ``wall_seconds`` (time during which at least one run went on), ``gpu_hours`` (None if no run reserves a GPU), ``runs``,
+        ``trained``, ``steps``, ``hardware`` and ``software``.
     """
     runs = [run for own, _ in found.values() for run in own]
     trained = [run for run in runs if not run.config["same_as"]]
@@ -153,7 +152,6 @@ def cost(study: Study, found: Found) -> dict[str, Any]:
     return {
         "runs": len(runs),
         "trained": len(trained),
-        "run_seconds": round(sum(row["seconds"] for row in rows), 1),
         "wall_seconds": round(wall_seconds([(timing["started"], timing["finished"]) for timing in timings]), 1),
         "gpu_hours": round(gpu_hours, 3) if gpu_hours else None,
         "steps": int(sum(run.metrics["steps"] for run in trained)),
@@ -163,10 +161,10 @@ def cost(study: Study, found: Found) -> dict[str, Any]:
 
 
 def wall_seconds(spans: list[tuple[str, str]]) -> float:
-    """How long at least one of some spans went on.
+    """Seconds covered by the union of some spans.
 
     Args:
-        spans: start and end of each, as ISO 8601 writes a time.
+        spans: start and end of each, in ISO 8601.
     """
     total, until = 0.0, None
     for first, last in sorted(tuple(map(datetime.fromisoformat, span)) for span in spans):
@@ -185,15 +183,9 @@ def _machine(hardware: dict[str, Any]) -> str:
 
 
 def command(study: Study, by_dvc: bool) -> str:
-    """What was typed to make the results."""
+    """The shell command that makes the results."""
     if not by_dvc:
         return "grpo quickstart"
     elsewhere = study.file is not None and Path(study.file).parent != STUDIES_FOLDER
     named = study.file if elsewhere else study.study
     return f"grpo study use {named} && make repro"
-
-
-def files_of_runs() -> list[str]:
-    """The files of the run ``RUN``, relative to the project's folder."""
-    names = ("config.yaml", "metrics.json", "history.csv", "validation.csv", "outcomes.jsonl", "rollouts.jsonl")
-    return [(paths.RUNS / "RUN" / name).as_posix() for name in names]

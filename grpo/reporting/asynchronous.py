@@ -1,4 +1,4 @@
-"""Generator and learner in turns or apart: what staleness does to a run. Its seconds: :mod:`grpo.reporting.time_breakdown`."""
+"""Effects of policy lag in asynchronous training. For its seconds, see :mod:`grpo.reporting.time_breakdown`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERIES = {"each batch trained on once": "o", "drawn from a buffer": "s"}
 
 
 def arms_in_order(runs: list[Run]) -> tuple[list[list[Run]], list[list[Run]]]:
-    """The asynchronous arms' runs: those without a replay buffer by rising lag, and those with one by rising capacity."""
+    """Runs of the asynchronous arms: without a replay buffer, sorted by lag, and with one, sorted by capacity."""
     arms = list(by_arm(runs).values())
     plain = [of_arm for of_arm in arms if _setting(of_arm, "replay_capacity") == 1]
     buffered = [of_arm for of_arm in arms if _setting(of_arm, "replay_capacity") > 1]
@@ -32,17 +32,17 @@ def _setting(of_arm: list[Run], key: str) -> Any:
 
 
 def lag_bound(run: Run) -> int:
-    """The largest lag (versions) that the run's settings allow a token.
+    """The largest lag of a token (policy versions) that the run's settings allow.
 
-    New rollouts lag by at most ``max_policy_lag``, and those in a buffer of N batches are up to N - 1 steps older.
+    New rollouts lag by at most ``max_policy_lag``; those in a buffer of N batches are up to N - 1 steps older.
     """
-    apart = value(run, "asynchronous")
-    oldest = int(apart["max_policy_lag"] + apart["replay_capacity"] - 1)
-    return oldest if apart["replay_max_age"] is None else min(oldest, int(apart["replay_max_age"]))
+    settings = value(run, "asynchronous")
+    oldest = int(settings["max_policy_lag"] + settings["replay_capacity"] - 1)
+    return oldest if settings["replay_max_age"] is None else min(oldest, int(settings["replay_max_age"]))
 
 
 def staleness(of_arm: list[Run]) -> dict[str, float]:
-    """What an arm's updates were like, over all its runs.
+    """Average lag, clipping, gradient norm and ratios over all runs of an arm.
 
     Returns:
         ``lag_mean`` (versions, over tokens) and ``clip_fraction``, means over the updates; ``gradient_norm``, ``ratio_min``,
@@ -54,7 +54,7 @@ def staleness(of_arm: list[Run]) -> dict[str, float]:
 
 
 def draw_staleness(runs: list[Run], last_k: int) -> Figure:
-    """Final answer reward, gradient norm, ratios and share of clipped tokens of each arm, against its measured lag."""
+    """Draw final answer reward, gradient norm, ratios and share of clipped tokens of each arm over its measured lag."""
     figure, axes = panels(4)
     looks = styles(map(readable, by_arm(runs)))
     for shape, arms in zip(SERIES.values(), arms_in_order(runs), strict=True):
@@ -86,10 +86,10 @@ def draw_staleness(runs: list[Run], last_k: int) -> Figure:
 
 
 def discuss_bounds(runs: list[Run], synchronous: list[Run]) -> str:
-    """Whether lag 0 is the run in one process, whether lags kept their bound, and how often a buffer's groups were drawn.
+    """State whether lag 0 equals the run in one process, whether lags kept their bound, and how often groups were reused.
 
     Args:
-        synchronous: the runs with one update on each rollout batch, in one process; to be compared with lag 0.
+        synchronous: the runs with one update per rollout batch in one process, to compare with lag 0.
     """
     plain, buffered = arms_in_order(runs)
     lag_0 = [of_arm for of_arm in plain if _setting(of_arm, "max_policy_lag") == 0]
@@ -97,11 +97,11 @@ def discuss_bounds(runs: list[Run], synchronous: list[Run]) -> str:
 
 
 def effects(runs: list[Run], last_k: int) -> list[dict[str, Any]]:
-    """What more lag does, and what a larger buffer does: the two arms at the ends of each, where there are two.
+    """Compare the arms with the least and the most lag, and those without and with the largest buffer.
 
     Returns:
-        for each ``what`` (lag, buffer), ``arms`` (their names), ``difference`` (second minus first in final answer reward),
-        ``stale`` (of both, as :func:`staleness`) and ``collapsed`` (how many of their runs).
+        for each ``what`` (lag, buffer), ``arms`` (names), ``difference`` (second minus first in final answer reward),
+        ``stale`` (:func:`staleness` of both) and ``collapsed`` (number of collapsed runs of both).
     """
     plain, buffered = arms_in_order(runs)
     unbuffered = {_setting(of_arm, "max_policy_lag"): of_arm for of_arm in plain}
@@ -123,7 +123,7 @@ def effects(runs: list[Run], last_k: int) -> list[dict[str, Any]]:
 
 
 def _agreement(lag_0: list[Run], synchronous: list[Run]) -> str:
-    """Whether the runs that take turns across processes are those of one process, seed by seed."""
+    """State whether the runs with lag 0 equal those of one process, seed by seed."""
     one_process = {run.seed: run for run in synchronous}
     pairs = [(run, one_process[run.seed]) for run in lag_0 if run.seed in one_process]
     if not pairs:
@@ -132,16 +132,16 @@ def _agreement(lag_0: list[Run], synchronous: list[Run]) -> str:
     parted = {run.seed: step for run, other in pairs if (step := first_difference(run, other)) is not None}
     if not parted:
         return (
-            f"{names} agree exactly: with each seed ({', '.join(str(run.seed) for run, _ in pairs)}), at every evaluation, "
-            "every problem has the same reward."
+            f"{names} agree exactly: with each seed ({', '.join(str(run.seed) for run, _ in pairs)}), every problem has the "
+            "same reward at every evaluation."
         )
     losses = " and ".join(str(value(run, "loss_type")) for run in pairs[0])
     steps = ", ".join(f"with seed {seed} at step {step}" for seed, step in parted.items())
-    return f"{names} part (first evaluation at which a problem's reward differs; losses {losses}): {steps}."
+    return f"{names} differ (first evaluation at which a problem's reward differs; losses {losses}): {steps}."
 
 
 def first_difference(first: Run, second: Run) -> int | None:
-    """The step of the first evaluation in which two runs differ on any problem, or which one of them lacks."""
+    """The step of the first evaluation at which two runs differ on a problem, or which one of them lacks."""
     steps = first.validation["step"].tolist(), second.validation["step"].tolist()
     for i in range(max(map(len, steps))):
         if i >= min(map(len, steps)) or steps[0][i] != steps[1][i] or (first.outcomes[i] != second.outcomes[i]).any():
@@ -150,7 +150,7 @@ def first_difference(first: Run, second: Run) -> int | None:
 
 
 def _bounds(runs: list[Run]) -> str:
-    """The largest lag of each arm beside the one its settings allow, and where it was larger."""
+    """State the largest lag of each arm, the bound by its settings, and where it was exceeded."""
     measured = {run.name: int(run.history["lag_max"].max()) for run in runs}
     of_arms = ", ".join(
         f"{max(measured[run.name] for run in of_arm)} of {lag_bound(of_arm[0])} ({arm})" for arm, of_arm in by_arm(runs).items()
@@ -161,7 +161,7 @@ def _bounds(runs: list[Run]) -> str:
 
 
 def _reuse(of_arm: list[Run]) -> str:
-    """How often the groups of a buffer were drawn, over all the arm's runs."""
+    """State how often the groups of a replay buffer were drawn, over all runs of the arm."""
     last = pd.DataFrame([run.history.iloc[-1] for run in of_arm])
     left = last["replay/left"]
     if not left.sum():

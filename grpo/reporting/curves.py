@@ -1,4 +1,4 @@
-"""What can be drawn of a run: its metrics over steps, updates and seconds, as curves."""
+"""Curves of a run's metrics over steps, updates and KL."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from grpo.reporting.form_and_answer import FORM
 from grpo.results.runs import REWARD, Run, by_arm
 from grpo.results.verdicts import KL
 
-GIVEN_FORM = "val/answer_given_form"  # no column of its own: answer reward by format reward
+GIVEN_FORM = "val/answer_given_form"  # not a column: answer reward divided by format reward
 TITLES = {metric.name: metric.label for metric in METRICS} | {GIVEN_FORM: "accuracy, given the form"}
 SHARES = {name for name, unit in UNITS.items() if unit == "share"} | {GIVEN_FORM}
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
 UPDATE, SECONDS = "optimizer steps (updates)", "seconds without evaluation"
 
-Axis = Callable[[Run, list[int]], Sequence[float]]  # a run and some of its steps -> where they stand
+Axis = Callable[[Run, list[int]], Sequence[float]]  # a run and some of its steps -> their x values
 
 
 def number(value: Any) -> float | int | None:
-    """Six digits of a number, as the page holds it; None where there is none."""
+    """Round to six digits, for the page; None if not finite."""
     if value is None or not math.isfinite(value):
         return None
     shorter = float(f"{value:.6g}")
@@ -33,7 +33,7 @@ def number(value: Any) -> float | int | None:
 
 
 def values_of(run: Run, column: str) -> pd.Series[float] | None:
-    """A metric by step (the last update of a step counts); None where the run has none of it."""
+    """A metric by step, of the step's last update; None if the run does not have it."""
     if column == GIVEN_FORM:
         form, answer = values_of(run, FORM), values_of(run, REWARD)
         return None if form is None or answer is None or (answer > form).any() else (answer / form).where(form > 0)
@@ -50,31 +50,31 @@ def has(runs: list[Run], column: str) -> bool:
 
 
 def over_steps(_: Run, steps: list[int]) -> Sequence[float]:
-    """The axis of steps."""
+    """Axis of steps."""
     return [float(step) for step in steps]
 
 
 def over_updates(run: Run, steps: list[int]) -> Sequence[float]:
-    """The axis of optimizer steps."""
+    """Axis of optimizer steps."""
     updates = run.validation.groupby("step")["update"].last()
     return [float(updates[step]) for step in steps]
 
 
 def over_drift(run: Run, steps: list[int]) -> Sequence[float]:
-    """The axis of the KL to the starting policy, in nats a token.
+    """Axis of the KL to the starting policy, in nats per token.
 
-    A step's KL is of the policy before its updates, and so of the one that was evaluated after the step before; NaN after the
-    last step, of whose policy no rollouts were drawn.
+    A step's KL is that of the policy before its updates, which was evaluated after the previous step. It is NaN after the last
+    step, as no rollouts of that policy exist.
     """
     drift = run.history.groupby("step")[KL].first()
     return [float(drift.get(step + 1, math.nan)) for step in steps]
 
 
 def curves_of(arms: dict[str, list[Run]], column: str, axis: Axis = over_steps) -> list[Curve]:
-    """Each run's curve, and each arm's mean over the runs that were not stopped, where it has several.
+    """The curve of each run and, for arms with several, the mean over runs that did not diverge.
 
     Args:
-        arms: runs by the name that is shown.
+        arms: runs by the shown name.
     """
     found: list[Curve] = []
     for arm, runs in arms.items():
@@ -97,12 +97,12 @@ def _curve(arm: str, run: Run, column: str, axis: Axis, seed: int | None) -> Cur
 
 
 def updates_differ(runs: list[Run]) -> bool:
-    """Whether arms take different numbers of updates a step, so that steps and updates are different axes."""
+    """Whether runs take different numbers of updates per step, so that steps and updates are different axes."""
     if any("update" not in run.validation for run in runs):
         return False
     return len({run.validation["update"].iloc[-1] / run.validation["step"].iloc[-1] for run in runs}) > 1
 
 
 def named(runs: list[Run], names: Callable[[str], str]) -> dict[str, list[Run]]:
-    """The runs of each arm by the name that a reader sees."""
+    """Group runs by the readable name of their arm."""
     return {names(arm): of for arm, of in by_arm(runs).items()}

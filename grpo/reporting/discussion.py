@@ -1,4 +1,4 @@
-"""An experiment's numbers, and the sentences that its numbers decide (templates/said.md.j2)."""
+"""An experiment's numbers, and the sentences on them (templates/experiment_said.md.j2)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from grpo.results.runs import Run, by_arm, gain, identical
 from grpo.study.schema import Study
 
 Numbers = dict[str, Any]
-RUNS = ("all", "held")  # an arm's runs themselves, which are no numbers
+RUNS = ("all", "held")  # an arm's runs, which a result file leaves out
 METHODS = {"grpo": "GRPO", "sft": "Supervised fine-tuning", "expert_iteration": "Expert iteration"}
 
 
 def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbers:
-    """All that the sentences about an experiment say in numbers.
+    """Compute the numbers in the sentences about an experiment.
 
     Returns:
-        ``title``, ``method``, ``last_k``, ``reason`` (why the winner won), ``seeds``, ``problems``; ``steps``, the fewest and
-        the most that a run took without collapsing; ``changed``, the keys that its arms set; ``covers``, what its intervals
-        cover; ``contrasts``, how many differences to the leader they cover at once; ``arms``, each as :func:`_arm` gives it;
-        of these ``leader``, ``winner``, ``next`` (the nearest arm below), ``tied``, ``collapsed`` and ``alike`` (those that
-        trained like the leader); ``nothing_right``, whether no answer was right in any run.
+        ``title``, ``method``, ``last_k``, ``reason`` (why the winner won), ``seeds``, ``problems``; ``steps`` (fewest and most
+        of a run that did not collapse); ``changed`` (keys that its arms set); ``covers`` (what its intervals cover);
+        ``contrasts`` (number of differences from the leader for which they are adjusted); ``arms`` (see :func:`_arm`); of
+        these ``leader``, ``winner``, ``next`` (the nearest arm below), ``tied``, ``collapsed`` and ``alike`` (identical to the
+        leader); ``nothing_right`` (whether no answer was right in any run).
     """
     of_arm = by_arm(runs)
     entry = study.experiments[result.experiment]
@@ -41,6 +41,7 @@ def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbe
         for run in arm["held"]
         if len(arm["collapses"]) < len(arm["runs"]) or leader["collapses"]
     ]
+    keys, first = dict.fromkeys(key for arm in result.arms for key in arm.overrides), result.arms[0].overrides
     return {
         "experiment": result.experiment,
         "title": study.title(result.experiment),
@@ -50,7 +51,7 @@ def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbe
         "reason": result.reason,
         "seeds": len(leader["runs"]),
         "problems": runs[0].outcomes.shape[1],
-        "changed": list(dict.fromkeys(key for arm in result.arms for key in _differing(result, arm))),
+        "changed": [key for key in keys if any(arm.overrides.get(key) != first.get(key) for arm in result.arms)],
         "covers": leader["final"].covers,
         "contrasts": max((arm.contrast.contrasts for arm in result.arms if arm.contrast), default=0),
         "arms": arms,
@@ -64,15 +65,10 @@ def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbe
     }
 
 
-def _differing(result: ExperimentResult, arm: ArmResult) -> list[str]:
-    """The keys that an arm sets, and not all arms alike."""
-    return [key for key, value in arm.overrides.items() if any(of.overrides.get(key) != value for of in result.arms)]
-
-
 def _arm(runs: list[Run], result: ArmResult, last_k: int, leading: list[Run]) -> Numbers:
-    """What is said of an arm: its result, its gain, form and accuracy given the form, length, and the course of its curves.
+    """An arm's result, gain, form and accuracy given the form, response length, and the trends of its curves.
 
-    All but ``final`` and ``start`` are about ``held``, its runs that did not collapse; about all of them, where all did.
+    All but ``final`` and ``start`` use ``held``: its runs that did not collapse, or all if all collapsed.
     """
     collapsed = {collapse.run for collapse in result.collapses}
     held = [run for run in runs if run.name not in collapsed] or runs
@@ -103,7 +99,7 @@ def _mean_length(runs: list[Run], rows: slice) -> float:
 
 
 def as_plain(value: Any) -> Any:
-    """Numbers as plain values, for a result file; without the runs themselves."""
+    """Convert numbers to plain values for a result file, without runs."""
     if isinstance(value, Mapping):
         return {key: as_plain(of) for key, of in value.items() if key not in RUNS}
     if isinstance(value, Split):
@@ -114,17 +110,17 @@ def as_plain(value: Any) -> Any:
 
 
 def said_of_numbers(numbers: Numbers, runs: list[Run], with_courses: bool) -> list[str]:
-    """First which arm leads, by how much and how sure; then what was lost, what collapsed, and what the curves did.
+    """Paragraphs on an experiment: the leader and its margin first, then losses, collapses and curves.
 
     Args:
-        with_courses: whether the courses of entropy, length and gradient norm are told here.
+        with_courses: whether to describe the curves of entropy, length and gradient norm.
     """
     ratios = [found for of_arm in by_arm(runs).values() if (found := _ratios(of_arm))]
     return said("experiment_said.md.j2", n=numbers, ratios=ratios, with_courses=with_courses)
 
 
 def _ratios(of_arm: list[Run]) -> Numbers | None:
-    """How far several updates on one rollout batch moved the policy from the one that sampled it; None where it did not."""
+    """Range of ratios to the sampling policy and share of clipped tokens; None if all ratios are 1."""
     history = pd.concat([run.history for run in of_arm])
     if "ratio_max" not in history or not (history["ratio_max"] != 1).any():
         return None

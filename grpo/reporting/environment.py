@@ -1,20 +1,21 @@
-"""What the runs were made with, and which of them were made with other software than the report or than what is pinned."""
+"""Software and hardware of the runs, and runs whose versions differ from the report's or from the pins."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpo.results.markdown import markdown_table
 from grpo.study.software import PACKAGES, pins, software, unlike_the_pins
 
 NO_PACKAGES = ("python", "cuda")
 
 
 def environments(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table (Markdown) of software and hardware, with one column for all runs that have the same.
+    """Table (Markdown) of software and hardware, with one column for all runs that have the same.
 
     Args:
-        rows: one for each run, with ``run``, ``software`` and ``hardware``; of a run that was taken over that of its equal.
+        rows: one per run, with ``run``, ``software`` and ``hardware``.
     """
     columns: list[tuple[dict[str, Any], list[str]]] = []
     for row in rows:
@@ -28,10 +29,9 @@ def environments(rows: Sequence[Mapping[str, Any]]) -> str:
             columns.append((made_with, [row["run"]]))
     keys = list(dict.fromkeys(key for known, _ in columns for key in known))
     heads = [f"{len(runs)} of {len(rows)} runs" for _, runs in columns]
-    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {key} | {' | '.join(_text(known.get(key)) for known, _ in columns)} |" for key in keys]
-    others = [f"\nIn column {number}: {', '.join(runs)}.\n" for number, (_, runs) in enumerate(columns, start=1) if number > 1]
-    return "\n".join(lines) + "\n" + "".join(others)
+    table = markdown_table(["", *heads], [[key, *(_text(known.get(key)) for known, _ in columns)] for key in keys])
+    others = [f"\nIn column {place}: {', '.join(runs)}.\n" for place, (_, runs) in enumerate(columns[1:], start=2)]
+    return table + "".join(others)
 
 
 def _text(value: Any) -> str:
@@ -41,7 +41,7 @@ def _text(value: Any) -> str:
 
 
 def made_otherwise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which runs were made with other versions than this process has, or than the project pins: a line for each kind."""
+    """Lines that name runs with versions other than this process's or than the pinned ones, one per combination."""
     installed: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for row in rows:
         installed.setdefault(tuple(row["software"].items()), []).append(row["run"])

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from grpo.common.files import read_json, whole_folder
+from grpo.common.files import whole_folder
 from grpo.reporting.answer import Found, best
 from grpo.reporting.baseline import KINDS
 from grpo.reporting.charts import (
@@ -42,9 +42,9 @@ from grpo.reporting.discussion import Numbers
 from grpo.reporting.forest import draw_forest, forest_rows
 from grpo.reporting.form_and_answer import FORM
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
-from grpo.reporting.pieces import pieces_of
+from grpo.reporting.pieces import extra_figures
 from grpo.reporting.style import METHODS, Style, readable, styles
-from grpo.results.claims import about_this_study
+from grpo.results.claims import read_verdicts, shown
 from grpo.results.findings import ExperimentResult
 from grpo.results.runs import REWARD, Run, read_baseline, read_best_of_n, read_selection
 from grpo.results.verdicts import KL
@@ -99,15 +99,14 @@ def draw_figures(study: Study, found: Found, numbers: Mapping[str, Numbers]) -> 
 def other_figures(study: Study, found: Found, numbers: Mapping[str, Numbers]) -> dict[str, Figure]:
     """What is drawn beside each experiment's own figures, by file name."""
     figures = {"overview": draw_overview(study, numbers), "math_baseline": draw_zero_shot(read_baseline(study))}
-    claims = read_json(paths.CLAIMS, made_by="report", keys=("claims",))
-    if rows := forest_rows(about_this_study(claims["claims"], study.left_out), found):
+    if rows := forest_rows(shown(read_verdicts(), study), found):
         figures["forest"] = draw_forest(rows)
     if sampled := read_best_of_n(study):
         figures["best_of_n"] = draw_best_of_n(sampled)
     if study.kissing_number is not None:
         figures["kissing_number"] = draw_search(read_report(), read_scores())
     for experiment, (runs, _) in found.items():
-        for figure in filter(None, (piece.figure for piece in pieces_of(study, experiment))):
+        for figure in extra_figures(study, experiment):
             figures[figure.name] = figure.draw(study, runs, read_selection(experiment))
     return figures
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning and expert iteration: what their arms show, in words and in one figure."""
+"""Sentences and a figure on supervised fine-tuning and expert iteration."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from grpo.results.findings import Interval
 from grpo.results.intervals import difference_of
 from grpo.results.runs import REWARD, Run, by_arm, final_scores, mean_curve, value
 
-# What an arm of expert iteration varies, in words.
-VARIED = {"ei_batch_size": "questions a step", "group_size": "rollouts of a question", "epochs_per_ei_step": "epochs a step"}
+# Settings that arms of expert iteration vary, in words.
+VARIED = {"ei_batch_size": "questions per step", "group_size": "rollouts per question", "epochs_per_ei_step": "epochs per step"}
 
 
 # ---------------------------------------------------------------------------------------------------- fine-tuning
 
 
 def examples_of(runs: list[Run]) -> dict[bool, list[list[Run]]]:
-    """The arms' runs, apart by whether only examples that earn the reward were used, by rising number of examples."""
+    """Runs of the arms by ``filtered`` (only examples that earn the reward), sorted by number of examples."""
     arms = sorted(by_arm(runs).values(), key=lambda of_arm: of_arm[0].metrics["examples"])
     return {filtered: [of_arm for of_arm in arms if value(of_arm[0], "filtered") is filtered] for filtered in (False, True)}
 
 
 def discuss_sft(runs: list[Run], last_k: int, report: dict[str, Any]) -> str:
-    """How many traces there are, whether more of them help, and whether filtering does.
+    """State how many traces there are, and whether more of them or filtering helps.
 
     Args:
         report: reports/dataset/sft/TASK.json.
@@ -68,7 +68,7 @@ def _verdict(difference: Interval, above: str, below: str) -> str:
 
 
 def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Figure:
-    """Answer reward against the number of unique examples, all and filtered, with 95% intervals and each run."""
+    """Draw answer reward over the number of unique examples, all and filtered, with 95% intervals and each run."""
     candidates = {candidate["arm"]: candidate for candidate in selection["candidates"]}
     figure, (axes,) = panels(1)
     looks = styles(map(readable, by_arm(runs)))
@@ -94,13 +94,13 @@ def draw_by_examples(runs: list[Run], selection: dict[str, Any]) -> Figure:
 
 
 def discuss_expert_iteration(runs: list[Run], numbers: dict[str, Any]) -> str:
-    """Whether it rises over its steps, and what each setting does.
+    """State whether the reward rises over the steps, and the effect of each setting.
 
     Args:
-        numbers: of the experiment, as :func:`grpo.reporting.discussion.numbers_of` gives them.
+        numbers: see :func:`grpo.reporting.discussion.numbers_of`.
     """
     arms, last_k, winner = by_arm(runs), numbers["last_k"], numbers["winner"]["arm"]
-    curve = mean_curve(arms[winner], "validation", REWARD)["mean"]
+    curve = mean_curve(arms[winner], REWARD)
     rises = int((np.diff(curve) > 0).sum())
     sentences = [
         f"In {winner} the answer reward went over the steps from {curve.iloc[0]:.3f} to "
@@ -116,7 +116,7 @@ def discuss_expert_iteration(runs: list[Run], numbers: dict[str, Any]) -> str:
 
 
 def _pairs(arms: dict[str, list[Run]], key: str) -> list[tuple[str, str]]:
-    """Arms that differ in ``key`` alone, each with the one that has the next larger value."""
+    """Pairs of arms that differ only in ``key``, each with the next larger value."""
     groups: dict[tuple[Any, ...], list[str]] = {}
     for arm, runs in arms.items():
         others = tuple(value(runs[0], other) for other in VARIED if other != key)

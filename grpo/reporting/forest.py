@@ -1,4 +1,4 @@
-"""The figure of all contrasts: each difference that decided a claim, its interval and runs, and what others published."""
+"""Forest plot of the contrasts that decided claims, with their seeds and published differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from matplotlib.figure import Figure
 from grpo.reporting.answer import Found
 from grpo.reporting.charts import INK, WIDTH
 from grpo.reporting.style import readable
-from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, PROBLEMS
+from grpo.results.findings import (
+    AGREES,
+    CANNOT_TELL,
+    DISAGREES,
+    NO_DIFFERENCE,
+    NOT_TESTED,
+    PROBLEMS,
+    Contrast,
+    Verdict,
+)
 
 Row = dict[str, Any]
 VERDICTS = {
@@ -22,12 +31,12 @@ VERDICTS = {
     CANNOT_TELL: "#E69F00",
     NOT_TESTED: "#999999",
 }
-START = "start"  # a rise above it is not all that its claim is judged by
-LINE = 58  # letters
+START = "start"  # the rise above it decides only a part of its claim
+LINE = 58  # characters
 
 
-def forest_rows(claims: list[dict[str, Any]], found: Found) -> list[Row]:
-    """Each difference between two arms that decided a published claim, as a row of :func:`draw_forest`."""
+def forest_rows(verdicts: list[Verdict], found: Found) -> list[Row]:
+    """The contrasts between two arms that decided a claim, as rows of :func:`draw_forest`."""
     ends = {
         f"{name}/{arm.arm}": {run.rpartition("/")[2]: end for run, end in zip(arm.runs, arm.by_run, strict=True)}
         for name, (_, result) in found.items()
@@ -35,37 +44,36 @@ def forest_rows(claims: list[dict[str, Any]], found: Found) -> list[Row]:
     }
     return [
         {
-            **{key: claim[key] for key in ("statement", "experiment", "verdict")},
-            "between": " above ".join(readable(contrast[arm].rpartition("/")[2]) for arm in ("arm", "against")),
-            **{key: contrast["difference"][key] for key in ("value", "low", "high")},
-            "seeds": _by_seed(ends, claim, contrast),
-            "published": claim["published"] or {},
+            **{key: getattr(verdict, key) for key in ("statement", "verdict", "published")},
+            "between": " above ".join(readable(arm.rpartition("/")[2]) for arm in (contrast.arm, contrast.against)),
+            **{key: getattr(contrast.difference, key) for key in ("value", "low", "high")},
+            "seeds": _by_seed(ends, verdict.experiment, contrast),
         }
-        for claim in claims
-        for contrast in claim["contrasts"]
-        if contrast["against"] != START
+        for verdict in verdicts
+        for contrast in verdict.contrasts
+        if contrast.against != START
     ]
 
 
-def _by_seed(ends: Mapping[str, Mapping[str, float]], claim: Mapping[str, Any], contrast: Mapping[str, Any]) -> list[float]:
-    """The difference of the two arms' final rewards with each seed; none where it is not of final rewards."""
-    if contrast["difference"]["covers"] == PROBLEMS:
+def _by_seed(ends: Mapping[str, Mapping[str, float]], experiment: str, contrast: Contrast) -> list[float]:
+    """The difference of the two arms' final rewards by seed; empty if the contrast is not one of final rewards."""
+    if contrast.difference.covers == PROBLEMS:
         return []
-    names = [of if "/" in of else f"{claim['experiment']}/{of}" for of in (contrast["arm"], contrast["against"])]
+    names = [of if "/" in of else f"{experiment}/{of}" for of in (contrast.arm, contrast.against)]
     first, second = (ends.get(name, {}) for name in names)
     return [first[seed] - second[seed] for seed in first if seed in second]
 
 
 def draw_forest(rows: list[Row]) -> Figure:
-    """Differences of answer rewards with their intervals, each seed, and what was published, with its source.
+    """Draw differences of answer rewards with intervals, seeds and published values with their sources.
 
     Args:
-        rows: as :func:`forest_rows` gives them.
+        rows: see :func:`forest_rows`.
     """
     names, heights, top = [], [], 0.0
     for place, row in enumerate(rows):
-        said = place > 0 and rows[place - 1]["statement"] == row["statement"]  # once for all its differences
-        lines = [*([] if said else textwrap.wrap(row["statement"], LINE)), *textwrap.wrap(f"({row['between']})", LINE)]
+        repeated = place > 0 and rows[place - 1]["statement"] == row["statement"]  # a statement stands once
+        lines = [*([] if repeated else textwrap.wrap(row["statement"], LINE)), *textwrap.wrap(f"({row['between']})", LINE)]
         heights.append(top + len(lines) / 2)
         names.append("\n".join(lines))
         top += len(lines) + 0.7

@@ -1,4 +1,4 @@
-"""Answer reward taken apart: how often the form is right, and how often the answer is where the form is."""
+"""Split of the answer reward into the form's share and the accuracy given the form."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ FORM = "val/format_reward"
 
 @dataclass(frozen=True)
 class Split:
-    """Answer reward as the product of the form's share and of the accuracy given the form.
-
-    Attributes:
-        within: None where no response has the form, or where an answer is rewarded without it.
-    """
+    """Answer reward as the product of the form's share and the accuracy given the form."""
 
     form: float
     answer: float
 
     @property
     def within(self) -> float | None:
-        """Accuracy given the form."""
+        """Accuracy given the form; None if no response has it, or if answers are rewarded without it."""
         return self.answer / self.form if 0 < self.form >= self.answer else None
 
 
 def split(runs: list[Run], rows: slice) -> Split | None:
-    """Over some of the evaluations of all runs; None where the form was not measured."""
+    """The split over some evaluations (``rows``) of all runs; None if the form was not measured."""
     if any(FORM not in run.validation for run in runs):
         return None
     form, answer = (sum(run.validation[c].iloc[rows].mean() for run in runs) / len(runs) for c in (FORM, REWARD))
@@ -35,10 +31,10 @@ def split(runs: list[Run], rows: slice) -> Split | None:
 
 
 def shares(first: Split, second: Split) -> tuple[float, float]:
-    """Of second - first in answer reward what comes of the form, and what of the accuracy given it; they sum to it.
+    """Parts of second - first in answer reward due to the form and to the accuracy given the form; they sum to it.
 
-    Both orders of changing one and then the other, averaged (Shapley's value of two factors). Without the form nothing is
-    known of the answers within it, and all is the form's.
+    Average over both orders of changing the two factors (Shapley value). If the accuracy given the form is unknown, all is due
+    to the form.
     """
     if first.within is None or second.within is None:
         return second.answer - first.answer, 0.0

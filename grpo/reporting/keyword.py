@@ -1,4 +1,4 @@
-"""The keyword experiment in words: what was won, and whether it was won by writing sentences."""
+"""Sentences on the keyword experiment: whether the reward was earned by writing sentences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOTICEABLE = 0.05  # share of responses
 
 
 def discuss_keyword(runs: list[Run]) -> str:
-    """The shares of responses of each kind before and after, and whether the reward was won by other means than sentences."""
+    """State the share of each kind of response before and after training, and whether degenerate ones earn reward."""
     kinds = "; ".join(
         f"{_mean(runs, column, 0):.1%} before and {_mean(runs, column, -1):.1%} after {words}"
         for column, words in FLAGS.items()
@@ -22,16 +22,13 @@ def discuss_keyword(runs: list[Run]) -> str:
 
 
 def _verdict(runs: list[Run]) -> str:
-    """Whether the reward was won by other means than sentences."""
     degenerate = max(_mean(runs, column, -1) for column in list(FLAGS)[:2])
     lost = _mean(runs, "val/is_sentence", 0) - _mean(runs, "val/is_sentence", -1)
     if degenerate >= NOTICEABLE:
-        return f"Part of the reward is degenerate: up to {degenerate:.1%} of the responses are."
+        return f"Part of the reward comes from degenerate responses: up to {degenerate:.1%} are."
     if lost >= NOTICEABLE:
-        return (
-            f"The reward was not won by lists or repetitions, but in part at the cost of grammar: {lost:.1%} fewer sentences."
-        )
-    return "The reward was not won by degenerate responses."
+        return f"The reward does not come from lists or repetitions, but partly costs grammar: {lost:.1%} fewer sentences."
+    return "The reward does not come from degenerate responses."
 
 
 def _mean(runs: list[Run], column: str, row: int) -> float:

@@ -1,4 +1,4 @@
-"""The search for kissing configurations: its scores over proposals, and its section of the write-up."""
+"""Figure and section on the search for kissing configurations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from grpo.study.schema import read_yaml
 
 STAGE = "kissing_number"
 KNOWN_BOUNDS = Path(__file__).with_name("known_bounds.yaml")
-DRAWN_BOUNDS = (566, 582, 594, 600, 604)  # those worth a line in the figure; all are in the table
+DRAWN_BOUNDS = (566, 582, 594, 600, 604)  # lines in the figure; the table has all bounds
 TOP = (540, 610)  # points, where the bounds are
 KEYS = ("strategy", "note", "best", "best_from", "best_of_search", "committed_program", "by_kind", "failures", "course")
 
 
 def read_report() -> dict[str, Any]:
-    """reports/kissing_number.json, as the stage wrote it.
+    """Read reports/kissing_number.json.
 
     Raises:
         UserError: it is missing or damaged.
@@ -33,7 +33,7 @@ def read_report() -> dict[str, Any]:
 
 
 def read_scores() -> pd.DataFrame:
-    """One row for each attempt: ``attempt``, ``kind``, ``num_points``, ``score``, ``best`` and ``message``.
+    """Read a row per attempt: ``attempt``, ``kind``, ``num_points``, ``score``, ``best`` and ``message``.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -46,13 +46,13 @@ def read_scores() -> pd.DataFrame:
 
 
 def known_bounds() -> dict[str, list[dict[str, Any]]]:
-    """``lower`` and ``upper`` bounds on the kissing number in dimension 11, each with its source, oldest first."""
+    """Read the known ``lower`` and ``upper`` bounds in dimension 11, each with its source, oldest first."""
     bounds: dict[str, list[dict[str, Any]]] = read_yaml(KNOWN_BOUNDS)
     return bounds
 
 
 def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
-    """The score of each attempt by its kind and the best so far; beside it the top, with what others have reached."""
+    """Draw the score of each attempt and the best so far; a second panel shows the top with known bounds."""
     figure, axes = panels(2)
     known = {bound["points"]: f"{bound['points']}: {bound['who']}, {bound['year']}" for bound in known_bounds()["lower"]}
     looks = styles(sorted(set(scores["kind"])))
@@ -64,7 +64,7 @@ def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
         place.set_xlabel("attempt")
     axes[0].set_title(f"points of a valid set (0: none), best as a line; {report['strategy']}, seed {report['seed']}")
     axes[0].legend()
-    axes[1].set_title(f"from {TOP[0]} points on, with what others have reached")
+    axes[1].set_title(f"from {TOP[0]} points on, with known bounds")
     axes[1].set_ylim(*TOP)
     for points in DRAWN_BOUNDS:
         level(axes[1], points, known[points])
@@ -72,7 +72,7 @@ def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
 
 
 def section(report: dict[str, Any]) -> str:
-    """Method, course, result and what failed, in Markdown, from the stage's report; for a page in a folder of reports/."""
+    """The section on method, course, result and failures (Markdown), with links relative to a folder of reports/."""
     bounds = known_bounds()
     passed = [bound for bound in bounds["lower"] if bound["points"] <= report["best_of_search"]]
     return (

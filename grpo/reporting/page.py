@@ -1,4 +1,4 @@
-"""reports/index.html: the report as one file, with its figures, data and script inside."""
+"""The report reports/index.html: one file that embeds its figures, data and script."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ TITLES = {
     "base_model": "The base model",
     "kissing_number": "Kissing numbers in dimension 11",
     "claims": "What others reported, with a verdict for each claim",
-    "method": "How it was measured; data, software, hardware; every run",
+    "method": "Method, data, software, hardware; every run",
 }
-TO_BROWSE = ("runs", "alike", "files", "samples")  # what the page's script reads of the record
+TO_BROWSE = ("runs", "alike", "files", "samples")  # the record's entries that the page's script reads
 
 
 def write_page(study: Study, found: Found, numbers: Mapping[str, Numbers], by_dvc: bool = True) -> None:
     """Write reports/index.html, which needs no network.
 
     Args:
-        numbers: of each experiment.
-        by_dvc: whether the results are those of DVC's stages, so that dvc.lock has their hashes.
+        numbers: experiment -> :func:`grpo.reporting.discussion.numbers_of`.
+        by_dvc: whether DVC's stages made the results, so that dvc.lock has their hashes.
     """
     lock = stages_in_lock() if by_dvc else {}
     record = collect(study, found, numbers, lock)
-    figures = {f"{path.parent.name}/{path.stem}": path for path in _drawn()}
+    drawn = [path for folder in (paths.FIGURES, paths.TIMING_REPORT) for path in sorted(folder.glob("*.svg"))]
+    figures = {f"{path.parent.name}/{path.stem}": path for path in drawn}
     shown = {name: _main_figures(name, figures) for name in numbers}
     texts = markdown_sections(study, found, numbers, lock, folded=True)
     if paths.ANSWERS.is_file():
@@ -74,18 +75,14 @@ def write_page(study: Study, found: Found, numbers: Mapping[str, Numbers], by_dv
     write_text(paths.PAGE, page)
 
 
-def _drawn() -> list[Path]:
-    return [path for folder in (paths.FIGURES, paths.TIMING_REPORT) for path in sorted(folder.glob("*.svg"))]
-
-
 def _main_figures(experiment: str, figures: Mapping[str, Path]) -> list[str]:
-    """An experiment's own figure, and beside it the one over wall clock where there is one."""
+    """An experiment's figure, and that over wall-clock time if there is one."""
     own = (f"{folder.name}/{experiment}" for folder in (paths.FIGURES, paths.TIMING_REPORT))
     return [name for name in own if name in figures]
 
 
 def _to_choose(record: Record) -> list[Record]:
-    """The experiments and their arms, whose rollouts can be browsed."""
+    """The experiments and arms for the choice of rollouts."""
     return [
         {key: e[key] for key in ("name", "title", "winner")}
         | {"arms": [{"arm": arm["arm"], "title": readable(arm["arm"]), "runs": arm["runs"]} for arm in e["arms"]]}
@@ -98,12 +95,12 @@ def _asset(name: str) -> str:
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    """JSON that may stand in a script element, whatever text it holds."""
+    """JSON that is safe in a script element."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def inlined(path: Path) -> str:
-    """A figure as the page holds it: as wide as its column, its axes in the page's own colour."""
+    """A figure for the page: as wide as its column, with axes in the page's text colour."""
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     count = max(1, round(float(re.findall(r' width="([\d.]+)pt"', svg)[0]) / POINTS / WIDTH))
@@ -112,10 +109,11 @@ def inlined(path: Path) -> str:
 
 
 def chains(experiments: list[Record]) -> list[list[Record]]:
-    """The experiments as they build on one another: a chain is a list, and branches hang on the entry where they part.
+    """Arrange the experiments by what they build on.
 
     Returns:
-        a chain for each experiment that builds on none; each entry has ``experiment`` and ``branches``, chains again.
+        a chain for each experiment that builds on none. Each entry of a chain has ``experiment`` and ``branches``: chains, if
+        several experiments build on it.
     """
     after: dict[str, list[Record]] = {}
     for experiment in experiments:
@@ -131,10 +129,10 @@ def chains(experiments: list[Record]) -> list[list[Record]]:
 
 
 def to_html(markdown: str, figures: Mapping[str, str]) -> str:
-    """Markdown below one heading of the page, its own first heading left out.
+    """Convert Markdown to HTML for a section of the page, without its first heading.
 
     Args:
-        figures: SVG by path below reports/, without the ending. Any other stands above the text already.
+        figures: SVG by path below reports/, without the ending. A figure that is missing here is left out of the text.
     """
     html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     html = re.sub(r"^<h1>.*?</h1>\n", "", html).replace("&lt;br&gt;", "<br>")

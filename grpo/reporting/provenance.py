@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: MLflow run, commit, and the hash of its results in dvc.lock."""
+"""Provenance of a run's numbers: MLflow run, commit, and hash in dvc.lock."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from grpo.study.schema import read_yaml
 
 
 def stages_in_lock() -> dict[str, Any]:
-    """What dvc.lock has of each stage.
+    """Read the stages of dvc.lock.
 
     Raises:
-        UserError: it holds no stages.
+        UserError: it has no stages.
     """
     lock = read_yaml(paths.LOCK)
     if not isinstance(lock, dict) or not isinstance(lock.get("stages"), dict):
-        raise UserError(f"{paths.LOCK}: holds no stages. Run `git checkout {paths.LOCK}`, or `dvc repro`, which makes it anew.")
+        raise UserError(f"{paths.LOCK}: has no stages. Run `git checkout {paths.LOCK}`, or `dvc repro`, which makes it anew.")
     stages: dict[str, Any] = lock["stages"]
     return stages
 
 
 def provenance_of(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
-    """Where a run's numbers come from, and what it took.
+    """Collect a run's provenance and times.
 
     Args:
-        lock: as :func:`stages_in_lock` gives it.
+        lock: see :func:`stages_in_lock`.
 
     Returns:
         ``run``, ``same_as``, ``mlflow_run_id``, ``commit``, ``lock`` (a hash), ``seconds``, ``phases``, ``software``,
@@ -36,7 +36,7 @@ def provenance_of(run: Run, lock: dict[str, Any]) -> dict[str, Any]:
     """
     own, timing = read_timing_file(run.name), read_timing(run)
     outs = {out["path"]: out["md5"] for stage in lock.values() for out in stage.get("outs", [])}
-    folder = paths.RUNS / run.name  # an output by itself, or with the arm's other seeds
+    folder = paths.RUNS / run.name  # an output of DVC itself, or a part of the arm's
     return {
         "run": run.name,
         "same_as": own["same_as"] or "",

@@ -1,4 +1,4 @@
-"""All that the page shows, as one plain record that JSON can hold: every number from a result file."""
+"""The page's data as one plain record; every number comes from a result file."""
 
 from __future__ import annotations
 
@@ -9,72 +9,63 @@ from typing import Any
 from grpo.reporting import answer
 from grpo.reporting.answer import Found
 from grpo.reporting.curves import number
-from grpo.reporting.discussion import Numbers, as_plain
+from grpo.reporting.discussion import Numbers
 from grpo.reporting.provenance import provenance_of
 from grpo.reporting.rollouts import browsable, gained_and_lost
-from grpo.reporting.sections import said_of, verdicts_of
+from grpo.reporting.sections import paragraphs_of, verdicts_of
 from grpo.results.experiments import read_result
-from grpo.results.findings import ExperimentResult, Verdict
-from grpo.results.runs import Run, experiments, read_runs
+from grpo.results.findings import ExperimentResult
+from grpo.results.runs import Run, read_runs
+from grpo.study import paths
 from grpo.study.schema import Study
 
 Record = dict[str, Any]
+FILES = ("config.yaml", "metrics.json", "history.csv", "validation.csv", "outcomes.jsonl", "rollouts.jsonl")  # of each run
 
 
 def read_all(study: Study) -> Found:
-    """Each experiment's runs and result."""
-    return {name: (read_runs(study, name), read_result(study, name)) for name in experiments(study)}
+    """Read each experiment's runs and result."""
+    return {name: (read_runs(study, name), read_result(study, name)) for name in study.made}
 
 
 def collect(study: Study, found: Found, numbers: Mapping[str, Numbers], lock: Record) -> Record:
-    """The page's data.
+    """Collect the page's data.
 
     Args:
-        numbers: of each experiment.
-        lock: what dvc.lock has of each stage; empty where DVC did not make the results.
+        numbers: experiment -> :func:`grpo.reporting.discussion.numbers_of`.
+        lock: the stages of dvc.lock; empty if DVC did not make the results.
     """
     verdicts = verdicts_of(study)
-    shown = [_claim(verdict) for verdict in verdicts]
     runs = {run.name: _run(run, lock) for own, _ in found.values() for run in own}
-    alike = _once(runs)
+    alike = _deduplicate(runs)
     winners_first = sorted(runs, key=lambda name: runs[name]["arm"] != found[runs[name]["experiment"]][1].winner)
     return {
         "study": study.study,
         "description": study.description,
-        "seeds": study.seeds,
         "answer": answer.sentences(study, found, numbers, verdicts),
         "best": _best(answer.best(study, numbers)),
         "certainty": answer.certainty(numbers, verdicts),
         "cost": answer.cost(study, found),
-        "claims": shown,
         "experiments": [_experiment(study, numbers[name], *of) for name, of in found.items()],
         "runs": runs,
         "alike": alike,
-        "files": answer.files_of_runs(),
+        "files": [(paths.RUNS / "RUN" / name).as_posix() for name in FILES],
         "samples": browsable(winners_first),
     }
 
 
-def _claim(verdict: Verdict) -> Record:
-    """A claim as the page and its forest show it."""
-    plain: Record = as_plain(verdict)
-    return plain | {"published": verdict.published or {}, "reported": verdict.reported or {}}
-
-
 def _best(top: Record) -> Record:
-    """The best configuration, and what it came from."""
+    """The best configuration."""
     arm = top["arm"]
-    final, problems = as_plain(arm["final"]), top["numbers"]["problems"]
     return {key: top[key] for key in ("experiment", "changes")} | {
         "arm": arm["arm"],
         "runs": list(arm["runs"]),
-        **{key: final[key] for key in ("value", "low", "high")},
-        "before": as_plain(arm["start"]) | {"problems": problems},
+        **{key: getattr(arm["final"], key) for key in ("value", "low", "high")},
     }
 
 
-def _once(runs: dict[str, Record]) -> list[Any]:
-    """What runs have alike, each once; in the runs stand its places in this list."""
+def _deduplicate(runs: dict[str, Record]) -> list[Any]:
+    """Replace values that runs have in common by their index in the list that is returned."""
     places: dict[str, int] = {}
 
     def place(value: Any) -> int:
@@ -87,7 +78,7 @@ def _once(runs: dict[str, Record]) -> list[Any]:
 
 
 def _run(run: Run, lock: Record) -> Record:
-    """A run's page: where it comes from, its configuration with sources, and its final numbers."""
+    """The data of a run's page: its provenance, its configuration with sources, and its final numbers."""
     origin = {key: value for key, value in provenance_of(run, lock).items() if key != "run"}
     origin |= {"seconds": number(origin["seconds"]), "phases": {name: number(s) for name, s in origin["phases"].items()}}
     return {
@@ -103,45 +94,32 @@ def _run(run: Run, lock: Record) -> Record:
 
 def _experiment(study: Study, numbers: Numbers, runs: list[Run], result: ExperimentResult) -> Record:
     name = result.experiment
-    entry, said = study.experiments[name], said_of(study, numbers, runs)
+    entry = study.experiments[name]
     return {
         "name": name,
         "title": study.title(name),
         "note": entry.note,
-        "method": entry.method,
-        "builds_on": _builds_on(entry.builds_on, study),
-        **{key: getattr(result, key) for key in ("winner", "leader", "pinned", "reason", "last_k")},
+        "builds_on": [] if entry.builds_on is None else [entry.builds_on, study.title(entry.builds_on)],
+        **{key: getattr(result, key) for key in ("winner", "leader", "last_k")},
         "tied": list(result.tied),
         "base": _base(study, name, runs),
-        "arms": [_arm(place, arm) for place, arm in enumerate(numbers["arms"])],
-        "lead": said[0],
-        "more": said[1:],
+        "arms": [_arm(arm) for arm in numbers["arms"]],
+        "lead": paragraphs_of(study, numbers, runs)[0],
         "problems": gained_and_lost(runs),
     }
 
 
-def _builds_on(experiment: str | None, study: Study) -> list[str]:
-    """The experiment before, if there is one: its name and title."""
-    return [] if experiment is None else [experiment, study.title(experiment)]
-
-
-def _arm(place: int, arm: Numbers) -> Record:
-    plain = as_plain(arm)
-    return {
-        "place": place,
-        **{key: plain[key] for key in ("arm", "before", "after", "length", "overrides", "runs")},
-        **{key: plain["final"][key] for key in ("value", "low", "high")},
-        "behind": plain["below"],
-        "collapsed": len(arm["collapses"]),
-        "same_as": [run.config["same_as"] for run in arm["all"] if run.config["same_as"]],
-    }
+def _arm(arm: Numbers) -> Record:
+    same_as = [run.config["same_as"] for run in arm["all"] if run.config["same_as"]]
+    return {key: arm[key] for key in ("arm", "overrides", "runs")} | {"same_as": same_as}
 
 
 def _base(study: Study, name: str, runs: list[Run]) -> Record:
-    """What an experiment builds on: the winners' values that its runs hold, and the values that its arms change.
+    """The values from which an experiment starts.
 
     Returns:
-        ``won``: key, value and source; ``changed``: the value before of each key that an arm overrides.
+        ``won``: key, value and source of values taken from winners; ``changed``: the previous value of each key that an arm
+        sets.
     """
     configs = [run.config["config"] for run in runs]
     won = {

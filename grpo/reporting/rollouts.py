@@ -1,4 +1,4 @@
-"""The stored samples, in the form that the page browses, and how many problems each arm gained and lost."""
+"""Stored samples for the page's browser, and the problems that each arm gained and lost."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from grpo.study import paths
 from grpo.study.runs_table import stage_of_run
 
 SUM = re.compile(r"(-?\d+) ([+-]) (\d+) = (-?\d+)")
-MOST_SAMPLES = 700_000  # characters in the page; the rest stays in the runs' folders
+MOST_SAMPLES = 700_000  # characters in the page; other samples stay in the runs' folders
 NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")
 COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", *NUMBERS)
 
 
 def read_samples(run: str) -> list[dict[str, Any]]:
-    """The samples of the run ``EXPERIMENT/ARM/SEED``, at its first, middle and last evaluation.
+    """Read the samples of the run ``EXPERIMENT/ARM/SEED``, from its first, middle and last evaluation.
 
     Raises:
         UserError: they are missing or damaged.
@@ -34,19 +34,19 @@ def read_samples(run: str) -> list[dict[str, Any]]:
 
 
 def sums_hold(response: str) -> bool:
-    """Whether every sum and difference that a response writes out holds: ``4 - 5 = 1`` does not."""
+    """Whether every sum and difference in a response is correct; ``4 - 5 = 1`` is not."""
     return all(int(a) + int(sign + b) == int(c) for a, sign, b, c in SUM.findall(response))
 
 
 def browsable(runs: list[str]) -> dict[str, Any]:
-    """Samples of runs, each prompt and each problem once.
+    """Collect samples, with each prompt and problem stored once.
 
     Args:
-        runs: in the order in which they are given room.
+        runs: by priority, as the page has room for :data:`MOST_SAMPLES` characters.
 
     Returns:
-        ``prompts``; ``problems`` with their truths; ``columns``; ``runs``: name -> a row for each sample, prompt and problem by
-        their places; ``left_out``: those for which there was no room.
+        ``prompts``; ``problems`` with their truths; ``columns``; ``runs``: name -> a row per sample, with indices of prompt and
+        problem; ``left_out``: runs for which there was no room.
     """
     prompts: dict[str, int] = {}
     problems: dict[tuple[str, str], int] = {}
@@ -70,9 +70,9 @@ def browsable(runs: list[str]) -> dict[str, Any]:
 
 
 def gained_and_lost(runs: list[Run]) -> dict[str, tuple[float, ...]]:
-    """Of each arm how many problems are right before training, right at the end, gained and lost: means over its runs.
+    """Number of problems right before training, right at the end, gained and lost, by arm: means over its runs.
 
-    Each run's last evaluation is compared with its own first.
+    Each run's last evaluation is compared with its first.
     """
     found = {}
     for arm, of_arm in by_arm(runs).items():

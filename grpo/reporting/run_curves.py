@@ -1,4 +1,4 @@
-"""The curves of one run in one picture."""
+"""A figure of one run's curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of the report in Markdown: what the page folds away, and what the write-up links to."""
+"""The sections of the report in Markdown, for the page's folded parts and for reports/sections/."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo.reporting.discussion import Numbers, said_of_numbers
 from grpo.reporting.environment import environments, made_otherwise
 from grpo.reporting.form_and_answer import Split
 from grpo.reporting.kissing_number import read_report, section
-from grpo.reporting.pieces import pieces_of, sft_report
+from grpo.reporting.pieces import discussions, extra_figures, sft_report
 from grpo.reporting.provenance import provenance_of
 from grpo.reporting.rollouts import read_samples, sums_hold
 from grpo.reporting.sentences import interval, templates
@@ -30,24 +30,22 @@ SAMPLES_SHOWN = 2
 Values = dict[str, Any]
 
 
-def said_of(study: Study, numbers: Numbers, runs: list[Run]) -> list[str]:
-    """What is said of an experiment, from its numbers: one sentence on its result, then what else is known of it."""
-    pieces = [piece.discuss(study, runs, numbers) for piece in pieces_of(study, numbers["experiment"]) if piece.discuss]
-    texts = said_of_numbers(numbers, runs, with_courses=numbers["experiment"] not in asked_of_courses(study))
-    return [text for text in (*texts, *pieces) if text]
+def paragraphs_of(study: Study, numbers: Numbers, runs: list[Run]) -> list[str]:
+    """The paragraphs on an experiment; the first is one sentence on its result."""
+    experiment = numbers["experiment"]
+    texts = said_of_numbers(numbers, runs, with_courses=experiment not in asked_of_courses(study))
+    return [text for text in (*texts, *discussions(study, experiment, runs, numbers)) if text]
 
 
 def markdown_sections(
     study: Study, found: Found, numbers: Mapping[str, Numbers], lock: Values, folded: bool = False
 ) -> dict[str, str]:
-    """File name (without ending) -> Markdown: each experiment, the base model, the claims, how it was measured.
-
-    Links lead out of a folder below reports/.
+    """Make the sections: file name (without ending) -> Markdown. Links are relative to a folder below reports/.
 
     Args:
-        numbers: of each experiment, as :func:`grpo.reporting.answer.all_numbers` gives them.
-        lock: what dvc.lock has of each stage; empty where DVC did not make the results.
-        folded: of each experiment only what is folded away, for a page that shows the rest itself.
+        numbers: experiment -> :func:`grpo.reporting.discussion.numbers_of`.
+        lock: the stages of dvc.lock; empty if DVC did not make the results.
+        folded: leave out the first part of each experiment, for a page that shows it itself.
     """
     environment = templates()
     tables = {path.stem: read_text(path, made_by="report") for path in paths.TABLES.glob("*.md")}
@@ -63,7 +61,7 @@ def markdown_sections(
     if study.kissing_number is not None:
         title = "# Scientific discovery: kissing numbers in dimension 11 (`kissing_number`)"
         texts["kissing_number"] = f"{title}\n\n{section(read_report())}\n"
-    cited = {source for verdict in verdicts_of(study) for source in verdict.reported or {}}
+    cited = {source for verdict in verdicts_of(study) for source in verdict.reported}
     texts["claims"] = filled("claims", cited=cited, published=read_yaml(PUBLISHED))
     texts["method"] = filled("method", by_dvc=bool(lock), sections=list(found), **_method(study, found, lock))
     return texts
@@ -85,10 +83,9 @@ def _method(study: Study, found: Found, lock: Values) -> Values:
 
 def _experiment(study: Study, numbers: Numbers, runs: list[Run]) -> Values:
     experiment = numbers["experiment"]
-    entry, pieces = study.experiments[experiment], pieces_of(study, experiment)
-    lead, *more = said_of(study, numbers, runs)
-    # Where a step's time goes is told once, in the last of the experiments that it is about.
-    in_turns_or_apart = [*study.with_report("colocated"), *study.with_report("staleness")]
+    entry = study.experiments[experiment]
+    lead, *more = paragraphs_of(study, numbers, runs)
+    with_breakdown = [*study.with_report("colocated"), *study.with_report("staleness")][-1:]  # the last of both shows it
     return {
         "n": numbers,
         "lead": lead,
@@ -99,11 +96,11 @@ def _experiment(study: Study, numbers: Numbers, runs: list[Run]) -> Values:
         "details": details_table(numbers, times_of_arms(study, runs)),
         "note": entry.note,
         "report": entry.report,
-        "figures": [piece.figure for piece in pieces if piece.figure],
+        "figures": extra_figures(study, experiment),
         "entries": [_entry(study, run) for run in runs] if "leaderboard" in entry.report else [],
         "builds_on": _origins(study, runs),
         "methods": _timing_page("methods.md") if "methods" in entry.report else "",
-        "time_breakdown": _timing_page("time_breakdown.md") if experiment in in_turns_or_apart[-1:] else "",
+        "time_breakdown": _timing_page("time_breakdown.md") if experiment in with_breakdown else "",
         "samples": before_and_after(numbers) if "samples" in entry.report else [],
     }
 
@@ -113,14 +110,14 @@ def _timing_page(name: str) -> str:
 
 
 def _origins(study: Study, runs: list[Run]) -> list[str]:
-    """Whose winners' values the runs hold, and which arms of a sweep they took theirs from, in the experiments' order."""
+    """The winners and ranks from which the runs took values, in the order of the experiments."""
     sources = {v["from"] for run in runs for v in run.config["config"].values()}
     chosen = sorted(source for source in sources if source.startswith(("winner of ", "rank ")))
     return [source for name in study.experiments for source in chosen if f" of {name} (" in source]
 
 
 def _entry(study: Study, run: Run) -> dict[str, Any]:
-    """A leaderboard run: its score on the whole validation set, and the time it took."""
+    """The row of a leaderboard run: its score on the whole validation set, and its time."""
     n = run.metrics["full/problems"]
     low, high = wilson_interval(run.metrics["full/answer_reward"] * n, n)
     return {
@@ -140,14 +137,14 @@ def _dataset_report(task: str) -> dict[str, Any]:
 
 
 def verdicts_of(study: Study) -> list[Verdict]:
-    """The verdicts in reports/claims.json, without those about experiments that the study leaves out."""
+    """Read the verdicts on claims about experiments of this study."""
     return shown(read_verdicts(), study)
 
 
 def before_and_after(numbers: Numbers) -> list[Values]:
-    """The same problems before and after training, from the stored samples of the winner's first run.
+    """Samples of the same problems before and after training, from the winner's first run.
 
-    Those come first whose last answer is right by steps that hold: a right answer may end a wrong sum.
+    Problems whose last answer is right and whose written sums are correct come first: a right answer may follow a wrong sum.
     """
     records = read_samples(numbers["winner"]["runs"][0])
     steps = sorted({record["step"] for record in records})

@@ -1,4 +1,4 @@
-"""Jinja templates hold the report's sentences; Python hands them numbers."""
+"""The report's Jinja templates, and the filters that format numbers in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo.results.findings import Interval
 
 
 def templates(autoescape: bool = False) -> Environment:
-    """Those of the report; nothing may be missing in them."""
+    """The environment of the report's templates; an undefined name is an error."""
     environment = Environment(
         loader=PackageLoader("grpo.reporting"),
         undefined=StrictUndefined,
@@ -27,18 +27,18 @@ def templates(autoescape: bool = False) -> Environment:
 
 
 def said(template: str, **numbers: Any) -> list[str]:
-    """A template's paragraphs, each on one line, without empty ones; a template may break a line before a comma."""
+    """Render a template to paragraphs, each on one line; line breaks before punctuation leave no space."""
     paragraphs = templates().get_template(template).render(**numbers).split("\n\n")
     return [line for paragraph in paragraphs if (line := squeezed(paragraph))]
 
 
 def squeezed(text: str) -> str:
-    """A text on one line, without spaces before punctuation."""
+    """Join a text to one line, without spaces before punctuation."""
     return re.sub(r" ([,.;:)])", r"\1", " ".join(text.split()))
 
 
 def interval(estimate: Interval | Mapping[str, float]) -> str:
-    """``0.712 (0.690 to 0.734)``; the value alone where the interval is a point, which says nothing of chance."""
+    """Format as ``0.712 (0.690 to 0.734)``; only the value if the interval is a point."""
     value, low, high = (
         estimate[k] if isinstance(estimate, Mapping) else getattr(estimate, k) for k in ("value", "low", "high")
     )
@@ -46,16 +46,16 @@ def interval(estimate: Interval | Mapping[str, float]) -> str:
 
 
 def decimals(value: float | None, digits: int = 3) -> str:
-    """A number with so many digits after the point, never ``-0.000``; empty for None."""
+    """Format a number with so many decimals, never as ``-0.000``; None as an empty text."""
     return "" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def shown(value: float, measure: Measure) -> str:
-    """A value of a metric, with its digits."""
+    """Format a metric's value with its number of digits."""
     return f"{value:{measure.shown}}"
 
 
 def names(of: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """Join names to ``a, b and c``."""
     *first, last = of or [""]
     return f"{', '.join(first)} and {last}" if first else last

@@ -1,4 +1,4 @@
-"""The look of each arm: one colour all through the report, dashes that tell arms of one colour apart, and a name to read."""
+"""Style of each arm's curve (colour and dashes, the same in all figures) and readable names of arms."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-# Colours that stay apart for colour-blind readers (Okabe and Ito 2008), with a violet for their black, so that all read on
-# light and on dark ground. From the ninth arm on they come again, and the line differs instead.
+# Colours that colour-blind readers can distinguish (Okabe and Ito 2008); violet replaces their black, so that all can be read
+# on light and dark backgrounds. From the ninth arm on, colours repeat with other dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A63C4", "#999999")
-METHODS = {"grpo": COLOURS[0], "sft": COLOURS[1], "expert_iteration": COLOURS[2]}  # where methods stand beside one another
+METHODS = {"grpo": COLOURS[0], "sft": COLOURS[1], "expert_iteration": COLOURS[2]}  # for figures that compare methods
 
 
 @dataclass(frozen=True)
 class Style:
-    """How the curve of an arm is drawn: its colour, and lengths of ink and gap (none: a solid line)."""
+    """Colour and dashes (lengths of ink and gap; empty for a solid line) of a curve."""
 
     color: str
     dashes: tuple[int, ...] = ()
 
 
 def style(place: int) -> Style:
-    """The look of an experiment's arm, by its place in params.yaml, from 0 on; no two places look the same.
+    """The style of an experiment's arm by its place in params.yaml, from 0; no two places have the same style.
 
-    A solid line for the first eight, then dashes, dashes with one dot between them, with two, and so on.
+    The first eight have solid lines, the next eight dashes, then dashes with one dot, with two dots, and so on.
     """
     turn, colour = divmod(place, len(COLOURS))
     return Style(COLOURS[colour], (6, 2, *(1, 2) * (turn - 1)) if turn else ())
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """The look of each of an experiment's arms (or of whatever else a figure shows), in the order of params.yaml."""
+    """The style of each arm (or other series of a figure), in the given order."""
     return {name: style(place) for place, name in enumerate(names)}
 
 
 def styles_of_places(places: Mapping[str, int]) -> dict[str, Style]:
-    """The look of arms of several experiments in one figure, by each one's place in its own.
+    """The style of arms of several experiments in one figure, by each arm's place in its own experiment.
 
-    Each keeps its colour; of those with the same place the later ones get the next line that is free.
+    Each keeps its colour; arms with the same place get other dashes.
     """
     found: dict[str, Style] = {}
     for name, place in places.items():
@@ -48,7 +48,7 @@ def styles_of_places(places: Mapping[str, int]) -> dict[str, Style]:
 
 
 def readable(arm: str) -> str:
-    """An arm's name for a reader: ``epochs_4-batch_16`` is ``4 epochs × batch 16``, ``rank_1-high`` is ``rank 1, high``."""
+    """A readable name: ``epochs_4-batch_16`` becomes ``4 epochs × batch 16``, ``rank_1-high`` becomes ``rank 1, high``."""
     parts = re.split(r"-(?=[a-z])", arm)
     counted = [re.fullmatch(r"(.*?)_(\d+)", part) for part in parts]
     words = []
@@ -63,7 +63,7 @@ def readable(arm: str) -> str:
 
 
 def with_readable_names(text: str, arms: Iterable[str]) -> str:
-    """A text in which arms stand by the names that figures give them; in names of runs (``EXPERIMENT/ARM/SEED``) they stay."""
+    """Replace names of arms in a text by readable ones, except in names of runs (``EXPERIMENT/ARM/SEED``)."""
     for arm in sorted(arms, key=len, reverse=True):
         text = re.sub(rf"(?<![\w/-]){re.escape(arm)}(?![\w/-])", readable(arm), text)
     return text

@@ -1,19 +1,21 @@
-"""Tables for people (Markdown), for programs (CSV), and what `dvc metrics` follows beside the winners."""
+"""Tables (Markdown), results.csv, and summary.json for `dvc metrics`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from grpo.common.files import read_json, whole_folder, write_json, write_text
+from grpo.common.files import whole_folder, write_json, write_text
 from grpo.reporting.baseline import best_of_n_table, breakdown_table, zero_shot_table
 from grpo.reporting.discussion import Numbers, as_plain
 from grpo.reporting.sentences import decimals, interval
 from grpo.reporting.what_it_would_take import NAME, contents, table
-from grpo.results.claims import claims_table
+from grpo.results.claims import claims_table, read_verdicts, shown
 from grpo.results.contrasts import not_a_matter_of_seeds, undecided
+from grpo.results.markdown import markdown_table
 from grpo.results.runs import Run, by_arm, evaluations_counted, final_scores, read_baseline, read_best_of_n
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -23,13 +25,13 @@ def write_tables(study: Study, numbers: Mapping[str, Numbers]) -> None:
     """Write reports/tables/*, reports/results.csv and reports/summary.json.
 
     Args:
-        numbers: of each experiment.
+        numbers: experiment -> :func:`grpo.reporting.discussion.numbers_of`.
     """
     baseline = read_baseline(study)
     sampled = read_best_of_n(study)
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {"zero_shot": {prompt: values["answer_reward"] for prompt, values in baseline.items()}}
-    claims = read_json(paths.CLAIMS, made_by="report", keys=("claims",))
+    verdicts = read_verdicts()
     if sampled:
         summary["best_of_n"] = {prompt: _at_most_samples(values) for prompt, values in sampled.items()}
     with whole_folder(paths.TABLES) as folder:
@@ -41,13 +43,12 @@ def write_tables(study: Study, numbers: Mapping[str, Numbers]) -> None:
         unknown = contents(undecided(study), not_a_matter_of_seeds(study))
         write_json(folder / f"{NAME}.json", unknown)
         write_text(folder / f"{NAME}.md", table(unknown["undecided"]))
-        write_text(folder / "claims.md", claims_table(claims, study.left_out))
+        write_text(folder / "claims.md", claims_table(shown(verdicts, study)))
         write_json(folder / "numbers.json", {name: as_plain(of) for name, of in numbers.items()})
         for experiment, of in numbers.items():
             rows += [result_row(study, run) for arm in of["arms"] for run in arm["all"]]
             write_text(folder / f"{experiment}.md", experiment_table(of))
-    verdicts = [claim["verdict"] for claim in claims["claims"]]
-    summary["claims"] = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+    summary["claims"] = dict(Counter(verdict.verdict for verdict in verdicts))
     pd.DataFrame(rows).to_csv(paths.REPORTS / "results.csv", index=False, lineterminator="\n")
     write_json(paths.SUMMARY, summary)
 
@@ -58,7 +59,7 @@ def _at_most_samples(values: dict[str, Any]) -> dict[str, float]:
 
 
 def result_row(study: Study, run: Run) -> dict[str, Any]:
-    """One run as a row of reports/results.csv."""
+    """A run's row of reports/results.csv."""
     last = run.history.iloc[-1]
     return {
         "experiment": run.experiment,
@@ -76,7 +77,7 @@ def result_row(study: Study, run: Run) -> dict[str, Any]:
 
 
 def experiment_table(numbers: Numbers) -> str:
-    """Each arm's answer reward, how far it is below the leader, what the reward is made of, and its runs that collapsed."""
+    """Table of arms: answer reward, distance to the leader, form, accuracy given the form, length and collapsed runs."""
     leader, several = numbers["leader"]["arm"], len(numbers["arms"]) > 1
     columns = [
         "arm",
@@ -87,7 +88,7 @@ def experiment_table(numbers: Numbers) -> str:
         *(["runs that collapsed"] if numbers["collapsed"] else []),
     ]
     rows = [_row(arm, numbers, several) for arm in numbers["arms"]]
-    return _markdown(columns, rows) + _ended_early(numbers)
+    return markdown_table(columns, rows) + _ended_early(numbers)
 
 
 def _row(arm: Numbers, numbers: Numbers, several: bool) -> list[str]:
@@ -104,22 +105,22 @@ def _row(arm: Numbers, numbers: Numbers, several: bool) -> list[str]:
 
 
 def further_sets_table(study: Study, runs: list[Run]) -> str:
-    """The answer reward of each arm on each further evaluation set, mean over seeds; empty without such sets."""
+    """Table of answer rewards on further evaluation sets, mean over seeds; empty without such sets."""
     rows = []
     for name in study.also_evaluated(study.experiments[runs[0].experiment].task):
         column = f"val/also/{name}/answer_reward"
         for arm, of_arm in by_arm(runs).items():
-            measured = [run.validation[column].dropna() for run in of_arm]  # NaN where it was not due
+            measured = [run.validation[column].dropna() for run in of_arm]  # NaN at steps without this evaluation
             means = [sum(values.iloc[place] for values in measured) / len(measured) for place in (0, -1)]
             rows.append([name, arm, *map(decimals, means), str(len(of_arm))])
-    return _markdown(["set", "arm", "before training", "at its last evaluation", "runs"], rows) if rows else ""
+    return markdown_table(["set", "arm", "before training", "at its last evaluation", "runs"], rows) if rows else ""
 
 
 def details_table(numbers: Numbers, times: dict[str, tuple[float, float]]) -> str:
-    """What explains an arm's reward, and what it took: seconds and GPU-hours of its runs together.
+    """Table of arms: best evaluation, entropy, gradient norm, and total seconds.
 
     Args:
-        times: of each arm; GPU-hours have a column where there are any.
+        times: arm -> seconds and GPU-hours; the table has a column of GPU-hours if there are any.
     """
     on_gpus = any(gpu_hours for _, gpu_hours in times.values())
     columns = ["arm", "best (step)", "token entropy", "gradient norm, median", "largest", "seconds"]
@@ -132,20 +133,15 @@ def details_table(numbers: Numbers, times: dict[str, tuple[float, float]]) -> st
         cells = [arm["arm"], f"{best['best/answer_reward']:.3f} ({best['best/step']})"]
         cells += [decimals(entropy), decimals(norms.median(), 2), decimals(norms.max(), 2), f"{times[arm['arm']][0]:.0f}"]
         rows.append([*cells, f"{times[arm['arm']][1]:.2f}"] if on_gpus else cells)
-    return _markdown([*columns, "GPU-hours"] if on_gpus else columns, rows)
-
-
-def _markdown(columns: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]]) + "\n"
+    return markdown_table([*columns, "GPU-hours"] if on_gpus else columns, rows)
 
 
 def _ended_early(numbers: Numbers) -> str:
-    """Which runs count by fewer evaluations than the column's head says, and why; nothing where there are none."""
+    """State which runs average fewer evaluations than the column's head says, and why; empty if there are none."""
     last_k, early = numbers["last_k"], []
     for run in (run for arm in numbers["arms"] for run in arm["all"]):
         if (counted := evaluations_counted(run.outcomes, last_k)) < last_k:
-            reasons = {"diverged": run.metrics["diverged_step"], "its time was up": run.metrics["time_limit_step"]}
+            reasons = {"diverged": run.metrics["diverged_step"], "time limit": run.metrics["time_limit_step"]}
             why = next((f", {reason} at step {step}" for reason, step in reasons.items() if step is not None), "")
             early.append(f"{run.name} ({counted}{why})")
     return f"\nFewer evaluations than {last_k} count in: {'; '.join(early)}.\n" if early else ""

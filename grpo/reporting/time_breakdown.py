@@ -1,7 +1,4 @@
-"""Where the seconds of a step go when one process does everything in turns, and when generator and learner are apart.
-
-All of it depends on the clock, so it belongs into reports/timing.
-"""
+"""Seconds of a step by component, in one process and with asynchronous generator and learner (reports/timing)."""
 
 from __future__ import annotations
 
@@ -15,21 +12,22 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from grpo.reporting.charts import INK, bars, panels
+from grpo.reporting.sentences import interval
 from grpo.reporting.style import readable
 from grpo.results.intervals import difference_of
+from grpo.results.markdown import markdown_table
 from grpo.results.runs import Run, by_arm, value
-from grpo.results.statistics import format_interval
 
 Steps = Sequence[Mapping[str, float]]  # as in a timing file; times in seconds
-GOAL = 1.15  # a step should take at most so many times the longer of generation and training
+GOAL = 1.15  # goal: a step takes at most so many times the longer of generation and training
 PARTS = (
     "rollout",
     "scoring",
     "training",
-    "synchronization",  # the learner hands weights out
-    "generator_synchronization",  # the generator takes them over
+    "synchronization",  # the learner sends weights
+    "generator_synchronization",  # the generator loads them
     "waiting",  # the learner waits for rollouts
-    "generator_waiting",  # the generator waits for an order
+    "generator_waiting",  # the generator waits for a request
 )
 TURNS = {"rollout": "rollout", "scoring": "scoring", "training": "training", "synchronization": "weights"}
 GENERATOR = {"rollout": "rollout", "generator_synchronization": "weights", "generator_waiting": "waiting"}
@@ -38,19 +36,19 @@ STYLES = {
     "rollout": ("#0072B2", "rollout"),
     "scoring": ("#E69F00", "scoring"),
     "training": ("#009E73", "training"),
-    "weights": ("#CC79A7", "weights handed out or taken over"),
+    "weights": ("#CC79A7", "weights sent or loaded"),
     "waiting": ("#999999", "waiting for the other side"),
 }
 
 
 @dataclass(frozen=True)
 class Variant:
-    """An arm of one of the two experiments.
+    """An arm with its times.
 
     Attributes:
-        lag: ``max_policy_lag``; None where one process does everything in turns.
-        times: see :func:`time_breakdown`.
-        restarts: of actors, over all its runs.
+        lag: ``max_policy_lag``; None in one process.
+        times: see :func:`time_breakdown`; None without steady steps.
+        restarts: restarts of actors, over all its runs.
     """
 
     name: str
@@ -60,7 +58,7 @@ class Variant:
 
 
 def variants(runs: list[Run], read_timing: Callable[[Run], dict[str, Any]]) -> list[Variant]:
-    """The arms' times, each over the steady steps of all its runs together."""
+    """Average each arm's times over the steady steps of all its runs."""
     found = []
     for arm, of_arm in by_arm(runs).items():
         apart = value(of_arm[0], "asynchronous")
@@ -76,26 +74,26 @@ def variants(runs: list[Run], read_timing: Callable[[Run], dict[str, Any]]) -> l
 
 
 def steady_steps(steps: Steps, evaluated: Collection[int], lag: int | None) -> list[Mapping[str, float]]:
-    """The steps that no evaluation is felt in; the untrained one before the first step is one too.
+    """The steps that no evaluation affects.
 
-    The rollouts of the 1 + ``lag`` steps after an evaluation were ordered before it, and the generator finished them during
-    it, so that the learner has nothing to wait for; and before those of the step after them the generator stood idle. These
-    2 + ``lag`` steps are left out; where one process does everything (None), the first one.
+    The rollouts of the 1 + ``lag`` steps after an evaluation were requested before it. The generator finishes them during the
+    evaluation, so the learner does not wait for them, and the generator is idle before those of the next step. These
+    2 + ``lag`` steps are left out; in one process (None), the first one.
 
     Args:
-        evaluated: the steps after which the policy was evaluated, 0 among them.
+        evaluated: the steps after which the policy was evaluated, including 0 (the untrained model).
     """
     left_out = 1 if lag is None else 2 + lag
-    felt = {step + i for step in evaluated for i in range(1, left_out + 1)}
-    return [step for step in steps if step["step"] not in felt]
+    affected = {step + i for step in evaluated for i in range(1, left_out + 1)}
+    return [step for step in steps if step["step"] not in affected]
 
 
 def time_breakdown(steps: Steps) -> dict[str, float] | None:
     """Mean seconds of a step and of its parts; None if there are no steps.
 
     Returns:
-        each of ``PARTS`` (0 where a run has no such part), ``step``, ``efficiency`` (the longer of rollout and training as a
-        share of the step: 1 where the shorter one and all else is hidden behind it) and ``steps``, how many were averaged.
+        each of ``PARTS`` (0 if a run has no such part), ``step``, ``efficiency`` (the longer of rollout and training as a share
+        of the step; 1 if all else overlaps with it) and ``steps`` (number of steps averaged).
     """
     if not steps:
         return None
@@ -104,9 +102,9 @@ def time_breakdown(steps: Steps) -> dict[str, float] | None:
 
 
 def draw_time_breakdown(found: list[Variant]) -> Figure:
-    """Seconds of a step: one bar where one process does everything, generator above learner where they are apart.
+    """Draw the seconds of a step: one bar for one process, two (generator above learner) for asynchronous arms.
 
-    Beside each the longer of rollout and training as a share of the step, and a stroke at ``GOAL`` times the longer one.
+    A number beside each gives its efficiency, a stroke the goal: ``GOAL`` times the longer of rollout and training.
     """
     parts: list[dict[str, Any]] = []
     marks: list[tuple[str, float, str]] = []
@@ -140,7 +138,7 @@ def draw_time_breakdown(found: list[Variant]) -> Figure:
 
 
 def _laid_out(name: str, times: Mapping[str, float], parts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The parts of one bar, end to end."""
+    """The parts of one bar, laid end to end."""
     ends = np.cumsum([0.0, *(times[part] for part in parts)]).tolist()
     return [
         {"name": name, "kind": STYLES[look][1], "start": start, "end": end}
@@ -149,12 +147,12 @@ def _laid_out(name: str, times: Mapping[str, float], parts: Mapping[str, str]) -
 
 
 def breakdown_table(found: list[Variant]) -> str:
-    """Mean seconds of a step and its parts, one row a variant, as Markdown."""
+    """Mean seconds of a step and its parts, one row per arm (Markdown)."""
     columns = [
-        "variant", "steps", "rollout", "scoring", "training", "weights handed out", "weights taken over", "learner waits",
-        "generator waits", "step", "longer of rollout and training, share of step",
+        "arm", "steps", "rollout", "scoring", "training", "weights sent", "weights loaded", "learner waits", "generator waits",
+        "step", "longer of rollout and training, share of step",
     ]  # fmt: skip
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    rows = []
     for variant in found:
         cells = [""] * (len(columns) - 2)
         if variant.times is not None:
@@ -162,16 +160,15 @@ def breakdown_table(found: list[Variant]) -> str:
             parts = ["" if variant.lag is None and p in apart_only else f"{variant.times[p]:.3f}" for p in (*PARTS, "step")]
             cells = [*parts, f"{variant.times['efficiency']:.2f}"]
         count = 0 if variant.times is None else variant.times["steps"]
-        lines.append("| " + " | ".join([variant.name, f"{count:.0f}", *cells]) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([variant.name, f"{count:.0f}", *cells])
+    return markdown_table(columns, rows)
 
 
 def discuss_overlap(found: list[Variant]) -> str:
-    """Whether generation and training overlap as far as they should, and what a step takes beside one process."""
+    """State which arms reach the goal for overlap, and how long a step takes compared with one process."""
     timed = [(variant, variant.times) for variant in found if variant.times is not None]
     apart = {v.name: (v.lag, 1 / times["efficiency"], times["step"]) for v, times in timed if v.lag is not None}
-    goal = f"The goal is a step of at most {GOAL:g} times the longer of generation and training."
-    sentences = [goal]
+    sentences = [f"The goal is a step of at most {GOAL:g} times the longer of generation and training."]
     for verdict, wanted in (("meet it", True), ("miss it", False)):
         those = [f"{name} ({ratio:.2f})" for name, (lag, ratio, _) in apart.items() if lag and (ratio <= GOAL) == wanted]
         sentences += [f"These {verdict}: {', '.join(those)}."] if those else []
@@ -184,25 +181,25 @@ def discuss_overlap(found: list[Variant]) -> str:
     if apart:
         shares = ", ".join(f"{v.name} {share_of_turns(times):.2f}" for v, times in timed if v.lag is not None)
         sentences.append(
-            "A machine's speed changes from run to run, so compare a step also with its own rollout, scoring and training, "
-            f"were they done one after the other; it takes this share of their sum: {shares}."
+            "A machine's speed changes from run to run, so compare a step also with the sum of its own rollout, scoring and "
+            f"training, of which it takes this share: {shares}."
         )
     without = [variant.name for variant in found if variant.times is None]
     sentences += [f"No step counts in {', '.join(without)}: the runs are too short."] if without else []
     early = [name for name, (_, ratio, _) in apart.items() if ratio < 1]
-    sentences += [f"Below 1, rollouts made during an evaluation were still left: {', '.join(early)}."] if early else []
+    sentences += [f"Below 1, rollouts made during an evaluation were still in stock: {', '.join(early)}."] if early else []
     restarted = [f"{v.name} {v.restarts}" for v in found if v.restarts]
-    sentences += [f"Actors that were lost and started again: {', '.join(restarted)}; this time counts."] if restarted else []
+    sentences += [f"Actors that were restarted: {', '.join(restarted)}; their lost time counts."] if restarted else []
     return " ".join(sentences)
 
 
 def share_of_turns(times: Mapping[str, float]) -> float:
-    """A step's seconds as a share of its rollout, scoring and training one after the other."""
+    """A step's seconds as a share of the sum of its rollout, scoring and training."""
     return times["step"] / (times["rollout"] + times["scoring"] + times["training"])
 
 
 def discuss_at_equal_time(first: list[Run], second: list[Run], elapsed: Callable[[Run], pd.Series[float]]) -> str:
-    """How far two arms are when the first of their runs has ended.
+    """Compare two arms at the time at which the first of their runs ends.
 
     Args:
         elapsed: seconds since a run's start, without evaluation, by step.
@@ -211,16 +208,15 @@ def discuss_at_equal_time(first: list[Run], second: list[Run], elapsed: Callable
     end = min(float(seconds.iloc[-1]) for seconds in times.values())
     scores = tuple(np.stack([outcome_at(run, times[run.name], end) for run in arm]) for arm in (first, second))
     difference = difference_of(scores[0], scores[1])
-    apart = difference.low > 0 or difference.high < 0
-    verdict = "" if apart else ": these runs cannot tell the two apart"
+    verdict = "" if difference.low > 0 or difference.high < 0 else ": these runs cannot tell the two apart"
     return (
         f"After {end:.1f} s without evaluation, when the first of their runs had ended, {first[0].arm} stood at "
         f"{scores[0].mean():.3f} and {second[0].arm} at {scores[1].mean():.3f} (last evaluation until then), a difference of "
-        f"{format_interval(difference)}{verdict}."
+        f"{interval(difference)}{verdict}."
     )
 
 
 def outcome_at(run: Run, elapsed: pd.Series[float], seconds: float) -> NDArray[np.float64]:
-    """Rewards of the problems in a run's last evaluation within so many seconds: (problems,)."""
+    """Rewards in a run's last evaluation within so many seconds, (problems,)."""
     done = [i for i, step in enumerate(run.validation["step"]) if step == 0 or elapsed[step] <= seconds]
     return np.asarray(run.outcomes[done[-1]])

@@ -1,4 +1,4 @@
-"""The course of a curve in words: where it rises and falls, by which step, and where it then stays."""
+"""Detection of a curve's rises and falls, which the report puts into words."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pandas as pd
 from grpo.results.runs import REWARD, Run
 from grpo.results.verdicts import KL
 
-SMALL = 0.05  # of a curve's mean
-TURN = 0.2  # of a curve's range: a smaller move against its direction is no turn
-LEVEL = 0.1  # of a move: within so much of its end the curve has arrived
-MOST_MOVES = 3  # of which a sentence still tells one after the other
-BLOCKS = 6  # a metric of each step is averaged over so many blocks of steps
+SMALL = 0.05  # a curve whose range is below this share of its mean is flat
+TURN = 0.2  # a curve turns if it goes back by this share of its range
+LEVEL = 0.1  # a move ends where the rest of it is below this share
+MOST_MOVES = 3  # most moves that a sentence describes
+BLOCKS = 6  # a per-step metric is averaged over so many blocks of steps
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric whose course the report tells.
+    """A metric whose curve the report describes.
 
     Attributes:
         table: ``history`` or ``validation``.
-        shown: how a value is written, as :func:`format` takes it.
-        least: moves below it, and below a twentieth of the curve's mean, are no moves.
+        shown: format specification of its values.
+        least: a curve with a smaller range is flat.
     """
 
     key: str
@@ -50,14 +50,14 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Trend:
-    """How a curve moves.
+    """The rises and falls of a curve.
 
     Attributes:
-        moves: ``verb`` (rises, falls), ``start``, ``end`` and ``by``, the step at which it has arrived; empty where it stays,
-            or turns too often to tell each move.
-        low, high: the range of the curve from the end of its last move on; of all of it where ``moves`` is empty.
-        settled: whether it stays in that range; False where it still moves at the last step, or swings.
-        first, last: the curve's ends.
+        moves: ``verb`` (rises, falls), ``start``, ``end`` and ``by`` (the step at which the move ends); empty for a flat curve
+            or one with too many turns.
+        low, high: range of the curve after its last move; of the whole curve if ``moves`` is empty.
+        settled: whether the curve stays in that range; False if it still moves at the last step, or has too many turns.
+        first, last: first and last value.
     """
 
     moves: tuple[dict[str, Any], ...]
@@ -69,13 +69,13 @@ class Trend:
 
 
 def trend(steps: Sequence[int], values: Sequence[float], least: float) -> Trend | None:
-    """The moves of a curve; None without two finite values.
+    """Find the moves of a curve; None with fewer than two finite values.
 
-    A curve turns where it goes back by a fifth of its whole range (a zigzag filter); its last move ends where the curve first
-    comes within a tenth of the move's end, if it stays there.
+    A curve turns where it goes back by a fifth of its range (zigzag filter). Its last move ends where the curve comes within a
+    tenth of the move's end and stays there.
 
     Args:
-        least: a curve whose range is smaller, or smaller than a twentieth of its mean, stays.
+        least: a curve with a smaller range, or one below a twentieth of its mean, is flat.
     """
     points = [(step, value) for step, value in zip(steps, values, strict=True) if np.isfinite(value)]
     if len(points) < 2:
@@ -97,7 +97,7 @@ def trend(steps: Sequence[int], values: Sequence[float], least: float) -> Trend 
 
 
 def _turns(y: np.ndarray, back: float) -> list[int]:  # type: ignore[type-arg]
-    """Places of the first value, of each turn, and of the last extreme."""
+    """Indices of the first value, of each turn, and of the last extreme."""
     turns, extreme, sign = [0], 0, 0.0
     for place in range(1, len(y)):
         if sign * (y[place] - y[extreme]) >= 0 and sign:
@@ -110,14 +110,14 @@ def _turns(y: np.ndarray, back: float) -> list[int]:  # type: ignore[type-arg]
 
 
 def _arrival(y: np.ndarray, first: int, last: int) -> int:  # type: ignore[type-arg]
-    """Where the curve comes within a tenth of the move from ``first`` to ``last`` and stays until ``last``."""
+    """Index from which the curve stays within a tenth of the move's size of its end (from ``first`` to ``last``)."""
     near = np.abs(y[first : last + 1] - y[last]) <= LEVEL * abs(y[last] - y[first])
     away = np.flatnonzero(~near)
     return first + (int(away[-1]) + 1 if len(away) else 0)
 
 
 def trend_of(runs: list[Run], measure: Measure) -> Trend | None:
-    """The course of a metric's mean over runs, as it is written, at the steps that all have; None where one lacks it."""
+    """The trend of a metric's mean over runs, at the steps that all have; None if a run lacks the metric."""
     tables = [getattr(run, measure.table) for run in runs]
     if not tables or any(measure.column not in table for table in tables):
         return None
@@ -126,5 +126,5 @@ def trend_of(runs: list[Run], measure: Measure) -> Trend | None:
     if measure.table == "history":
         blocks = [curve.iloc[places] for places in np.array_split(np.arange(len(curve)), min(BLOCKS, len(curve)))]
         curve = pd.Series({int(block.index[-1]): block.mean() for block in blocks if len(block)}, dtype=float)
-    shown = [float(format(value, measure.shown)) for value in curve]  # a move that the digits do not show is none
+    shown = [float(format(value, measure.shown)) for value in curve]  # rounded, so that no invisible move is described
     return trend(curve.index.tolist(), shown, measure.least)

@@ -1,4 +1,4 @@
-"""What it would take to know: seeds, runs and hours for each comparison that the study's runs could not decide."""
+"""Seeds, runs and hours that would decide each undecided comparison."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.common.files import read_json
+from grpo.reporting.sentences import interval
 from grpo.results.findings import Verdict
+from grpo.results.markdown import markdown_table
 from grpo.results.power import CHANCE, MOST_SEEDS
-from grpo.results.statistics import format_interval
 from grpo.study import paths
 
-Row = dict[str, Any]  # as grpo.results.contrasts.undecided
+Row = dict[str, Any]  # of grpo.results.contrasts.undecided
 NAME = "what_it_would_take"
 KEYS = ("chance", "undecided", "not_a_matter_of_seeds")
 
 
 def contents(rows: list[Row], others: list[Verdict]) -> dict[str, Any]:
-    """The result file: the chance that is asked for, the contrasts, and the claims that seeds alone do not decide."""
+    """The result file: the required probability, the contrasts, and the claims that seeds alone do not decide."""
     kept = ("claim", "experiment", "statement", "measured", "reason")
     return {
         "chance": CHANCE,
@@ -27,7 +28,7 @@ def contents(rows: list[Row], others: list[Verdict]) -> dict[str, Any]:
 
 
 def read_contents() -> dict[str, Any]:
-    """reports/tables/what_it_would_take.json.
+    """Read reports/tables/what_it_would_take.json.
 
     Raises:
         UserError: it is missing or damaged.
@@ -37,7 +38,7 @@ def read_contents() -> dict[str, Any]:
 
 
 def command(row: Row) -> str:
-    """What makes a contrast's runs with the seeds that it lacks; empty where it lacks none, or no number is enough or known."""
+    """The command that runs the missing seeds of a contrast; empty if none is missing or their number is unknown."""
     present, more = row["seeds"], (row["seeds_needed"] or 0) - len(row["seeds"])
     if more <= 0:
         return ""
@@ -47,10 +48,10 @@ def command(row: Row) -> str:
 
 
 def hours(row: Row, seconds: Mapping[str, float]) -> tuple[float, float] | None:
-    """Hours of the missing runs of the two arms alone, and of all runs that the command makes; None where it is no such row.
+    """Hours of the missing runs of the two arms, and of all runs of the command; None if the number of seeds is unknown.
 
     Args:
-        seconds: of a run of each arm, ``EXPERIMENT/ARM``; 0 where it is taken over from an equal run.
+        seconds: ``EXPERIMENT/ARM`` -> seconds of a run; 0 if it is taken over from an identical run.
     """
     if row["seeds_needed"] is None:
         return None
@@ -62,22 +63,22 @@ def hours(row: Row, seconds: Mapping[str, float]) -> tuple[float, float] | None:
 
 
 def table(rows: Sequence[Row], seconds: Mapping[str, float] | None = None) -> str:
-    """A row for each contrast, Markdown.
+    """Table of contrasts (Markdown).
 
     Args:
-        seconds: as in :func:`hours`; without it the table is the same in every repetition.
+        seconds: as in :func:`hours`; without it, the table has no hours and is the same in every repetition.
     """
     if not rows:
-        return "Nothing: no comparison of this study was left undecided.\n"
+        return "Nothing: this study left no comparison undecided.\n"
     columns = ["which is better", "experiment", "asked by", "difference (95% interval)", "seeds now", "seeds needed"]
     columns += [*(["hours, these two arms", "hours, the command"] if seconds is not None else []), "next command"]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines = []
     for row in rows:
         cells = [
             f"{row['arms'][1]} or {row['arms'][0]}" + (f" (bar {row['bar']:g})" if row["bar"] else ""),
             " and ".join(dict.fromkeys(row["experiments"])),
             ", ".join(row["asked_by"]),
-            format_interval(row["measured"]),
+            interval(row["measured"]),
             str(len(row["seeds"])),
             _needed(row),
         ]
@@ -85,20 +86,20 @@ def table(rows: Sequence[Row], seconds: Mapping[str, float] | None = None) -> st
             cost = hours(row, seconds)
             cells += ["", ""] if cost is None else [_hours(one) for one in cost]
         cells.append(f"`{row['command']}`" if row["command"] else "")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return markdown_table(columns, lines)
 
 
 def _needed(row: Row) -> str:
     if row["seeds_needed"] is not None:
         return f"{row['seeds_needed']:,}"
     if row["spread"] is None:
-        return "not known: one seed shows no spread between runs"
+        return "unknown: one seed shows no spread between runs"
     if row["problems_needed"] is None:
-        return "not to be said: the measured difference is zero"
+        return "unknown: the measured difference is zero"
     if row["problems_needed"] <= row["problems"]:
         return f"more than {MOST_SEEDS:,}"
-    return f"no number: {row['problems']:,} problems are too few, {row['problems_needed']:,} at least are needed"
+    return f"no number: {row['problems']:,} problems are too few, at least {row['problems_needed']:,} are needed"
 
 
 def _hours(hours: float) -> str:

@@ -1,4 +1,4 @@
-"""The write-up: the report's summary in Markdown, with a file for each section."""
+"""The report in Markdown: the summary reports/writeup.md, and a file for each section."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from grpo.study.schema import Study
 
 
 def write_writeup(study: Study, found: Found, numbers: Mapping[str, Numbers], by_dvc: bool = True) -> None:
-    """Write reports/writeup.md, the summary, and reports/sections/*.md.
+    """Write reports/writeup.md and reports/sections/*.md.
 
     Args:
-        numbers: of each experiment.
-        by_dvc: whether the results are those of DVC's stages, so that dvc.lock has their hashes.
+        numbers: experiment -> :func:`grpo.reporting.discussion.numbers_of`.
+        by_dvc: whether DVC's stages made the results, so that dvc.lock has their hashes.
     """
     with whole_folder(paths.SECTIONS) as folder:
         for name, text in markdown_sections(study, found, numbers, stages_in_lock() if by_dvc else {}).items():

@@ -1,7 +1,7 @@
-"""Runs that fell from what they had reached.
+"""Detection of collapsed runs.
 
-A collapsed run is counted apart: an arm's interval is about its runs that held, and stands beside the number of those that
-collapsed. One collapsed run of three would otherwise make an arm's interval as wide as the scale, and say little of either.
+Collapsed runs are counted separately: an arm's interval covers its other runs, and the report gives the number of collapsed
+ones beside it. A single collapsed run of three would otherwise make the interval as wide as the whole scale.
 """
 
 from __future__ import annotations
@@ -13,28 +13,25 @@ from grpo.results.intervals import difference_of, simultaneous
 from grpo.results.runs import Run, mean_of_last, value
 from grpo.results.statistics import LEVEL, wilson_interval
 
-BELOW = 0.5  # share of the best reward under which a run has collapsed
+BELOW = 0.5  # a run that ends below this share of its best reward has collapsed
 TRAINING_REWARD = "train/answer_reward"
 
 
 def collapse_of(run: Run, last_k: int) -> Collapse | None:
-    """The collapse of a run, or None.
+    """Return the collapse of a run, or None.
 
-    A run collapsed if it was stopped because it diverged, or if it ends below half of its best reward: the best evaluation, the
-    untrained one included, or the best training reward of a step, which shows a fall between two evaluations. The fall must be
-    more than chance explains, as the best of several is chosen by its luck too; Bonferroni over the evaluations or steps. A
-    run that stays where it started has not collapsed.
+    A run has collapsed if it was stopped because it diverged, or if it ends below half of its best reward. The best reward is
+    that of an evaluation (also the untrained one) or the training reward of a step, which shows a fall between two evaluations.
+    The fall must exceed chance, corrected for the number of evaluations or steps (Bonferroni), because the best of several is
+    partly luck. A run that stays where it started has not collapsed.
     """
-    found = max((one for one in (_in_evaluations(run, last_k), _in_training(run, last_k)) if one), key=_reached, default=None)
+    seen = (one for one in (_in_evaluations(run, last_k), _in_training(run, last_k)) if one)
+    found = max(seen, key=lambda one: one.reached, default=None)
     stopped = run.metrics["diverged_step"]
     if stopped is None:
         return found
     reached = found.reached if found else float(run.outcomes.mean(axis=1).max())
     return Collapse(run.name, "divergence", int(stopped), reached, _ended(run, last_k))
-
-
-def _reached(collapse: Collapse) -> float:
-    return collapse.reached
 
 
 def _ended(run: Run, last_k: int) -> float:
@@ -52,26 +49,25 @@ def _in_evaluations(run: Run, last_k: int) -> Collapse | None:
 
 
 def _in_training(run: Run, last_k: int) -> Collapse | None:
-    """The groups of a step count, not its rollouts, as those of one problem depend on one another."""
+    """The number of observations is the number of groups, because rollouts of one problem depend on one another."""
     if TRAINING_REWARD not in run.history or "rollout_batch_size" not in run.config["config"]:
         return None
     rewards = run.history.groupby("step")[TRAINING_REWARD].first().dropna()
     if not len(rewards):
         return None
     groups, reached = value(run, "rollout_batch_size") // value(run, "group_size"), float(rewards.max())
-    surely = wilson_interval(reached * groups, groups, 1 - (1 - LEVEL) / len(rewards))[0]
-    if _ended(run, last_k) >= BELOW * surely:
+    lower_end = wilson_interval(reached * groups, groups, 1 - (1 - LEVEL) / len(rewards))[0]
+    if _ended(run, last_k) >= BELOW * lower_end:
         return None
     step = int(rewards.index[int(rewards.argmax())])
     return Collapse(run.name, "training rewards", step, reached, _ended(run, last_k))
 
 
 def collapses_of(runs: Sequence[Run], last_k: int) -> tuple[Collapse, ...]:
-    """The collapses of an arm's runs."""
-    found = (collapse_of(run, last_k) for run in runs)
-    return tuple(collapse for collapse in found if collapse is not None)
+    """The collapses among an arm's runs."""
+    return tuple(collapse for run in runs if (collapse := collapse_of(run, last_k)) is not None)
 
 
 def held(runs: list[Run], last_k: int) -> list[Run]:
-    """The runs that an arm counts by: those that did not collapse, or all where all did."""
+    """The runs that an arm's result averages: those that did not collapse, or all if all collapsed."""
     return [run for run in runs if collapse_of(run, last_k) is None] or runs

@@ -1,4 +1,4 @@
-"""The comparisons that a study's runs could not decide, each with what it would take to decide it."""
+"""Comparisons that a study could not decide, with the seeds or problems that would decide them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from grpo.results.claims import PUBLISHED, read_verdicts, shown
 from grpo.results.evidence import evidence_of
 from grpo.results.experiments import read_result
 from grpo.results.findings import CANNOT_TELL, Contrast, Verdict
-from grpo.results.intervals import Scores
-from grpo.results.power import Spread, problems_needed, seeds_needed, spread_of
+from grpo.results.power import problems_needed, seeds_needed, spread_of
 from grpo.study.schema import Study, read_yaml
 
 SELECTION = "selection"
@@ -23,7 +22,7 @@ Arm = tuple[str, str]  # experiment and arm
 
 @dataclass(frozen=True)
 class _Undecided:
-    """A contrast whose interval holds ``bar``, and who asks for it: a claim's id or ``selection``."""
+    """A contrast whose interval contains ``bar``; ``asked_by`` is a claim's id or ``selection``."""
 
     contrast: Contrast
     arms: tuple[Arm, Arm]
@@ -32,20 +31,20 @@ class _Undecided:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What makes two contrasts the same: their arms, in any order where the bar is zero, and the bar."""
+        """Identity of a contrast: its arms, in any order if the bar is zero, and the bar."""
         arms = ["/".join(arm) for arm in self.arms]
         return (*arms, str(self.bar)) if self.bar else tuple(sorted(arms))
 
 
 def undecided(study: Study) -> list[dict[str, Any]]:
-    """What the study's runs cannot tell, and what it would take: a row for each pair of arms.
+    """List the undecided comparisons, a row for each pair of arms.
 
     Returns:
         ``experiments`` and ``arms`` (first, second), ``asked_by``, ``bar``, ``measured`` (second - first, with its interval),
-        ``seeds`` (the study's) and ``problems`` (their number); ``spread`` (variances, None with one seed);
-        ``seeds_needed`` to tell, with a chance of 0.8, a true difference of the size that was measured, and
-        ``problems_needed`` where no number of seeds does (both None where neither is known); ``needs_runs_of``, the
-        experiments whose runs more seeds would make.
+        ``seeds`` (the study's), ``problems`` (their number), ``spread`` (variances; None with one seed). ``seeds_needed`` is
+        the number that would detect a true difference of the measured size with a probability of 0.8; ``problems_needed`` is
+        given if no number of seeds does. Both are None if unknown. ``needs_runs_of`` lists the experiments that more
+        seeds would run.
 
     Raises:
         UserError: a run or a result file is missing.
@@ -59,13 +58,13 @@ def undecided(study: Study) -> list[dict[str, Any]]:
 
 
 def not_a_matter_of_seeds(study: Study) -> list[Verdict]:
-    """The claims that cannot be told for another reason than an interval that holds the bar."""
+    """The claims with the verdict ``cannot tell`` for another reason than an interval that contains the bar."""
     asked = {one.asked_by for one in _of_claims(study)}
     return [verdict for verdict in _cannot_tell(study) if verdict.claim not in asked]
 
 
 def _of_selections(study: Study) -> Iterator[_Undecided]:
-    """The leader of each experiment against those arms that cannot be told from it."""
+    """The leader of each experiment against each arm that cannot be told from it."""
     for experiment in study.made:
         result = read_result(study, experiment)
         for arm in result.arms:
@@ -74,7 +73,7 @@ def _of_selections(study: Study) -> Iterator[_Undecided]:
 
 
 def _of_claims(study: Study) -> Iterator[_Undecided]:
-    """The contrasts of final rewards that kept a claim from being told."""
+    """The contrasts of final rewards that left a claim undecided."""
     published = {claim["id"]: claim for claim in read_yaml(PUBLISHED)["claims"]}
     for verdict in _cannot_tell(study):
         (kind,) = published[verdict.claim]["test"]
@@ -94,14 +93,15 @@ def _cannot_tell(study: Study) -> list[Verdict]:
     return [verdict for verdict in shown(read_verdicts(), study) if verdict.verdict == CANNOT_TELL]
 
 
-# ------------------------------------------------------------------------------------------ what it would take
-
-
 def _row(study: Study, one: _Undecided) -> dict[str, Any]:
     first, second = (evidence_of(study, experiment).final(arm) for experiment, arm in one.arms)
-    measured, spread = one.contrast.adjusted, _spread(first, second)
+    several = min(len(first), len(second)) > 1 and not np.array_equal(first, second)
+    measured, spread = one.contrast.adjusted, spread_of(first, second) if several else None
+    distance, experiments = measured.value - one.bar, [experiment for experiment, _ in one.arms]
+    known = spread is not None and abs(distance) > ROUNDING
+    seeds = seeds_needed(spread, distance) if spread and known else None
     return {
-        "experiments": [experiment for experiment, _ in one.arms],
+        "experiments": experiments,
         "arms": [arm for _, arm in one.arms],
         "asked_by": [one.asked_by],
         "bar": one.bar,
@@ -109,25 +109,13 @@ def _row(study: Study, one: _Undecided) -> dict[str, Any]:
         "seeds": list(study.seeds),
         "problems": first.shape[1],
         "spread": None if spread is None else {key: getattr(spread, key) for key in ("runs", "problems", "rest")},
-        **_needed(spread, measured.value - one.bar),
-        "needs_runs_of": _made_again(study, [experiment for experiment, _ in one.arms]),
+        "seeds_needed": seeds,
+        "problems_needed": problems_needed(spread, distance) if spread and known and seeds is None else None,
+        "needs_runs_of": _with_predecessors(study, experiments),
     }
 
 
-def _spread(first: Scores, second: Scores) -> Spread | None:
-    several = min(len(first), len(second)) > 1 and not np.array_equal(first, second)
-    return spread_of(first, second) if several else None
-
-
-def _needed(spread: Spread | None, distance: float) -> dict[str, int | None]:
-    seeds = problems = None
-    if spread is not None and abs(distance) > ROUNDING:
-        seeds = seeds_needed(spread, distance)
-        problems = problems_needed(spread, distance) if seeds is None else None
-    return {"seeds_needed": seeds, "problems_needed": problems}
-
-
-def _made_again(study: Study, experiments: list[str]) -> list[str]:
+def _with_predecessors(study: Study, experiments: list[str]) -> list[str]:
     """The experiments and all that they build on or start from, in the study's order."""
     needed, queue = set(), [*experiments]
     while queue:

@@ -1,4 +1,4 @@
-"""What a study has that a claim can be judged by."""
+"""The runs by which a claim is judged."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 from grpo.results.collapses import collapses_of, held
 from grpo.results.findings import Collapse, Contrast
 from grpo.results.intervals import Scores, difference_of, simultaneous
-from grpo.results.runs import Run, by_arm, final_scores, read_runs, steps_taken
+from grpo.results.runs import Run, by_arm, final_scores, read_runs
 from grpo.study.schema import Study
 
 
 class NotMeasured(Exception):
-    """The study lacks what a test needs; the message says what."""
+    """A test's requirement that the study does not meet; the message names it."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a claim is judged by.
+    """The data for judging a claim.
 
     Attributes:
         arms: the experiment's runs by arm, in the order of params.yaml.
-        last_k: how many evaluations a run counts by.
+        last_k: number of last evaluations that a final reward averages.
         baseline: reports/math_baseline.json, for claims about the untrained model.
-        other: the experiment that a claim compares this one with.
+        other: the experiment with which a claim compares this one.
     """
 
     experiment: str
@@ -44,15 +44,15 @@ class Evidence:
         return self.arms[arm]
 
     def held(self, arm: str) -> list[Run]:
-        """The runs of an arm that did not collapse; all where all did."""
+        """The runs of an arm that did not collapse; all if all collapsed."""
         return held(self.runs(arm), self.last_k)
 
     def final(self, arm: str) -> Scores:
-        """The scores that count: (runs that held, problems)."""
+        """Final scores of the runs that did not collapse, (runs, problems)."""
         return final_scores(self.held(arm), self.last_k)
 
     def mean(self, arm: str) -> float:
-        """The mean of the scores that count."""
+        """The mean of :meth:`final`."""
         return float(self.final(arm).mean())
 
     def collapses(self, *arms: str) -> tuple[Collapse, ...]:
@@ -61,27 +61,28 @@ class Evidence:
 
     @property
     def leader(self) -> str:
-        """The arm with the highest final reward; one with a collapsed run only where all have one."""
+        """The arm with the highest final reward, among the arms without a collapsed run if there are any."""
         whole = [arm for arm in self.arms if not self.collapses(arm)]
         return max(whole or self.arms, key=self.mean)
 
     def contrast(self, arm: str, against: str, contrasts: int = 1) -> Contrast:
-        """How far ``arm`` ends above ``against``, alone and as one of so many contrasts."""
+        """The difference of final rewards, unadjusted and adjusted for the number of contrasts."""
         first, second = self.final(against), self.final(arm)
         return Contrast(
             arm, against, difference_of(first, second), difference_of(first, second, simultaneous(contrasts)), contrasts
         )
 
     def steps(self) -> int:
-        """The fewest steps that an arm's runs took; arms whose runs all diverged are left out."""
-        return min((steps for runs in self.arms.values() if (steps := steps_taken(runs))), default=0)
+        """The fewest steps of any run; diverged runs do not count, as they were stopped early."""
+        runs = [run for of_arm in self.arms.values() for run in of_arm if run.metrics["diverged_step"] is None]
+        return min((int(run.validation["step"].iloc[-1]) for run in runs), default=0)
 
 
 def evidence_of(study: Study, experiment: str, other: str | None = None) -> Evidence:
-    """What the study has of an experiment.
+    """Read the evidence on an experiment.
 
     Args:
-        other: the experiment that it is compared with.
+        other: the experiment with which it is compared.
 
     Raises:
         NotMeasured: the study leaves it out.

@@ -1,16 +1,16 @@
-"""An experiment's result: its arms, the leader, and the winner that later experiments build on."""
+"""The result of an experiment: its arms, the leader, and the winner on which later experiments build."""
 
 from __future__ import annotations
 
 from grpo.results.collapses import collapses_of, held
 from grpo.results.findings import ArmResult, Contrast, ExperimentResult
-from grpo.results.intervals import Scores, against_the_best, difference_of, mean_of, run_sd
+from grpo.results.intervals import against_the_best, difference_of, mean_of, run_sd
 from grpo.results.runs import Run, by_arm, final_scores, first_scores, read_runs
 from grpo.study.schema import Study
 
 
 def read_result(study: Study, experiment: str) -> ExperimentResult:
-    """What an experiment's runs came to.
+    """Read an experiment's runs and compute its result.
 
     Raises:
         UserError: a run of the experiment is missing.
@@ -22,24 +22,35 @@ def read_result(study: Study, experiment: str) -> ExperimentResult:
 def result_of(
     experiment: str, arms: dict[str, list[Run]], last_k: int, pinned: str | None = None, tie: str = "first"
 ) -> ExperimentResult:
-    """What these runs come to.
+    """Compute an experiment's result.
 
-    An arm counts by the mean, over its seeds and its last evaluations, of the validation answer reward; collapsed runs are
-    counted apart. The arm with the highest mean leads, of those without a collapsed run where there are such. Arms whose
-    difference to the leader cannot be told from zero, all contrasts with it taken together, are tied with it: one of these and
-    the leader is truly the best in 95% of studies or more.
+    An arm's result is its mean validation answer reward over its seeds and its last evaluations; collapsed runs are counted
+    separately. The arm with the highest mean leads, among the arms without a collapsed run if there are any. Arms whose
+    difference from the leader may be zero, adjusted for the number of arms, are tied with it. The truly best arm is the leader
+    or tied with it in at least 95% of studies.
 
     Args:
         arms: each arm's runs, in the order of params.yaml.
         pinned: the winner that ``selection.pinned`` names.
-        tie: who wins of the leader and those tied with it: the ``first`` in params.yaml, or the ``leader``.
+        tie: which of the leader and the tied arms wins: the ``first`` in params.yaml, or the ``leader``.
     """
     scores = {arm: final_scores(held(runs, last_k), last_k) for arm, runs in arms.items()}
     collapses = {arm: collapses_of(runs, last_k) for arm, runs in arms.items()}
     eligible = [arm for arm in arms if not collapses[arm]] or [arm for arm in arms if len(collapses[arm]) < len(arms[arm])]
     eligible = eligible or list(arms)
     leader = max(eligible, key=lambda arm: float(scores[arm].mean()))  # max keeps the first of equals
-    contrasts = {arm: contrast_of(arm, leader, scores, len(arms) - 1) for arm in arms if arm != leader}
+    level = against_the_best(max(1, len(arms) - 1))
+    contrasts = {
+        arm: Contrast(
+            arm,
+            leader,
+            difference_of(scores[leader], scores[arm]),
+            difference_of(scores[leader], scores[arm], level),
+            len(arms) - 1,
+        )
+        for arm in arms
+        if arm != leader
+    }
     tied = [arm for arm in eligible if arm != leader and not contrasts[arm].told_apart]
     best = leader if tie == "leader" else next(arm for arm in eligible if arm == leader or arm in tied)
     value, out = float(scores[leader].mean()), [arm for arm in arms if arm not in eligible]
@@ -67,14 +78,6 @@ def result_of(
         pinned or best,
         pinned is not None,
         reason,
-    )
-
-
-def contrast_of(arm: str, against: str, scores: dict[str, Scores], contrasts: int = 1) -> Contrast:
-    """How far an arm is above a leader, alone and as one of so many contrasts with it."""
-    first, second = scores[against], scores[arm]
-    return Contrast(
-        arm, against, difference_of(first, second), difference_of(first, second, against_the_best(contrasts)), contrasts
     )
 
 

@@ -1,8 +1,8 @@
-"""What a study found, as plain records: intervals, contrasts, collapses, an experiment's result, a claim's verdict."""
+"""Records of what a study found: intervals, contrasts, collapses, results of experiments, verdicts on claims."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 VerdictName = Literal["agrees", "disagrees", "no difference", "cannot tell", "not tested here"]
@@ -14,9 +14,10 @@ NOT_TESTED: VerdictName = "not tested here"
 VERDICTS = (AGREES, DISAGREES, NO_DIFFERENCE, CANNOT_TELL, NOT_TESTED)
 DECIDED = (AGREES, DISAGREES, NO_DIFFERENCE)
 
+# What an interval covers: what would vary if the study were repeated.
 RUNS_AND_PROBLEMS = "runs and problems"  # new seeds and new problems
 PROBLEMS = "problems"  # new problems, the same runs: the untrained model
-ASSUMED_RUNS = "problems, and runs by an assumed spread"  # one run an arm
+ASSUMED_RUNS = "problems, and runs by an assumed spread"  # one run per arm
 RUNS_AND_STEPS = "runs and blocks of steps"  # levels of a training metric
 STEPS = "blocks of steps, of one run an arm"
 RUNS = "runs"  # new seeds: quantities without problems, such as seconds or gradient norms
@@ -24,13 +25,12 @@ RUNS = "runs"  # new seeds: quantities without problems, such as seconds or grad
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with both ends of its confidence interval.
+    """An estimate with its confidence interval.
 
     Attributes:
-        level: confidence level, 0.95 unless the interval is adjusted for the number of contrasts.
-        covers: what would vary in a repetition: ``runs and problems``, ``problems``, ``runs`` or
-            ``problems, and runs by an assumed spread``.
-        runs: how many runs count (of the arm with fewer, in a difference), without collapsed ones.
+        level: confidence level; 0.95 unless the interval is adjusted for the number of contrasts.
+        covers: one of the constants above.
+        runs: number of runs, without collapsed ones; in a difference, of the arm with fewer.
         se, df: standard error and degrees of freedom of Student's t.
     """
 
@@ -50,7 +50,7 @@ class Interval:
         return (self.high - self.low) / 2
 
     def turned(self) -> Interval:
-        """The interval of the difference the other way round."""
+        """The interval of the opposite difference."""
         return replace(self, value=-self.value, low=-self.high, high=-self.low)
 
     def __str__(self) -> str:
@@ -59,15 +59,15 @@ class Interval:
 
 @dataclass(frozen=True)
 class Contrast:
-    """How far ``arm`` is above ``against``.
+    """The difference between two arms.
 
     Attributes:
-        arm, against: names of arms; ``EXPERIMENT/ARM`` where the two are of different experiments.
+        arm, against: names of arms; ``EXPERIMENT/ARM`` if they are of different experiments.
         difference: ``arm`` minus ``against`` with its 95% interval.
-        adjusted: the same difference, the number of ``contrasts`` taken into account: against an experiment's leader so that
-            the leader and those tied with it hold the truly best arm with 95% (Hsu), in a claim so that all are covered at once
-            with 95% (Sidak).
-        contrasts: how many contrasts the family has.
+        adjusted: the same difference, adjusted for the number of ``contrasts``. Against an experiment's leader, the leader and
+            the arms tied with it include the truly best arm with 95% (Hsu). In a claim, all intervals hold at once with 95%
+            (Sidak).
+        contrasts: number of contrasts in the family.
     """
 
     arm: str
@@ -77,24 +77,24 @@ class Contrast:
     contrasts: int
 
     def turned(self) -> Contrast:
-        """How far ``against`` is above ``arm``."""
+        """The opposite contrast: ``against`` minus ``arm``."""
         return Contrast(self.against, self.arm, self.difference.turned(), self.adjusted.turned(), self.contrasts)
 
     @property
     def told_apart(self) -> bool:
-        """Whether the adjusted interval leaves zero out."""
+        """Whether the adjusted interval excludes zero."""
         return self.adjusted.low > 0 or self.adjusted.high < 0
 
 
 @dataclass(frozen=True)
 class Collapse:
-    """A run that fell from what it had reached.
+    """The collapse of a run.
 
     Attributes:
         run: ``EXPERIMENT/ARM/SEED``.
         seen_in: ``divergence`` (the run was stopped), ``evaluations`` or ``training rewards`` (between two evaluations).
-        step: of the best reward, after which the run fell; where it was stopped, the step of that.
-        reached, ended: reward at its best and at the end, of what ``seen_in`` names.
+        step: step of the best reward; of a run that was stopped, the step at which it was.
+        reached, ended: best and final reward, of what ``seen_in`` names.
     """
 
     run: str
@@ -106,17 +106,17 @@ class Collapse:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What an arm's runs came to.
+    """The result of an arm.
 
     Attributes:
-        overrides: what the arm changes.
+        overrides: hyperparameters that the arm sets.
         runs: names, in the order of the seeds.
-        by_run: final answer reward of each run, in that order, collapsed ones included (the dots of a figure).
-        final: mean final answer reward of the runs that did not collapse; of all where all did.
-        start: the same of the untrained model.
-        collapses: one record for each collapsed run.
+        by_run: final answer reward of each run, in that order, with collapsed runs.
+        final: mean final answer reward of the runs that did not collapse; of all runs if all collapsed.
+        start: mean answer reward of the untrained model.
+        collapses: one record per collapsed run.
         contrast: the arm against the leader; None for the leader.
-        run_sd: standard deviation between the runs that ``final`` is about; None with one run.
+        run_sd: standard deviation between the runs of ``final``; None with one run.
     """
 
     arm: str
@@ -135,10 +135,10 @@ class ExperimentResult:
     """An experiment's arms, its leader and its winner.
 
     Attributes:
-        last_k: of how many last evaluations the final answer reward is the mean.
+        last_k: number of last evaluations that the final answer reward averages.
         leader: the arm with the highest final reward, of those without a collapsed run.
-        tied: arms that cannot be told from the leader, itself left out.
-        winner: of the leader and those tied with it the earliest in params.yaml, unless pinned.
+        tied: other arms whose difference from the leader may be zero.
+        winner: the first in params.yaml of the leader and the tied arms, unless pinned or decided by ``tie: leader``.
         reason: why it won, in words.
     """
 
@@ -158,21 +158,22 @@ class ExperimentResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A published claim beside what this study measured.
+    """A published claim and the study's verdict on it.
 
     Attributes:
         claim: id in claims.yaml.
-        reported: by source, what it reports; ``published``: by source, the difference where it gives numbers.
+        reported: source -> what it reports.
+        published: source -> its difference of answer rewards, if it gives numbers.
         verdict: one of :data:`VERDICTS`.
-        reason: why, in a sentence; with ``not tested here`` the horizon or precondition that is not met.
-        by_construction: the study planted what the claim states, so that it is no finding.
-        measured: the numbers that decide, in words.
-        numbers: the same numbers, by name.
-        contrasts: of answer rewards, in the claim's direction; the claim's own number of contrasts is taken into account.
-        collapses: of the runs that the claim is about.
-        margin: differences below it count as none; None where the test knows no margin.
-        p: the smallest level at which the verdict would be decided; ``p_adjusted`` over all claims of the study that are
-            decided by a p (Benjamini and Hochberg). None where the verdict is no matter of an interval.
+        reason: the reason in a sentence; for ``not tested here``, the horizon or precondition that is not met.
+        by_construction: whether the base model learned it from its pretraining documents, so that it is no finding.
+        measured: the numbers that decide, as text.
+        numbers: the same numbers, by name; None if nothing was measured.
+        contrasts: contrasts of answer rewards, in the claim's direction, adjusted for the claim's number of contrasts.
+        collapses: collapses of the runs that the claim is about.
+        margin: smaller differences count as none; None if the test has no margin.
+        p: the smallest level at which the verdict would be decided; None if no interval decides it.
+        p_adjusted: ``p`` adjusted over all claims of the study that have one (Benjamini and Hochberg).
     """
 
     claim: str
@@ -182,8 +183,8 @@ class Verdict:
     reason: str
     measured: str = ""
     by_construction: bool = False
-    reported: dict[str, str] | None = None
-    published: dict[str, float] | None = None
+    reported: dict[str, str] = field(default_factory=dict)
+    published: dict[str, float] = field(default_factory=dict)
     numbers: dict[str, float] | None = None
     contrasts: tuple[Contrast, ...] = ()
     collapses: tuple[Collapse, ...] = ()
@@ -193,5 +194,10 @@ class Verdict:
 
     @property
     def decided(self) -> bool:
-        """Whether the study says something about the claim."""
+        """Whether the verdict is one of :data:`DECIDED`."""
         return self.verdict in DECIDED
+
+    @property
+    def label(self) -> str:
+        """The verdict as a table shows it."""
+        return "by construction" if self.by_construction else self.verdict

@@ -1,17 +1,16 @@
 """Confidence intervals over runs and problems.
 
-The scores of an arm are a table (runs, problems): the same problems in each run and in each arm. Two things vary in a
-repetition: the runs (a new seed) and the problems (another validation set). Both variances are estimated and added (Miller
-2024, arXiv:2411.00640, for problems; Agarwal et al. 2021, arXiv:2108.13264, and Hochlehnert et al. 2025, arXiv:2504.07086,
-on why the spread between few runs must be in the interval):
+The scores of an arm are a table (runs, problems), with the same problems in each run and in each arm. A repetition of the study
+would have other runs (new seeds) and other problems (another validation set). The variances of both are estimated and added
+(Miller 2024, arXiv:2411.00640, for problems; Agarwal et al. 2021, arXiv:2108.13264, and Hochlehnert et al. 2025,
+arXiv:2504.07086, on why the interval must cover the spread between few runs):
 
-- Each arm has a run variance of its own, and the interval takes Student's t with the degrees of freedom of Welch (1947,
-  Biometrika 34:28) and Satterthwaite (1946), rounded down. Arms differ in spread up to tenfold, a collapsing arm more: a
-  variance that is shared by the arms covers too little for the widest one and is hardly narrower for the others. See
-  benchmarks/coverage.py, which compares them.
-- The variance between problems is that of the difference of the two arms, problem by problem, so that what both arms find
-  hard cancels out.
-- What one run does to one problem is in both estimates, and is counted once.
+- Each arm has its own run variance. The interval uses Student's t with the degrees of freedom of Welch (1947, Biometrika 34:28)
+  and Satterthwaite (1946), rounded down. The spread of arms differs up to tenfold, and more for a collapsing arm. A variance
+  shared by all arms covers too little for the widest arm and is hardly narrower for the others (benchmarks/coverage.py).
+- The variance between problems is that of the difference of the two arms, problem by problem. Difficulty that both arms share
+  cancels out.
+- The interaction of run and problem is part of both estimates, and is counted once.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from grpo.results.statistics import LEVEL, wilson_interval
 
 Scores = NDArray[np.float64]
 
-# With one run an arm its run variance is unknown. The standard deviation of five runs of one configuration on MATH, as
-# garg-2026 published them (see claims.yaml), takes its place.
+# With one run per arm, the run variance is unknown. Instead of it: the standard deviation of five runs of one configuration on
+# MATH (garg-2026 in claims.yaml).
 ASSUMED_RUN_SD, ASSUMED_DF = 0.045, 4
-TINY = 1e-9  # what rounding leaves of zero
+TINY = 1e-9  # zero up to rounding
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,12 @@ def mean_of(scores: Scores, fixed: bool = False, level: float = LEVEL) -> Interv
 
     Args:
         scores: (runs, problems).
-        fixed: the runs are one and the same policy, so that nothing varies between them: the untrained model.
+        fixed: all runs are the same policy (the untrained model), so the variance between runs is zero.
     """
     scores = np.atleast_2d(np.asarray(scores, dtype=float))
     found = _interval([scores], scores.mean(axis=0), fixed, level)
     low, high = found.low, found.high
-    if found.se < TINY:  # all rewards are alike, mostly zero
+    if found.se < TINY:  # all rewards are equal, mostly zero
         low, high = wilson_interval(float(scores.mean()) * scores.shape[1], scores.shape[1], level)
     return replace(found, low=max(0.0, low), high=min(1.0, high))
 
@@ -62,10 +61,10 @@ def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bo
     """Difference of two arms' means, ``second`` minus ``first``.
 
     Args:
-        first, second: (runs, problems), problems in the same order; the numbers of runs may differ.
-        level: :func:`simultaneous` or :func:`against_the_best` where several contrasts are looked at together.
-        fixed: as :func:`mean_of`.
-        scale: the largest difference that there can be; the interval ends there.
+        first, second: (runs, problems), with problems in the same order; the numbers of runs may differ.
+        level: :func:`simultaneous` or :func:`against_the_best` for several contrasts together.
+        fixed: as in :func:`mean_of`.
+        scale: the largest possible difference, at which the interval ends.
 
     Raises:
         ValueError: the numbers of problems differ.
@@ -78,32 +77,32 @@ def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bo
 
 
 def simultaneous(contrasts: int) -> float:
-    """The level at which so many intervals hold their truths all at once with 95% (Sidak 1967, JASA 62:626)."""
+    """The level of each interval at which all of them cover at once with 95% (Sidak 1967, JASA 62:626)."""
     return float(LEVEL ** (1 / contrasts))
 
 
 def against_the_best(contrasts: int) -> float:
-    """The level of so many intervals against a leader; of it and the arms not told from it one is truly the best with 95%.
+    """The level of each interval against a leader, so that the leader or an arm tied with it is truly the best with 95%.
 
-    That asks of each interval for its end towards the leader only, so that each tail has 1 - 0.95^(1 / contrasts) (Hsu 1984,
-    Annals of Statistics 12:1136; Sidak's bound in the place of Dunnett's). Never less than 95%.
+    Only the end towards the leader matters, so each tail has 1 - 0.95^(1 / contrasts) (Hsu 1984, Annals of Statistics 12:1136,
+    with Sidak's bound instead of Dunnett's). The level is at least 95%.
     """
     return max(LEVEL, 2 * simultaneous(contrasts) - 1)
 
 
 def change_of(before: Scores, after: Scores) -> Interval:
-    """Mean change of an arm, run by run on the same problems: ``after`` minus ``before``, both (runs, problems)."""
+    """Mean change of an arm, ``after`` minus ``before``; both are (runs, problems), the runs paired."""
     change = np.atleast_2d(np.asarray(after, dtype=float) - np.asarray(before, dtype=float))
     return _interval([change], change.mean(axis=0), False, LEVEL)
 
 
 def detectable(interval: Interval) -> float:
-    """The difference that an interval of this width would have found with a chance of 0.8."""
+    """The difference that an interval of this width detects with a probability of 0.8."""
     return interval.se * float(stats.t.ppf((1 + interval.level) / 2, interval.df) + stats.t.ppf(0.8, interval.df))
 
 
 def p_beyond(interval: Interval, bar: float = 0.0) -> float:
-    """Two-sided p of the hypothesis that the estimate's true value is ``bar``."""
+    """Two-sided p of the hypothesis that the true value is ``bar``."""
     return 2 * _tail(abs(interval.value - bar), interval)
 
 
@@ -124,14 +123,14 @@ def run_sd(scores: Scores) -> float | None:
 
 
 def _interval(tables: Sequence[Scores], by_problem: Scores, fixed: bool, level: float) -> Interval:
-    """The interval of the mean of ``by_problem``, a sum or difference of the tables' means over runs."""
+    """The interval of the mean of ``by_problem``, which is the mean over runs of one table or the difference of two."""
     runs, problems = min(len(table) for table in tables), tables[0].shape[1]
     rest = 0.0 if fixed else sum(_rest(table) / len(table) for table in tables)
     parts = [] if fixed else [_runs_part(table) for table in tables]
     if problems > 1:
         squares = float(((by_problem - by_problem.mean()) ** 2).sum())
         if squares < TINY and len(tables) > 1:
-            squares = 1.0  # as if the arms differed in one problem (Agresti and Min 2005): no interval has no width
+            squares = 1.0  # as if the arms differed in one problem (Agresti and Min 2005), so that the width is not zero
         parts.append(_Part(max(0.0, squares / (problems - 1) / problems - rest), problems - 1))
     variance = sum(part.variance for part in parts)
     weights = sum(part.variance**2 / part.df for part in parts)
@@ -142,7 +141,7 @@ def _interval(tables: Sequence[Scores], by_problem: Scores, fixed: bool, level: 
 
 
 def _runs_part(table: Scores) -> _Part:
-    """The variance of an arm's mean that its runs make; at least what chance within single problems makes."""
+    """Variance of an arm's mean between runs; at least that of sampling within single problems."""
     runs, problems = table.shape
     if runs == 1:
         return _Part(ASSUMED_RUN_SD**2, ASSUMED_DF)
@@ -151,7 +150,7 @@ def _runs_part(table: Scores) -> _Part:
 
 
 def _rest(table: Scores) -> float:
-    """The part of the variance between the runs' means that single problems make: mean square within, over problems."""
+    """Variance of a run's mean due to sampling within problems: the mean square within, divided by the number of problems."""
     runs, problems = table.shape
     if runs == 1 or problems == 1:
         return 0.0

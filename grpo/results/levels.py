@@ -1,4 +1,4 @@
-"""Levels of a training metric: medians over blocks of steps, which a single step cannot move."""
+"""Levels of a training metric: medians over blocks of steps, on which a single step has no influence."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from grpo.results.intervals import difference_of
 from grpo.results.runs import Run
 
 BLOCK = 4  # steps
-SMALLEST = 1e-8  # in the place of smaller values, whose logarithm would say nothing
+SMALLEST = 1e-8  # replaces smaller values before taking the logarithm
 FEWEST_BLOCKS = 3
 
 
 def per_step(run: Run, metric: str, how: str = "mean") -> NDArray[np.float64]:
-    """A metric of each step, ``mean`` or ``max`` over its optimizer steps; infinite where one of them is not finite.
+    """A metric by step: ``mean`` or ``max`` over its optimizer steps; infinite if one of them is not finite.
 
     Raises:
         NotMeasured: the run has no such metric.
@@ -33,20 +33,20 @@ def per_step(run: Run, metric: str, how: str = "mean") -> NDArray[np.float64]:
 
 
 def blocks(values: NDArray[np.float64], share: float = 0.5) -> NDArray[np.float64]:
-    """The median, or another quantile, of each block of consecutive steps."""
+    """The median (or the quantile ``share``) of each block of consecutive steps."""
     parts = np.array_split(values, max(1, len(values) // BLOCK))
     return np.array([np.quantile(part, share, method="nearest") for part in parts])
 
 
 def log_ratio(larger: Sequence[Run], smaller: Sequence[Run], metric: str, late: bool = False) -> Interval | None:
-    """Logarithm of how many times an arm's level of a metric is that of another one, block by block.
+    """Log ratio of two arms' levels of a metric, block by block.
 
     Args:
-        late: only the last quarter of the steps that all runs took, two blocks at least.
+        late: use only the last quarter of the steps that all runs took, and at least two blocks.
 
     Returns:
-        its interval over runs and blocks of steps, over blocks alone with one run an arm; None where there are fewer than
-        three blocks (two where only late ones count).
+        its interval over runs and blocks of steps (over blocks alone with one run per arm); None with fewer than three blocks
+        (with ``late``, fewer than two).
     """
     values = [[per_step(run, metric) for run in runs] for runs in (smaller, larger)]
     steps = min(len(run) for arm in values for run in arm)
@@ -63,7 +63,7 @@ def log_ratio(larger: Sequence[Run], smaller: Sequence[Run], metric: str, late: 
 
 
 def changes(runs: Sequence[Run], metric: str, since: str) -> NDArray[np.float64]:
-    """Of each run, how many times its level at the end (last quarter) is the ``first`` or the ``highest`` level before."""
+    """For each run, the ratio of its final level (last quarter) to its ``first`` or ``highest`` level."""
     found = []
     for run in runs:
         levels = blocks(per_step(run, metric))
@@ -73,5 +73,5 @@ def changes(runs: Sequence[Run], metric: str, since: str) -> NDArray[np.float64]
 
 
 def peaks(runs: Sequence[Run], metric: str) -> NDArray[np.float64]:
-    """Of each run, the 90% quantile over blocks of the largest value in a block: high, and more than one spike."""
+    """For each run, the 90% quantile over blocks of a block's largest value, on which a single spike has no influence."""
     return np.array([np.quantile(blocks(per_step(run, metric, "max"), 1.0), 0.9, method="nearest") for run in runs])

@@ -1,4 +1,4 @@
-"""How many seeds would tell a difference that these runs could not: power of the interval over runs and problems."""
+"""Power of the interval over runs and problems: how many seeds would detect a difference."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-CHANCE = 0.8  # with which a difference is to be told
-MOST_SEEDS = 1_000_000  # where a search for a number ends
+CHANCE = 0.8  # required probability of detecting a difference
+MOST_SEEDS = 1_000_000  # upper end of the search
 
 
 @dataclass(frozen=True)
 class Spread:
-    """What makes the difference of two arms vary; variances, the two arms' together.
+    """Variance components of the difference of two arms, each the sum over the two arms.
 
-    The model is that of a crossed design, for each arm: score of a problem in a run = mean + run + problem + rest.
+    Model of an arm (crossed design): score of a problem in a run = mean + run + problem + rest.
 
     Attributes:
-        runs: between runs (seeds), of an arm's mean over all problems there are.
-        problems: between problems, of the difference of the two arms; what both share cancels out.
-        rest: of one problem in one run, which is sampling and what a seed does to single problems.
-        n_problems: how many problems each run answers.
+        runs: variance between runs (seeds).
+        problems: variance between problems, of the difference of the two arms.
+        rest: variance of one problem in one run: sampling, and the interaction of seed and problem.
+        n_problems: number of problems that each run answers.
     """
 
     runs: float
@@ -32,18 +32,18 @@ class Spread:
     n_problems: int
 
     def of_difference(self, seeds: int) -> float:
-        """Variance of the difference of two arms with so many runs each, problems and runs drawn anew."""
+        """Variance of the difference of two arms with so many runs each, over new problems and runs."""
         return self.problems / self.n_problems + (self.runs + self.rest / self.n_problems) / seeds
 
 
 def spread_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Spread:
-    """The spread of two arms' difference, by analysis of variance; estimates below zero become zero.
+    """Estimate the variance components by analysis of variance; negative estimates become zero.
 
     With E the expected value: E(mean square between runs) = rest + problems x between runs, E(mean square within) = rest
     (Searle, Casella and McCulloch, Variance Components, 1992, chapter 4).
 
     Args:
-        first, second: (runs, problems), the problems in the same order.
+        first, second: (runs, problems), with problems in the same order.
 
     Raises:
         ValueError: an arm has fewer than two runs, or the numbers of problems differ.
@@ -66,13 +66,13 @@ def spread_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Spread
 
 
 def power(spread: Spread, difference: float, seeds: int) -> float:
-    """The chance that the interval of a study with so many seeds leaves zero out on the difference's side.
+    """Probability that the interval of a study with so many seeds excludes zero on the difference's side.
 
-    That of Student's t-test (Cohen, Statistical Power Analysis, 1988, chapter 2), with Satterthwaite's degrees of freedom for
-    two arms that spread alike.
+    Power of Student's t-test (Cohen, Statistical Power Analysis, 1988, chapter 2), with Satterthwaite's degrees of freedom for
+    two arms with equal spread.
 
     Args:
-        difference: the true one, or its distance from the bar where the question is another than zero.
+        difference: the true difference, or its distance from a bar other than zero.
     """
     variance = spread.of_difference(seeds)
     if variance == 0 or seeds < 2:
@@ -83,10 +83,10 @@ def power(spread: Spread, difference: float, seeds: int) -> float:
 
 
 def seeds_needed(spread: Spread, difference: float, chance: float = CHANCE) -> int | None:
-    """The fewest seeds, two at least, with which :func:`power` is ``chance``; None if no number is enough."""
+    """The smallest number of seeds (at least two) with which :func:`power` is ``chance``; None if no number is enough."""
     if power(spread, difference, MOST_SEEDS) < chance:
         return None
-    few, many = 1, MOST_SEEDS  # power grows with seeds; the answer lies above few and is at most many
+    few, many = 1, MOST_SEEDS  # bisection: power grows with seeds; the answer is above few and at most many
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (few, middle) if power(spread, difference, middle) >= chance else (middle, many)
@@ -94,14 +94,14 @@ def seeds_needed(spread: Spread, difference: float, chance: float = CHANCE) -> i
 
 
 def problems_needed(spread: Spread, difference: float) -> int:
-    """The number of problems below which no number of seeds tells the difference with a chance of 0.8.
+    """The number of problems below which no number of seeds detects the difference with a probability of 0.8.
 
-    With ever more seeds only the problems are left: |difference| = (z(0.975) + z(0.8)) sqrt(between problems / their number).
+    In the limit of many seeds, |difference| = (z(0.975) + z(0.8)) sqrt(variance between problems / number of problems).
 
     Raises:
-        ValueError: the difference is zero, which nothing can tell from zero.
+        ValueError: the difference is zero.
     """
     if difference == 0:
-        raise ValueError("no number of problems tells a difference of zero from zero")
+        raise ValueError("no number of problems detects a difference of zero")
     quantiles = float(stats.norm.ppf(0.975) + stats.norm.ppf(CHANCE))
     return math.ceil(spread.problems * (quantiles / difference) ** 2)

@@ -1,4 +1,4 @@
-"""A study beside the same study with fresh seeds: both verdicts of each claim, both winners of each experiment."""
+"""Comparison of a study with replicates that use other seeds: verdicts on claims and winners of experiments."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from grpo.common.files import read_json
 from grpo.results.claims import read_verdicts
 from grpo.results.findings import AGREES, DISAGREES, NOT_TESTED, Verdict
+from grpo.results.markdown import markdown_table
 from grpo.study import paths
 from grpo.study.schema import Study
 
@@ -19,7 +20,7 @@ SAME, TURNED, OTHERWISE, UNDECIDED = "same", "turned round", "decided otherwise"
 
 @dataclass(frozen=True)
 class Findings:
-    """What one of the two studies found.
+    """The verdicts and winners of a study.
 
     Attributes:
         name: such as ``seeds 100, 101, 102``.
@@ -33,7 +34,7 @@ class Findings:
 
 
 def read_findings(study: Study, name: str, folder: Path = Path()) -> Findings:
-    """What the study in a folder found.
+    """Read the findings of the study in a folder.
 
     Raises:
         UserError: it is not finished.
@@ -46,7 +47,7 @@ def read_findings(study: Study, name: str, folder: Path = Path()) -> Findings:
 
 
 def agreement(first: Verdict, second: Verdict) -> str:
-    """How two verdicts on one claim go together; empty where neither study tested it."""
+    """Compare two verdicts on one claim; empty if neither study decides it, or neither tested it."""
     names = {first.verdict, second.verdict}
     if names == {NOT_TESTED}:
         return ""
@@ -58,30 +59,30 @@ def agreement(first: Verdict, second: Verdict) -> str:
 
 
 def counts(first: Findings, second: Findings) -> Counter[str]:
-    """How many claims go together how."""
+    """Number of claims by :func:`agreement`."""
     return Counter(agreement(*pair) for pair in zip(first.verdicts, second.verdicts, strict=True))
 
 
 def replication_page(study: Study, here: Findings, replicates: Sequence[Findings]) -> str:
-    """reports/replication.md."""
+    """Write the page reports/replication.md."""
     parts = [
-        f"# {study.study}: replication",
+        f"# {study.study}: replication\n",
         f"This study ({here.name}) beside the same study with other seeds. A verdict *turned round* if one study agrees with "
-        "the claim and the other disagrees.",
+        "the claim and the other disagrees.\n",
     ]
     for other in replicates:
         found = counts(here, other)
         winners = [_winner(name, here.selections[name], other.selections[name]) for name in study.made]
         new = sum(row[-1] != SAME for row in winners)
         parts += [
-            f"## {other.name}",
+            f"## {other.name}\n",
             f"Of {len(here.verdicts)} claims {found[TURNED]} turned round, {found[OTHERWISE]} are decided otherwise "
             f"(no difference in one), {found[UNDECIDED]} are decided in one study only, {found[SAME]} have the same verdict. "
-            f"Of {len(winners)} experiments {new} have another winner.",
-            _table(("claim", here.name, other.name, ""), _claims(here, other)),
-            _table(("experiment", f"winner, {here.name}", f"winner, {other.name}", ""), winners),
+            f"Of {len(winners)} experiments {new} have another winner.\n",
+            markdown_table(("claim", here.name, other.name, ""), _claims(here, other)),
+            markdown_table(("experiment", f"winner, {here.name}", f"winner, {other.name}", ""), winners),
         ]
-    return "\n\n".join(parts) + "\n"
+    return "\n".join(parts)
 
 
 def _claims(here: Findings, other: Findings) -> list[Sequence[str]]:
@@ -92,19 +93,13 @@ def _claims(here: Findings, other: Findings) -> list[Sequence[str]]:
 
 
 def _verdict(verdict: Verdict) -> str:
-    label = "by construction" if verdict.by_construction else verdict.verdict
-    return f"{label}: {verdict.measured or verdict.reason}"
+    return f"{verdict.label}: {verdict.measured or verdict.reason}"
 
 
 def _winner(name: str, here: Mapping[str, Any], other: Mapping[str, Any]) -> Sequence[str]:
-    """An experiment's row: the winners, and whether another one is among those that are tied."""
+    """An experiment's row: both winners, and whether they are tied in both studies."""
     shown = [f"{one['winner']} {one['value']:.3f} ({one['low']:.3f} to {one['high']:.3f})" for one in (here, other)]
     if here["winner"] == other["winner"]:
         return (name, *shown, SAME)
     tied = other["winner"] in (here["leader"], *here["tied"]) and here["winner"] in (other["leader"], *other["tied"])
     return (name, *shown, "another, tied in both" if tied else "another")
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

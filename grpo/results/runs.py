@@ -1,4 +1,4 @@
-"""Reading the result files of a study's runs."""
+"""Readers of the result files of a study's runs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Run:
 
     Attributes:
         config: config.yaml, each value with its source.
-        metrics: metrics.json, where ``diverged_step`` is None unless the run diverged.
-        history, validation: one row for each optimizer step, and for each evaluation.
-        outcomes: answer reward of each problem in each evaluation, the untrained one first: (evaluations, problems).
+        metrics: metrics.json; ``diverged_step`` is None unless the run diverged.
+        history, validation: one row per optimizer step, and per evaluation.
+        outcomes: answer rewards, (evaluations, problems); the first evaluation is that of the untrained model.
     """
 
     experiment: str
@@ -48,13 +48,8 @@ class Run:
         return paths.run_name(self.experiment, self.arm, self.seed)
 
 
-def experiments(study: Study) -> list[str]:
-    """The experiments that the study makes, in the order in which they build on one another."""
-    return study.made
-
-
 def read_outcomes(experiment: str, arm: str, seed: int) -> NDArray[np.float64]:
-    """Answer reward of each problem in each evaluation of a run, the untrained one first: (evaluations, problems).
+    """Read a run's answer rewards, (evaluations, problems); the first evaluation is that of the untrained model.
 
     Raises:
         UserError: the run is missing; the message names the stage that makes it.
@@ -62,17 +57,17 @@ def read_outcomes(experiment: str, arm: str, seed: int) -> NDArray[np.float64]:
     folder = paths.RUNS / paths.run_name(experiment, arm, seed)
     path, made_by = folder / "outcomes.jsonl", stage_of_run(paths.run_name(experiment, arm, seed))
     if not path.exists():
-        raise UserError(f"{folder}: holds no finished run. Run `dvc repro {made_by}` to make it.")
+        raise UserError(f"{folder}: no finished run. Run `dvc repro {made_by}` to make it.")
     evaluations = read_jsonl(path, made_by, lambda record: np.array(record["answer_reward"], dtype=float))
     if any(evaluation.shape != evaluations[0].shape or evaluation.ndim != 1 for evaluation in evaluations):
-        raise damaged(path, "not as many problems in each evaluation", made_by)
+        raise damaged(path, "evaluations have different numbers of problems", made_by)
     if len(evaluations) < 2:
-        raise damaged(path, "no evaluation after the untrained one", made_by)
+        raise damaged(path, "no evaluation after that of the untrained model", made_by)
     return np.stack(evaluations)
 
 
 def read_config(experiment: str, arm: str, seed: int) -> dict[str, Any]:
-    """A run's config.yaml.
+    """Read a run's config.yaml.
 
     Raises:
         UserError: it is missing or damaged.
@@ -90,7 +85,7 @@ def read_config(experiment: str, arm: str, seed: int) -> dict[str, Any]:
 
 
 def read_metrics(experiment: str, arm: str, seed: int) -> dict[str, Any]:
-    """A run's metrics.json.
+    """Read a run's metrics.json.
 
     Raises:
         UserError: it is missing or damaged.
@@ -103,27 +98,27 @@ def read_metrics(experiment: str, arm: str, seed: int) -> dict[str, Any]:
 
 
 def mean_of_last(outcomes: NDArray[np.float64], last_k: int) -> NDArray[np.float64]:
-    """The number that counts, by problem: mean answer reward over a run's last ``last_k`` evaluations, (problems,).
+    """Final answer reward of each problem, (problems,): the mean over a run's last ``last_k`` evaluations.
 
-    The first, untrained evaluation never counts. A run that ended early, because it diverged or its time was up, may have
-    fewer than ``last_k``, and then counts by those it has; the report's tables say so.
+    The evaluation of the untrained model is never included. A run that diverged or reached its time limit may have fewer than
+    ``last_k`` evaluations; then all it has are averaged, and the report's tables say so.
 
     Args:
-        outcomes: (evaluations, problems), as :func:`read_outcomes` gives them.
+        outcomes: (evaluations, problems), as :func:`read_outcomes` returns them.
     """
     return np.asarray(outcomes[1:][-last_k:].mean(axis=0))
 
 
 def evaluations_counted(outcomes: NDArray[np.float64], last_k: int) -> int:
-    """Of how many evaluations :func:`mean_of_last` is the mean."""
+    """Number of evaluations that :func:`mean_of_last` averages."""
     return min(last_k, len(outcomes) - 1)
 
 
 def read_run(experiment: str, arm: str, seed: int) -> Run:
-    """One run's results. They are read once in a process, unless they change: tables and claims ask for the same runs.
+    """Read a run's results; cached in the process until a file of the run changes.
 
     Raises:
-        UserError: they are missing or damaged; the message names the stage that makes them.
+        UserError: a file is missing or damaged; the message names the stage that makes it.
     """
     files = sorted((paths.RUNS / paths.run_name(experiment, arm, seed)).glob("*"))
     return _read_run(experiment, arm, seed, Path.cwd(), tuple(file.stat().st_mtime_ns for file in files))
@@ -132,7 +127,7 @@ def read_run(experiment: str, arm: str, seed: int) -> Run:
 @cache
 def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tuple[int, ...]) -> Run:
     name = paths.run_name(experiment, arm, seed)
-    outcomes = read_outcomes(experiment, arm, seed)  # the first to say that there is no finished run
+    outcomes = read_outcomes(experiment, arm, seed)  # first, as its error says that there is no finished run
     folder, made_by, config = paths.RUNS / name, stage_of_run(name), read_config(experiment, arm, seed)
     require_keys(folder / "config.yaml", config, ("config", "same_as", "software"), made_by)
     return Run(
@@ -148,26 +143,26 @@ def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tup
 
 
 def read_runs(study: Study, experiment: str) -> list[Run]:
-    """All runs of an experiment, arms in the order of params.yaml, seeds within."""
+    """Read all runs of an experiment, ordered by arm (as in params.yaml), then by seed."""
     return [read_run(experiment, arm, seed) for arm in study.experiments[experiment].arms for seed in study.seeds]
 
 
 def read_selection(experiment: str) -> dict[str, Any]:
-    """The experiment's winner and candidates, as :func:`grpo.results.selection.select` wrote them."""
+    """Read an experiment's selection, as :func:`grpo.results.selection.select` returns it."""
     path, keys = paths.CANDIDATES / f"{experiment}.json", ("winner", "leader", "reason", "candidates")
     selection: dict[str, Any] = read_json(path, made_by=f"select@{experiment}", keys=keys)
     return selection
 
 
 def read_baseline(study: Study) -> dict[str, Any]:
-    """The zero-shot metrics of each prompt."""
+    """Read the zero-shot metrics of each prompt."""
     prompts = study.evaluation.zero_shot_prompts
     baseline: dict[str, Any] = read_json(paths.BASELINE_METRICS, made_by="math_baseline", keys=prompts)
     return baseline
 
 
 def read_best_of_n(study: Study) -> dict[str, Any]:
-    """The estimates from several samples, of each prompt; empty where the study leaves them out."""
+    """Read the estimates from several samples, by prompt; empty if the study leaves them out."""
     prompts = study.evaluation.best_of_n.prompts
     if not prompts:
         return {}
@@ -176,7 +171,7 @@ def read_best_of_n(study: Study) -> dict[str, Any]:
 
 
 def read_zero_shot(prompt: str) -> dict[str, float]:
-    """problem -> 1.0 where the zero-shot answer is right.
+    """Read the zero-shot answers: problem -> 1.0 if right, else 0.0.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -189,7 +184,7 @@ def read_zero_shot(prompt: str) -> dict[str, float]:
 
 
 def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
-    """The runs of each arm, arms in their order."""
+    """Group runs by arm, in their order."""
     arms: dict[str, list[Run]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run)
@@ -202,48 +197,30 @@ def value(run: Run, key: str) -> Any:
 
 
 def final_scores(runs: list[Run], last_k: int) -> NDArray[np.float64]:
-    """The number that counts, by run and problem, of the runs of one arm: (runs, problems).
-
-    See :func:`mean_of_last`.
-    """
+    """Final answer rewards of an arm (:func:`mean_of_last`), (runs, problems)."""
     return np.stack([mean_of_last(run.outcomes, last_k) for run in runs])
 
 
 def first_scores(runs: list[Run]) -> NDArray[np.float64]:
-    """Answer reward before the first step, by run and problem: (runs, problems)."""
+    """Answer rewards before training, (runs, problems)."""
     return np.stack([run.outcomes[0] for run in runs])
 
 
 def gain(runs: list[Run], last_k: int) -> Interval:
-    """How far the runs of one arm end above their start."""
+    """Final answer reward of an arm minus that before training."""
     return change_of(first_scores(runs), final_scores(runs, last_k))
 
 
-def steps_taken(runs: list[Run]) -> int:
-    """The fewest steps that a run took, of those that were not stopped because they diverged; 0 where all were."""
-    return min((int(run.validation["step"].iloc[-1]) for run in runs if run.metrics["diverged_step"] is None), default=0)
-
-
 def identical(first: list[Run], second: list[Run]) -> bool:
-    """Whether two arms trained alike to the last number, seed by seed: what they differ in played no part.
+    """Whether two arms have identical results, seed by seed, so that their different settings had no effect.
 
-    So it is with the standard deviation of a group where the loss takes raw rewards, whose advantages nobody reads.
+    An example is division by the group's standard deviation, where the loss uses raw rewards instead of advantages.
     """
     return len(first) == len(second) and all(
         a.history.equals(b.history) and np.array_equal(a.outcomes, b.outcomes) for a, b in zip(first, second, strict=True)
     )
 
 
-def mean_curve(runs: list[Run], table: str, column: str) -> pd.DataFrame:
-    """Mean, smallest and largest value over seeds.
-
-    Args:
-        runs: those of one arm.
-        table: ``history`` or ``validation``.
-
-    Returns:
-        columns ``mean``, ``min``, ``max``, indexed by step; the last update of a step counts.
-    """
-    series = [getattr(run, table).groupby("step")[column].last() for run in runs]
-    frame = pd.concat(series, axis=1)
-    return pd.DataFrame({"mean": frame.mean(axis=1), "min": frame.min(axis=1), "max": frame.max(axis=1)})
+def mean_curve(runs: list[Run], column: str) -> pd.Series[float]:
+    """Mean of a validation metric over an arm's runs, by step."""
+    return pd.concat([run.validation.groupby("step")[column].last() for run in runs], axis=1).mean(axis=1)

@@ -1,4 +1,4 @@
-"""Picking an experiment's winner, so that later experiments can build on it."""
+"""Selection of an experiment's winner, on which later experiments build."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ENDS = ("value", "low", "high", "level")
 
 
 def select(study: Study, experiment: str) -> dict[str, Any]:
-    """The winner of an experiment, with every candidate and the reason (:func:`grpo.results.experiments.result_of`).
+    """Select the winner of an experiment, by :func:`grpo.results.experiments.result_of`.
 
     Returns:
         ``experiment``, ``winner``, ``leader``, ``tied`` (with the leader), ``pinned``, ``reason``, ``metric``, ``last_k``,
-        ``value`` with ``low`` and ``high`` (95%, over runs and problems), ``overrides`` (what the winner changes), ``before``
-        (the winners that the runs knew of, first to last) and ``candidates``, each with its runs, those that ``collapsed``,
-        and how far it is ``behind`` the leader (an interval that takes the number of arms into account); for a sweep that
-        another experiment goes on with also ``off_policy_ranking``, its best few off-policy arms: the winner if it is one of
-        them, then by their means, those with a collapsed run last.
+        ``value`` with ``low`` and ``high`` (95%, over runs and problems), ``overrides`` (hyperparameters that the winner sets),
+        ``before`` (the winners on which the runs build, first to last) and ``candidates``. Each candidate has its runs, those
+        that ``collapsed``, and the distance ``behind`` the leader (interval adjusted for the number of arms). A sweep whose
+        ranking another experiment uses also has ``off_policy_ranking``, its best few off-policy arms: the winner if it is one
+        of them, then by mean, arms with a collapsed run last.
 
     Raises:
         UserError: a run of the experiment is missing.
@@ -56,21 +56,21 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
 
 
 def winner_file(result: dict[str, Any]) -> dict[str, Any]:
-    """The part of a selection that later runs depend on: they are not trained again while it stays the same.
+    """The part of a selection on which later runs depend; they are trained again only if it changes.
 
-    It holds the winners before it too, so that a run depends on one such file.
+    It includes the earlier winners, so that a run depends on one such file.
     """
     return {key: result[key] for key in ("experiment", "winner", "overrides", "off_policy_ranking", "before") if key in result}
 
 
 def _is_ranked(study: Study, experiment: str) -> bool:
-    """Whether an experiment that the study makes takes the values of some of its arms by their rank."""
+    """Whether another experiment of the study takes arms of this one by their rank."""
     after = (entry for entry in study.experiments.values() if entry.builds_on == experiment)
     return any(OFF_POLICY_RANK in arm for entry in after for arm in entry.arms.values())
 
 
 def read_selections(study: Study, experiment: str) -> list[dict[str, Any]]:
-    """The winners that a run of ``experiment`` knows of, first to last, from the selection that it depends on.
+    """Read the winners on which a run of ``experiment`` builds, first to last.
 
     Raises:
         UserError: the file is missing.

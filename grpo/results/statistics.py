@@ -1,4 +1,4 @@
-"""Intervals of proportions, and comparisons of two policies on the same problems, by scipy."""
+"""Intervals of proportions and of means over problems, and paired comparisons of two policies."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LEVEL = 0.95
 def wilson_interval(successes: float, n: int, level: float = LEVEL) -> tuple[float, float]:
     """Score interval for a proportion (Wilson 1927, JASA 22:209).
 
-    Of numbers that lie between 0 and 1, such as partial rewards, it is too wide if anything: with mean p their variance is at
-    most the p(1 - p) of a proportion (Bhatia and Davis 2000, American Mathematical Monthly 107:353).
+    For numbers between 0 and 1, such as partial rewards, the interval is conservative: with mean p, their variance is at most
+    the p(1 - p) of a proportion (Bhatia and Davis 2000, American Mathematical Monthly 107:353).
 
     Args:
-        successes: how many of ``n`` succeeded, or the sum of the ``n`` numbers; a sum that is no whole number gets the lower
-            end of the count below it and the upper end of the count above it.
+        successes: number of successes in ``n``, or the sum of ``n`` numbers. A sum that is not a whole number gets the lower
+            end of the next smaller count and the upper end of the next larger one.
 
     Raises:
         ValueError: ``n`` is not positive.
@@ -36,10 +36,10 @@ def wilson_interval(successes: float, n: int, level: float = LEVEL) -> tuple[flo
 
 
 def mean_over_problems(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
-    """Mean of one number a problem, with a 95% t-interval, kept within 0..1.
+    """Mean of one number per problem, with a 95% t-interval kept within 0..1.
 
-    Where the number is itself estimated from several samples of its problem, this is the interval clustered by problem
-    (Miller 2024, arXiv:2411.00640).
+    If each number averages several samples of its problem, this is the interval clustered by problem (Miller 2024,
+    arXiv:2411.00640).
 
     Raises:
         ValueError: fewer than two problems.
@@ -54,17 +54,17 @@ def mean_over_problems(values: Sequence[float] | NDArray[np.float64]) -> dict[st
 def paired_bootstrap(
     first: Sequence[float], second: Sequence[float], resamples: int = 10_000, seed: int = 0
 ) -> dict[str, float]:
-    """Difference of two policies' means on the same problems, by resampling problems (percentile interval).
+    """Difference of two policies' means on the same problems, by bootstrap over problems (percentile interval).
 
-    A problem's two scores stay together, so how hard the drawn problems are cancels out.
+    A problem's two scores are drawn together, so the difficulty of the drawn problems cancels out.
 
     Args:
-        first, second: score of each problem (a mean, where there are several samples), in the same order.
-        resamples: how many sets of problems are drawn.
+        first, second: score of each problem (the mean of its samples), in the same order.
+        resamples: number of bootstrap resamples.
 
     Returns:
         ``value`` (mean of ``second`` minus mean of ``first``), ``low`` and ``high`` (95%), ``p`` (two-sided: twice the smaller
-        share of resamples on one side of 0, with 1 added above and below) and ``problems``.
+        share of resamples on one side of 0, with 1 added to numerator and denominator) and ``problems``.
 
     Raises:
         ValueError: the lengths differ, or there is nothing to compare.
@@ -86,7 +86,7 @@ def paired_bootstrap(
 
 
 def format_interval(estimate: Interval | Mapping[str, float]) -> str:
-    """``value (low to high)`` with three decimals, for tables and sentences."""
+    """Format an estimate as ``value (low to high)`` with three decimals."""
     if isinstance(estimate, Interval):
         return str(estimate)
     return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"

@@ -1,10 +1,13 @@
-"""The tests that decide claims: what each kind measures, and when it agrees, disagrees, finds no difference or cannot tell."""
+"""Tests that decide claims.
+
+Each kind of test is a function; its docstring's first line states what the claim says.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -34,7 +37,7 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a test found; the fields as in :class:`grpo.results.findings.Verdict`."""
+    """The outcome of a test, with the fields of :class:`grpo.results.findings.Verdict`."""
 
     verdict: VerdictName
     measured: str
@@ -49,11 +52,15 @@ class Judgement:
 
 
 def decide(intervals: Sequence[Interval], bar: float = 0.0, margin: float | None = None) -> tuple[VerdictName, str, float]:
-    """The verdict about "each of these differences is above ``bar``", its reason, and its p.
+    """Decide "each of these differences is above ``bar``".
 
-    It agrees if all intervals lie above the bar, which needs no correction, as all must (Berger 1982, Technometrics 24:295).
-    It disagrees if one lies below, Bonferroni. It finds no difference if all lie within ``margin`` of zero, even where they
-    leave zero out: a margin says what is too small to count.
+    The verdict agrees if all intervals lie above the bar. This needs no correction for their number (intersection-union test,
+    Berger 1982, Technometrics 24:295). It disagrees if one interval lies below the bar (Bonferroni). It finds no difference if
+    all intervals lie within ``margin`` of zero, even if they exclude zero: a margin says which differences are too small to
+    count.
+
+    Returns:
+        the verdict, its reason, and its p.
     """
     above = max(p_beyond(one, bar) if one.value > bar else 1.0 for one in intervals)
     below = min(1.0, min(p_beyond(one, bar) if one.value < bar else 1.0 for one in intervals) * len(intervals))
@@ -76,7 +83,7 @@ def decide(intervals: Sequence[Interval], bar: float = 0.0, margin: float | None
 def _by_reward(
     evidence: Evidence, pairs: Sequence[tuple[str, str]], bar: float = 0.0, margin: float | None = None
 ) -> Judgement:
-    """The verdict about "of each pair the first arm ends above the second"."""
+    """Decide "of each pair, the first arm ends above the second"."""
     for pair in pairs:
         _require_a_difference(evidence, *pair)
     contrasts = tuple(evidence.contrast(*pair, contrasts=len(pairs)) for pair in pairs)
@@ -96,30 +103,34 @@ def _by_reward(
 def _with_collapses(
     evidence: Evidence, pairs: Sequence[tuple[str, str]], verdict: VerdictName, reason: str
 ) -> tuple[VerdictName, str]:
-    """Take back a verdict in favour of an arm of which more runs collapsed."""
+    """Withdraw a verdict in favour of an arm with more collapsed runs."""
     share = {arm: len(evidence.collapses(arm)) / len(evidence.runs(arm)) for pair in pairs for arm in pair}
     for first, second in pairs:
         against_first, against_second = share[first] > share[second], share[first] < share[second]
         if (verdict == AGREES and against_first) or (verdict == DISAGREES and against_second and len(pairs) == 1):
             return CANNOT_TELL, f"{reason}, but more runs of the arm that ends higher collapsed"
         if verdict == NO_DIFFERENCE and share[first] != share[second]:
-            return CANNOT_TELL, f"{reason}, but not as many runs of each arm collapsed"
+            return CANNOT_TELL, f"{reason}, but more runs of one arm collapsed than of the other"
     return verdict, reason
 
 
 def _of_runs(hits: Sequence[bool], others: Sequence[bool] = ()) -> tuple[VerdictName, str]:
-    """``agrees`` if it is so in all runs of an arm and in none of the arm that lacks the cause; ``disagrees`` if in none."""
-    said = f"it is so in {sum(hits)} of {len(hits)} runs"
-    said += f", and in {sum(others)} of {len(others)} of the other arm" if others else ""
+    """Decide a claim about single runs.
+
+    ``agrees`` if it holds in all runs of the arm and in none of the other arm (which lacks the cause); ``disagrees`` if it
+    holds in no run of the arm.
+    """
+    reason = f"it holds in {sum(hits)} of {len(hits)} runs"
+    reason += f", and in {sum(others)} of {len(others)} of the other arm" if others else ""
     if not any(hits):
-        return DISAGREES, said
-    return (AGREES if all(hits) and not any(others) else CANNOT_TELL), said
+        return DISAGREES, reason
+    return (AGREES if all(hits) and not any(others) else CANNOT_TELL), reason
 
 
 def _require_a_difference(evidence: Evidence, first: str, second: str) -> None:
-    """Raise NotMeasured where two arms trained alike, so that nothing of what sets them apart was tried."""
+    """Raise NotMeasured if two arms have identical results, so that their settings made no difference."""
     if identical(evidence.runs(first), evidence.runs(second)):
-        raise NotMeasured(f"{first} and {second} trained alike to the last number: what they differ in played no part")
+        raise NotMeasured(f"{first} and {second} have identical results: the settings in which they differ had no effect")
 
 
 def _ends_at(evidence: Evidence, arm: str) -> str:
@@ -137,7 +148,7 @@ def ends_above(parameters: Parameters, evidence: Evidence) -> Judgement:
 
 
 def not_below(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Arm ``better`` ends at most ``margin`` below each of ``worse``, after as many steps."""
+    """Arm ``better`` ends at most ``margin`` below each of ``worse``, after the same number of steps."""
     better, worse = parameters["better"], parameters["worse"]
     rivals = [worse] if isinstance(worse, str) else worse
     steps = {
@@ -151,10 +162,10 @@ def not_below(parameters: Parameters, evidence: Evidence) -> Judgement:
 
 
 def method_above(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """The best arm of this method ends above the best of the ``other`` experiment's.
+    """The best arm of this method ends above the best arm of the ``other`` experiment.
 
-    The leaders stand for their methods, not the arms that win ties by being simpler. Each is the best of several, so that the
-    interval covers as many contrasts as the method with more arms has arms.
+    The leaders represent their methods, not the winners, which may win a tie because they are simpler. Each leader is the best
+    of several arms, so the interval is adjusted for the number of arms of the method that has more.
     """
     other = evidence.other
     assert other is not None
@@ -195,9 +206,9 @@ def zero_shot_below(parameters: Parameters, evidence: Evidence) -> Judgement:
 
 
 def best_inside_range(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """The best arm of a sweep lies between its first and its last, which both end below it.
+    """The best arm of a sweep lies between its first and its last arm, which both end below it.
 
-    Disagrees if the best is an end, and ends above all arms between the ends.
+    Disagrees if the best arm is the first or the last, and ends above all arms between them.
     """
     arms = _sweep(evidence, 3)
     best = max(arms, key=evidence.mean)
@@ -205,7 +216,8 @@ def best_inside_range(parameters: Parameters, evidence: Evidence) -> Judgement:
     found = _by_reward(evidence, [(best, arm) for arm in ([arms[0], arms[-1]] if inside else arms[1:-1])])
     verdict = found.verdict if inside or found.verdict != AGREES else DISAGREES
     where = "inside the range" if inside else "an end of the range"
-    return _replaced(found, verdict, f"best is {best}, {where}; {found.measured}", f"{best} is {where}; {found.reason}")
+    measured, reason = f"best is {best}, {where}; {found.measured}", f"{best} is {where}; {found.reason}"
+    return replace(found, verdict=verdict, measured=measured, reason=reason)
 
 
 def lags(parameters: Parameters, evidence: Evidence) -> Judgement:
@@ -217,12 +229,12 @@ def lags(parameters: Parameters, evidence: Evidence) -> Judgement:
         return Judgement(DISAGREES, _ends_at(evidence, first), f"{first} leads", {first: evidence.mean(first)}, (), fallen)
     found = _by_reward(evidence, [(leader, first)], margin=parameters["margin"])
     if len(fallen) == len(evidence.runs(first)):
-        return _replaced(found, DISAGREES, found.measured, f"{first} collapses")
-    return _replaced(found, CANNOT_TELL, found.measured, f"some runs of {first} collapsed") if fallen else found
+        return replace(found, verdict=DISAGREES, reason=f"{first} collapses")
+    return replace(found, verdict=CANNOT_TELL, reason=f"some runs of {first} collapsed") if fallen else found
 
 
 def descends(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """Each arm, of ``arms`` those that the study has, ends below each before it."""
+    """Each arm ends below each arm before it; of ``arms``, those that the study has."""
     arms = [arm for arm in parameters["arms"] if arm in evidence.arms]
     if len(arms) < 2:
         raise NotMeasured(f"the study has {len(arms)} of the arms {', '.join(parameters['arms'])}, and two are needed")
@@ -230,9 +242,9 @@ def descends(parameters: Parameters, evidence: Evidence) -> Judgement:
 
 
 def collapses(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """All runs of a sweep's last arm collapse, or of the arm with the most updates per rollout batch, at least ``updates``.
+    """All runs of a sweep's last arm collapse; with ``updates``, of the arm with the most updates per rollout batch.
 
-    A run that never rises has not collapsed, however far it stays behind others (:mod:`grpo.results.collapses`).
+    That arm must have at least ``updates`` updates. A run that never rises has not collapsed (:mod:`grpo.results.collapses`).
     """
     arm, updates = _sweep(evidence, 2)[-1], parameters.get("updates")
     if updates is not None:
@@ -249,7 +261,11 @@ def collapses(parameters: Parameters, evidence: Evidence) -> Judgement:
 
 
 def _sweep(evidence: Evidence, fewest: int) -> list[str]:
-    """The arms of a sweep, in its order."""
+    """The arms of a sweep, in its order.
+
+    Raises:
+        NotMeasured: it has fewer than ``fewest``.
+    """
     if len(evidence.arms) < fewest:
         raise NotMeasured(
             f"the study has {len(evidence.arms)} arm{'s' * (len(evidence.arms) > 1)} of a sweep that needs {fewest}"
@@ -257,17 +273,13 @@ def _sweep(evidence: Evidence, fewest: int) -> list[str]:
     return list(evidence.arms)
 
 
-def _replaced(found: Judgement, verdict: VerdictName, measured: str, reason: str) -> Judgement:
-    return Judgement(verdict, measured, reason, found.numbers, found.contrasts, found.collapses, found.p)
-
-
 # ----------------------------------------------------------------- kinds: norms, entropy, length, KL over the steps
 
 
 def metric_larger(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """The level of ``metric`` is larger in arm ``larger`` than in arm ``smaller``, in the last quarter where it is ``late``.
+    """The level of ``metric`` is larger in arm ``larger`` than in arm ``smaller``; with ``late``, in the last quarter.
 
-    The levels are medians over blocks of steps, the interval that of the logarithm of their ratio; ``margin`` is a ratio.
+    Levels are medians over blocks of steps. The interval is that of the logarithm of their ratio; ``margin`` is a ratio.
     """
     larger, smaller, metric = parameters["larger"], parameters["smaller"], parameters["metric"]
     _require_a_difference(evidence, larger, smaller)
@@ -291,13 +303,13 @@ def metric_larger(parameters: Parameters, evidence: Evidence) -> Judgement:
 
 
 def metric_changes(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """The level of ``metric`` at the end, as a multiple of the ``first`` or the ``highest`` level of the same run (``since``).
+    """The final level of ``metric``, as a multiple of the run's first or highest level (``since``), meets a bar.
 
-    It is ``below`` or ``above`` a bar, or ``within`` a factor either way, in all runs of ``arm``, and in none of ``unlike``.
+    It is ``below`` or ``above`` the bar, or ``within`` a factor either way, in all runs of ``arm`` and in none of ``unlike``.
     """
     metric, arms = parameters["metric"], [parameters["arm"], *([parameters["unlike"]] if "unlike" in parameters else [])]
     found = {arm: changes(evidence.held(arm), metric, parameters["since"]) for arm in arms}
-    hits = {arm: [_so(parameters, times) for times in of_arm] for arm, of_arm in found.items()}
+    hits = {arm: [_meets_bar(parameters, times) for times in of_arm] for arm, of_arm in found.items()}
     verdict, reason = _of_runs(*hits.values())
     (bar,) = [f"{name} {parameters[name]:g}" for name in ("below", "above", "within") if name in parameters]
     texts = (f"{arm} {', '.join(f'{times:.2f}' for times in of_arm)}" for arm, of_arm in found.items())
@@ -306,14 +318,14 @@ def metric_changes(parameters: Parameters, evidence: Evidence) -> Judgement:
     return Judgement(verdict, measured, reason, numbers, (), evidence.collapses(*arms))
 
 
-def _so(parameters: Parameters, times: float) -> bool:
+def _meets_bar(parameters: Parameters, times: float) -> bool:
     if "within" in parameters:
         return bool(1 / parameters["within"] <= times <= parameters["within"])
     return bool(times < parameters["below"] if "below" in parameters else times > parameters["above"])
 
 
 def falls(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """The last evaluation's ``metric`` is under ``below`` times the untrained model's, in ``arm`` and not in ``unlike``."""
+    """The ``metric`` ends under ``below`` times the untrained model's, in ``arm`` and not in ``unlike``."""
     metric, below = parameters["metric"], parameters["below"]
     texts, hits, numbers = [], [], {}
     for arm in (parameters["arm"], parameters["unlike"]):
@@ -341,7 +353,7 @@ def blows_up(parameters: Parameters, evidence: Evidence) -> Judgement:
 
 
 def warns(parameters: Parameters, evidence: Evidence) -> Judgement:
-    """In each collapsed run ``metric`` comes above ``times`` its level in the runs that held, by when the reward has fallen."""
+    """Before the reward falls, ``metric`` exceeds ``times`` its level in steady runs, in each collapsed run."""
     metric, times = parameters["metric"], parameters["times"]
     fallen = evidence.collapses(*evidence.arms)
     names = {collapse.run for collapse in fallen}
@@ -360,7 +372,7 @@ def warns(parameters: Parameters, evidence: Evidence) -> Judgement:
 
 
 def _until_fallen(run: Run, metric: str) -> float:
-    """The highest value up to the first evaluation, after the best one, with less than half of the best reward."""
+    """The highest value up to the evaluation where, after the best one, the reward is first below half of the best."""
     means = run.outcomes.mean(axis=1)
     best = int(means.argmax())
     low = [place for place in range(best + 1, len(means)) if means[place] < 0.5 * means[best]]
@@ -415,10 +427,5 @@ KINDS: dict[str, Callable[[Parameters, Evidence], Judgement]] = {
     "warns": warns,
     "rises_with_kl": rises_with_kl,
 }
-# What these state may happen at any step: a horizon that is not reached refutes none of them, and confirms where it did.
+# Events that may happen at any step: runs shorter than the horizon can confirm such a claim, but not refute it.
 EVENTS = {"collapses", "falls", "blows_up"}
-
-
-def response_length(runs: list[Run]) -> float:
-    """Mean length of the untrained model's responses, in tokens."""
-    return float(np.mean([run.validation["val/response_length"].iloc[0] for run in runs]))

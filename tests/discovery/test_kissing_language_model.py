@@ -196,7 +196,7 @@ def test_an_attempt_in_vain_scores_nothing_and_the_search_goes_on(tmp_path: Path
 def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language_model, "TRIES", 1)
     with FakeEndpoint(lambda request: BROKEN if len(server.requests) <= SILENCE else GOOD) as server:
-        with pytest.raises(UserError, match=rf"{SILENCE} attempts in a row were in vain \(.*HTTP 500: out of memory\)"):
+        with pytest.raises(UserError, match=rf"{SILENCE} attempts in a row had no answer \(.*HTTP 500: out of memory\)"):
             run(server, tmp_path, Budget(calls=100))
         assert scores(run(server, tmp_path, Budget(calls=SILENCE + 2))) == [0] * SILENCE + [22] * 2
 

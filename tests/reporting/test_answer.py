@@ -53,8 +53,8 @@ def test_reward_form_answer_given_the_form_length_and_the_bare_question(said: An
         "In 24 steps GRPO raised the validation answer reward from 0.100 to 0.800 (0.750 to 0.850), by 0.700"
     )
     assert "form was right in 0.200 of its responses before and 1.000 after training; given the form, the answer was" in text
-    assert "right in 0.500 and 0.800; a response had 9.0 and then 29.0 tokens." in text
-    assert "Asked under question_only, the untrained model is right in 0.970 (0.920 to 1.020) of the problems." in text
+    assert "right in 0.500 and 0.800; responses had 9.0 tokens before and 29.0 after." in text
+    assert "Under the prompt question_only, the untrained model is right in 0.970 (0.920 to 1.020) of the problems." in text
     assert "winners" not in text and "No two configurations were compared." in text and "None of 2 runs collapsed." in text
 
 
@@ -80,7 +80,7 @@ def test_the_largest_choice_is_not_a_gap_to_an_arm_that_collapsed(said: Any) -> 
     assert "largest difference is in Learning rate: a ends 0.200 (0.100 to 0.300) above b." in text
     assert "Of 6 runs 2 collapsed: grpo_learning_rate/c (2 of 2)." in text
     text = said({"grpo_learning_rate": (runs[:2] + runs[4:], result(arms[0], arms[2]))})
-    assert "No choice between arms whose runs all held made a difference that can be told from zero." in text
+    assert "No difference between arms with stable runs is significant." in text
 
 
 def test_what_training_lowered_is_said(said: Any) -> None:
@@ -98,11 +98,11 @@ def test_comparisons_that_stay_open_and_claims_by_verdict(said: Any) -> None:
     text = said(found, *verdicts, verdict("not tested here", by_construction=True))
     assert "In 1 of 1 comparisons the leading arm cannot be told from another: Learning rate." in text
     assert (
-        "Of 5 published claims that were put to the test here, 2 agree and 1 disagrees with the runs, 1 shows no "
-        "difference within the claim's margin, and 1 cannot be told; 2 more are not tested here (1 of them true by "
+        "Of 5 published claims that were tested here, 2 agree and 1 disagrees with the runs, 1 shows no difference within the "
+        "claim's margin, and 1 stays undecided; 2 more are not tested here (1 of them true by "
         "construction)."
     ) in text
-    assert "No published claim was put to the test here." in said(found, verdict("not tested here"))
+    assert "No published claim was tested here." in said(found, verdict("not tested here"))
 
 
 def test_the_best_is_a_grpo_winner_whose_runs_held(mini_study: Study) -> None:

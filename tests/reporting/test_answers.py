@@ -100,7 +100,7 @@ def test_failures_are_counted_and_shown_and_the_right_ones_are_the_control() -> 
     text = judge("r1_zero", records)
     assert "Of 34 responses 30 fail: 0 failures are the parser's (0.0% of the failures) and 30 the model's." in text
     assert "In 1 (3.3% of the failures, 2.9% of all responses) the model states the right answer" in text
-    assert "Of 4 answers that the grader finds right the second reading finds 4 right." in text
+    assert "Of 4 answers that the grader accepts, the second reading accepts 4." in text
     assert f"| {WRONG_FORM} | {OTHER_FORM} | model | 1 |" in text and f"| {WRONG_FORM} | {WRONG} | model | 29 |" in text
     shown = [line for line in text.splitlines() if line.startswith("| p |")]
     assert len(shown) == 1 + 10 and shown[0] == r"| p | `12` | nothing | `12 \| 'x'␤` |"
@@ -122,7 +122,7 @@ def test_a_task_whose_answers_it_does_not_understand_is_left_alone() -> None:
     """Such as one that asks for any word that rhymes: a right answer is not equal to the problem's truth."""
     records = [record("</think> <answer>house</answer>", "house", "mouse", RIGHT), record("tree", None, "bee")]
     text = judge("r1_zero", records)
-    assert "says nothing of the failures" in text and "| model |" not in text
+    assert "says nothing about the failures" in text and "| model |" not in text
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
@@ -178,7 +178,7 @@ def test_kl_that_jumps_with_the_gradient_norm_goes_with_it() -> None:
     runs = [with_kl(seed, np.r_[0.0, jumps], np.linspace(0, 1, 41), np.r_[1.0, 10 * jumps]) for seed in (0, 1)]
     text = goes_with(runs)
     assert "| e/best/0 | 40 |" in text
-    assert "From one step to the next the KL moves with the gradient norm (+1.00)." in text
+    assert "from one step to the next are correlated with those of the gradient norm (+1.00)." in text
     assert "Over runs: 2 measured it" in text and "too few for a correlation" in text
     assert "rank correlation of the last KL with the last reward" in goes_with(
         [with_kl(s, [0, s], [0, s], [1, 1]) for s in range(4)]
@@ -202,8 +202,8 @@ def test_changes_are_told_from_levels() -> None:
     levels, changes = ([f"{value:+.2f}" for value in part] for part in (expected[:2], expected[2:]))
     (row,) = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| e/best/0"))
     assert row[1] == "60" and row[2:4] == levels and row[5:7] == changes  # of the entropy, which stays, there are none
-    assert "From one step to the next the KL moves with the gradient norm (+1.00)." in text
-    assert f"rank correlation of {levels[0]} and with the gradient norm's at {levels[1]}" in text
+    assert "from one step to the next are correlated with those of the gradient norm (+1.00)." in text
+    assert f"rank correlation is {levels[0]} with the reward and {levels[1]} with the gradient norm" in text
 
 
 def times(**parts: float) -> dict[str, float]:
@@ -215,14 +215,10 @@ def test_what_dominates_and_what_would_overlap_better() -> None:
     assert floor(slow) == pytest.approx(3.1)
     text = dominates([Variant("lag_0", 0, slow), Variant("lag_1", 1, slow), Variant("lag_4", 4, None)])
     assert "| lag_1 | rollout | 0.91 | 3.00 | 3.300 | 3.100 | 2.000 |" in text and "lag_4" not in text
-    assert "In lag_1, the least lag at which the two overlap, **rollout dominates**: a step is +0.200 s" in text
-    assert (
-        "The generator takes 3.00 times as long" in text
-        and "3 of its kind side by side" in text
-        and "at 1.000 s a step" in text
-    )
+    assert "In lag_1, the smallest lag at which the two overlap, **rollout dominates**: a step is +0.200 s" in text
+    assert "The generator takes 3.00 times as long" in text and "3 of them in parallel" in text and "1.000 s per step" in text
     even = dominates([Variant("lag_1", 1, times(rollout=1.0, training=1.1, step=1.2))])
-    assert "**training dominates**" in even and "about as long as each other (1.10 times)" in even
+    assert "**training dominates**" in even and "about equally long (1.10 times)" in even
     assert "too short" in dominates([Variant("lag_1", 1, None)])
 
 
@@ -308,7 +304,7 @@ def test_a_study_that_makes_little_has_a_page_of_what_it_made(small: Study) -> N
         "What it would take to know",
     ]
     assert "| 1e-3 or 3e-4 | grpo_learning_rate | selection | 0.050 (" in text
-    assert "not known: one seed shows no spread between runs" in text
+    assert "unknown: one seed shows no spread between runs" in text
     assert "Of 2 responses 1 fail: 0 failures are the parser's" in text and "length at start" not in text
     assert list(paths.KISSING_NUMBER_DELIVERY.iterdir()) == []
 
@@ -390,7 +386,7 @@ def test_a_search_without_a_language_model_is_delivered_and_says_so(small: Study
     text = (folder / "report.md").read_text()
     reflection = text[text.index("## Reflection") :]
     assert "**No language model was used.**" in reflection and "1 of 2 attempts were valid, the best, 22 points" in reflection
-    assert "So this was not sent" in text
+    assert "would begin with this prompt" in text
     prompt = (folder / "prompts/problem.md").read_text()
     assert prompt.strip() in text and "integer vectors C in 11 dimensions" in prompt
     log = json.loads((folder / "conversation_log.json").read_text())
@@ -413,7 +409,7 @@ def test_a_search_with_a_language_model_is_delivered_whole(small: Study) -> None
     write_delivery(study)
     folder = paths.KISSING_NUMBER_DELIVERY
     text = (folder / "report.md").read_text()
-    assert "No language model" not in text and "The programs are those of some-model, by the strategy `conversation`" in text
+    assert "No language model" not in text and "some-model wrote the programs, with the strategy `conversation`" in text
     assert "Answers to the problem alone: 0 of 1 gave a valid set" in text
     assert "Answers within a conversation: 3 of 4 gave a valid set, the largest of 30 points." in text
     assert "Answers to an error of the evaluator: 1 of 2 gave a valid set." in text

@@ -12,7 +12,7 @@ from grpo.results.runs import Run
 from grpo.study.schema import Study
 
 UP = [0.1, 0.4, 0.7, 0.8]
-SURE = "(95% interval over runs and problems, 2 seeds an arm)."
+SURE = "(95% interval over runs and problems, 2 seeds per arm)."
 
 
 def said(study: Study, runs: list[Run], of: ExperimentResult, with_courses: bool = False) -> list[str]:
@@ -37,12 +37,12 @@ def test_arms_that_cannot_be_told_apart(mini_study: Study) -> None:
     arms = arm_result("a", 0.8), arm_result("b", 0.78, (0.02, -0.03, 0.07)), arm_result("c", 0.79, (0.01, -0.04, 0.06))
     (lead, *_) = said(mini_study, runs, result(*arms, tied=("b", "c")))
     assert (
-        ", but these runs cannot tell it from c and b: the difference to the nearest of them, 0.010 (-0.040 to 0.060), holds"
+        ", but these runs cannot tell it from c and b: the difference from the nearest of them, 0.010 (-0.040 to 0.060), may"
         in lead
     )
     assert "the next" not in lead
     (lead, *_) = said(mini_study, runs[:4], result(*arms[:2], tied=("b",)))
-    assert "cannot tell it from b: the difference to it, 0.020 (-0.030 to 0.070), holds zero" in lead
+    assert "cannot tell it from b: the difference from it, 0.020 (-0.030 to 0.070), may be zero" in lead
 
 
 def test_an_arm_that_collapsed_is_not_what_the_leader_is_measured_by(mini_study: Study) -> None:
@@ -65,9 +65,7 @@ def test_where_every_arm_collapsed_none_is_better(mini_study: Study) -> None:
         arm_result("b", 0.1, (0.0, -0.1, 0.1), collapse("b"), seeds=1),
     )
     (lead, *_) = said(mini_study, runs, result(*arms))
-    assert (
-        lead == "a collapsed in 1 of 1 run, b collapsed in 1 of 1 run within 16 steps, so which arm is better is not decided."
-    )
+    assert lead == "a collapsed in 1 of 1 run, b collapsed in 1 of 1 run within 16 steps, so the best arm is not decided."
     (lead, *_) = said(mini_study, runs[:1], result(arms[0]))
     assert lead.endswith("so there is no final reward to speak of.")
 
@@ -102,7 +100,7 @@ def test_arms_that_trained_alike(mini_study: Study) -> None:
     runs = seeds("a", UP) + seeds("b", UP)
     alike = result(arm_result("a", 0.8), arm_result("b", 0.8, (0.0, 0.0, 0.0)), tied=("b",))
     assert said(mini_study, runs, alike)[0].startswith(
-        "a and b trained alike to the last number, so learning_rate played no part: all end at"
+        "a and b have identical results, so learning_rate had no effect: all end at"
     )
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from report_parts import interval
 from study_parts import ASYNCHRONOUS, COLOCATE
 
 from grpo.reporting import figures, pieces, timing
@@ -24,6 +25,7 @@ from grpo.reporting.figures import experiment_figure, second_metric
 from grpo.reporting.fine_tuning import draw_by_examples
 from grpo.reporting.forest import draw_forest, forest_rows
 from grpo.reporting.style import COLOURS, readable, style, styles, styles_of_places, with_readable_names
+from grpo.results.findings import Contrast, Verdict
 from grpo.results.runs import REWARD, Run
 from grpo.results.verdicts import KL
 from grpo.study.schema import Study
@@ -223,8 +225,9 @@ def test_points_of_arms_have_their_colours() -> None:
 def test_the_forest_holds_what_decided_a_claim_its_seeds_and_sources() -> None:
     """A rise above the start is not all that decides a claim on KL; a statement stands once, over its differences."""
 
-    def contrast(arm: str, against: str, covers: str = "runs and problems") -> dict[str, Any]:
-        return {"arm": arm, "against": against, "difference": {"value": 0.1, "low": 0.0, "high": 0.2, "covers": covers}}
+    def contrast(arm: str, against: str, covers: str = "runs and problems") -> Contrast:
+        difference = replace(interval(0.1, 0.0, 0.2), covers=covers)
+        return Contrast(arm, against, difference, difference, 1)
 
     class Arm:
         def __init__(self, arm: str, *by_run: float):
@@ -233,9 +236,9 @@ def test_the_forest_holds_what_decided_a_claim_its_seeds_and_sources() -> None:
     class Result:
         arms = (Arm("a", 0.5, 0.7), Arm("b", 0.4, 0.5))
 
-    claim = {"statement": "s", "experiment": "e", "verdict": "agrees", "published": {"x-2025": 0.3}}
     pairs = (contrast("a", "b"), contrast("b", "e/a", "problems"), contrast("a", "start"))
-    rows = forest_rows([claim | {"contrasts": pairs}, claim | {"contrasts": ()}], {"e": ([], Result())})  # type: ignore[dict-item]
+    claim = Verdict("id", "e", "s", "agrees", "why", published={"x-2025": 0.3}, contrasts=pairs)
+    rows = forest_rows([claim, replace(claim, contrasts=())], {"e": ([], Result())})  # type: ignore[dict-item]
     assert [(row["between"], row["seeds"]) for row in rows] == [("a above b", [pytest.approx(0.1), pytest.approx(0.2)]),
                                                                 ("b above a", [])]  # fmt: skip
     axes = draw_forest(rows).axes[0]

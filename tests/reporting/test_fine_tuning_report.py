@@ -189,9 +189,9 @@ def test_the_winners_curve_over_its_steps() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (((32, 4, 1), (64, 4, 1)), "64 instead of 32 questions a step"),
-        (((32, 4, 1), (32, 8, 1)), "8 instead of 4 rollouts of a question"),
-        (((32, 4, 1), (32, 4, 3)), "3 instead of 1 epochs a step"),
+        (((32, 4, 1), (64, 4, 1)), "64 instead of 32 questions per step"),
+        (((32, 4, 1), (32, 8, 1)), "8 instead of 4 rollouts per question"),
+        (((32, 4, 1), (32, 4, 3)), "3 instead of 1 epochs per step"),
     ],
 )
 def test_each_setting_by_itself(
@@ -216,9 +216,9 @@ def test_arms_are_compared_that_differ_in_one_setting() -> None:
         iterated("q32-8-2", 32, 8, 2, 0.0, 1.0),
     ]
     text = discuss_expert_iteration(runs, of_winner("q32"))
-    assert "64 instead of 32 questions a step: 0.125 (" in text
-    assert "128 instead of 64 questions a step: 0.500 (" in text
-    assert "8 instead of 4 rollouts of a question: 0.250 (" in text
+    assert "64 instead of 32 questions per step: 0.125 (" in text
+    assert "128 instead of 64 questions per step: 0.500 (" in text
+    assert "8 instead of 4 rollouts per question: 0.250 (" in text
     assert text.count(" instead of ") == 3  # 128 against 32 follows from these, and the last arm differs in several
 
 
@@ -249,21 +249,21 @@ def test_the_keyword_reward_and_kinds_of_responses() -> None:
     assert text.startswith("Of the responses to 100 held-out pairs of keywords 5.0% before")
     assert "5.0% before and 4.0% after only list the keywords; 25.0% before and 0.0% after repeat the prompt;" in text
     assert "37.5% before and 75.0% after are sentences of the grammar" in text
-    assert text.endswith("The reward was not won by degenerate responses.")  # 4%
+    assert text.endswith("The reward does not come from degenerate responses.")  # 4%
 
 
 @pytest.mark.parametrize("kind", ["lists_only", "repeats_prompt"])
 @pytest.mark.parametrize(("share", "degenerate"), [(0.049, False), (0.05, True), (0.5, True)])
 def test_degenerate_responses_are_told(kind: str, share: float, degenerate: bool) -> None:
     text = discuss_keyword([with_keywords(0, 0.25, 0.75, **NOTHING_ODD | {kind: (0.0, share)})])
-    assert ("The reward was not won by degenerate responses." in text) != degenerate
-    assert (f"Part of the reward is degenerate: up to {share:.1%} of the responses are." in text) == degenerate
+    assert ("The reward does not come from degenerate responses." in text) != degenerate
+    assert (f"Part of the reward comes from degenerate responses: up to {share:.1%} are." in text) == degenerate
 
 
 @pytest.mark.parametrize(("after", "told"), [(0.86, False), (0.84, True), (0.95, False)])
 def test_sentences_that_are_lost_are_told(after: float, told: bool) -> None:
     text = discuss_keyword([with_keywords(0, 0.25, 0.75, **NOTHING_ODD | {"is_sentence": (0.9, after)})])
-    assert ("in part at the cost of grammar" in text) == told
+    assert ("partly costs grammar" in text) == told
 
 
 # ----------------------------------------------------------------------------------------------------- the three methods

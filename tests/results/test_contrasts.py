@@ -93,7 +93,7 @@ def test_one_seed_shows_no_spread(mini_study: Study) -> None:
     (row,) = undecided(study)
     assert (row["spread"], row["seeds_needed"], row["problems_needed"]) == (None, None, None)
     found = contents([row], [])["undecided"]
-    assert found[0]["command"] == "" and "not known: one seed" in table(found)
+    assert found[0]["command"] == "" and "unknown: one seed" in table(found)
 
 
 def test_equal_means_need_no_number_though_rounded_sums_differ(mini_study: Study) -> None:

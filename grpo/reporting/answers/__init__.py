@@ -1,1 +1,1 @@
-"""The handouts' questions that want words, answered from the result files: reports/answers.md."""
+"""Answers to the handouts' questions from result files (reports/answers.md)."""

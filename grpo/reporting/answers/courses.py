@@ -1,4 +1,4 @@
-"""The questions that ask for the course of the other metrics: which experiment each is asked of."""
+"""The handouts' questions on the curves of other metrics, and the experiment that answers each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLIPPED = {"grpo_clip", "grpo_no_clip"}
 
 
 def asked_of_courses(study: Study) -> dict[str, str]:
-    """Experiment -> the handouts' question, by what its arms differ in; each question is asked of one experiment."""
+    """Map experiments to the handouts' question, by the settings that their arms vary; one experiment per question."""
     found: dict[str, str] = {}
     for name in study.made:
         entry = study.experiments[name]

@@ -1,4 +1,4 @@
-"""Whether the KL to the starting policy goes with reward or with instability."""
+"""KL to the starting policy: its growth, and its correlation with reward and with instability."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import pandas as pd
 
 from grpo.reporting.sentences import said
 from grpo.reporting.trends import MEASURES, trend_of
+from grpo.results.markdown import markdown_table
 from grpo.results.runs import REWARD, Run
 from grpo.results.verdicts import KL
 
 WITH = {"train/answer_reward": "reward", "gradient_norm": "gradient norm", "token_entropy": "token entropy"}
 FEWEST_RUNS = 4
-SPIKE = 5.0  # times the median: a step whose KL estimate stands out
+SPIKE = 5.0  # a KL estimate of so many times the median stands out
 
 
 def growth(runs: list[Run]) -> str:
-    """How fast the KL of one arm grows, by both estimates."""
+    """Describe the growth of one arm's KL, by both estimates."""
     measure = next(measure for measure in MEASURES if measure.key == "kl")
     low_variance = pd.concat([run.history[KL] for run in runs])
     (text,) = said(
@@ -35,36 +36,35 @@ def growth(runs: list[Run]) -> str:
 
 
 def _mean(runs: list[Run], column: str) -> float:
-    """At the last step, over runs."""
+    """Mean over runs at the last step."""
     return float(np.mean([run.history[column].iloc[-1] for run in runs]))
 
 
 def rank_correlation(first: pd.Series[float], second: pd.Series[float]) -> float:
-    """Spearman's; NaN where one of them does not vary."""
+    """Spearman's rank correlation; NaN if one series is constant."""
     ranks = first.rank(), second.rank()
     return float("nan") if any(rank.nunique() < 2 for rank in ranks) else float(np.corrcoef(*ranks)[0, 1])
 
 
 def goes_with(runs: list[Run]) -> str:
-    """Correlations over the steps of each run, of levels and of changes, and over runs (Markdown)."""
-    lines = [
-        "| run | steps | " + " | ".join(f"KL and {name}" for name in WITH.values()) + " | "
-        + " | ".join(f"changes of KL and of {name}" for name in WITH.values()) + " |",
-        "|---|---|" + "---|" * (2 * len(WITH)),
-    ]  # fmt: skip
+    """Correlations of levels and of changes over each run's steps, and over runs (Markdown)."""
+    levels, changes = ([f"{of} {name}" for name in WITH.values()] for of in ("KL and", "changes of KL and of"))
     found: list[list[float]] = []
+    rows = []
     steps = 0
     for run in runs:
         table = run.history.groupby("step")[[KL, *WITH]].mean().iloc[1:]  # at step 1 it is zero by definition
         steps = len(table)
         numbers = [rank_correlation(of[KL], of[c]) for of in (table, table.diff().iloc[1:]) for c in WITH]
         found.append(numbers)
-        lines.append(f"| {run.name} | {steps} | " + " | ".join(_number(number) for number in numbers) + " |")
-    return "\n".join([*lines, "", _verdict(np.array(found), steps), "", _over_runs(runs)])
+        rows.append([run.name, str(steps), *map(_number, numbers)])
+    return "\n".join(
+        [markdown_table(["run", "steps", *levels, *changes], rows), _verdict(np.array(found), steps), "", _over_runs(runs)]
+    )
 
 
 def _verdict(found: np.ndarray, steps: int) -> str:  # type: ignore[type-arg]
-    """Which correlations are more than chance, in words."""
+    """State which correlations exceed chance."""
     if steps < 4:
         return "The runs are too short for correlations over their steps."
     bar = 1.96 / math.sqrt(steps - 2)  # of the changes, one fewer than the levels
@@ -72,11 +72,11 @@ def _verdict(found: np.ndarray, steps: int) -> str:  # type: ignore[type-arg]
     beyond = [f"{name} ({_number(mean)})" for name, mean in means.items() if abs(mean) > bar]
     levels = dict(zip(WITH.values(), found[:, : len(WITH)].mean(axis=0), strict=True))
     return (
-        f"Over the steps the level of the KL goes with the reward's at a rank correlation of {_number(levels['reward'])} "
-        f"and with the gradient norm's at {_number(levels['gradient norm'])} (means over runs); where both have a trend, that "
-        "says little of cause. From one step to the next "
-        + (f"the KL moves with the {' and the '.join(beyond)}." if beyond else "the KL moves with none of the three.")
-        + f" Of steps without any relation, a correlation of changes beyond {bar:.2f} comes up in about 1 of 20."
+        f"Over the steps, the KL's rank correlation is {_number(levels['reward'])} with the reward and "
+        f"{_number(levels['gradient norm'])} with the gradient norm (means over runs). Two series with a trend are always "
+        f"correlated, so this says little about causes. The changes of the KL from one step to the next are correlated with "
+        f"{'those of the ' + ' and the '.join(beyond) if beyond else 'none of the three'}."
+        f" In series without any relation, a correlation of changes beyond {bar:.2f} occurs in about 1 of 20."
     )
 
 
@@ -96,7 +96,7 @@ def _over_runs(runs: list[Run]) -> str:
         for run, (_, end) in zip(runs, ends.iterrows(), strict=True)
     )
     if len(runs) < FEWEST_RUNS:
-        return f"Over runs: {len(runs)} measured it ({shown}), too few for a correlation ({FEWEST_RUNS} are the fewest tried)."
+        return f"Over runs: {len(runs)} measured it ({shown}), too few for a correlation (it takes {FEWEST_RUNS})."
     reward, norm = (rank_correlation(ends["KL"], ends[other]) for other in ("reward", "norm"))
     return (
         f"Over the {len(runs)} runs that measured it: rank correlation of the last KL with the last reward {_number(reward)}, "

@@ -1,4 +1,4 @@
-"""The kissing number as the handout wants it delivered: program.py, conversation_log.json, report.md and the prompts."""
+"""The handout's deliverables on the kissing number: program.py, conversation_log.json, report.md and prompts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from grpo.reporting.sentences import templates
 from grpo.study import paths
 from grpo.study.schema import Study
 
-PROGRAMS = "Where an attempt has a recipe, grpo.discovery.mutation.program_of(recipe) is its program, to the letter."
-EXAMPLES = 2  # conversations of a search with a language model that are shown
+PROGRAMS = "For an attempt with a recipe, grpo.discovery.mutation.program_of(recipe) returns its exact program."
+EXAMPLES = 2  # conversations with a language model that the report shows
 
 
 def write_delivery(study: Study) -> None:
-    """Write reports/kissing_number/; empty where the study has no search, as DVC wants a stage's outputs to be there.
+    """Write reports/kissing_number/; an empty folder if the study has no search, as DVC requires a stage's outputs.
 
-    The log leaves out the programs of recipes, each of which holds the whole text of the constructions;
-    :func:`grpo.discovery.mutation.program_of` makes them of the recipes to the letter.
+    The log leaves out the programs of recipes, each of which contains the whole text of the constructions;
+    :func:`grpo.discovery.mutation.program_of` restores them exactly.
 
     Raises:
         UserError: a result file is missing or damaged.
@@ -51,7 +51,7 @@ def _without_program(attempt: Attempt) -> dict[str, Any]:
 
 
 def prompts_of(attempts: list[Attempt]) -> dict[str, str]:
-    """The baseline prompt; and of a search that asked a model, conversations that led further, or else the last ones."""
+    """The baseline prompt and, for a search with a model, the last conversations that improved the best score (or any)."""
     later = [one for one in attempts if one.proposal.messages and one.proposal.parents]
     best = list(accumulate((one.score for one in attempts), max, initial=0.0))
     further = [one for one in later if one.score > best[one.index]] or later
@@ -64,7 +64,7 @@ def _as_text(messages: list[dict[str, str]]) -> str:
 
 
 def turns(attempts: list[Attempt]) -> dict[str, int]:
-    """How many answers followed a failure or a valid set in their conversation, and how many of these went further."""
+    """Count the answers that followed a failure or a valid set in their conversation, and those that improved on it."""
     pairs = [(attempts[a.proposal.parents[-1]].score, a.score) for a in attempts if a.proposal.messages and a.proposal.parents]
     return {
         "after_failure": sum(before == 0 for before, _ in pairs),
@@ -75,6 +75,6 @@ def turns(attempts: list[Attempt]) -> dict[str, int]:
 
 
 def report_page(report: dict[str, Any], attempts: list[Attempt]) -> str:
-    """report.md: method, course, result, prompts and reflection."""
+    """The page report.md: method, course, result, prompts and reflection."""
     template = templates().get_template("kissing_report.md.j2")
     return template.render(report=report, section=section(report), prompts=prompts_of(attempts), turns=turns(attempts))

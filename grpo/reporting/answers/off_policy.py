@@ -1,4 +1,4 @@
-"""The off-policy sweep as an experiment log, over steps and over wall-clock, and its entropy beside expert iteration's."""
+"""Off-policy sweep: experiment log, comparison over steps and wall-clock time, entropy beside expert iteration's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from grpo.reporting.sentences import interval, said
 from grpo.reporting.time_breakdown import discuss_at_equal_time, outcome_at
 from grpo.reporting.timing import elapsed
 from grpo.results.intervals import difference_of
+from grpo.results.markdown import markdown_table
 from grpo.results.runs import REWARD, Run, final_scores, mean_curve, value
 from grpo.study import paths
 from grpo.study.methods import OFF_POLICY_RANK
@@ -21,7 +22,7 @@ LENGTH = "val/response_length"
 
 
 def sweeps(study: Study) -> tuple[str | None, str | None]:
-    """The experiments that the study makes of the broad sweep, and of the one that takes its best arms at full length."""
+    """Names of the broad sweep and of the sweep that runs its best arms at full length; None for one that is left out."""
     broad = next((name for name in study.made if study.experiments[name].passes_on == "ranking"), None)
     after = [name for name in study.made if broad and study.experiments[name].builds_on == broad]
     ranked = (name for name in after if any(OFF_POLICY_RANK in arm for arm in study.experiments[name].arms.values()))
@@ -29,29 +30,27 @@ def sweeps(study: Study) -> tuple[str | None, str | None]:
 
 
 def read_ranking(experiment: str) -> list[str]:
-    """The arms of a sweep that another experiment goes on with, the best first."""
+    """Read the arms of a sweep that another experiment runs at full length, best first."""
     winner = read_json(paths.SELECT / f"{experiment}.json", made_by=f"select@{experiment}", keys=("winner",))
     return [one["arm"] for one in winner.get("off_policy_ranking", [])]
 
 
 def log_of_broad(numbers: Numbers, runs: list[Run], ranking: list[str]) -> str:
-    """What each arm of the broad sweep was, and what came of it: the experiment log (Markdown).
+    """Experiment log of the broad sweep: settings and results of each arm (Markdown).
 
     Args:
-        ranking: the arms that went on, the best first.
+        ranking: the arms that another experiment runs at full length, best first.
     """
     seconds = {run.name: elapsed(run) for run in runs}
     end = min(float(of_run.iloc[-1]) for of_run in seconds.values())
-    lines = [
-        "| arm | updates per rollout batch | steps | answer reward (95% interval) | "
-        f"after {end:.1f} s without evaluation | ratios | clipped | went on |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ["arm", "updates per rollout batch", "steps", "answer reward (95% interval)"]
+    columns += [f"after {end:.1f} s without evaluation", "ratios", "clipped", "run at full length"]
+    rows = []
     for arm in numbers["arms"]:
         of_arm = arm["all"]
         history = pd.concat([run.history for run in of_arm])
         early = np.mean([outcome_at(run, seconds[run.name], end).mean() for run in of_arm])
-        cells = [
+        row = [
             arm["arm"],
             str(_updates(arm)),
             str(value(of_arm[0], "n_grpo_steps")),
@@ -61,8 +60,8 @@ def log_of_broad(numbers: Numbers, runs: list[Run], ranking: list[str]) -> str:
             f"{history['clip_fraction'].mean():.2%}",
             f"as rank {ranking.index(arm['arm']) + 1}" if arm["arm"] in ranking else "",
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", _range(numbers)])
+        rows.append(row)
+    return f"{markdown_table(columns, rows)}\n{_range(numbers)}"
 
 
 def _updates(arm: Numbers) -> int:
@@ -70,26 +69,26 @@ def _updates(arm: Numbers) -> int:
 
 
 def _range(numbers: Numbers) -> str:
-    """Whether the range reaches from too few updates to too many."""
+    """State whether the optimum lies inside the range of updates."""
     if numbers["nothing_right"]:
-        return "No arm gives a right answer, so the runs say nothing of the range."
+        return "No arm gives a right answer, so the runs say nothing about the range."
     by_updates, best = sorted(numbers["arms"], key=_updates), numbers["leader"]
     few, many = by_updates[0], by_updates[-1]
-    text = f"The range goes from {_updates(few)} to {_updates(many)} updates a rollout batch; {best['arm']}"
+    text = f"The range goes from {_updates(few)} to {_updates(many)} updates per rollout batch; {best['arm']}"
     text += f" leads with {_updates(best)}."
     if _updates(best) in (_updates(few), _updates(many)):
-        return f"{text} That is an end of the range, so these runs do not show that the range holds the optimum."
+        return f"{text} That is an end of the range, so these runs do not show that the range contains the optimum."
     behind = [arm["arm"] for arm in (few, many) if arm["apart"] or arm["collapses"]]
     ends = "both ends are" if len(behind) == 2 else f"of the ends only {behind[0]} is" if behind else "neither end is"
-    return f"{text} That lies inside the range, and {ends} behind it by more than chance explains, or collapsed."
+    return f"{text} That is inside the range, and {ends} behind it by more than chance explains, or collapsed."
 
 
 def over_steps_and_wall_clock(numbers: Numbers) -> list[str]:
-    """The on-policy arm beside each off-policy arm: after as many steps, and after as many seconds; a paragraph each."""
+    """Compare each off-policy arm with the on-policy arm, after the same steps and after the same seconds; a paragraph each."""
     arms = sorted(numbers["arms"], key=_updates)
     others = [arm for arm in arms if _updates(arm) > 1]
     if not others or _updates(arms[0]) > 1:
-        return ["The study has no on-policy arm beside off-policy ones."]
+        return ["The study has no on-policy arm to compare with off-policy ones."]
     first, scores = arms[0], {arm["arm"]: final_scores(arm["held"], numbers["last_k"]) for arm in arms}
     return said(
         "off_policy_said.md.j2",
@@ -114,35 +113,30 @@ def seconds_of_a_step(runs: list[Run]) -> float:
 
 
 def entropy_beside_expert_iteration(sweep: Numbers, others: list[Numbers]) -> str:
-    """Token entropy and length of off-policy GRPO beside the winner of expert iteration: at start, at end, at equal reward.
+    """Compare token entropy and length of off-policy GRPO with expert iteration, at the start, the end and at equal reward.
 
     Args:
-        others: the experiments of expert iteration.
+        others: the experiments of expert iteration, of which the winner is taken.
     """
     arms = {arm["arm"]: arm["held"] for arm in sweep["arms"]}
     arms |= {f"expert iteration, {n['winner']['arm']}": n["winner"]["held"] for n in others}
-    rewards = {arm: mean_curve(runs, "validation", REWARD)["mean"] for arm, runs in arms.items()}
+    rewards = {arm: mean_curve(runs, REWARD) for arm, runs in arms.items()}
     common = min(float(curve.max()) for curve in rewards.values())
-    lines = [
-        f"| arm | entropy at start | entropy at end | entropy where the reward first reached {common:.3f} | reward at end | "
-        "length at start | length at end |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    reached = {}
+    columns = ["arm", "entropy at start", "entropy at end", f"entropy where the reward first reached {common:.3f}"]
+    columns += ["reward at end", "length at start", "length at end"]
+    reached, rows = {}, []
     for arm, runs in arms.items():
-        entropy, length = (mean_curve(runs, "validation", column)["mean"] for column in (ENTROPY, LENGTH))
+        entropy, length = mean_curve(runs, ENTROPY), mean_curve(runs, LENGTH)
         step = int(rewards[arm].index.to_numpy()[(rewards[arm] >= common - 1e-12).to_numpy().argmax()])
         reached[arm] = float(entropy[step])
-        lines.append(
-            f"| {arm} | {entropy.iloc[0]:.3f} | {entropy.iloc[-1]:.3f} | {entropy[step]:.3f} (step {step}) | "
-            f"{rewards[arm].iloc[-1]:.3f} | {length.iloc[0]:.1f} | {length.iloc[-1]:.1f} |"
-        )
+        row = [f"{entropy.iloc[0]:.3f}", f"{entropy.iloc[-1]:.3f}", f"{entropy[step]:.3f} (step {step})"]
+        rows.append([arm, *row, f"{rewards[arm].iloc[-1]:.3f}", f"{length.iloc[0]:.1f}", f"{length.iloc[-1]:.1f}"])
+    table = markdown_table(columns, rows)
     if not common:
-        return "\n".join([*lines, "", "Not all reach a reward above zero, so there is no equal reward to compare them at."])
+        return f"{table}\nNot all arms reach a reward above zero, so there is no equal reward at which to compare them."
     lowest, highest = min(reached, key=lambda arm: reached[arm]), max(reached, key=lambda arm: reached[arm])
     text = (
         f"At equal reward ({common:.3f}, the highest that all reach) {lowest} has the lowest entropy, {reached[lowest]:.3f} "
-        f"nats a token, and {highest} the highest, {reached[highest]:.3f}."
+        f"nats per token, and {highest} the highest, {reached[highest]:.3f}."
     )
-    alone = "" if others else " The study makes no expert iteration to compare."
-    return "\n".join([*lines, "", text + alone])
+    return f"{table}\n{text}" + ("" if others else " The study has no expert iteration to compare with.")

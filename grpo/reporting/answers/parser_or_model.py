@@ -1,7 +1,7 @@
-r"""Model or parser: a second reading of what the zero-shot evaluation judged, by rules that share no code with the first.
+r"""Model or parser: a second reading of the zero-shot failures, by rules that share no code with the first.
 
-The first reading is that of :mod:`grpo.tasks.formats` and :mod:`grpo.grader`. The second is laxer in the form (any white space,
-any case, an answer that is boxed or only stated), and compares numbers as fractions and the rest by math-verify alone.
+The first reading uses :mod:`grpo.tasks.formats` and :mod:`grpo.grader`. The second accepts more forms (any white space, any
+case, an answer that is boxed or merely stated), and compares numbers as fractions and everything else by math-verify.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from grpo.common.files import read_jsonl
+from grpo.results.markdown import markdown_table
 from grpo.study import paths
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Task
@@ -21,12 +22,12 @@ Record = dict[str, Any]  # a line of data/math_baseline/PROMPT.jsonl
 SHOWN = 10  # examples of each category
 TAIL = 160  # characters of a response that an example shows
 RIGHT, WRONG_ANSWER, WRONG_FORM = "format 1, answer 1", "format 1, answer 0", "format 0, answer 0"
-# What the second reading finds in a failure, and who is at fault; in this order the first that holds.
-PARSER_FORM = "the form is there but for white space or case, and the answer is right"
-PARSER_ANSWER = "the answer that was given equals the truth"
+# Kinds of failure by the second reading, and who is at fault; the first that applies.
+PARSER_FORM = "the form is right up to white space or case, and the answer is right"
+PARSER_ANSWER = "the given answer equals the truth"
 OTHER_FORM = "the right answer, but not in the form"
-ELSEWHERE = "another answer than the right one, which stands elsewhere in the response"
-WRONG = "an answer, and not the right one"
+ELSEWHERE = "a wrong answer, with the right one elsewhere in the response"
+WRONG = "a wrong answer"
 NONE = "no answer in any form"
 AT_FAULT = {PARSER_FORM: "parser", PARSER_ANSWER: "parser"} | dict.fromkeys((OTHER_FORM, ELSEWHERE, WRONG, NONE), "model")
 
@@ -37,13 +38,13 @@ _FORMS = {
 _TAGGED = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.S | re.I)
 _NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:\s*/\s*\d+)?")
 _RATIO = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
-# What math-verify might take for ever on: towers of powers, factorials, very long texts.
+# Answers on which math-verify may not end: towers of powers, factorials, very long texts.
 _HEAVY = re.compile(r"!|\^.*\^|\d{20}|\^\{?\d{3}", re.S)
 _LONGEST = 100  # characters
 
 
 def read_records(prompt: str) -> list[Record]:
-    """The zero-shot completions under a prompt.
+    """Read the zero-shot completions under a prompt.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -57,7 +58,7 @@ def read_records(prompt: str) -> list[Record]:
 
 
 def read_sampled(prompt: str) -> list[Record]:
-    """The samples for best-of-N under a prompt, as :func:`read_records` gives completions; none where they were not drawn.
+    """Read the samples for best-of-N under a prompt, in the form of :func:`read_records`; empty if there are none.
 
     Raises:
         UserError: the file is damaged.
@@ -77,7 +78,7 @@ def read_sampled(prompt: str) -> list[Record]:
 
 
 def second_reading(record: Record, prompt: str) -> str:
-    """What a failure is by the second reading: a key of ``AT_FAULT``."""
+    """Classify a failure by the second reading: a key of ``AT_FAULT``."""
     response, truth = record["response"], str(record["ground_truth"])
     if record["category"] == WRONG_ANSWER:
         if equal(record["answer"] or "", truth):
@@ -93,13 +94,13 @@ def second_reading(record: Record, prompt: str) -> str:
 
 
 def stated(response: str) -> list[str]:
-    """What a response may state as its answer: in its last answer tags (closed or not), its last box, its last number."""
+    """Possible answers in a response: in its last answer tags (closed or not), its last box, its last number."""
     tagged, boxed, numbers = (found.findall(response) for found in (_TAGGED, _FORMS["question_only"], _NUMBER))
     return [found[-1] for found in (tagged, boxed, numbers) if found and found[-1].strip()]
 
 
 def equal(answer: str, truth: str) -> bool:
-    """Whether two texts are the same number, or equal by math-verify."""
+    """Whether two texts are equal as numbers or by math-verify."""
     answer, truth = (text.strip().strip("$").strip() for text in (answer, truth))
     if not answer or not truth:
         return False
@@ -114,12 +115,12 @@ def equal(answer: str, truth: str) -> bool:
 
     try:
         return bool(verify(parse(f"${truth}$"), parse(f"${answer}$")))
-    except Exception:  # sympy raises anything on odd input; then the second reading sees no equality
+    except Exception:  # sympy may raise anything on odd input; then they do not count as equal
         return False
 
 
 def number(text: str) -> Fraction | None:
-    """The number that a whole text is, such as ``1,200``, ``3.5``, ``-2/3`` or ``\\frac{1}{2}``."""
+    """Parse a text that is one number, such as ``1,200``, ``3.5``, ``-2/3`` or ``\\frac{1}{2}``; None for other texts."""
     text = _RATIO.sub(r"\1\2/\3", text.strip())
     if not _NUMBER.fullmatch(text):
         return None
@@ -130,12 +131,12 @@ def number(text: str) -> Fraction | None:
 
 
 def is_mathematical(task: Task) -> bool:
-    """Whether the task's answers are judged by the grader, so that mathematics is what the second reading must understand."""
+    """Whether the grader judges the task's answers as mathematics."""
     return isinstance(task, GradedTask) and getattr(task, "math", True)
 
 
 def applies(records: Sequence[Record]) -> bool:
-    """Whether the second reading understands the task: of the answers that the first finds right it finds most right too."""
+    """Whether the second reading suits the task: it accepts at least half of the answers that the first accepts."""
     right = [record for record in records if record["category"] == RIGHT]
     return not right or _found_right(right) >= len(right) / 2
 
@@ -145,20 +146,20 @@ def _found_right(right: Sequence[Record]) -> int:
 
 
 def judge(prompt: str, records: Sequence[Record], sampled: Sequence[Record] = ()) -> str:
-    """Counts of the failures under a prompt by both readings, what follows from them, and examples of each kind (Markdown).
+    """Count the failures under a prompt by both readings, and show examples of each kind (Markdown).
 
     Args:
-        sampled: other completions of the same model, which are shown where the records have fewer than ten of a category.
+        sampled: more completions of the same model, shown if the records have fewer than ten of a category.
     """
     right = [record for record in records if record["category"] == RIGHT]
     failures = [record for record in records if record["category"] in (WRONG_FORM, WRONG_ANSWER)]
     control = (
-        f"Of {len(right)} answers that the grader finds right the second reading finds {_found_right(right)} right."
+        f"Of {len(right)} answers that the grader accepts, the second reading accepts {_found_right(right)}."
         if right
-        else "The grader finds no answer right, so there is nothing to try the second reading on."
+        else "The grader accepts no answer, so the second reading cannot be checked."
     )
     if not applies(records):
-        return f"**{prompt}.** {control} It does not read this task's answers, so it says nothing of the failures."
+        return f"**{prompt}.** {control} It does not suit this task's answers, so it says nothing about the failures."
     kinds: dict[tuple[str, str], list[Record]] = {}
     for record in failures:
         kinds.setdefault((record["category"], second_reading(record, prompt)), []).append(record)
@@ -168,20 +169,16 @@ def judge(prompt: str, records: Sequence[Record], sampled: Sequence[Record] = ()
     form = sum(len(of_kind) for (_, kind), of_kind in kinds.items() if kind == OTHER_FORM)
     lines = [f"**{prompt}.** {_verdict(parser, form, len(failures), len(records))} {control}"]
     if kinds:
-        lines += ["", "| the grader's category | by the second reading | at fault | responses |", "|---|---|---|---|"]
-        lines += [f"| {name} | {kind} | {AT_FAULT[kind]} | {len(of)} |" for (name, kind), of in kinds.items()]
-        lines += ["", f"<details><summary>{prompt}: up to {SHOWN} examples of each</summary>", ""]
+        rows = [[name, kind, AT_FAULT[kind], str(len(of))] for (name, kind), of in kinds.items()]
+        lines += ["", markdown_table(["the grader's category", "by the second reading", "at fault", "responses"], rows)]
+        lines += [f"<details><summary>{prompt}: up to {SHOWN} examples of each</summary>", ""]
         for (name, kind), of_kind in kinds.items():
-            lines += [f"{name}; {kind} ({AT_FAULT[kind]}):", "", *_examples(of_kind), ""]
+            lines += [f"{name}; {kind} ({AT_FAULT[kind]}):", "", _examples(of_kind)]
         for name in (WRONG_FORM, WRONG_ANSWER):
             found = sum(record["category"] == name for record in failures)
             if others := [record for record in sampled if record["category"] == name] if found < SHOWN else []:
-                lines += [
-                    f"{name}, of the samples for best-of-N, as the evaluation has only {found}:",
-                    "",
-                    *_examples(others),
-                    "",
-                ]
+                about = f"{name}, from the samples for best-of-N, as the evaluation has only {found}:"
+                lines += [about, "", _examples(others)]
         lines.append("</details>")
     return "\n".join(lines)
 
@@ -198,22 +195,26 @@ def _verdict(parser: int, form: int, failures: int, responses: int) -> str:
         return f"{text}."
     return (
         f"{text}. In {form} ({form / failures:.1%} of the failures, {form / responses:.1%} of all responses) the model states "
-        "the right answer, but not in the form asked for."
+        "the right answer, but not in the required form."
     )
 
 
-def _examples(records: Sequence[Record]) -> list[str]:
-    """A table of examples, spread over the evaluation."""
+def _examples(records: Sequence[Record]) -> str:
+    """Table of examples, spread over the evaluation."""
     step = max(1, len(records) // SHOWN)
-    lines = ["| problem | truth | read as | the response ends |", "|---|---|---|---|"]
-    for record in records[::step][:SHOWN]:
-        read = "nothing" if record["answer"] is None else _code(record["answer"])
-        end = _code(record["response"][-TAIL:])
-        lines.append(f"| {record['problem']} | {_code(str(record['ground_truth']))} | {read} | {end} |")
-    return lines
+    rows = [
+        [
+            record["problem"],
+            _code(str(record["ground_truth"])),
+            "nothing" if record["answer"] is None else _code(record["answer"]),
+            _code(record["response"][-TAIL:]),
+        ]
+        for record in records[::step][:SHOWN]
+    ]
+    return markdown_table(["problem", "truth", "read as", "the response ends"], rows)
 
 
 def _code(text: str) -> str:
-    """A text in one cell of a table."""
+    """A text as code in a cell of a table."""
     shown = "".join(character if character.isprintable() else "␤" if character == "\n" else " " for character in text)
-    return "`" + shown.replace("`", "'").replace("|", "\\|").strip() + "`" if shown.strip() else "(empty)"
+    return "`" + shown.replace("`", "'").strip() + "`" if shown.strip() else "(empty)"

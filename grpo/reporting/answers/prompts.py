@@ -1,25 +1,28 @@
-"""Why the prompts end as they do: form and accuracy given the form."""
+"""The prompts compared by form and by accuracy given the form."""
 
 from __future__ import annotations
 
 from grpo.reporting.discussion import Numbers
-from grpo.reporting.form_and_answer import Split, shares
+from grpo.reporting.form_and_answer import shares
 from grpo.reporting.sentences import decimals, said
+from grpo.results.markdown import markdown_table
 
 
 def explain(numbers: Numbers) -> list[str]:
-    """A table of form and accuracy given it, before and after, and the gaps between the prompts taken apart (Markdown)."""
+    """Table of form and accuracy given the form before and after training, and a split of the gaps between prompts."""
     arms = {arm["arm"]: {"before": arm["before"], "after": arm["after"]} for arm in numbers["arms"] if arm["before"]}
     if len(arms) < 2:
         return []
-    lines = [
-        "| prompt | form, at start | answer given the form | answer reward | form, at end | answer given the form | "
-        "answer reward | gain by form | gain given the form |",
-        "|---|---|---|---|---|---|---|---|---|",
+    columns = ["prompt", "form, at start", "answer given the form", "answer reward", "form, at end", "answer given the form"]
+    columns += ["answer reward", "gain by form", "gain given the form"]
+    rows = [
+        [
+            arm,
+            *(decimals(share) for point in points.values() for share in (point.form, point.within, point.answer)),
+            *(f"{share:+.3f}" for share in shares(*points.values())),
+        ]
+        for arm, points in arms.items()
     ]
-    for arm, points in arms.items():
-        cells = [cell for point in points.values() for cell in _cells(point)]
-        lines.append(f"| {arm} | " + " | ".join([*cells, *(f"{share:+.3f}" for share in shares(*points.values()))]) + " |")
     first, *others = arms
     gaps = [
         {"first": first, "other": other, "when": when, "gap": arms[other][when].answer - arms[first][when].answer}
@@ -27,8 +30,4 @@ def explain(numbers: Numbers) -> list[str]:
         for other in others
         for when in ("before", "after")
     ]
-    return ["\n".join(lines), *said("prompts_said.md.j2", gaps=gaps)]
-
-
-def _cells(point: Split) -> list[str]:
-    return [decimals(point.form), decimals(point.within), decimals(point.answer)]
+    return [markdown_table(columns, rows), *said("prompts_said.md.j2", gaps=gaps)]

@@ -1,4 +1,4 @@
-"""Whether pass@1 of the samples for Best-of-N agrees with the zero-shot figure."""
+"""Agreement of pass@1 (samples for Best-of-N) with the zero-shot accuracy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DISAGREE = 0.05
 
 
 def read_first_and_all(prompt: str) -> dict[str, tuple[float, float]]:
-    """problem -> answer reward of its first sample, and share of its samples that are right.
+    """Read problem -> whether its first sample is right (1.0 or 0.0), and the share of its samples that are right.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -28,14 +28,15 @@ def read_first_and_all(prompt: str) -> dict[str, tuple[float, float]]:
 
 
 def chance_of(zero_shot: Sequence[float], rights: Sequence[int], samples: int) -> float:
-    """Two-sided p of how many zero-shot answers are right, were each one more sample of its problem.
+    """Two-sided p of the hypothesis that each zero-shot answer is one more sample of its problem.
 
-    The exact permutation test within problems (Good, Permutation Tests, 2000): the number is a sum of independent draws with
-    chance (rights + zero-shot) / (samples + 1); p sums over all numbers that are no likelier than the one observed.
+    Exact permutation test within problems (Good, Permutation Tests, 2000). Under the hypothesis, the number of right answers is
+    a sum of independent draws with probability (rights + zero-shot) / (samples + 1). p sums over all numbers that are at
+    most as likely as the observed one.
 
     Args:
-        zero_shot: 1.0 where a problem's answer is right.
-        rights: how many of its samples are.
+        zero_shot: 1.0 for a problem with a right answer.
+        rights: number of right samples of each problem.
     """
     distribution = np.ones(1)
     for right, zero in zip(rights, zero_shot, strict=True):
@@ -46,10 +47,10 @@ def chance_of(zero_shot: Sequence[float], rights: Sequence[int], samples: int) -
 
 
 def agreement(prompt: str, zero_shot: dict[str, float], sampled: dict[str, tuple[float, float]], best: dict[str, Any]) -> str:
-    """Both figures on the problems that both have, and whether they could be of one and the same model.
+    """Compare both figures on their common problems, and state whether they are consistent with one model.
 
     Args:
-        best: what reports/best_of_n.json has of this prompt.
+        best: the prompt's entry in reports/best_of_n.json.
     """
     both = [problem for problem in sampled if problem in zero_shot]
     if not both:
@@ -58,15 +59,15 @@ def agreement(prompt: str, zero_shot: dict[str, float], sampled: dict[str, tuple
     p = chance_of(zero.tolist(), [round(share * best["samples"]) for share in every], best["samples"])
     one, best_one = (best["n"]["1"][kind]["value"] for kind in ("pass", "best")) if "1" in best["n"] else (None, None)
     of_all = " (pass@1)"
-    at_one = "" if one is None else f" pass@1 is {one:.4f} and Best@1 {best_one:.4f}: choosing among one is no choice."
+    at_one = "" if one is None else f" pass@1 is {one:.4f} and Best@1 {best_one:.4f}."
     if one is not None and zero_shot.keys() == sampled.keys():
         of_all = ""
-        at_one = f" For N = 1 the zero-shot answers serve: pass@1 and Best@1 are {one:.4f}, the zero-shot figure."
+        at_one = f" For N = 1 the zero-shot answers are used: pass@1 and Best@1 are {one:.4f}, the zero-shot figure."
     every_zero = sum(zero_shot.values()) / len(zero_shot)
     return (
         f"Under {prompt} zero-shot evaluation is right in {every_zero:.3f} of its {len(zero_shot)} problems. On the "
         f"{len(both)} that were also sampled it is right in {zero.mean():.3f}, the first of the {best['samples']} samples in "
-        f"{first.mean():.3f}, and all of them in {every.mean():.3f}{of_all}. Were the zero-shot answer one more sample, a "
-        f"number of right ones no likelier than this would come up with chance {p:.3f}: the two "
+        f"{first.mean():.3f}, and all of them in {every.mean():.3f}{of_all}. If the zero-shot answer were one more sample, a "
+        f"number of right answers as unlikely as this would occur with probability {p:.3f}: the two "
         f"{'agree' if p >= DISAGREE else 'DISAGREE'}.{at_one}"
     )

@@ -1,4 +1,4 @@
-"""One process that samples and trains in turns, and generator and learner side by side: what the handouts ask of both."""
+"""Answers on colocated GRPO (one process) and on asynchronous GRPO."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo.results.runs import value
 
 
 def colocated(numbers: Numbers) -> list[str]:
-    """Convergence, stability and run time with several updates on each rollout batch against one; none with one arm."""
+    """Compare several updates per rollout batch with one: convergence, stability and run time; empty with one arm."""
     arms = sorted(numbers["arms"], key=lambda arm: int(arm["all"][0].config["updates_per_rollout_batch"]))
     if len(arms) < 2:
         return []
@@ -35,16 +35,16 @@ def colocated(numbers: Numbers) -> list[str]:
     return said("colocated_said.md.j2", ends=ends, at_equal_time=at_equal_time)
 
 
-def asynchronous(numbers: Numbers, in_turns: Numbers | None) -> list[str]:
-    """What more lag and a larger buffer do, and where the least lag that overlaps stands after as many seconds.
+def asynchronous(numbers: Numbers, one_process: Numbers | None) -> list[str]:
+    """State the effect of lag and of a larger buffer, and compare the smallest lag above zero with one process at equal time.
 
     Args:
-        in_turns: the experiment in one process; None where the study makes none.
+        one_process: the colocated experiment; None if the study leaves it out.
     """
     runs = [run for arm in numbers["arms"] for run in arm["all"]]
     overlapping = [of for of in arms_in_order(runs)[0] if value(of[0], "asynchronous")["max_policy_lag"]]
     at_equal_time = ""
-    if in_turns is not None and overlapping:
-        at_equal_time = discuss_at_equal_time(in_turns["arms"][0]["all"], overlapping[0], elapsed)
+    if one_process is not None and overlapping:
+        at_equal_time = discuss_at_equal_time(one_process["arms"][0]["all"], overlapping[0], elapsed)
     found = effects(runs, numbers["last_k"])
     return said("asynchronous_said.md.j2", effects=found, seeds=numbers["seeds"], at_equal_time=at_equal_time)

@@ -1,4 +1,4 @@
-"""reports/answers.md: a short section for each question, each computed from result files or marked as an author's text."""
+"""The page reports/answers.md: a section for each question, computed from result files or marked as an author's text."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from grpo.study.settings import MAIN
 
 
 def write_answers(study: Study, numbers: Mapping[str, Numbers]) -> None:
-    """Write reports/answers.md and reports/kissing_number/. What the study leaves out has no section.
+    """Write reports/answers.md and reports/kissing_number/. An experiment that the study leaves out has no section.
 
     Args:
-        numbers: of each experiment.
+        numbers: experiment -> :func:`grpo.reporting.discussion.numbers_of`.
 
     Raises:
         UserError: a result file is missing or damaged.
@@ -48,7 +48,7 @@ def write_answers(study: Study, numbers: Mapping[str, Numbers]) -> None:
 
 
 def answers(study: Study, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
-    """What the page's template is filled with; an empty text or list where the study has nothing to say of a question."""
+    """Values for the page's template; an empty text or list leaves a section out."""
     unknown = read_contents()
     broad, focused = sweeps(study)
     apart, sampled = asynchronous_variants(study), read_best_of_n(study)

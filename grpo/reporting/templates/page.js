@@ -1,6 +1,6 @@
-// Shows what the page's JSON holds: rollouts, and a run's page. All text is set as text, never as HTML.
+// Shows rollouts and runs from the page's JSON. All text is set as text, never as HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
-const alike = (place) => data.alike[place]; // what many runs have alike is held once
+const alike = (place) => data.alike[place]; // values that runs have in common are stored once
 for (const run of Object.values(data.runs)) Object.assign(run, { config: run.config.map(alike), software: alike(run.software), hardware: alike(run.hardware) });
 const experiments = Object.fromEntries(data.experiments.map((e) => [e.name, e]));
 const root = document.documentElement;
@@ -89,7 +89,7 @@ function side(sample) {
   return element("div", { className: "side" }, title, element("pre", {}, ...marked(sample)));
 }
 
-// Tags are marked as the form; what stands in the last answer or box, as the answer.
+// Marks tags as the form, and the text in answer tags or a box as the answer.
 function marked(sample) {
   const kind = isRight(sample) ? "right" : "wrong";
   const parts = sample.response.split(/(<\/?think>|<\/?answer>|\\boxed\{[^}]*\})/);
@@ -119,7 +119,7 @@ function openRun(name) {
   $("#run-body").replaceChildren(
     element("h2", { id: "run-title", textContent: name }),
     table(["", ""], facts),
-    element("h3", { textContent: "Configuration, and where each value comes from" }),
+    element("h3", { textContent: "Configuration, with the source of each value" }),
     table(["key", "value", "from"], run.config),
     element("h3", { textContent: "Final numbers" }),
     table(["", ""], Object.entries(run.metrics)),
@@ -134,7 +134,7 @@ function openRun(name) {
 
 // ------------------------------------------------------------------------------------------------ start
 
-// A link may lead into something that is folded, or name a run: #run=EXPERIMENT/ARM/SEED.
+// A link may point into a folded section, or name a run: #run=EXPERIMENT/ARM/SEED.
 function follow() {
   const name = decodeURIComponent(location.hash.slice(1));
   if (name.startsWith("run=")) return openRun(name.slice(4));

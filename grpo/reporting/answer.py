@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.reporting.discussion import Numbers, numbers_of
-from grpo.reporting.sentences import said
+from grpo.reporting.sentences import paragraphs
 from grpo.reporting.timing import read_timing_file, time_row
 from grpo.results.findings import AGREES, CANNOT_TELL, DECIDED, DISAGREES, NO_DIFFERENCE, NOT_TESTED, ExperimentResult, Verdict
 from grpo.results.runs import Run, read_baseline
@@ -67,7 +67,7 @@ def sentences(study: Study, found: Found, numbers: Mapping[str, Numbers], verdic
     main = [name for name in numbers if study.experiments[name].task == MAIN]
     trained = [run.name for own, _ in found.values() for run in own if not run.config["same_as"]]
     collapses = [one for n in numbers.values() for arm in n["arms"] for one in arm["collapses"] if one.run in trained]
-    return said(
+    return paragraphs(
         "answer.md.j2",
         top=top,
         bare={other: values["accuracy"] for other, values in read_baseline(study).items() if other != prompt},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.reporting.sentences import interval, said
+from grpo.reporting.sentences import interval, paragraphs
 from grpo.results.markdown import markdown_table
 
 KINDS = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
@@ -50,5 +50,7 @@ def discuss_best_of_n(prompt: str, metrics: dict[str, Any]) -> str:
     """Explain the gap between Best@N and pass@N under one prompt, in one to three sentences."""
     n, kinds = list(metrics["n"].items())[-1]
     values = {kind: kinds[kind]["value"] for kind in KINDS}
-    (text,) = said("best_of_n_said.md.j2", prompt=prompt, n=n, value=values, problems=metrics["problems"], **metrics["ranking"])
+    (text,) = paragraphs(
+        "best_of_n_sentences.md.j2", prompt=prompt, n=n, value=values, problems=metrics["problems"], **metrics["ranking"]
+    )
     return text

@@ -1,4 +1,4 @@
-"""Drawing with matplotlib: panels of curves, of intervals and of bars; equal results give equal bytes."""
+"""Panels of curves, intervals and bars, drawn with matplotlib; equal results give equal bytes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from matplotlib.figure import Figure
 from grpo.common.files import write_text
 from grpo.reporting.style import Style
 
-INK = "#767676"  # axes and text: reads on light and on dark ground
+INK = "#767676"  # axes and text; readable on light and dark backgrounds
 WIDTH, HEIGHT = 4.2, 2.35  # inches of a panel
-LETTERS = 66  # of a legend's line above one panel
-FEW = 20  # points of a mean that are marked each
+LETTERS = 66  # in a legend's line above one panel
+FEW = 20  # a mean curve with at most so many points has markers
 LOG_FROM = 50.0  # an axis counts in powers where the largest value is so many times the smallest
 SVG = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
-# Figures are all that this process draws, so matplotlib's own settings hold the report's style.
+# This process draws only the report's figures, so matplotlib's global settings hold the report's style.
 mpl.rcParams.update(
     {
-        "svg.fonttype": "none",  # text stays text: the reader's own letters, and the page's colour
+        "svg.fonttype": "none",  # text stays text, in the reader's font and the page's colour
         "svg.hashsalt": "grpo",
         "font.size": 9,
-        "font.sans-serif": ["DejaVu Sans"],  # matplotlib's own, so that every machine measures the same letters
+        "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so that text has the same size on every machine
         **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color", "grid.color"), INK),
         "axes.grid": True,
         "axes.grid.axis": "y",
@@ -48,12 +48,12 @@ mpl.rcParams.update(
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a panel.
+    """A line of a panel.
 
     Attributes:
-        arm: whose look it has.
-        seed: of the run; None for the mean over runs.
-        ended: whether it ends where the run diverged.
+        arm: the arm that determines its style.
+        seed: seed of the run; None for the mean over runs.
+        ended: whether the run diverged at its end.
     """
 
     arm: str
@@ -65,7 +65,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Dot:
-    """An estimate with its interval, and beside it the values of its runs."""
+    """An estimate with its interval, and the values of its runs."""
 
     arm: str
     x: float
@@ -76,7 +76,7 @@ class Dot:
 
 
 def panels(count: int, rows: int = 1, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, side by side or in so many rows; those left over are taken away."""
+    """Make a figure with so many panels in rows; surplus panels are removed."""
     columns = -(-count // rows)
     figure = Figure(figsize=(WIDTH * columns, height * rows), layout="constrained")
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -86,7 +86,7 @@ def panels(count: int, rows: int = 1, height: float = HEIGHT) -> tuple[Figure, l
 
 
 def draw_curves(axes: Axes, curves: Sequence[Curve], looks: Mapping[str, Style]) -> None:
-    """Runs as thin lines, means over runs as thick ones; a cross where a run diverged."""
+    """Draw runs as thin lines and means over runs as thick ones, with a cross where a run diverged."""
     for curve in curves:
         look = looks[curve.arm]
         width, alpha = (1.8, 1.0) if curve.seed is None else (0.7, 0.55)
@@ -98,7 +98,7 @@ def draw_curves(axes: Axes, curves: Sequence[Curve], looks: Mapping[str, Style])
 
 
 def draw_dots(axes: Axes, dots: Sequence[Dot], looks: Mapping[str, Style], shape: str = "o", joined: bool = False) -> None:
-    """Estimates with their intervals over numbers, each run as a small dot, and the arms' names."""
+    """Draw estimates with their intervals, and each run as a small dot."""
     if joined:
         axes.plot([dot.x for dot in dots], [dot.y for dot in dots], color=INK, linewidth=0.8, zorder=1)
     for dot in dots:
@@ -130,7 +130,7 @@ def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
 
 
 def legend(figure: Figure, looks: Mapping[str, Style]) -> None:
-    """The arms' names and colours, above all panels; nothing where there is one arm."""
+    """Draw a legend of the arms above all panels; nothing with one arm."""
     if len(looks) < 2:
         return
     keys = [
@@ -143,13 +143,13 @@ def legend(figure: Figure, looks: Mapping[str, Style]) -> None:
 
 
 def level(axes: Axes, y: float, text: str) -> None:
-    """A dashed line across a panel, with what it stands for."""
+    """Draw a dashed line with a label across a panel."""
     axes.axhline(y, color=INK, linestyle=(0, (4, 3)), linewidth=1)
     axes.annotate(text, (0.01, y), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7)
 
 
 def powers_of_two(axes: Axes, values: Iterable[float]) -> None:
-    """A logarithmic axis that is marked at these values alone."""
+    """Make the x axis logarithmic, with ticks at these values only."""
     marked = sorted(set(values))
     axes.set_xscale("log", base=2)
     axes.set_xticks(marked, [f"{value:g}" for value in marked])
@@ -157,11 +157,11 @@ def powers_of_two(axes: Axes, values: Iterable[float]) -> None:
 
 
 def bars(axes: Axes, parts: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> None:
-    """Bars laid end to end, a line each.
+    """Draw horizontal bars of parts laid end to end.
 
     Args:
-        parts: ``name`` (of the line), ``kind``, ``start`` and ``end``, and perhaps ``text``; the first line is the topmost.
-        colours: of the kinds.
+        parts: each with ``name`` (of its bar), ``kind``, ``start`` and ``end``, and optionally ``text``; the first is on top.
+        colours: kind -> colour.
     """
     for part in parts:
         width = part["end"] - part["start"]
@@ -176,7 +176,7 @@ def bars(axes: Axes, parts: Sequence[Mapping[str, Any]], colours: Mapping[str, s
 
 
 def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
-    """Write each figure as NAME.svg, and as png/NAME.png for where SVG cannot be shown."""
+    """Write each figure as NAME.svg, and as png/NAME.png for programs that cannot show SVG."""
     (folder / "png").mkdir(exist_ok=True)
     for name, figure in figures.items():
         save_figure(figure, folder / f"{name}.svg")
@@ -184,13 +184,13 @@ def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write an SVG on transparent ground, or a PNG on white by the file's ending."""
+    """Write an SVG with a transparent background, or a PNG with a white one, by the file's ending."""
     if path.suffix == ".png":
         figure.savefig(path, dpi=90, facecolor="white", metadata={"Software": None})
         return
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", transparent=True, metadata=SVG)
-    # Two figures in one page share no id; a hundredth of a point is enough, and so is one line for a curve.
+    # Remove ids, which would clash in one page, and shorten: two decimals of a point, a curve on one line.
     text = re.sub(
         r' id="[a-zA-Z0-9]+(_|\.axis_)\d+"|<metadata>.*?</metadata>|^ +|\n(?=[LCQz"])', "", drawn.getvalue(), flags=re.S | re.M
     )

@@ -1,4 +1,4 @@
-"""An experiment's numbers, and the sentences on them (templates/experiment_said.md.j2)."""
+"""An experiment's numbers, and the sentences on them (templates/experiment_sentences.md.j2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from grpo.reporting.form_and_answer import Split, split
-from grpo.reporting.sentences import said
+from grpo.reporting.sentences import paragraphs
 from grpo.reporting.trends import MEASURES, trend_of
 from grpo.results.findings import ArmResult, ExperimentResult
 from grpo.results.runs import Run, by_arm, gain, identical
@@ -82,7 +82,7 @@ def _arm(runs: list[Run], result: ArmResult, last_k: int, leading: list[Run]) ->
         "start": result.start,
         "gain": gain(held, last_k),
         "below": None if result.contrast is None else result.contrast.turned().adjusted,
-        "apart": result.contrast is not None and result.contrast.told_apart,
+        "apart": result.contrast is not None and result.contrast.excludes_zero,
         "collapses": result.collapses,
         "before": split(held, slice(1)),
         "after": split(held, slice(-last_k, None)),
@@ -109,14 +109,14 @@ def as_plain(value: Any) -> Any:
     return [as_plain(of) for of in value] if isinstance(value, list | tuple) else value
 
 
-def said_of_numbers(numbers: Numbers, runs: list[Run], with_courses: bool) -> list[str]:
+def result_paragraphs(numbers: Numbers, runs: list[Run], with_courses: bool) -> list[str]:
     """Paragraphs on an experiment: the leader and its margin first, then losses, collapses and curves.
 
     Args:
         with_courses: whether to describe the curves of entropy, length and gradient norm.
     """
     ratios = [found for of_arm in by_arm(runs).values() if (found := _ratios(of_arm))]
-    return said("experiment_said.md.j2", n=numbers, ratios=ratios, with_courses=with_courses)
+    return paragraphs("experiment_sentences.md.j2", n=numbers, ratios=ratios, with_courses=with_courses)
 
 
 def _ratios(of_arm: list[Run]) -> Numbers | None:

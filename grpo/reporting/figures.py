@@ -1,4 +1,4 @@
-"""Figures (SVG) of every experiment, each panel of one question, and validation rewards as CSV for `dvc plots`."""
+"""Figures of every experiment (SVG and PNG), and validation rewards as CSV for `dvc plots`."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 
-CURVE = ["arm", "seed", "step", "answer_reward"]  # columns of a table for `dvc plots`
+CURVE = ["arm", "seed", "step", "answer_reward"]  # columns of a CSV file for `dvc plots`
 SEARCH_CURVE = ["attempt", "best"]
-READABLE = 0.04  # share of a bar that a number fits into
-BARE = "question_only"  # the prompt whose zero-shot level shows what the base model can without a form
+READABLE = 0.04  # smallest share of a bar with a number in it
+BARE = "question_only"  # the prompt whose zero-shot accuracy is what the base model can do without a form
 LENGTH, ENTROPY, NORM = "val/response_length", "token_entropy", "gradient_norm"
-# Beside the validation reward: the metric that decides what is claimed of an experiment. Elsewhere it is the length.
+# Metric beside the validation reward: the one that claims about the experiment use; for others, the length.
 SECOND = {
     "sft_experiment": "val/token_entropy",
     "expert_iteration_experiment": "val/token_entropy",
@@ -76,9 +76,9 @@ SECOND = {
     "grpo_async_offpolicy": "clip_fraction",
     "grpo_keyword_inclusion": "val/is_sentence",
 }
-# A reward and what explains it, in one figure.
+# The reward and metrics that explain it, in one figure.
 EXPLAINS = (REWARD, ENTROPY, NORM, LENGTH, FORM, GIVEN_FORM, "clip_fraction", "train/zero_signal_fraction", KL)
-# Of the best configuration, on the first screen.
+# Metrics of the best configuration, on the first screen.
 OVERVIEW = (REWARD, FORM, GIVEN_FORM, LENGTH)
 
 
@@ -97,7 +97,7 @@ def draw_figures(study: Study, found: Found, numbers: Mapping[str, Numbers]) -> 
 
 
 def other_figures(study: Study, found: Found, numbers: Mapping[str, Numbers]) -> dict[str, Figure]:
-    """What is drawn beside each experiment's own figures, by file name."""
+    """Draw the figures beside each experiment's own ones: file name -> figure."""
     figures = {"overview": draw_overview(study, numbers), "math_baseline": draw_zero_shot(read_baseline(study))}
     if rows := forest_rows(shown(read_verdicts(), study), found):
         figures["forest"] = draw_forest(rows)
@@ -112,25 +112,25 @@ def other_figures(study: Study, found: Found, numbers: Mapping[str, Numbers]) ->
 
 
 def write_search_curve(study: Study) -> None:
-    """The best valid set so far by attempt; without rows where there is no search, as DVC draws no plot of such a table."""
+    """Write reports/search.csv, the best score so far by attempt; without rows if the study has no search."""
     found = read_scores()[SEARCH_CURVE] if study.kissing_number is not None else pd.DataFrame(columns=SEARCH_CURVE)
     found.to_csv(paths.REPORTS / "search.csv", index=False, lineterminator="\n")
 
 
 def curve_table(runs: list[Run]) -> pd.DataFrame:
-    """Columns ``arm``, ``seed``, ``step`` and ``answer_reward`` (validation), for `dvc plots`, which draws mean and range."""
+    """Table for `dvc plots`: columns ``arm``, ``seed``, ``step`` and ``answer_reward`` (validation)."""
     curves = [run.validation.groupby("step", as_index=False)[REWARD].last().assign(arm=run.arm, seed=run.seed) for run in runs]
     table: pd.DataFrame = pd.concat(curves).rename(columns={REWARD: "answer_reward"})[CURVE]
     return table
 
 
 def second_metric(experiment: str, runs: list[Run]) -> str:
-    """The metric beside the validation reward; another where not all runs have it."""
+    """The metric beside the validation reward; a substitute if not all runs have it."""
     return next(column for column in (SECOND.get(experiment, LENGTH), LENGTH, NORM) if has(runs, column))
 
 
 def panels_of(study: Study, experiment: str, runs: list[Run]) -> list[tuple[str, Axis, str]]:
-    """Metric, axis and the axis's title of each panel of an experiment's figure."""
+    """Metric, axis and axis title of each panel of an experiment's figure."""
     method = study.experiments[experiment].method
     step, off_policy = STEP[method], method == "grpo" and updates_differ(runs)
     second = second_metric(experiment, runs)
@@ -140,14 +140,12 @@ def panels_of(study: Study, experiment: str, runs: list[Run]) -> list[tuple[str,
 
 
 def experiment_figure(study: Study, experiment: str, runs: list[Run]) -> Figure:
-    """Validation reward over steps, over updates where arms differ in them and over KL where that is the question; beside it
-    the metric that explains it.
-    """
+    """Draw the validation reward over steps (also over updates if arms differ in them, or over KL), and a second metric."""
     return _curves_figure(named(runs, readable), panels_of(study, experiment, runs))
 
 
 def draw_metrics(study: Study, experiment: str, runs: list[Run]) -> Figure:
-    """Means of the reward and of the metrics that explain it, where all runs have them and they are not zero throughout."""
+    """Draw means of the reward and of explaining metrics that all runs have and that are not always zero."""
     shown: list[tuple[str, Axis, str]] = [
         (column, over_steps, STEP[study.experiments[experiment].method])
         for column in dict.fromkeys((REWARD, second_metric(experiment, runs), *EXPLAINS))
@@ -174,7 +172,7 @@ def _curves_figure(
 
 
 def draw_overview(study: Study, numbers: Mapping[str, Numbers]) -> Figure:
-    """Reward, form, accuracy given the form and length of the best configuration, and what the bare question is worth."""
+    """Draw reward, form, accuracy given the form and length of the best configuration, with the bare prompt's accuracy."""
     top = best(study, numbers)
     runs, method = top["arm"]["all"], study.experiments[top["experiment"]].method
     shown = [column for column in OVERVIEW if has(runs, column)]
@@ -193,7 +191,7 @@ def draw_overview(study: Study, numbers: Mapping[str, Numbers]) -> Figure:
 
 
 def draw_ends(result: ExperimentResult) -> Figure:
-    """Each arm's final reward with its interval, and each run as a dot; collapsed runs are dots only."""
+    """Draw each arm's final reward with its interval, and each run, also collapsed ones, as a ring."""
     figure, (axes,) = panels(1, height=0.9 + 0.32 * len(result.arms))
     for place, arm in enumerate(result.arms):
         color = styles(each.arm for each in result.arms)[arm.arm].color
@@ -209,8 +207,8 @@ def draw_ends(result: ExperimentResult) -> Figure:
 
 
 def draw_zero_shot(baseline: dict[str, Any]) -> Figure:
-    """Share of each outcome category under each prompt, before any training."""
-    names = max((list(values["categories"]) for values in baseline.values()), key=len)  # the fourth only where it occurs
+    """Draw the share of each outcome category under each prompt, before training."""
+    names = max((list(values["categories"]) for values in baseline.values()), key=len)  # the fourth category is rare
     parts = []
     for prompt, values in baseline.items():
         start = 0.0
@@ -226,7 +224,7 @@ def draw_zero_shot(baseline: dict[str, Any]) -> Figure:
 
 
 def draw_best_of_n(metrics: dict[str, Any]) -> Figure:
-    """pass@N, Best@N and majority vote over N, one panel a prompt, with 95% intervals clustered by problem."""
+    """Draw pass@N, Best@N and majority vote over N, one panel per prompt, with 95% intervals clustered by problem."""
     figure, axes = panels(len(metrics))
     looks = styles(KINDS.values())
     for place, (prompt, values) in zip(axes, metrics.items(), strict=True):

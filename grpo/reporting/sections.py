@@ -8,7 +8,7 @@ from typing import Any
 from grpo.common.files import read_json, read_text
 from grpo.reporting.answer import Found
 from grpo.reporting.answers.courses import asked_of_courses
-from grpo.reporting.discussion import Numbers, said_of_numbers
+from grpo.reporting.discussion import Numbers, result_paragraphs
 from grpo.reporting.environment import environments, made_otherwise
 from grpo.reporting.form_and_answer import Split
 from grpo.reporting.kissing_number import read_report, section
@@ -33,7 +33,7 @@ Values = dict[str, Any]
 def paragraphs_of(study: Study, numbers: Numbers, runs: list[Run]) -> list[str]:
     """The paragraphs on an experiment; the first is one sentence on its result."""
     experiment = numbers["experiment"]
-    texts = said_of_numbers(numbers, runs, with_courses=experiment not in asked_of_courses(study))
+    texts = result_paragraphs(numbers, runs, with_courses=experiment not in asked_of_courses(study))
     return [text for text in (*texts, *discussions(study, experiment, runs, numbers)) if text]
 
 

@@ -26,10 +26,10 @@ def templates(autoescape: bool = False) -> Environment:
     return environment
 
 
-def said(template: str, **numbers: Any) -> list[str]:
+def paragraphs(template: str, **numbers: Any) -> list[str]:
     """Render a template to paragraphs, each on one line; line breaks before punctuation leave no space."""
-    paragraphs = templates().get_template(template).render(**numbers).split("\n\n")
-    return [line for paragraph in paragraphs if (line := squeezed(paragraph))]
+    found = templates().get_template(template).render(**numbers).split("\n\n")
+    return [line for paragraph in found if (line := squeezed(paragraph))]
 
 
 def squeezed(text: str) -> str:

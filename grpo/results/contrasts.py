@@ -68,7 +68,7 @@ def _of_selections(study: Study) -> Iterator[_Undecided]:
     for experiment in study.made:
         result = read_result(study, experiment)
         for arm in result.arms:
-            if arm.contrast and not arm.contrast.told_apart and arm.contrast.difference.value:
+            if arm.contrast and not arm.contrast.excludes_zero and arm.contrast.difference.value:
                 yield _Undecided(arm.contrast.turned(), ((experiment, arm.arm), (experiment, result.leader)), SELECTION)
 
 

@@ -51,7 +51,7 @@ def result_of(
         for arm in arms
         if arm != leader
     }
-    tied = [arm for arm in eligible if arm != leader and not contrasts[arm].told_apart]
+    tied = [arm for arm in eligible if arm != leader and not contrasts[arm].excludes_zero]
     best = leader if tie == "leader" else next(arm for arm in eligible if arm == leader or arm in tied)
     value, out = float(scores[leader].mean()), [arm for arm in arms if arm not in eligible]
     reason = _pinned(leader, value, pinned) if pinned else _reason(leader, value, tied, best, len(eligible), tie)

@@ -81,7 +81,7 @@ class Contrast:
         return Contrast(self.against, self.arm, self.difference.turned(), self.adjusted.turned(), self.contrasts)
 
     @property
-    def told_apart(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Whether the adjusted interval excludes zero."""
         return self.adjusted.low > 0 or self.adjusted.high < 0
 

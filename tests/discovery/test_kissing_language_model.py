@@ -1,4 +1,4 @@
-"""Searches with a language model: a fake endpoint that speaks HTTP, real programs, the real verifier."""
+"""Searches with a language model: a fake HTTP endpoint, real programs, and the real verifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a language model is asked, and which program is taken from its answer."""
+"""Prompts to a language model, and the program extracted from its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search against a real vLLM server (its CPU build), with a random model: do the two understand each other?"""
+"""The search against a real vLLM server (CPU build) with a random model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile and broken programs: each ends, is explained, and leaves no process and no file behind."""
+"""Hostile and broken programs: each one ends with an explanation, and leaves no process or file behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORT = Limits(seconds=1, cpu_seconds=20, memory_mb=500, output_mb=1, file_mb=2)
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the working folders lie; at the end there are none, and no process that was given one."""
+    """The place of the working folders; afterwards there are no folders and no processes left."""
     place = tmp_path / "folders"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
@@ -41,7 +41,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def processes_about(place: Path) -> list[int]:
-    """The keeper and all that it started have the working folder in their arguments."""
+    """Processes of the sandbox, which have the working folder in their arguments."""
     found = []
     for one in Path("/proc").iterdir():
         try:
@@ -228,7 +228,7 @@ input()
 
 
 def test_files_of_several_processes_are_added_up(tmp_path: Path) -> None:
-    """As they are where no filter keeps a program to one process."""
+    """Without a filter, a program may start several processes."""
     command = [sys.executable, "-c", HOLDS_A_REMOVED_FILE]
     settings = {"folder": str(tmp_path), "folder_mb": 3, "limits": {"file_mb": 2}}
     with ExitStack() as held:
@@ -303,7 +303,7 @@ def test_limits_make_sense() -> None:
 
 
 def test_what_this_system_enforces() -> None:
-    """Where there are libseccomp, filters and Landlock, everything; the other tests try each by itself."""
+    """With libseccomp, filters and Landlock, all protections; other tests try each one."""
     enforced = protections()
     assert set(enforced) == {"network", "filesystem", "reading", "processes"}
     if confinement.landlock_version() >= 3:
@@ -368,7 +368,7 @@ def test_writing_elsewhere(tmp_path: Path) -> None:
 
 
 def tried(attempts: list[str]) -> str:
-    """A program whose points are what became of each attempt, by its number."""
+    """A program whose points are the outcomes of attempts, by number."""
     return f"""
 import os, socket, subprocess, ctypes, signal, multiprocessing, sys
 points = []
@@ -515,7 +515,7 @@ def filter_for(architecture: int, place: Path, pid: int) -> list[tuple[int, int,
 
 
 def interpreted(program: list[tuple[int, int, int, int]], data: list[int]) -> int:
-    """What a filter says of a system call; ``data``: words of 32 bits."""
+    """A filter's decision on a system call; ``data`` are words of 32 bits."""
     at, value = 0, 0
     while True:
         code, true, false, operand = program[at]
@@ -597,7 +597,7 @@ points = [[1]]
 
 
 def test_without_the_filter_processes_are_killed_all_the_same() -> None:
-    """As on a machine whose system calls the filter does not know. The fixture sees whether any are left."""
+    """As on a machine without a filter. The fixture checks that no process is left."""
     assert run(LEFT, without=("filter",)).points == [[1]]
     bomb = "import os\nfor _ in range(6):\n    os.fork()\nimport time\ntime.sleep(60)"
     limits = Limits(seconds=20, processes=20)

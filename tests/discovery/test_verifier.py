@@ -1,4 +1,4 @@
-"""The exact verifier against sets known by hand, a naive check, and programs that want a better verdict than they deserve."""
+"""The exact verifier against known sets, a naive check, and programs that try to get a false verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Text around a box is judged with the box opened, between answer tags and in a whole response alike."""
+r"""Text around a box counts as part of the answer, between answer tags and in a whole response."""
 
 from __future__ import annotations
 

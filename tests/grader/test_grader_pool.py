@@ -1,4 +1,4 @@
-"""The grading processes, real ones: what hangs, crashes or is killed harms nothing but the answer concerned."""
+"""Real grading processes: an answer that hangs, crashes or is killed affects no other answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must earn nothing earns nothing, and soon."""
+"""Hostile responses earn nothing, within a short time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ground truths of MATH: each equals itself however it is wrapped, and no other that says something else."""
+"""The ground truths of MATH: each equals itself in any wrapper, and no truth with another meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arithmetic that is left to do, and what the question says, earn nothing unless the task wants them."""
+"""Unevaluated arithmetic and copies from the question earn nothing, unless the task allows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first screen's sentences, what a study cost, and whether each number of the write-up stands in a result file."""
+"""The summary's sentences, the best configuration, a study's cost, and the command that makes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handouts' questions: each computed part on numbers worked out by hand, and the page of a study that makes little."""
+"""Answers to the handouts' questions, on hand-computed numbers, and the page of a small study."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_where_there_are_fewer_than_ten_of_a_category_samples_are_shown_too() ->
     assert "best-of-N" not in judge("r1_zero", records * 4 + [record("no", None)] * 10, sampled)
 
 
-def test_a_task_whose_answers_it_does_not_understand_is_left_alone() -> None:
-    """Such as one that asks for any word that rhymes: a right answer is not equal to the problem's truth."""
+def test_a_task_that_the_second_reading_does_not_suit_has_no_counts() -> None:
+    """For example one that asks for any word that rhymes, where a right answer differs from the truth."""
     records = [record("</think> <answer>house</answer>", "house", "mouse", RIGHT), record("tree", None, "bee")]
     text = judge("r1_zero", records)
     assert "says nothing about the failures" in text and "| model |" not in text
@@ -173,7 +173,7 @@ def with_kl(seed: int, kl: Any, reward: Any, norm: Any) -> Run:
     return Run("e", "best", seed, {}, {}, history, pd.DataFrame({"val/answer_reward": [0.1, reward[-1]]}), np.zeros((2, 2)))
 
 
-def test_kl_that_jumps_with_the_gradient_norm_goes_with_it() -> None:
+def test_kl_that_jumps_with_the_gradient_norm_is_correlated_with_it() -> None:
     jumps = np.random.default_rng(0).uniform(size=40)
     runs = [with_kl(seed, np.r_[0.0, jumps], np.linspace(0, 1, 41), np.r_[1.0, 10 * jumps]) for seed in (0, 1)]
     text = goes_with(runs)
@@ -185,10 +185,8 @@ def test_kl_that_jumps_with_the_gradient_norm_goes_with_it() -> None:
     )
 
 
-def test_changes_are_told_from_levels() -> None:
-    """KL and reward both climb, but from one step to the next they have nothing to do with each other; with the norm it is
-    the other way round.
-    """
+def test_changes_and_levels_are_correlated_separately() -> None:
+    """KL and reward have correlated levels, but independent changes; KL and gradient norm are the other way round."""
     draw = np.random.default_rng(3)
     steps, kl, reward, norm = np.arange(60.0), draw.uniform(size=60), draw.uniform(size=60), np.zeros(60)
     kl_level = steps + 3 * kl
@@ -243,7 +241,7 @@ HARDWARE = {"gpus": [], "processor": "p", "cores": 2, "memory_gib": 24}
 
 
 def write_results(study: Study) -> None:
-    """Runs, times and zero-shot answers, and what the report's earlier stages make of them."""
+    """A study with runs, times and zero-shot answers, and the results of earlier stages."""
     for place, arm in enumerate(study.experiments["grpo_learning_rate"].arms):
         folder = paths.RUNS / f"grpo_learning_rate/{arm}/0"
         folder.mkdir(parents=True)
@@ -317,7 +315,7 @@ def numbers_in(*folders: Path) -> set[float]:
 
 
 def invented(text: str, known: set[float]) -> list[str]:
-    """The decimal numbers of a text that no known number rounds to, as it stands, in percent or in minutes."""
+    """The decimal numbers of a text that no known number rounds to, directly, in percent or in minutes."""
     told = set(re.findall(r"\d+\.\d+", text))
     digits = {len(number.partition(".")[2]) for number in told}
     rounded = {f"{scale * number:.{places}f}" for number in known for scale in (1, 100, 1 / 60) for places in digits}
@@ -396,7 +394,7 @@ def test_a_search_without_a_language_model_is_delivered_and_says_so(small: Study
 
 
 def test_a_search_with_a_language_model_is_delivered_whole(small: Study) -> None:
-    """Of a conversation of five turns: an error that was mended, one that was not, a larger set, and a smaller one."""
+    """A conversation of five turns: an error that is corrected, one that is not, a larger set and a smaller one."""
     study = small.model_copy(update={"kissing_number": KissingNumber(strategy="conversation", calls=5)})
     attempts: list[Attempt] = []
     for index, points in enumerate([0, 0, 22, 30, 12]):

@@ -1,4 +1,4 @@
-"""What is written and drawn of the colocated and the asynchronous experiment, on made-up runs whose numbers are known."""
+"""Sentences, tables and figures on colocated and asynchronous experiments, on made-up runs with known numbers."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_reports_need_neither_torch_nor_the_training_code() -> None:
 
 
 def test_arms_by_lag_and_by_capacity() -> None:
-    """Whatever their order in params.yaml, and in numbers: 10 comes after 2."""
+    """In any order of params.yaml, and sorted as numbers: 10 comes after 2."""
     runs = [*buffered(4, 0.5), *lagging(10, 0.5, 0.5), *lagging(0, 0.5), *buffered(2, 0.5), *lagging(2, 0.5)]
     plain, with_buffer = arms_in_order(runs)
     assert [[run.arm for run in arm] for arm in plain] == [["lag_0"], ["lag_2"], ["lag_10", "lag_10"]]
@@ -203,8 +203,8 @@ def test_runs_that_agree_exactly() -> None:
     assert text.startswith("lag_0 and one_update, its counterpart in one process, agree exactly: with each seed (0, 1), every ")
 
 
-def test_runs_that_part_are_told_with_the_first_step() -> None:
-    """The mean reward may stay the same: one problem is won and another lost."""
+def test_runs_that_differ_are_named_with_the_first_step() -> None:
+    """The mean reward is the same: one problem is gained and another lost."""
     swapped = np.roll((np.arange(PROBLEMS) < 50).astype(float), 1)
     first = (np.arange(PROBLEMS) < 50).astype(float)
     curves = {0: (each(0.1), first, first, first), 1: (each(0.1), first, swapped, first)}
@@ -217,7 +217,7 @@ def test_runs_that_part_are_told_with_the_first_step() -> None:
     assert "agree exactly" not in text
 
 
-def test_runs_of_which_one_was_stopped_part_where_it_ends() -> None:
+def test_a_run_that_was_stopped_differs_from_where_it_ends() -> None:
     long = made_up("a", each(0.1), each(0.2), each(0.3), each(0.4), every=5)
     short = made_up("b", each(0.1), each(0.2), apart={}, every=5, diverged=5)
     assert first_difference(long, short) == first_difference(short, long) == 10
@@ -274,7 +274,7 @@ def test_collapsed_runs_are_counted_with_their_arm() -> None:
 
 
 def numbers_of_arms(*arms: list[Run], last_k: int = 1) -> dict[str, Any]:
-    """What the answers read of an experiment's numbers."""
+    """The entries of an experiment's numbers that the answers use."""
     reward = next(measure for measure in MEASURES if measure.key == "reward")
     found = [
         {
@@ -294,7 +294,7 @@ def timed_at(monkeypatch: pytest.MonkeyPatch, **seconds: list[float]) -> None:
 
 
 def test_colocated_runs_in_four_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arm with most updates beside that with fewest, whatever the order."""
+    """The arms with most and with fewest updates, in any order."""
     many = [made_up("many", each(0.1), each(0.5), each(0.75), updates=4, gradient_norm=[0.5, 2.0], ratio_max=[1.0, 3.0])]
     one = [made_up("one", each(0.1), each(0.2), each(0.3))]
     timed_at(monkeypatch, many=[4.0, 8.0], one=[1.0, 2.0])
@@ -337,7 +337,7 @@ def test_lags_within_their_bounds() -> None:
     ) in text
 
 
-def test_a_bound_that_was_broken_is_told_with_its_run() -> None:
+def test_an_exceeded_bound_is_reported_with_its_run() -> None:
     late = made_up("lag_1", each(0.1), each(0.4), each(0.5), seed=1, apart={}, lag_max=[1, 2])
     text = discuss_bounds([*lagging(1, 0.5), late], [])
     assert "2 of 1 (lag_1) versions; the bound was BROKEN in grpo_async_offpolicy/lag_1/1 (2)." in text
@@ -349,7 +349,7 @@ def counts(left: list[int], mean: list[float], most: list[int], never: list[floa
 
 
 def test_how_often_a_buffers_groups_were_drawn() -> None:
-    """The last row counts all groups that have left so far; a run with three times as many weighs three times."""
+    """The last row counts all groups that have left; a run with three times as many has three times the weight."""
     apart = {"replay_capacity": 2}
     runs = [
         made_up("b", *[each(0.1)] * 3, apart=apart, **counts([5, 30], [9.0, 1.0], [9, 3], [0.9, 0.2])),
@@ -382,7 +382,7 @@ def test_a_buffer_that_nothing_left() -> None:
         (4, [0, 4, 8, 10], []),
     ],
 )
-def test_steps_in_which_no_evaluation_is_felt(lag: int | None, evaluated: list[int], kept: list[int]) -> None:
+def test_steps_that_no_evaluation_affects(lag: int | None, evaluated: list[int], kept: list[int]) -> None:
     steps = [{"step": step, "step_s": 1.0} for step in range(1, 11)]
     assert [step["step"] for step in steady_steps(steps, evaluated, lag)] == kept
 
@@ -493,7 +493,7 @@ def test_the_table_of_times() -> None:
     assert lines[4] == ["lag_4", "0", *[""] * 9]
 
 
-def test_who_meets_the_goal() -> None:
+def test_arms_that_reach_the_goal() -> None:
     assert discuss_overlap([ONE, LAG_0, LAG_1, LAG_2]) == (
         "The goal is a step of at most 1.15 times the longer of generation and training. "
         "These meet it: lag_1 (1.06). "
@@ -513,7 +513,7 @@ def test_the_goal_is_a_share_of_the_longer_one(step: float, met: bool) -> None:
     assert "one process" not in text  # there is none to compare with
 
 
-def test_what_is_odd_is_told() -> None:
+def test_restarts_and_runs_that_are_too_short_are_reported() -> None:
     early = variant("buffer_2", 1, 0.5, restarts=3, rollout=1.0, training=0.5)
     text = discuss_overlap([early, EMPTY])
     assert "Below 1, rollouts made during an evaluation were still in stock: buffer_2." in text
@@ -604,7 +604,7 @@ def test_both_experiments_are_drawn_over_wall_clock_time(timed: dict[str, list[R
     assert [line.get_xdata()[-1] for line in axes.lines] == [20.0, 8.0, 16.0]
 
 
-def test_asynchronous_arms_are_drawn_alone_where_their_rival_is_left_out(
+def test_asynchronous_arms_are_drawn_alone_if_the_one_process_arm_is_left_out(
     timed: dict[str, list[Run]], mini_study: Study
 ) -> None:
     without = mini_study.experiments[COLOCATE].model_copy(update={"arms": {}})

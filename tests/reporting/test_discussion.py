@@ -1,4 +1,4 @@
-"""What is said of an experiment, on made-up numbers of which each decides a sentence."""
+"""Sentences on an experiment, on made-up numbers that decide them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from report_parts import PROBLEMS, arm_result, collapse, result, run
 
 from grpo.reporting.answers.courses import asked_of_courses
-from grpo.reporting.discussion import as_plain, numbers_of, said_of_numbers
+from grpo.reporting.discussion import as_plain, numbers_of, result_paragraphs
 from grpo.results.findings import ExperimentResult
 from grpo.results.runs import Run
 from grpo.study.schema import Study
@@ -16,7 +16,7 @@ SURE = "(95% interval over runs and problems, 2 seeds per arm)."
 
 
 def said(study: Study, runs: list[Run], of: ExperimentResult, with_courses: bool = False) -> list[str]:
-    return said_of_numbers(numbers_of(study, runs, of), runs, with_courses)
+    return result_paragraphs(numbers_of(study, runs, of), runs, with_courses)
 
 
 def seeds(arm: str, rewards: list[float], **columns: object) -> list[Run]:
@@ -45,8 +45,8 @@ def test_arms_that_cannot_be_told_apart(mini_study: Study) -> None:
     assert "cannot tell it from b: the difference from it, 0.020 (-0.030 to 0.070), may be zero" in lead
 
 
-def test_an_arm_that_collapsed_is_not_what_the_leader_is_measured_by(mini_study: Study) -> None:
-    """Though its one run that held ended above the next."""
+def test_the_leader_is_not_compared_with_an_arm_that_collapsed(mini_study: Study) -> None:
+    """Even if its run without a collapse ends above the next arm."""
     runs = [*seeds("a", UP), run("b", UP), run("b", [0.1, 0.7, 0.2, 0.1], 1), *seeds("c", [0.1, 0.2, 0.3, 0.4])]
     fallen = collapse("b", 1, "training rewards", step=3, reached=0.594, ended=0.0)
     arms = arm_result("a", 0.8), arm_result("b", 0.7, (0.1, 0.05, 0.15), fallen), arm_result("c", 0.4, (0.4, 0.3, 0.5))
@@ -96,7 +96,7 @@ def test_where_nothing_is_right_nothing_is_compared(mini_study: Study) -> None:
     ]
 
 
-def test_arms_that_trained_alike(mini_study: Study) -> None:
+def test_arms_with_identical_results(mini_study: Study) -> None:
     runs = seeds("a", UP) + seeds("b", UP)
     alike = result(arm_result("a", 0.8), arm_result("b", 0.8, (0.0, 0.0, 0.0)), tied=("b",))
     assert said(mini_study, runs, alike)[0].startswith(
@@ -122,7 +122,7 @@ def test_reward_is_taken_apart_into_form_and_answer_given_the_form(mini_study: S
     )
 
 
-def test_courses_name_steps_and_group_arms_that_went_alike(mini_study: Study) -> None:
+def test_curves_name_steps_and_group_arms_with_equal_curves(mini_study: Study) -> None:
     entropy = {"val_token_entropy": [0.8, 0.4, 0.1, 0.1]}
     runs = seeds("a", UP, **entropy) + seeds("b", [*UP[:-1], 0.7], **entropy)
     of = result(arm_result("a", 0.8), arm_result("b", 0.7, (0.1, 0.05, 0.15)))
@@ -142,7 +142,7 @@ def test_each_question_on_courses_is_asked_of_one_experiment(mini_study: Study) 
     assert asked_of_courses(more) == asked
 
 
-def test_ratios_are_told_of_arms_that_moved(mini_study: Study) -> None:
+def test_ratios_are_given_for_arms_whose_policy_moved(mini_study: Study) -> None:
     moved = {"ratio_max": [1.0, 3.0, 2.0], "ratio_min": [1.0, 0.25, 0.5], "clip_fraction": [0.0, 0.04, 0.02]}
     runs = seeds("a", UP) + seeds("b", [*UP[:-1], 0.7], **moved)
     texts = said(mini_study, runs, result(arm_result("a", 0.8), arm_result("b", 0.7, (0.1, 0.05, 0.15))))

@@ -1,4 +1,4 @@
-"""Every experiment has a figure of its validation reward and what explains it; arms look the same wherever they are."""
+"""Figures of experiments: their metrics, the styles and names of arms, and equal bytes for equal results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Look = tuple[str, str]
 
 
 def made_up(arm: str, place: int, experiment: str = SWEEP, **values: Any) -> Run:
-    """A run of three steps whose curves lie by its place, so that none covers another."""
+    """A run of three steps with curves that depend on its place, so that none covers another."""
     steps = {"step": [1, 2, 3], "update": [1, 2, 3]}
     history = {name: [place, place + 0.5, place + 1.0] for name in ("train/format_reward", "token_entropy", "gradient_norm")}
     history |= {"loss": [place, place, place], "clip_fraction": [0.0, 0.1, 0.1], "train/zero_signal_fraction": [0.0] * 3}
@@ -86,7 +86,7 @@ def test_every_arm_is_drawn_and_can_be_told_from_the_others(
 
 
 def test_every_experiment_of_the_default_study_has_its_second_metric(mini_study: Study) -> None:
-    """One that its claims are decided by; KL for the KL experiment, whose figure showed none."""
+    """The metric that decides its claims; KL for the KL experiment."""
     assert set(figures.SECOND) <= set(mini_study.experiments)
     assert set(figures.SECOND.values()) <= set(TITLES)
     run = made_up("best", 0, "grpo_kl_divergence")
@@ -109,7 +109,7 @@ def test_arms_with_more_updates_are_shown_over_updates_too(mini_study: Study) ->
 
 
 def test_seeds_are_thin_their_mean_is_thick_and_a_stopped_run_has_a_cross(mini_study: Study) -> None:
-    """The mean is that of the runs that went on."""
+    """The mean is that of the runs that did not diverge."""
     runs = [replace(made_up("a", place), seed=place) for place in range(3)]
     runs[2] = replace(runs[2], metrics=runs[2].metrics | {"diverged_step": 3})
     reward = experiment_figure(mini_study, SWEEP, runs).axes[0]
@@ -158,7 +158,7 @@ def test_accuracy_given_the_form_is_the_reward_by_the_form() -> None:
         ("sft_final", "sft final"),
     ],
 )
-def test_arms_have_names_to_read(arm: str, name: str) -> None:
+def test_arms_have_readable_names(arm: str, name: str) -> None:
     assert readable(arm) == name
     assert with_readable_names(f"{arm} leads; e/{arm}/0 is its run, {arm}-b another's.", [arm]) == (
         f"{name} leads; e/{arm}/0 is its run, {arm}-b another's."
@@ -179,8 +179,8 @@ def test_arms_of_several_experiments_keep_their_colours() -> None:
     assert found["a"] == style(0) and found["b"] == style(3)
 
 
-def test_the_arm_beside_the_asynchronous_ones_takes_nobodys_look(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The colocated arm is its experiment's first, as lag_0 is; lag_0 looks as in the figure of its own experiment."""
+def test_the_arm_beside_the_asynchronous_ones_has_its_own_style(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The colocated arm and lag_0 are both first in their experiments; lag_0 keeps the style of its own experiment."""
     runs = {
         name: [made_up(arm, i, name) for i, arm in enumerate(mini_study.experiments[name].arms)]
         for name in (COLOCATE, ASYNCHRONOUS)
@@ -199,7 +199,7 @@ def test_points_of_arms_have_their_colours() -> None:
     """In the figures that draw an arm as a point: the arms in params.yaml's order, not in that of the axis."""
 
     def points(axes: Axes) -> dict[tuple[float, float], str]:
-        """Place -> colour, of what is no line."""
+        """Position -> colour of markers without lines."""
         dots = [line for line in axes.lines if line.get_marker() in ("o", "s") and len(line.get_xdata())]  # type: ignore[arg-type]
         return {(line.get_xdata()[0], round(line.get_ydata()[0], 6)): line.get_color() for line in dots}  # type: ignore
 
@@ -222,8 +222,8 @@ def test_points_of_arms_have_their_colours() -> None:
     assert found == {(8.0 * (i + 1), 0.5): COLOURS[i] for i in range(3)}
 
 
-def test_the_forest_holds_what_decided_a_claim_its_seeds_and_sources() -> None:
-    """A rise above the start is not all that decides a claim on KL; a statement stands once, over its differences."""
+def test_the_forest_plot_has_deciding_contrasts_with_seeds_and_sources() -> None:
+    """A rise above the start decides only a part of a claim on KL; a statement stands once, above its differences."""
 
     def contrast(arm: str, against: str, covers: str = "runs and problems") -> Contrast:
         difference = replace(interval(0.1, 0.0, 0.2), covers=covers)
@@ -248,7 +248,7 @@ def test_the_forest_holds_what_decided_a_claim_its_seeds_and_sources() -> None:
 
 
 def test_equal_results_give_equal_bytes_and_what_is_drawn_is_seen(tmp_path: Path) -> None:
-    """In two processes, as two repetitions are; both kinds of file. No two figures share an id that means another thing."""
+    """In two processes, for SVG and PNG; figures in one page have no clashing ids."""
     program = """
 import sys; from pathlib import Path
 from grpo.reporting.charts import Curve, draw_curves, frame, panels, save_figure
@@ -271,7 +271,7 @@ for name in sys.argv[1:]: save_figure(figure, Path(name))
 
 
 def test_no_arm_is_dropped_by_pairing_with_a_list_that_is_too_short() -> None:
-    """`zip(…, strict=False)` ends with the shorter one and says nothing: a colour that lacked cost an arm."""
+    """`zip(…, strict=False)` would silently drop an arm if a colour is missing."""
     root = Path(figures.__file__).parents[2]
     sources = [path for folder in ("grpo", "workflow", "benchmarks") for path in (root / folder).rglob("*.py")]
     assert len(sources) > 50

@@ -1,4 +1,4 @@
-"""What is written and drawn of fine-tuning, expert iteration and the keyword task, on made-up runs."""
+"""Sentences and figures on fine-tuning, expert iteration and the keyword task, on made-up runs."""
 
 from __future__ import annotations
 
@@ -254,14 +254,14 @@ def test_the_keyword_reward_and_kinds_of_responses() -> None:
 
 @pytest.mark.parametrize("kind", ["lists_only", "repeats_prompt"])
 @pytest.mark.parametrize(("share", "degenerate"), [(0.049, False), (0.05, True), (0.5, True)])
-def test_degenerate_responses_are_told(kind: str, share: float, degenerate: bool) -> None:
+def test_degenerate_responses_are_reported(kind: str, share: float, degenerate: bool) -> None:
     text = discuss_keyword([with_keywords(0, 0.25, 0.75, **NOTHING_ODD | {kind: (0.0, share)})])
     assert ("The reward does not come from degenerate responses." in text) != degenerate
     assert (f"Part of the reward comes from degenerate responses: up to {share:.1%} are." in text) == degenerate
 
 
 @pytest.mark.parametrize(("after", "told"), [(0.86, False), (0.84, True), (0.95, False)])
-def test_sentences_that_are_lost_are_told(after: float, told: bool) -> None:
+def test_lost_sentences_are_reported(after: float, told: bool) -> None:
     text = discuss_keyword([with_keywords(0, 0.25, 0.75, **NOTHING_ODD | {"is_sentence": (0.9, after)})])
     assert ("partly costs grammar" in text) == told
 
@@ -271,7 +271,7 @@ def test_sentences_that_are_lost_are_told(after: float, told: bool) -> None:
 
 @pytest.fixture
 def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Study:
-    """Winners that are not first; GRPO's runs that started from fine-tuning stand for nothing here."""
+    """Winners that are not first; GRPO runs that start from fine-tuning do not represent GRPO."""
     runs = {
         SFT: [made_up(arm, each(0.125), each(last), each(last)) for arm, last in (("loser", 1.0), ("sft_won", 0.25))],
         EXPERT_ITERATION: [
@@ -391,7 +391,7 @@ def test_every_experiment_shows_validation_reward_and_a_metric_that_its_runs_log
 
 
 def test_a_step_that_trained_nothing_leaves_a_gap(mini_study: Study, tmp_path: Path) -> None:
-    """Its numbers are NaN; the figure is drawn all the same."""
+    """Its numbers are NaN; the figure is drawn nevertheless."""
     run = columns_of(EXPERT_ITERATION, UPDATE + ROLLOUTS, MEASURED)
     run.history.loc[1, ["mean_nll", "gradient_norm"]] = np.nan
     save_figure(figures.experiment_figure(mini_study, EXPERT_ITERATION, [run]), tmp_path / "figure.svg")

@@ -1,4 +1,4 @@
-"""What the page computes of its own: the chain of winners, figures and text in their places, what is kept."""
+"""Functions of the page: chain of winners, embedding of figures and text, room for samples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_no_text_ends_the_script_that_holds_it_and_none_is_taken_for_html() -> N
 
 
 def test_a_figure_is_held_by_the_page_or_stands_above(tmp_path: Path) -> None:
-    """Its axes have the page's colour, and it scrolls where its panels have no room."""
+    """Its axes have the page's colour, and it scrolls if its panels do not fit."""
     save_figure(panels(3)[0], tmp_path / "x.svg")
     held = inlined(tmp_path / "x.svg")
     assert held.startswith('<div class="figure" style="--panels:3"') and held.count("<svg") == held.count("</svg>") == 1
@@ -55,7 +55,7 @@ def test_numbers_keep_six_digits() -> None:
 
 
 def test_samples_beyond_the_room_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each prompt is held once; a run is left out whole."""
+    """Each prompt is stored once; a run is left out as a whole."""
     monkeypatch.chdir(tmp_path)
     rewards = dict.fromkeys(("format_reward", "answer_reward", "reward", "token_entropy"), 1.0)
     for run, response in (("e/a/0", "short"), ("e/b/0", "x" * 500), ("e/c/0", "short")):
@@ -71,7 +71,7 @@ def test_samples_beyond_the_room_are_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_problems_gained_and_lost_are_counted_seed_by_seed() -> None:
-    """Not as right in all seeds before against right in any at the end."""
+    """Each run is compared with itself, not all runs before with any run after."""
 
     class Seed:
         arm = "a"

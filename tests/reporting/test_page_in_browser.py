@@ -24,7 +24,7 @@ PAGE = "reports/index.html"
 
 
 def data_of(folder: Path) -> Any:
-    """What the page holds, with what runs have alike back in its places."""
+    """The page's data, with the common values of runs restored."""
     text = (folder / PAGE).read_text()
     data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)[0])
     for run in data["runs"].values():
@@ -46,7 +46,7 @@ def samples_of(data: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def text_of(folder: Path) -> str:
-    """What the page says, without its figures and its data."""
+    """The page's text, without figures and data."""
     html = (folder / PAGE).read_text().partition('<script type="application/json"')[0]
     return " ".join(re.sub(r"<[^>]+>", " ", re.sub(r"<svg.*?</svg>", "", html, flags=re.S)).split())
 
@@ -135,7 +135,7 @@ def page(finished: Path, tmp_path: Path) -> Iterator[Any]:
 
 
 def choose(driver: Any, selector: str, value: str) -> None:
-    """Choose in a list, as a reader does; the page hears of it."""
+    """Choose an option of a list, with its change event."""
     from selenium.webdriver.support.select import Select
 
     found = driver.find_element("css selector", selector)

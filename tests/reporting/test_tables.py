@@ -55,7 +55,7 @@ def numbers_of_arms(study: Study, runs: list[Run], *arms: ArmResult, last_k: int
 
 
 def test_the_cells_of_an_experiments_table(mini_study: Study) -> None:
-    """Reward is the form's share times the accuracy given the form; a collapsed run counts apart."""
+    """Reward is the form's share times the accuracy given the form; a collapsed run is counted separately."""
     formed = {"forms": [0.5, 0.8, 1.0], "val_response_length": [9.0, 20.0, 22.0]}
     runs = [run("a", [0.25, 0.5, 0.75], seed, **formed) for seed in (0, 1)]
     runs += [run("b", [0.25, 0.5, 0.5], 0), run("b", [0.25, 0.5, 0.0], 1, diverged=16)]
@@ -95,14 +95,14 @@ def test_the_cells_that_explain_an_arm(mini_study: Study) -> None:
     assert "GPU-hours" not in details_table(found, {"a": (60.4, 0.0)})
 
 
-def test_one_arm_is_behind_nobody(mini_study: Study) -> None:
+def test_one_arm_has_no_distance_to_a_leader(mini_study: Study) -> None:
     table = cells(experiment_table(numbers_of_arms(mini_study, [run("a", [0.25, 0.5])], arm_result("a", 0.5, seeds=1))))
     assert len({len(row) for row in table}) == 1
     assert not any("below" in cell or "collapsed" in cell for cell in table[0])
 
 
-def test_runs_that_count_by_fewer_evaluations_are_told_with_the_reason(mini_study: Study) -> None:
-    """A run that was stopped early counts by those it has: the head of the column would not be true of it."""
+def test_runs_with_fewer_evaluations_are_named_with_the_reason(mini_study: Study) -> None:
+    """A run that was stopped early averages the evaluations it has, unlike what the column's head says."""
     runs = [run("a", [0.25, 0.5, 0.75, 0.75]), run("a", [0.25, 0.5], 1, cut=4)]
     runs += [run("b", [0.25, 0.5, 0.0], diverged=6), run("b", [0.25, 0.5, 0.5, 0.0], 1, diverged=9)]
     fallen = collapse("b"), collapse("b", 1)
@@ -224,7 +224,7 @@ DECIDES = (
 
 
 def imported(path: str) -> set[str]:
-    """The modules that decide numbers and that a module loads, itself and those they load among them."""
+    """The modules that decide numbers and that a module loads, directly or indirectly, with itself."""
     found, queue = set(), [path]
     while queue:
         path = queue.pop()

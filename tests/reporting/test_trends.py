@@ -1,4 +1,4 @@
-"""The course of a curve, against what its points show to the eye."""
+"""Moves of a curve, on points with an obvious shape."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_moves_of_a_curve(values: list[float], expected: list[Any]) -> None:
     assert moves(values) == expected
 
 
-def test_one_point_has_no_course() -> None:
+def test_one_point_has_no_trend() -> None:
     assert trend([0, 8], [0.5, NAN], 0.05) is None
 
 

@@ -33,7 +33,7 @@ NORM, ENTROPY = "gradient_norm", "token_entropy"
 
 
 def solved(share: float) -> NDArray[np.float64]:
-    """The first problems are solved, so that whoever solves more solves all that others solve."""
+    """The first problems are solved, so that a larger share includes a smaller one."""
     return (np.arange(PROBLEMS) < round(share * PROBLEMS)).astype(float)
 
 
@@ -115,8 +115,8 @@ def test_only_last_evaluations_count_and_never_the_untrained_one() -> None:
     assert judge("ends_above", evidence(a, b, last_k=2), better="a", worse="b").contrasts[0].difference.value < -0.19
 
 
-def test_a_collapsed_run_is_counted_apart_and_no_arm_wins_by_runs_that_held() -> None:
-    """Its mean without the collapsed run is higher, and one of three runs was lost."""
+def test_a_collapsed_run_is_counted_separately_and_no_arm_wins_by_its_other_runs() -> None:
+    """Its mean without the collapsed run is higher, but one of three runs collapsed."""
     a = [made_up("a", 0.1, 0.9, 0.9, seed=0), made_up("a", 0.1, 0.9, 0.9, seed=1), made_up("a", 0.1, 0.9, 0.0, seed=2)]
     b = ending("b", 0.5, 0.5, 0.5)
     found = judge("ends_above", evidence(a, b), 0.05, better="a", worse="b")
@@ -128,7 +128,7 @@ def test_a_collapsed_run_is_counted_apart_and_no_arm_wins_by_runs_that_held() ->
     assert judge("ends_above", evidence(a, lost), 0.05, better="a", worse="b").verdict == AGREES
 
 
-def test_arms_that_trained_alike_and_arms_that_are_missing_are_not_tested() -> None:
+def test_identical_arms_and_missing_arms_are_not_tested() -> None:
     alike = evidence(ending("a", 0.5, 0.6), ending("b", 0.5, 0.6))
     for kind, roles in (("ends_above", ("better", "worse")), ("metric_larger", ("larger", "smaller"))):
         with pytest.raises(NotMeasured, match="a and b have identical results"):
@@ -401,7 +401,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def study(mini_study: Study) -> Study:
-    """Three runs an arm; the last evaluation counts."""
+    """Three runs per arm; the last evaluation counts."""
     selection = mini_study.selection.model_copy(update={"last_k": 1})
     return mini_study.model_copy(update={"seeds": [0, 1, 2], "selection": selection})
 
@@ -520,7 +520,7 @@ def test_preconditions(study: Study) -> None:
 
 
 def test_claims_belong_to_a_task(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lab's own task is not judged by what was published of MATH, unless it stands for it."""
+    """Claims about MATH do not apply to another task, unless it stands for MATH."""
     write_study(study)
     monkeypatch.setattr(Arithmetic, "stands_for", "")
     found = judge_claims(study)
@@ -554,7 +554,7 @@ def test_the_number_of_claims_is_taken_into_account() -> None:
 
 @pytest.mark.parametrize("gone", [["grpo_async_offpolicy"], ["sft_experiment"]])
 def test_claims_about_what_a_study_leaves_out_say_so(study: Study, gone: list[str]) -> None:
-    """Nothing is there of these experiments. A claim may compare with one of them, too."""
+    """These experiments have no results. A claim may also compare with one of them."""
     write_study(study)
     for name in gone:
         shutil.rmtree(f"data/runs/{name}")
@@ -583,7 +583,7 @@ def test_a_run_that_is_missing_is_named_with_its_stage(study: Study) -> None:
         ({"margin": ...}, "lacks margin"),
     ],
 )
-def test_a_mistake_in_the_list_of_claims_is_told(
+def test_a_mistake_in_the_list_of_claims_is_an_error(
     change: dict[str, Any], message: str, study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = next(claim for claim in PUBLISHED["claims"] if claim["id"] == "baseline-helps") | change

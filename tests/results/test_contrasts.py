@@ -1,4 +1,4 @@
-"""What a study could not tell, from run folders that its own stages `select` and `claims` have read."""
+"""Undecided comparisons, from run folders that the functions of `select` and `claims` have read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def finished(study: Study, means: dict[str, dict[str, list[float]]], norms: list
     return study
 
 
-def test_pairs_that_the_interval_cannot_tell_come_once_with_all_who_ask(mini_study: Study) -> None:
+def test_an_undecided_pair_is_listed_once_with_all_that_ask_for_it(mini_study: Study) -> None:
     close = {"masked_mean": [0.70, 0.74], "masked_normalize": [0.75, 0.77], "microbatch_longest": [0.2, 0.2]}
     study = finished(mini_study, {RATE: {"3e-4": [0.7, 0.7]}, LENGTHS: close}, [1.0] * 8)
     (row,) = undecided(study)  # microbatch_longest is far behind, and the learning rate has one arm
@@ -103,7 +103,7 @@ def test_equal_means_need_no_number_though_rounded_sums_differ(mini_study: Study
     assert "the measured difference is zero" in table(contents([row], [])["undecided"])
 
 
-def test_a_claim_that_is_no_interval_of_rewards_is_told_apart(mini_study: Study) -> None:
+def test_a_claim_without_an_interval_of_rewards_is_listed_separately(mini_study: Study) -> None:
     """Gradient norms over 24 steps are too few for an interval, whatever the seeds."""
     arms = {"with_std": [0.9, 0.9], "without_std": [0.1, 0.1]}
     study = finished(mini_study, {"grpo_group_standard_deviation": arms}, list(np.linspace(1, 2, 24)))

@@ -1,4 +1,4 @@
-"""Every reader of result files, given files that are cut, empty, or not what they should be: file, line and remedy are told."""
+"""Readers of result files, with truncated, empty or wrong files: the message names file, line and remedy."""
 
 from __future__ import annotations
 
@@ -212,14 +212,14 @@ def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(results: Path) 
     assert {sample["response"] for sample in read_samples(RUN_NAME)} == {"c\u2028d"}
 
 
-def test_a_lock_without_stages_is_told(results: Path) -> None:
+def test_a_lock_without_stages_is_an_error(results: Path) -> None:
     for content in ("", "[]\n", "schema: '2.0'\n"):
         Path("dvc.lock").write_text(content)
         with pytest.raises(UserError, match=r"dvc\.lock: holds no stages.*git checkout dvc\.lock"):
             stages_in_lock()
 
 
-def test_a_study_in_another_encoding_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_study_in_another_encoding_is_an_error_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_bytes("study: mini\ndescription: für\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"params\.yaml:2: not UTF-8"):
         load_study(tmp_path / "params.yaml")

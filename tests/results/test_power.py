@@ -1,4 +1,4 @@
-"""Seeds that a difference would need: against hand-computed variances, and against simulated studies."""
+"""Seeds needed for a difference, against hand-computed variances and simulated studies."""
 
 from __future__ import annotations
 

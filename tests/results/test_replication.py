@@ -1,4 +1,4 @@
-"""A study beside its replicates: how verdicts and winners go together, and what a replicate is made of."""
+"""Replication: comparison of verdicts and winners, and the making of a replicate."""
 
 from __future__ import annotations
 

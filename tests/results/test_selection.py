@@ -1,4 +1,4 @@
-"""Picking an experiment's winner from made-up run folders."""
+"""Selection of an experiment's winner from made-up run folders."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_where_no_arm_is_simpler_the_leader_wins_a_tie(study: Study) -> None:
     assert "cannot be told from middle; no arm is simpler than another, so the leader wins" in result["reason"]
 
 
-def test_pairing_tells_small_differences_on_the_same_problems_apart(study: Study) -> None:
+def test_pairing_detects_small_differences_on_the_same_problems(study: Study) -> None:
     """`high` is right wherever `middle` is, and on 5% more; runs of an arm do not differ."""
     study = study.model_copy(update={"seeds": [0, 1, 2]})
     for seed in study.seeds:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from grpo.reporting.sentences import said
+from grpo.reporting.sentences import paragraphs
 from grpo.reporting.trends import MEASURES, trend_of
 from grpo.results.markdown import markdown_table
 from grpo.results.runs import REWARD, Run
@@ -22,8 +22,8 @@ def growth(runs: list[Run]) -> str:
     """Describe the growth of one arm's KL, by both estimates."""
     measure = next(measure for measure in MEASURES if measure.key == "kl")
     low_variance = pd.concat([run.history[KL] for run in runs])
-    (text,) = said(
-        "drift_said.md.j2",
+    (text,) = paragraphs(
+        "drift_sentences.md.j2",
         arm=runs[0].arm,
         course=(measure, trend_of(runs, measure)),
         per_token=[_mean(runs, "kl/per_token"), _mean(runs, KL)],

@@ -7,7 +7,7 @@ import pandas as pd
 
 from grpo.common.files import read_json
 from grpo.reporting.discussion import Numbers
-from grpo.reporting.sentences import interval, said
+from grpo.reporting.sentences import interval, paragraphs
 from grpo.reporting.time_breakdown import discuss_at_equal_time, outcome_at
 from grpo.reporting.timing import elapsed
 from grpo.results.intervals import difference_of
@@ -90,8 +90,8 @@ def over_steps_and_wall_clock(numbers: Numbers) -> list[str]:
     if not others or _updates(arms[0]) > 1:
         return ["The study has no on-policy arm to compare with off-policy ones."]
     first, scores = arms[0], {arm["arm"]: final_scores(arm["held"], numbers["last_k"]) for arm in arms}
-    return said(
-        "off_policy_said.md.j2",
+    return paragraphs(
+        "off_policy_sentences.md.j2",
         first=first,
         n=numbers,
         pairs=[

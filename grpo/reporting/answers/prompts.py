@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpo.reporting.discussion import Numbers
 from grpo.reporting.form_and_answer import shares
-from grpo.reporting.sentences import decimals, said
+from grpo.reporting.sentences import decimals, paragraphs
 from grpo.results.markdown import markdown_table
 
 
@@ -30,4 +30,4 @@ def explain(numbers: Numbers) -> list[str]:
         for other in others
         for when in ("before", "after")
     ]
-    return [markdown_table(columns, rows), *said("prompts_said.md.j2", gaps=gaps)]
+    return [markdown_table(columns, rows), *paragraphs("prompts_sentences.md.j2", gaps=gaps)]

@@ -8,7 +8,7 @@ import pandas as pd
 from grpo.reporting.answers.off_policy import seconds_of_a_step
 from grpo.reporting.asynchronous import arms_in_order, effects
 from grpo.reporting.discussion import Numbers
-from grpo.reporting.sentences import said
+from grpo.reporting.sentences import paragraphs
 from grpo.reporting.time_breakdown import discuss_at_equal_time
 from grpo.reporting.timing import elapsed
 from grpo.results.runs import value
@@ -32,7 +32,7 @@ def colocated(numbers: Numbers) -> list[str]:
             }
         )
     at_equal_time = discuss_at_equal_time(arms[0]["all"], arms[-1]["all"], elapsed)
-    return said("colocated_said.md.j2", ends=ends, at_equal_time=at_equal_time)
+    return paragraphs("colocated_sentences.md.j2", ends=ends, at_equal_time=at_equal_time)
 
 
 def asynchronous(numbers: Numbers, one_process: Numbers | None) -> list[str]:
@@ -47,4 +47,4 @@ def asynchronous(numbers: Numbers, one_process: Numbers | None) -> list[str]:
     if one_process is not None and overlapping:
         at_equal_time = discuss_at_equal_time(one_process["arms"][0]["all"], overlapping[0], elapsed)
     found = effects(runs, numbers["last_k"])
-    return said("asynchronous_said.md.j2", effects=found, seeds=numbers["seeds"], at_equal_time=at_equal_time)
+    return paragraphs("asynchronous_sentences.md.j2", effects=found, seeds=numbers["seeds"], at_equal_time=at_equal_time)

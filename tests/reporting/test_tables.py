@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from grpo.reporting.discussion import numbers_of
 from grpo.reporting.figures import curve_table
 from grpo.reporting.tables import details_table, experiment_table, result_row
 from grpo.reporting.timing import times_of_arms
-from grpo.results.findings import ArmResult
+from grpo.results.findings import AGREES, DISAGREES, ArmResult, Verdict, VerdictName
 from grpo.results.runs import Run, mean_curve
 from grpo.study import paths
 from grpo.study.schema import Study, read_yaml
 
 EXPERIMENT = "grpo_baselines"
-CLAIM = {"statement": "s", "experiment": "e", "reported": {}, "measured": "1", "reason": "r", "by_construction": False}
+
+
+def verdict(name: VerdictName) -> Verdict:
+    return Verdict("id", "e", "s", name, "r", reported={"x-2025": "yes"}, measured="1")
 
 
 def made_up(arm: str, *rewards: float, seed: int = 0, diverged: int | None = None, cut: int | None = None) -> Run:
@@ -164,7 +168,7 @@ def test_the_summary_counts_verdicts_and_takes_the_most_samples(
     for path, content in (
         (paths.BASELINE_METRICS, baseline),
         (paths.BEST_OF_N_METRICS, {prompt: {"n": kinds} for prompt in mini_study.evaluation.best_of_n.prompts}),
-        (paths.CLAIMS, {"claims": [CLAIM | {"verdict": verdict} for verdict in ("agrees", "disagrees", "agrees")]}),
+        (paths.CLAIMS, {"claims": [asdict(verdict(name)) for name in (AGREES, DISAGREES, AGREES)]}),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content))

@@ -130,6 +130,6 @@ def test_what_more_seeds_cost(mini_study: Study) -> None:
     assert contents([row | {"seeds_needed": 2}], [])["undecided"][0]["command"] == ""
     never = row | {"seeds_needed": None, "problems_needed": 1234}
     (found,) = contents([never], [])["undecided"]
-    assert "200 problems are too few, 1,234 at least" in table([found]) and hours(never, seconds) is None
+    assert "200 problems are too few, at least 1,234" in table([found]) and hours(never, seconds) is None
     enough = contents([never | {"problems_needed": 0}], [])["undecided"]  # problems hardly spread, and the difference is small
     assert "| more than 1,000,000 |" in table(enough)

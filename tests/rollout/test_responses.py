@@ -225,3 +225,14 @@ def test_no_random_number_draws_a_token_without_probability(vocabulary: int, mon
         assert ((tokens >= 40) & (tokens < 120)).all()
     assert invert(weights, torch.zeros(5, dtype=torch.float64)).tolist() == [40] * 5
     assert invert(weights, torch.full((5,), 1 - 2.0**-53, dtype=torch.float64)).tolist() == [119] * 5
+
+
+def test_a_number_between_two_blocks_draws_a_token_with_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum over a block and a running sum of it are rounded differently."""
+    monkeypatch.setattr(transformers_engine, "BLOCK", 1000)
+    weights = torch.rand(400, 3000, generator=torch.Generator().manual_seed(0))
+    weights[:, 990:1010], weights[:, 1990:2010] = 0.0, 0.0
+    ends = weights.view(400, 3, 1000).sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    for end in (ends[:, 0] / ends[:, 2], ends[:, 1] / ends[:, 2]):
+        for uniform in (end, end.nextafter(torch.zeros_like(end)), end.nextafter(torch.ones_like(end))):
+            assert (weights.gather(-1, invert(weights, uniform)[:, None]) > 0).all()

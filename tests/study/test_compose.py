@@ -244,8 +244,8 @@ def test_a_study_may_lie_outside_the_project(lab: Path, grpo: Run) -> None:
     assert study.task("main").verify(["2"], []) == [0.25]
     assert [problem.question for problem in study.task("main").problems("train")] == ["1 + 1?"]
     assert grpo("study", "check")[1].endswith("params.yaml is as composed from ../our lab/ours.yaml\n")
-    edit("seeds: [0, 1, 2]", "seeds: [5]")
-    told = "edited by hand since it was composed from ../our lab/ours.yaml:\n  seeds: [0, 1, 2] -> [5]\n"
+    edit("seeds: [0, 1, 2, 3, 4]", "seeds: [5]")
+    told = "edited by hand since it was composed from ../our lab/ours.yaml:\n  seeds: [0, 1, 2, 3, 4] -> [5]\n"
     assert grpo("study", "check")[1].endswith(told)
     assert grpo("study", "save", "five")[0] == 0
     assert parse_yaml(lab / "five.yaml") == {"extends": "ours", "seeds": [5]}
@@ -565,7 +565,7 @@ def test_check_says_what_differs_from_what_a_study_extends(project: Path, grpo: 
         "differs from studies/mini.yaml, which it extends, in:\n  values: seeds 1\n  experiments left out: leaderboard\n"
         "  experiments with other arms or settings: grpo_kl_divergence\n"
     )
-    assert "  seeds: [0, 1, 2] -> [5]\n" in grpo("study", "check", "mine/own.yaml", "--verbose")[1]
+    assert "  seeds: [0, 1, 2, 3, 4] -> [5]\n" in grpo("study", "check", "mine/own.yaml", "--verbose")[1]
     assert load_study().study == "smoke"
 
 

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,6 +24,7 @@ from typing import Any
 from uuid import uuid4
 
 import asynchronous_parts as parts
+import numpy as np
 import pytest
 import ray
 import torch
@@ -42,7 +45,7 @@ from grpo.study.methods import Asynchronous
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous import actor_worker, actors
-from grpo.training.asynchronous.actor_worker import ActorWorker
+from grpo.training.asynchronous.actor_worker import ActorWorker, WorkerLost
 from grpo.training.asynchronous.actors import LearnerActor, costed
 from grpo.training.asynchronous.loop import finished, train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline, ScoredRollouts
@@ -165,13 +168,14 @@ def test_the_oldest_leave_first_and_every_use_is_counted() -> None:
     assert metrics["replay/uses_mean"] == pytest.approx(1.0, abs=0.02)
 
 
-def test_groups_that_are_too_old_leave_before_the_draw() -> None:
-    buffer = ReplayBuffer(2, 3, 10, max_age=2, seed=0)
+@pytest.mark.parametrize("max_age", [0, 2])
+def test_groups_that_are_too_old_leave_before_the_draw(max_age: int) -> None:
+    buffer = ReplayBuffer(2, 3, 10, max_age, seed=0)
     for step in range(1, 12):
         buffer.add(scored(step))  # sampled by version step - 1
         drawn = buffer.draw(step, version=step - 1)
-        assert max(step - 1 - r.completion.policy_version for r in drawn) <= 2
-        assert len(buffer.groups) == 3 * min(step, 3)
+        assert max(step - 1 - r.completion.policy_version for r in drawn) <= max_age
+        assert len(buffer.groups) == 3 * min(step, max_age + 1)
 
 
 def test_draws_depend_on_the_seed_and_the_step_only() -> None:
@@ -195,6 +199,7 @@ def test_a_state_of_the_buffer_stays_as_it_was_taken() -> None:
     buffer.draw(2, 0)
     buffer.add(scored(2))
     assert [group.uses for group in groups] == [1, 1, 1] and left == [] and buffer.left == [2, 2, 2]
+    assert buffer.metrics()["replay/uses_max"] == 2  # of those that have left: the new ones were not drawn yet
 
 
 # ------------------------------------------------------------------------------------------------------------ lag and ratios
@@ -269,6 +274,8 @@ class OrdersAtOnce:
 
     def request(self, step: int) -> Future[ScoredRollouts]:
         batch = scored(step, self.config.n_prompts_per_rollout_batch, version=self.policy_version)
+        for rollout in batch:  # longer at each step
+            rollout.completion = replace(rollout.completion, token_ids=(5,) * step, log_probs=(0.0,) * step)
         return finished(ScoredRollouts(batch, {"train/reward": float(step)}, {"rollout_s": 0.0}))
 
     def synchronize(self, model: Any, policy_version: int) -> None:
@@ -284,11 +291,12 @@ class Drawn:
         self.batches: list[tuple[int, list[Rollout]]] = []
 
     def train(self, rollouts: list[Rollout], version: int) -> list[dict[str, float]]:
+        self.peak_mb += 1.0
         self.batches.append((version, rollouts))
         return [{"loss": 0.0}]
 
 
-def test_the_lag_that_is_logged_is_that_of_the_drawn_batch(tmp_path: Path) -> None:
+def test_what_is_logged_is_of_the_drawn_batch(tmp_path: Path) -> None:
     settings = Asynchronous(max_policy_lag=0, replay_capacity=4)
     config = CONFIG.model_copy(
         update={"asynchronous": settings, "n_grpo_steps": 8, "rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2}
@@ -300,7 +308,12 @@ def test_the_lag_that_is_logged_is_that_of_the_drawn_batch(tmp_path: Path) -> No
     lags = [[version - rollout.completion.policy_version for rollout in batch] for version, batch in learner.batches]
     assert max(map(max, lags)) == 3  # three batches are older than the newest, whose lag is 0
     assert [row["lag_max"] for row in rows(tmp_path)] == [max(lag) for lag in lags]
-    assert [row["lag_mean"] for row in rows(tmp_path)] == pytest.approx([sum(lag) / len(lag) for lag in lags])
+    lengths = [[len(rollout.completion.token_ids) for rollout in batch] for _, batch in learner.batches]
+    means = [np.average(lag, weights=length) for lag, length in zip(lags, lengths, strict=True)]
+    assert [row["lag_mean"] for row in rows(tmp_path)] == pytest.approx(means)
+    tokens = [row["tokens_per_s"] * row["training_s"] for row in log.times]  # sampling takes no time here
+    assert tokens == pytest.approx([sum(length) for length in lengths])
+    assert [row["training_peak_mb"] for row in log.times] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
 class Accumulator:
@@ -336,7 +349,7 @@ class Worker(ActorWorker):
             getattr(self._actor, method)(*arguments)
 
     def _ask(self, method: str, arguments: Any, keep: bool = False, **_: Any) -> tuple[Any, Any]:
-        return getattr(self._actor, method)(*arguments), SimpleNamespace(peak_mb=0.0)
+        return getattr(self._actor, method)(*arguments), SimpleNamespace(peak_mb=5.0)
 
     def lose(self) -> None:
         """The actor dies between two calls."""
@@ -361,7 +374,7 @@ def test_a_lost_learner_is_brought_back_by_its_newest_state_and_the_batches_sinc
     if lost_before == 8:
         worker.lose()
         worker.start()
-    assert worker._actor.total == expected
+    assert worker._actor.total == expected and learner.peak_mb == 5.0
     assert [method for method, _ in worker.recovery] == ["read_state", "train", "train"]
 
 
@@ -411,6 +424,14 @@ def test_a_lost_learner_goes_on_from_the_state_that_the_run_was_taken_up_from(tm
     assert worker._actor.total == 2 * 7 + 5 + 1
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_generator_that_died_while_weights_were_sent_is_lost(alive: bool) -> None:
+    worker = SimpleNamespace(beside=lambda method, version, generator: (alive, SimpleNamespace(seconds=1.5)))
+    learner = RemoteLearner(worker, sends=True)  # type: ignore[arg-type]
+    with nullcontext() if alive else pytest.raises(WorkerLost):
+        assert learner.send(1, "the generator's actor") == 1.5
+
+
 class Mortal:
     """An actor that dies at so many calls of ``ask``, each time with what it was told, and stays dead."""
 
@@ -421,7 +442,7 @@ class Mortal:
         self.dead = False
 
     def start(self) -> tuple[None, None]:
-        return None, None
+        return self.tell("start")
 
     def tell(self, what: str) -> tuple[None, None]:
         self.heard.append(what)
@@ -467,7 +488,7 @@ def test_an_actor_that_dies_is_brought_back_up_to_four_times(monkeypatch: pytest
         with pytest.raises(RuntimeError, match="the mortal was lost 4 times in a row at ask"):
             worker.call("ask")
     else:
-        assert worker.call("ask") == (["all before"], None)
+        assert worker.call("ask") == (["start", "all before"], None)
     assert worker.restarts == deaths
 
 

@@ -16,7 +16,7 @@ from grpo.reporting.pieces import discussions, extra_figures, sft_report
 from grpo.reporting.provenance import provenance_of
 from grpo.reporting.rollouts import read_samples, sums_hold
 from grpo.reporting.sentences import interval, templates
-from grpo.reporting.tables import details_table, experiment_table, further_sets_table
+from grpo.reporting.tables import details_table, experiment_table, further_sets_table, mixture_table
 from grpo.reporting.timing import time_row, times_of_arms
 from grpo.results.claims import PUBLISHED, read_verdicts, shown
 from grpo.results.findings import Verdict
@@ -93,6 +93,7 @@ def _experiment(study: Study, numbers: Numbers, runs: list[Run]) -> Values:
         "asked": asked_of_courses(study).get(experiment, ""),
         "table": experiment_table(numbers),
         "also": further_sets_table(study, runs),
+        "mixture": mixture_table(study, runs),
         "details": details_table(numbers, times_of_arms(study, runs)),
         "note": entry.note,
         "report": entry.report,

@@ -19,6 +19,9 @@ from grpo.results.markdown import markdown_table
 from grpo.results.runs import Run, by_arm, evaluations_counted, final_scores, read_baseline, read_best_of_n
 from grpo.study import paths
 from grpo.study.schema import Study
+from grpo.tasks.mixture import Mixture
+
+_REWARD = "/answer_reward"
 
 
 def write_tables(study: Study, numbers: Mapping[str, Numbers]) -> None:
@@ -106,14 +109,29 @@ def _row(arm: Numbers, numbers: Numbers, several: bool) -> list[str]:
 
 def further_sets_table(study: Study, runs: list[Run]) -> str:
     """Table of answer rewards on further evaluation sets, mean over seeds; empty without such sets."""
+    return _by_column("set", {name: f"val/also/{name}{_REWARD}" for name in study.also_evaluated(_task(study, runs))}, runs)
+
+
+def mixture_table(study: Study, runs: list[Run]) -> str:
+    """Table of answer rewards on each task of a mixture, mean over seeds; empty for another task."""
+    task = study.task(_task(study, runs))
+    return _by_column("task", {name: f"val/{name}{_REWARD}" for name in task.parts} if isinstance(task, Mixture) else {}, runs)
+
+
+def _task(study: Study, runs: list[Run]) -> str:
+    return study.experiments[runs[0].experiment].task
+
+
+def _by_column(head: str, columns: Mapping[str, str], runs: list[Run]) -> str:
+    """Table of columns of validation.csv: first and last value of each arm, without NaN (steps without this evaluation)."""
     rows = []
-    for name in study.also_evaluated(study.experiments[runs[0].experiment].task):
-        column = f"val/also/{name}/answer_reward"
+    for name, column in columns.items():
         for arm, of_arm in by_arm(runs).items():
-            measured = [run.validation[column].dropna() for run in of_arm]  # NaN at steps without this evaluation
-            means = [sum(values.iloc[place] for values in measured) / len(measured) for place in (0, -1)]
-            rows.append([name, arm, *map(decimals, means), str(len(of_arm))])
-    return markdown_table(["set", "arm", "before training", "at its last evaluation", "runs"], rows) if rows else ""
+            measured = [values for run in of_arm if len(values := run.validation[column].dropna())]
+            if measured:
+                means = [sum(values.iloc[place] for values in measured) / len(measured) for place in (0, -1)]
+                rows.append([name, arm, *map(decimals, means), str(len(measured))])
+    return markdown_table([head, "arm", "before training", "at its last evaluation", "runs"], rows) if rows else ""
 
 
 def details_table(numbers: Numbers, times: dict[str, tuple[float, float]]) -> str:

@@ -17,12 +17,13 @@ from grpo.reporting import sections, tables, what_it_would_take
 from grpo.reporting.baseline import KINDS
 from grpo.reporting.discussion import numbers_of
 from grpo.reporting.figures import curve_table
-from grpo.reporting.tables import details_table, experiment_table, result_row
+from grpo.reporting.tables import details_table, experiment_table, further_sets_table, mixture_table, result_row
 from grpo.reporting.timing import times_of_arms
 from grpo.results.findings import AGREES, DISAGREES, ArmResult, Verdict, VerdictName
 from grpo.results.runs import Run, mean_curve
 from grpo.study import paths
 from grpo.study.schema import Study, read_yaml
+from grpo.study.settings import AlsoEvaluated
 
 EXPERIMENT = "grpo_baselines"
 
@@ -56,6 +57,26 @@ def cells(table: str) -> list[list[str]]:
 
 def numbers_of_arms(study: Study, runs: list[Run], *arms: ArmResult, last_k: int = 1) -> dict[str, Any]:
     return numbers_of(study, runs, result(*arms, last_k=last_k))
+
+
+def test_rewards_on_further_sets_and_on_the_tasks_of_a_mixture(mini_study: Study) -> None:
+    """Means of two seeds at the first and the last value; a set that was not due, and a task never drawn, have none."""
+    sums = {"use": "arithmetic", "train_size": 8, "validation_size": 8, "levels": 1, "seed": 0}
+    also = {"hard": AlsoEvaluated(**sums, problems=4)}
+    study = mini_study.model_copy(
+        update={
+            "tasks": mini_study.tasks | {"main": {"use": "mixture", "tasks": {"easy": sums, "rare": sums}}},
+            "evaluation": mini_study.evaluation.model_copy(update={"also": also}),
+        }
+    )
+    runs = [made_up(arm, 0.0, 0.5, 1.0, seed=seed) for arm in ("a", "b") for seed in (0, 1)]
+    for place, one in enumerate(runs):
+        one.validation["val/also/hard/answer_reward"] = [0.25 * (place % 2), np.nan, 0.5]
+        one.validation["val/easy/answer_reward"] = [0.0, 1.0, 0.25 * place]
+        one.validation["val/rare/answer_reward"] = [np.nan] * 3
+    assert cells(further_sets_table(study, runs))[2:] == [["hard", arm, "0.125", "0.500", "2"] for arm in ("a", "b")]
+    assert cells(mixture_table(study, runs))[2:] == [["easy", "a", "0.000", "0.125", "2"], ["easy", "b", "0.000", "0.625", "2"]]
+    assert further_sets_table(mini_study, runs) == mixture_table(mini_study, runs) == ""
 
 
 def test_the_cells_of_an_experiments_table(mini_study: Study) -> None:

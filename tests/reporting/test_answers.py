@@ -145,7 +145,7 @@ def test_both_figures_are_compared_on_the_problems_that_both_have() -> None:
     assert "the two agree" in same and "pass@1 is 0.5000 and Best@1 0.5000" in same
     assert "DISAGREE" in agreement("r1_zero", {str(i): 1.0 for i in range(40)}, sampled, best)
     served = agreement("r1_zero", {str(i): float(i % 2) for i in range(40)}, sampled, best)
-    assert "For N = 1 the zero-shot answers serve: pass@1 and Best@1 are 0.5000, the zero-shot figure." in served
+    assert "For N = 1 the zero-shot answers are used: pass@1 and Best@1 are 0.5000, the zero-shot figure." in served
     assert "no problem in common" in agreement("r1_zero", {"other": 1.0}, sampled, best)
 
 

@@ -73,8 +73,8 @@ def _verdict(found: np.ndarray, steps: int) -> str:  # type: ignore[type-arg]
     levels = dict(zip(WITH.values(), found[:, : len(WITH)].mean(axis=0), strict=True))
     return (
         f"Over the steps, the KL's rank correlation is {_number(levels['reward'])} with the reward and "
-        f"{_number(levels['gradient norm'])} with the gradient norm (means over runs). Two series with a trend are always "
-        f"correlated, so this says little about causes. The changes of the KL from one step to the next are correlated with "
+        f"{_number(levels['gradient norm'])} with the gradient norm (means over runs). Series with a trend are correlated "
+        "even without a causal link. The changes of the KL from one step to the next are correlated with "
         f"{'those of the ' + ' and the '.join(beyond) if beyond else 'none of the three'}."
         f" In series without any relation, a correlation of changes beyond {bar:.2f} occurs in about 1 of 20."
     )

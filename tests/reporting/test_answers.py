@@ -112,7 +112,7 @@ def test_where_there_are_fewer_than_ten_of_a_category_samples_are_shown_too() ->
     text = judge("r1_zero", records, sampled)
     assert (
         "Of 3 responses 3 fail" in text
-        and f"{WRONG_ANSWER}, of the samples for best-of-N, as the evaluation has only 3:" in text
+        and f"{WRONG_ANSWER}, from the samples for best-of-N, as the evaluation has only 3:" in text
     )
     assert sum("<answer>14</answer>" in line for line in text.splitlines()) == 10
     assert "best-of-N" not in judge("r1_zero", records * 4 + [record("no", None)] * 10, sampled)

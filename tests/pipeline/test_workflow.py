@@ -442,7 +442,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("params.yaml", "threads: 1", "threads: one", "params.yaml: threads: input should be a valid integer"),
         ("params.yaml", "  n_grpo_steps:", "\tn_grpo_steps:", "params.yaml:LINE: not valid YAML (a tab in the indentation"),
         ("params.yaml", "threads: 1", "threads: 1\nthreads: 1", "params.yaml:NEXT: not valid YAML (found duplicate key"),
-        ("params.yaml", "seeds: [0, 1, 2]\n", CONFLICT, "params.yaml:LINE: not valid YAML (<<<<<<< marks a merge conflict"),
+        ("params.yaml", "seeds: [0, 1, 2, 3, 4]\n", CONFLICT, "params.yaml:LINE: not valid YAML (<<<<<<< marks a merge"),
         ("params.yaml", "{gpus: 0, cpus: 1, mem_mb: 2000, runtime_min: 10}", "4", "params.yaml: resources.small: input should"),
         ("params.yaml", "cpus: 1,", "cpus: one,", "resources.small.cpus: input should be a valid integer, but it is 'one'."),
         ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),

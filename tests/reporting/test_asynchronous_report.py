@@ -581,6 +581,15 @@ def test_training_seconds_and_gpu_hours(timed: dict[str, list[Run]], mini_study:
     assert [(row["seconds"], row["training_seconds"], row["gpu_hours"]) for row in rows] == [(360, 16, 0.2), (360, 8, 0.3)]
 
 
+def test_a_runs_memory_is_that_of_its_largest_step(
+    timed: dict[str, list[Run]], mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [{"step": 1, "step_s": 1.0, "training_peak_mb": 900.4}, {"step": 2, "step_s": 1.0, "training_peak_mb": 300.0}]
+    monkeypatch.setattr(timing, "read_timing", lambda run: {"total_s": 2.0, "phases": {}, "steps": steps})
+    row = timing.time_row(mini_study, timed[COLOCATE][0])
+    assert (row["training_peak_mb"], row["rollout_peak_mb"]) == (900, 0)
+
+
 def test_an_arm_takes_the_seconds_of_those_runs_that_were_trained(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     def timing_of(name: str) -> dict[str, Any]:
         _, arm, seed = name.split("/")

@@ -230,7 +230,7 @@ def test_no_random_number_draws_a_token_without_probability(vocabulary: int, mon
 def test_a_number_between_two_blocks_draws_a_token_with_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum over a block and a running sum of it are rounded differently."""
     monkeypatch.setattr(transformers_engine, "BLOCK", 1000)
-    weights = torch.rand(400, 3000, generator=torch.Generator().manual_seed(0))
+    weights = (4 * torch.randn(400, 3000, generator=torch.Generator().manual_seed(0))).exp()
     weights[:, 990:1010], weights[:, 1990:2010] = 0.0, 0.0
     ends = weights.view(400, 3, 1000).sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     for end in (ends[:, 0] / ends[:, 2], ends[:, 1] / ends[:, 2]):

@@ -872,7 +872,7 @@ def test_what_other_processes_measured_takes_the_place_of_the_same_name_and_is_c
 def test_a_phases_memory_is_its_largest_in_the_step_and_only_in_this_step(tmp_path: Path) -> None:
     log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
     for step, megabytes in ((1, 256), (2, 1)):
-        for size in (megabytes, 1):
+        for size in (1, megabytes, 1):
             with log.phase("training"):
                 torch.ones(size, 2**18).sum()
         log.step(step, [{"loss": 0.0}], {}, tokens=1)

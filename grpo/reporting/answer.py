@@ -32,12 +32,14 @@ def best(study: Study, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
 
     Returns:
         ``experiment``, ``title``, ``numbers`` (the experiment's), ``arm`` (the winner's numbers), ``of`` (number of winners
-        compared) and ``changes``: key, value and source of values that neither defaults nor the study set.
+        compared), ``only_from_base`` (whether winners from a fine-tuned model were left out) and ``changes``: key, value and source
+        of values that neither defaults nor the study set.
     """
     main = [name for name in numbers if study.experiments[name].task == MAIN] or list(numbers)
     names = [name for name in main if study.experiments[name].method == "grpo"] or main
     held = [name for name in names if not numbers[name]["winner"]["collapses"]] or names
-    held = [name for name in held if "start_from" not in _differs(numbers[name]["winner"])] or held
+    from_base = [name for name in held if "start_from" not in _differs(numbers[name]["winner"])]
+    held, only_from_base = from_base or held, 0 < len(from_base) < len(held)
     name = max(held, key=lambda experiment: numbers[experiment]["winner"]["final"].value)
     return {
         "experiment": name,
@@ -45,6 +47,7 @@ def best(study: Study, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
         "numbers": numbers[name],
         "arm": numbers[name]["winner"],
         "of": len(held),
+        "only_from_base": only_from_base,
         "changes": [[key, of["value"], of["from"]] for key, of in _differs(numbers[name]["winner"]).items()],
     }
 

@@ -120,7 +120,8 @@ def test_a_run_from_a_fine_tuned_model_is_no_gain_of_grpo_alone(mini_study: Stud
     tuned = [replace(one, config={"config": {"start_from": start}}) for one in found["grpo_sft_initialization"][0]]
     found["grpo_sft_initialization"] = (tuned, found["grpo_sft_initialization"][1])
     numbers = {each: numbers_of(mini_study, *of) for each, of in found.items()}
-    assert answer.best(mini_study, numbers)["experiment"] == "grpo_learning_rate"
+    top = answer.best(mini_study, numbers)
+    assert (top["experiment"], top["of"], top["only_from_base"]) == ("grpo_learning_rate", 1, True)
     del numbers["grpo_learning_rate"]  # where every winner starts from one, the best of them stands
     assert answer.best(mini_study, numbers)["experiment"] == "grpo_sft_initialization"
 

@@ -32,8 +32,8 @@ def best(study: Study, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
 
     Returns:
         ``experiment``, ``title``, ``numbers`` (the experiment's), ``arm`` (the winner's numbers), ``of`` (number of winners
-        compared), ``only_from_base`` (whether winners from a fine-tuned model were left out) and ``changes``: key, value and source
-        of values that neither defaults nor the study set.
+        compared), ``only_from_base`` (whether winners from a fine-tuned model were left out) and ``changes``: key, value and
+        source of values that neither defaults nor the study set.
     """
     main = [name for name in numbers if study.experiments[name].task == MAIN] or list(numbers)
     names = [name for name in main if study.experiments[name].method == "grpo"] or main

@@ -77,7 +77,7 @@ def test_the_largest_choice_is_not_a_gap_to_an_arm_that_collapsed(said: Any) -> 
     fallen = collapse("c", 0, "divergence"), collapse("c", 1, "divergence")
     arms = arm_result("a", 0.8), arm_result("b", 0.6, (0.2, 0.1, 0.3)), arm_result("c", 0.0, (0.8, 0.7, 0.9), *fallen)
     text = said({"grpo_learning_rate": (runs, result(*arms))})
-    assert "largest difference between arms with stable runs is in Learning rate: a ends 0.200 (0.100 to 0.300) above b." in text
+    assert "difference between arms with stable runs is in Learning rate: a ends 0.200 (0.100 to 0.300) above b." in text
     assert "Of 6 runs 2 collapsed: grpo_learning_rate/c (2 of 2)." in text
     text = said({"grpo_learning_rate": (runs[:2] + runs[4:], result(arms[0], arms[2]))})
     assert "No difference between arms with stable runs is significant." in text

@@ -1,4 +1,4 @@
-"""`grpo replicate`: run the active study again with fresh seeds in its own folder, and compare both results."""
+"""`grpo replicate`: run the active study again with fresh seeds, in a folder of its own, and compare the two results."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from grpo.study.annotated import read_annotated, to_text
 from grpo.study.schema import PARAMS_FILE, Study, load_study
 
 FOLDER = Path("replicates")
-MADE_OF = "replicate.json"  # in a replicate's folder: its seeds, and the digest of the params.yaml that it was made from
+MADE_OF = "replicate.json"  # in a replicate's folder: its name, and the SHA-256 of the params.yaml that it is a copy of
 KEYS = ("name", "params")
 LOCAL_CONFIG = Path(".dvc/config.local")
 
 
 def replicate(seeds: list[int], base_seed: int | None) -> str:
-    """Run the active study with these seeds, or continue it, and write reports/replication.md.
+    """Run or resume a replicate of the active study with these seeds, and write reports/replication.md.
 
     Args:
         seeds: seeds that the study does not have.
         base_seed: if given, also pretrain the base model and generate problems and traces anew, with this seed.
 
     Returns:
-        a summary of how the claims' verdicts compare.
+        a count of the verdicts that stayed and that changed.
 
     Raises:
         UserError: the seeds are not fresh, the study is not finished, this is not a git repository, or the replicate's
@@ -42,7 +42,7 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     """
     study = load_study()
     if not seeds or set(seeds) & set(study.seeds) or len(set(seeds)) < len(seeds):
-        raise UserError(f"seeds: {seeds}: not fresh. Name other seeds than the study's {study.seeds}, each once.")
+        raise UserError(f"seeds: {seeds}: not fresh. Name seeds that are not among the study's {study.seeds}, each once.")
     here = read_findings(study, f"seeds {', '.join(map(str, study.seeds))}")
     folder = FOLDER / "-".join(["seeds", *map(str, seeds), *([] if base_seed is None else ["base", str(base_seed)])])
     _make(folder, seeds, base_seed)
@@ -51,7 +51,7 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     write_text(paths.REPORTS / "replication.md", replication_page(study, here, finished))
     found = counts(here, next(one for one in finished if one.name == _name(seeds, base_seed)))
     said = ", ".join(f"{number} {how}" for how, number in found.items() if how)
-    return f"{len(here.verdicts)} claims: {said}\nreports/replication.md: both verdicts of each claim, and both winners"
+    return f"{len(here.verdicts)} claims: {said}\nreports/replication.md: each claim's verdicts and each experiment's winners"
 
 
 def _name(seeds: list[int], base_seed: int | None) -> str:
@@ -75,7 +75,7 @@ def _make(folder: Path, seeds: list[int], base_seed: int | None) -> None:
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     remove(unfinished)
     unfinished.parent.mkdir(exist_ok=True)
-    _git("clone", "--quiet", "--no-checkout", ".", str(unfinished))  # a clone, as runs record their commit
+    _git("clone", "--quiet", "--no-checkout", ".", str(unfinished))  # a clone, because runs record the git commit
     for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
         if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
             (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _make(folder: Path, seeds: list[int], base_seed: int | None) -> None:
 
 
 def _fresh(values: dict[str, Any], seeds: list[int], base_seed: int | None) -> dict[str, Any]:
-    """The values that differ in the replicate's params.yaml; with a base seed also the seeds of models, problems and traces."""
+    """Values that differ in the replicate's params.yaml: seeds; with a base seed also those of models, problems and traces."""
     if base_seed is None:
         return {"seeds": seeds}
     drawn = {
@@ -104,12 +104,12 @@ def _fresh(values: dict[str, Any], seeds: list[int], base_seed: int | None) -> d
 def _git(*arguments: str) -> str:
     found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     if found.returncode:
-        raise UserError(f"git {arguments[0]}: {found.stderr.strip()}. `grpo replicate` copies a git repository: run it in one.")
+        raise UserError(f"git {arguments[0]}: {found.stderr.strip()}. `grpo replicate` needs a git repository to copy.")
     return found.stdout
 
 
 def _share_cache(folder: Path) -> None:
-    """Let the replicate use this folder's DVC cache, so that what both need, such as the base model, is not made twice."""
+    """Share this folder's DVC cache with the replicate, so that shared results, such as the base model, are made once."""
     config = configparser.ConfigParser()
     config.read(LOCAL_CONFIG)
     if not config.has_option("cache", "dir"):

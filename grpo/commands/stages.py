@@ -1,4 +1,4 @@
-"""The stages of dvc.yaml, one command each. Heavy modules are imported inside, so that `--help` and errors answer at once."""
+"""Commands for the stages of dvc.yaml. Each imports heavy modules inside, so that `--help` and usage errors are fast."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def best_of_n() -> None:
 
 
 def training_inputs() -> None:
-    """Write down the settings and code that all runs share, so that DVC runs them again when these change."""
+    """Record the settings and code that all runs share, so that DVC repeats the runs when these change."""
     from grpo.study.schema import load_study
     from grpo.study.training_inputs import write_training_inputs
 
@@ -120,7 +120,7 @@ def training_inputs() -> None:
 def train(
     experiment: Experiment,
     arm: Annotated[str, typer.Argument(help="Arm of the experiment, such as 3e-4.")],
-    seed: Annotated[str, typer.Option(help="One of `seeds:` in params.yaml; all: one after another.")] = ALL_SEEDS,
+    seed: Annotated[str, typer.Option(help="One of `seeds:` in params.yaml, or all, in turn.")] = ALL_SEEDS,
     check_weights: Annotated[
         bool, typer.Option("--check-weights", help="vLLM only: stop if engine and policy hold different weights.")
     ] = False,
@@ -160,14 +160,14 @@ def kissing_number() -> None:
 
     result = run_kissing_number(study)
     if not result:
-        print("no search, as kissing_number is null in params.yaml")
+        print("kissing_number is null in params.yaml: no search")
         return
     found, best = (f"{result[name]} points" for name in ("best_of_search", "best"))
     print(f"the search: {found} ({result['ended_by']}); data/kissing_search/program.py: {best}, from the {result['best_from']}")
 
 
 def select(experiment: Experiment) -> None:
-    """Choose the winner of an experiment, from which later experiments start."""
+    """Choose the winner of an experiment; later experiments start from it."""
     from grpo.common.files import write_json
     from grpo.results.selection import select as pick
     from grpo.results.selection import winner_file
@@ -187,11 +187,11 @@ def select(experiment: Experiment) -> None:
 
 
 def report(
-    by_dvc: Annotated[bool, typer.Option(help="Whether DVC's stages made the results, with hashes in dvc.lock.")] = True,
+    by_dvc: Annotated[bool, typer.Option(help="Whether DVC made the results and dvc.lock has their hashes.")] = True,
 ) -> None:
     """Write the report: reports/index.html, reports/writeup.md, tables, figures, claims and answers.
 
-    Also removes stages that no longer exist from dvc.lock.
+    Also removes the entries of former stages from dvc.lock.
     """
     from grpo.reporting.answer import all_numbers
     from grpo.reporting.answers.write_answers import write_answers
@@ -219,7 +219,7 @@ def report(
     write_writeup(study, found, numbers, by_dvc)
     print("reports/index.html: open it in a browser; it needs no network")
     remove_stored()
-    # Done here because the report runs last, however the study was started, and again after any change of the arms.
+    # The report removes them because it is always the last stage, and runs again after any change of the arms.
     for name in drop_former_stages() if by_dvc else []:
         print(f"dvc.lock: removed the entry of {name}, which is no longer a stage")
 

@@ -16,12 +16,13 @@ from grpo.common.errors import UserError
 
 @contextmanager
 def only_one(lock: Path, what: str) -> Iterator[None]:
-    """Hold a lock file, so that no two processes work on the same thing.
+    """Hold a lock file, so that only one process at a time does this work.
 
-    Uses a POSIX lock: it ends with the process, however that ends, is not inherited by children, and works over NFS.
+    Uses a POSIX lock: the system releases it when the process ends for any reason, children do not inherit it, and it
+    works over NFS.
 
     Args:
-        what: the other process, as the subject of the message, such as ``another search``.
+        what: subject of the error message, such as ``another search``.
 
     Raises:
         UserError: another process holds the lock, or the file system has no locks.
@@ -30,7 +31,7 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
     with lock.open("a+", encoding="utf-8") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_still_at(lock, file):  # its holder removed it after it was opened here
+            if not _is_still_at(lock, file):  # the holder removed the file after this process opened it
                 raise BlockingIOError
         except OSError as error:
             if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
@@ -38,7 +39,7 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
                     f"{lock}: the file system has no locks ({error.strerror}). Put the project on a local disk, NFS 4 with its "
                     "lock service, or Lustre mounted with `flock`."
                 ) from None
-            if not isinstance(error, BlockingIOError | PermissionError):  # the system decides which of the two
+            if not isinstance(error, BlockingIOError | PermissionError):  # a held lock raises either, depending on the system
                 raise
             file.seek(0)
             holder = file.read().strip() or "just started"
@@ -50,7 +51,7 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
 
 
 def _is_still_at(path: Path, file: IO[str]) -> bool:
-    """Whether ``path`` is still the open file."""
+    """Whether ``path`` still leads to the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

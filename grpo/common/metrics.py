@@ -9,11 +9,11 @@ class Metric(NamedTuple):
     """One metric.
 
     Attributes:
-        name: its column in history.csv, or with ``val/`` in validation.csv, and its key in MLflow.
+        name: key in MLflow, and column in history.csv (names with ``val/``: in validation.csv).
         title: its name in the report.
         unit: ``share`` (between 0 and 1), ``tokens``, ``nats``, ...; empty if it has none.
         trl: name of the same metric in TRL 1.16's trainers; None if they do not log it.
-        charted: whether the report's page offers its curve.
+        charted: whether the report's page can show its curve.
     """
 
     name: str

@@ -24,7 +24,7 @@ from grpo.tasks.task import Format
 from grpo.training.context import RunSetup
 
 FURTHER_METRICS = ("answer_reward", "format_reward", "response_length")  # measured on each further evaluation set
-GENERATIONS = 64  # rollouts of each evaluation whose token entropy is measured
+GENERATIONS = 64  # number of rollouts per evaluation whose token entropy is measured
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FurtherSet:
     """A further evaluation set.
 
     Attributes:
-        sampler: asks and scores the problems in the set's own task.
+        sampler: samples responses and scores them by the set's own task.
         every: the set is evaluated at multiples of this step, and at the last step.
     """
 
@@ -58,11 +58,11 @@ class FurtherSet:
 class Validation:
     """Evaluation of a run's policy.
 
-    The study sets the sampling seed, not the run, so all arms are measured on the same problems with the same random numbers.
+    The sampling seed is the same in all runs of a study, so all arms get the same problems and the same random numbers.
 
     Args:
-        sampler, learner: both hold the policy.
-        problems: the validation set, of which each evaluation asks the first ``settings.problems``.
+        sampler, learner: hold the policy, in the sampler's engine and the learner's model.
+        problems: the whole validation set; an evaluation uses its first ``settings.problems``.
         also: further evaluation sets, by name.
     """
 
@@ -79,7 +79,7 @@ class Validation:
         self.all_problems, self.problems = problems, problems[: settings.problems]
 
     def __call__(self, step: int, last: bool = False) -> Validated:
-        """Evaluate the policy after ``step`` steps; ``last`` says that the run ends here, before its last step."""
+        """Evaluate the policy after ``step`` steps; set ``last`` if the run stops early at this step."""
         engine, learner = self.sampler.engine, self.learner
         if engine.policy_version != step:  # in supervised fine-tuning only evaluation uses the engine
             engine.synchronize(learner.model, step)
@@ -103,12 +103,12 @@ class Validation:
         return Validated(rollouts, generations, metrics)
 
     def on_all_problems(self) -> dict[str, float]:
-        """Answer reward on the whole validation set, as the leaderboard requires, and the size of the set."""
+        """Answer reward on the whole validation set, for the leaderboard, and the size of that set."""
         answer_reward = summarize(self._sample(self.all_problems, self.sampler))["answer_reward"]
         return {"full/answer_reward": answer_reward, "full/problems": len(self.all_problems)}
 
     def _on_further_sets(self, step: int, last: bool) -> dict[str, float]:
-        """Means over each further set; NaN if it is not due at this step."""
+        """Mean of each metric on each further set; NaN for sets that are not due at this step."""
         found: dict[str, float] = {}
         for name, one in self.also.items():
             due = last or step % one.every == 0
@@ -117,7 +117,7 @@ class Validation:
         return found
 
     def sampling(self, format: Format) -> SamplingParams:
-        """Sampling parameters of an evaluation, with at most the response length of training."""
+        """Sampling parameters of an evaluation; its responses are never longer than in training."""
         config, sampling = self.setup.config, evaluation_sampling(self.settings, format)
         if isinstance(config, SamplingConfig):
             return replace(sampling, max_tokens=min(sampling.max_tokens, config.sampling_max_tokens))

@@ -488,5 +488,5 @@ def test_told_to_stop_through_the_command_line(project, tmp_path):
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
         assert process.wait() == 75
-    assert "told to stop: finishing the step" in said and "the state is saved" in said and "Traceback" not in said
+    assert "asked to stop: finishing the step" in said and "the state is saved" in said and "Traceback" not in said
     assert list(folder.glob("data/state/runs/*/*/*/*/step-*"))

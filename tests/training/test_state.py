@@ -393,7 +393,7 @@ def test_a_first_ctrl_c_ends_nothing_and_a_second_one_everything(capfd: pytest.C
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-    assert capfd.readouterr().err.count("told to stop: finishing the step") == 1
+    assert capfd.readouterr().err.count("asked to stop: finishing the step") == 1
 
 
 def test_the_results_of_each_seed_are_kept_until_their_stage_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The handouts' questions on the curves of other metrics, and the experiment that answers each."""
+"""Match the handouts' questions about other metrics with the experiments that answer them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLIPPED = {"grpo_clip", "grpo_no_clip"}
 
 
 def asked_of_courses(study: Study) -> dict[str, str]:
-    """Map experiments to the handouts' question, by the settings that their arms vary; one experiment per question."""
+    """Map experiments to the handout questions that their arms answer; the first of several for one question counts."""
     found: dict[str, str] = {}
     for name in study.made:
         entry = study.experiments[name]

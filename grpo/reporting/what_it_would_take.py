@@ -91,6 +91,8 @@ def table(rows: Sequence[Row], seconds: Mapping[str, float] | None = None) -> st
 
 
 def _needed(row: Row) -> str:
+    if row["seeds_needed"] is not None and row["seeds_needed"] <= len(row["seeds"]):
+        return "none for this comparison alone; it is one of several"
     if row["seeds_needed"] is not None:
         return f"{row['seeds_needed']:,}"
     if row["spread"] is None:

@@ -153,4 +153,4 @@ def test_what_is_ahead_is_counted_and_estimated_by_what_it_names() -> None:
 
 
 def test_the_default_study_has_no_hours_of_gpus(mini_study: Study) -> None:
-    assert by_name(mini_study)["ahead"].found == "171 runs (57 arms, 3 seed(s)) in 17 experiments"
+    assert by_name(mini_study)["ahead"].found == "285 runs (57 arms, 5 seed(s)) in 17 experiments"

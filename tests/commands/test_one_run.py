@@ -170,7 +170,7 @@ def test_an_objective_is_its_values_and_others_lie_over_it() -> None:
         ({"model": None}, "try", "--model, --task: one is missing. Give both"),
         ({"task": "maths"}, "try", "no such task. Use arithmetic, math"),
         ({"task": "none.jsonl"}, "try", "no such file"),
-        ({"task": "other.jsonl"}, "try", "tasks.main.answer=COLUMN, of question, reply"),
+        ({"task": "other.jsonl"}, "try", "tasks.main.answer=COLUMN, one of question, reply"),
         ({"settings": ["grpo.learning_rate=-1"]}, "try", "grpo.learning_rate: input should be greater than 0"),
         ({"settings": ["grpo.rollout_batch_size=512"]}, "try", "64 problems are asked for"),
         ({}, "a b", "--out: the name of a run may hold"),

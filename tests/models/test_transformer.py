@@ -463,7 +463,7 @@ def test_what_is_not_computed_is_refused(tmp_path: Path, change: dict[str, Any],
     own_model().save_pretrained(tmp_path)
     rewrite(tmp_path, lambda config: config.update(change))
     for load in (TransformerLM.from_pretrained, load_model):
-        with pytest.raises(UserError, match=rf"{tmp_path}/config\.json: {message}.*does not compute\. load_model gives it"):
+        with pytest.raises(UserError, match=rf"{tmp_path}/config\.json: {message}.*does not compute\. load_model loads it"):
             load(tmp_path)
 
 

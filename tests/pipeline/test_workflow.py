@@ -203,7 +203,7 @@ def test_the_committed_dvc_lock_names_no_former_stage() -> None:
 
 def test_unknown_resources_are_refused_with_the_remedy(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(repo, "dvc.yaml", "resources: train", "resources: huge")
-    with pytest.raises(workflow_plan.PlanError, match=r"has no resources.huge \(it has: small, train\)"):
+    with pytest.raises(workflow_plan.PlanError, match=r"has no resources.huge \(known: small, train\)"):
         planned(repo, monkeypatch)
 
 

@@ -67,7 +67,7 @@ def test_where_every_arm_collapsed_none_is_better(mini_study: Study) -> None:
     (lead, *_) = said(mini_study, runs, result(*arms))
     assert lead == "a collapsed in 1 of 1 run, b collapsed in 1 of 1 run within 16 steps, so the best arm is not decided."
     (lead, *_) = said(mini_study, runs[:1], result(arms[0]))
-    assert lead.endswith("so there is no final reward to speak of.")
+    assert lead.endswith("so there is no meaningful final reward.")
 
 
 @pytest.mark.parametrize(

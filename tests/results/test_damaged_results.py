@@ -215,7 +215,7 @@ def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(results: Path) 
 def test_a_lock_without_stages_is_an_error(results: Path) -> None:
     for content in ("", "[]\n", "schema: '2.0'\n"):
         Path("dvc.lock").write_text(content)
-        with pytest.raises(UserError, match=r"dvc\.lock: holds no stages.*git checkout dvc\.lock"):
+        with pytest.raises(UserError, match=r"dvc\.lock: has no stages.*git checkout dvc\.lock"):
             stages_in_lock()
 
 

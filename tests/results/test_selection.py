@@ -139,7 +139,7 @@ def test_a_run_without_any_evaluation_after_the_untrained_one_is_damaged(study: 
     """The mean of nothing would be a NaN, and every comparison with it false."""
     for arm in RATES:
         write_run(arm, always(0.3) if arm != "middle" else [right(0.2)])
-    with pytest.raises(UserError, match=r"middle/0/outcomes.jsonl.*no evaluation after the untrained one"):
+    with pytest.raises(UserError, match=r"middle/0/outcomes.jsonl.*no evaluation after that of the untrained model"):
         select(study, EXPERIMENT)
 
 
@@ -172,10 +172,10 @@ def test_an_arm_counts_by_the_mean_over_its_seeds(study: Study) -> None:
 def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
     write_run("low", always(0.1))
     write_run("high", always(0.1))
-    with pytest.raises(UserError, match=r"middle/0: holds no finished run.*dvc repro train@grpo_learning_rate-middle-0"):
+    with pytest.raises(UserError, match=r"middle/0: no finished run.*dvc repro train@grpo_learning_rate-middle-0"):
         select(study, EXPERIMENT)
     write_run("middle", always(0.1))
-    with pytest.raises(UserError, match=r"low/7: holds no finished run.*dvc repro train@grpo_learning_rate-low-7"):
+    with pytest.raises(UserError, match=r"low/7: no finished run.*dvc repro train@grpo_learning_rate-low-7"):
         select(study.model_copy(update={"seeds": [0, 7]}), EXPERIMENT)
 
 

@@ -337,7 +337,7 @@ def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
     [
         ("extends: nosuch\n", "studies/bad.yaml: extends: no such study: nosuch (looked for studies/nosuch.yaml)."),
         ("extends: ../x.yaml\n", "studies/bad.yaml: extends: no such study: ../x.yaml (looked for studies/../x.yaml)."),
-        ("extends: [mini]\n", "studies/bad.yaml: extends: expected the name or the path of a study, but it is ['mini']."),
+        ("extends: [mini]\n", "studies/bad.yaml: extends: expected the name or path of a study, but it is ['mini']."),
         ("extends: bad\n", "studies/bad.yaml: extends itself (studies/bad.yaml extends studies/bad.yaml)."),
         ("extends: other\n", "extends itself (studies/bad.yaml extends studies/other.yaml extends studies/bad.yaml)."),
         ("- mini\n", "studies/bad.yaml: expected a mapping of sections at the top. Compare with studies/base.yaml."),
@@ -577,7 +577,7 @@ def test_save_keeps_edits_as_a_study_that_says_only_them(project: Path, grpo: Ru
     assert grpo("study", "runs")[1].endswith("  gone: sft_experiment-examples_32\n")
     edited = load_study()
     code, out, error = grpo("study", "save", "longer")
-    assert code == 0 and "studies/longer.yaml: extends smoke" in out, error
+    assert code == 0 and "studies/longer.yaml: your edits, as a study that extends smoke" in out, error
     assert parse_yaml(Path("studies/longer.yaml")) == {
         "extends": "smoke",
         "grpo": {"n_grpo_steps": 5},
@@ -591,7 +591,7 @@ def test_save_keeps_edits_as_a_study_that_says_only_them(project: Path, grpo: Ru
 
 def test_save_refuses_what_would_lose_something(project: Path, grpo: Run) -> None:
     code, _, error = grpo("study", "save", "same")
-    assert code == 2 and "has the values of studies/smoke.yaml. There is nothing to save." in error
+    assert code == 2 and "has the values of studies/smoke.yaml. There is nothing to save; edit params.yaml first." in error
     edit("seeds: [0]", "seeds: [7]")
     for name, message in (("mini", "studies/mini.yaml: already exists."), ("../x", "may hold letters, digits")):
         code, _, error = grpo("study", "save", name)

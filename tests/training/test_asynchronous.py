@@ -426,7 +426,7 @@ def test_a_lost_learner_goes_on_from_the_state_that_the_run_was_taken_up_from(tm
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_generator_that_died_while_weights_were_sent_is_lost(alive: bool) -> None:
-    worker = SimpleNamespace(beside=lambda method, version, generator: (alive, SimpleNamespace(seconds=1.5)))
+    worker = SimpleNamespace(call_concurrently=lambda method, version, generator: (alive, SimpleNamespace(seconds=1.5)))
     learner = RemoteLearner(worker, sends=True)  # type: ignore[arg-type]
     with nullcontext() if alive else pytest.raises(WorkerLost):
         assert learner.send(1, "the generator's actor") == 1.5

@@ -256,7 +256,7 @@ def test_files_are_counted_whatever_their_size(tmp_path: Path) -> None:
 
 ENDLESS = """
 import os
-for descriptor in range(3, 64):
+for descriptor in range(3, 1024):
     try:
         while True:
             os.write(descriptor, b'{"points": [[1],' + b'[1],' * 10000)

@@ -217,8 +217,8 @@ def check_first_screen(report: Report, folder: Path, experiments: dict[str, dict
     change = interval([best.table - before], [1])
     report.compare("first screen", lines[1], best.first("val/answer_reward"), *best.reward, *change)
     grpo = [name for name in winners if name.startswith(("grpo_", "leaderboard")) and "keyword" not in name]
-    tuned = [name for name in grpo if winners[name].startswith("sft")]  # these arms start from fine-tuned models
-    highest = max(experiments[name][winners[name]].reward[0] for name in grpo if name not in tuned)
+    won = [experiments[name][winners[name]] for name in grpo]
+    highest = max(arm.reward[0] for arm in won if arm.runs[0].values["start_from"]["value"] is None)  # of the base model
     report.say(
         "first screen",
         "it is the highest of the winners from the base model",

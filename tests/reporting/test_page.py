@@ -13,6 +13,7 @@ from grpo.reporting import rollouts
 from grpo.reporting.charts import INK, panels, save_figure
 from grpo.reporting.curves import number
 from grpo.reporting.page import chains, embedded, inlined, to_html
+from grpo.reporting.sentences import templates
 
 
 def experiment(name: str, builds_on: str | None = None) -> dict[str, Any]:
@@ -47,6 +48,13 @@ def test_a_figure_is_held_by_the_page_or_stands_above(tmp_path: Path) -> None:
     text = '# t\n\n![own](../figures/own.svg)\n\n![a "b"](timing/other.svg)\n'
     html = to_html(text, figures={"timing/other": held})
     assert html.count("<svg") == 1 and 'role="img" aria-label="a &quot;b&quot;"' in html and "own" not in html
+
+
+def test_claims_are_counted_where_any_was_tested() -> None:
+    counted = templates(autoescape=True).get_template("macros.j2").module.claims_counted  # type: ignore[attr-defined]
+    counts = {"agrees": 4, "disagrees": 1, "no_difference": 2, "cannot_tell": 3, "not_tested": 5}
+    assert counted(counts) == "Published claims: 4 agree, 1 disagree, 2 no difference, 3 undecided, 5 not tested here."
+    assert counted(dict.fromkeys(counts, 0) | {"not_tested": 5}) == ""
 
 
 def test_numbers_keep_six_digits() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from grpo.grader.expression import divides, equation_difference, is_rational, parse, variables
-from grpo.grader.families import Arithmetic, declared_family, letters_of, possible_family, renamed, replaced, without_name
+from grpo.grader.families import declared_family, letters_of, possible_family, renamed, replaced, same_values, without_name
 from grpo.grader.names import names_quantity, names_sum
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.numeric import number, ratio, same_value
@@ -163,9 +163,8 @@ class Comparison:
             return False
         body, true_body = family.with_letter(true_family.letter), true_family.body
         parts, true_parts = ([without_name(part)[1] for part in parts_of(text)[1]] for text in (body, true_body))
-        values = Arithmetic(lambda text: number(text, self.effort), lambda a, b: same_value(a, b, self.effort) is True)
         kinds = {parts_of(text)[0] for text in (body, true_body)}
-        if kinds <= {"", "set"} and values.same_values(parts, true_parts, true_family.letter):
+        if kinds <= {"", "set"} and same_values(parts, true_parts, true_family.letter, self.effort):
             return True
         return self.same(body, true_body, levels - 1)
 

@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from grpo.grader.quantity import exact_value
 from grpo.grader.split import split_equations
 
 Node = tuple[Any, ...]
@@ -250,7 +251,9 @@ class _Parser:
         return self.command(token[1:])
 
     def number(self, token: str) -> Node:
-        value = read_decimal(token)
+        value = exact_value(token)
+        if value is None:
+            raise Unreadable
         is_mixed = self.peek() == "\\frac" and token.isdigit()
         if is_mixed:
             parts = self.tokens[self.at + 1 : self.at + 7]
@@ -393,16 +396,3 @@ class _Parser:
         body = self.product()
         self.indices = outer
         return ("series", name, index, low, high, body)
-
-
-def read_decimal(token: str) -> Fraction:
-    r"""Read ``12``, ``.5``, ``3.`` or ``0.1\overline{6}`` as a fraction; ASCII digits only."""
-    if "\\" in token:
-        fixed, period = token.rstrip("}").split("\\overline{")
-        tail = Fraction(int(period), 10 ** len(period) - 1)
-        whole, _, digits = fixed.partition(".")
-        return (int((whole or "0") + digits) + tail) / Fraction(10 ** len(digits))
-    if not token.isascii() or len(token) > 2000:
-        raise Unreadable
-    whole, _, digits = token.partition(".")
-    return Fraction(int((whole or "0") + digits), 10 ** len(digits))

@@ -10,8 +10,7 @@ from grpo.grader.quantity import is_measure
 
 _NAMES = ("\\boxed", "\\fbox")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t]*")
-_TOKEN = re.compile(r"(\\(?:boxed|fbox)(?![A-Za-z])[ \t]*\{)|\\.|[{}]", re.DOTALL)
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_TOKEN = re.compile(rf"({_BOX.pattern}\{{)|\\(?!{_BOX.pattern}\{{).|[{{}}]", re.DOTALL)
 _BARE = re.compile(r"[^\s${}\\\[\]]+(?![\[{])")
 _SPACES = r"(?:\s|\$|\\[()\[\]:;, ]|\\q?quad(?![A-Za-z]))*"
 _JOINT = re.compile(
@@ -106,13 +105,13 @@ def _last_boxes(text: str) -> list[_Box] | str | None:
     if text[match.end() : match.end() + 1] != "{":
         bare = _BARE.match(text, match.end())
         return bare.group().rstrip(".,;") if bare else None
-    if not _is_closed(text, match.end()):
-        return None
     boxes: list[_Box] = []
     for box in _closed_boxes(text):  # inner boxes come first
         while boxes and boxes[-1].start > box.start:
             boxes.pop()
         boxes.append(box)
+    if not boxes or boxes[-1].end < last:  # the last one is not closed
+        return None
     joined = [_are_joined(text, *pair) for pair in pairwise(boxes)]
     first = len(boxes) - 1
     while first and joined[first - 1]:
@@ -122,16 +121,6 @@ def _last_boxes(text: str) -> list[_Box] | str | None:
 
 def _are_joined(text: str, box: _Box, following: _Box) -> bool:
     return following.start - box.end < _NEAR and _JOINT.fullmatch(text, box.end + 1, following.start) is not None
-
-
-def _is_closed(text: str, brace: int) -> bool:
-    r"""Whether the brace at a position is closed; ``\{`` and ``\}`` do not count."""
-    depth = 0
-    for match in _BRACE.finditer(text, brace):
-        depth += (match.group() == "{") - (match.group() == "}")
-        if depth == 0:  # The first match opens the box, so only a closing brace gets here.
-            return True
-    return False
 
 
 def _closed_boxes(text: str) -> list[_Box]:

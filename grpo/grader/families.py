@@ -3,10 +3,11 @@ r"""Families of values over whole numbers, ``\frac{\pi}{4} + k\pi, k \in \mathbb
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from grpo.grader.numeric import number, same_value
 from grpo.grader.split import split_at, split_equations
+from grpo.grader.values import Effort
 
 _INTEGERS = r"(?:\\mathbb\{Z\}|\\text\{Z\}|Z)"
 _DECLARED = re.compile(
@@ -84,53 +85,47 @@ def letters_of(text: str) -> set[str]:
     return {token for token in _TOKEN.findall(text) if len(token) == 1}
 
 
-@dataclass(frozen=True)
-class Arithmetic:
-    """Comparison of families.
-
-    Attributes:
-        number: the value of an expression without letters.
-        same: whether two such expressions are equal.
-    """
-
-    number: Callable[[str], float | None]
-    same: Callable[[str, str], bool]
-
-    def same_values(self, left: list[str], right: list[str], letter: str) -> bool:
-        """Whether two lists of expressions linear in ``letter`` have the same set of values."""
-        steps = [self.step(body, letter) for body in [*left, *right]]
-        sizes = [abs(self.number(step) or 0) if step else 0 for step in steps]
-        if not all(sizes):
+def same_values(left: list[str], right: list[str], letter: str, effort: Effort) -> bool:
+    """Whether two lists of expressions linear in ``letter`` have the same set of values for all whole numbers."""
+    steps = [_step(body, letter, effort) for body in [*left, *right]]
+    sizes = [abs(number(step, effort) or 0) if step else 0 for step in steps]
+    if not all(sizes):
+        return False
+    largest = steps[sizes.index(max(sizes))]
+    classes: list[list[str]] = [[], []]
+    for place, (body, step) in enumerate(zip([*left, *right], steps, strict=True)):
+        times = round(max(sizes) / sizes[place])
+        if times > _MAX_CLASSES or not any(same_value(f"{sign}({times})({step})", largest, effort) for sign in ("", "-")):
             return False
-        largest = steps[sizes.index(max(sizes))]
-        classes: list[list[str]] = [[], []]
-        for place, body in enumerate([*left, *right]):
-            times = round(max(sizes) / sizes[place])
-            if times > _MAX_CLASSES or not any(self.same(f"{sign}({times})({steps[place]})", largest) for sign in ("", "-")):
-                return False
-            start = replaced(body, letter, "(0)")
-            classes[place >= len(left)] += [f"({start})+({part})({steps[place]})" for part in range(times)]
-        first, rest = classes
-        if not len(first) == len(rest) <= _MAX_CLASSES:
+        start = replaced(body, letter, "(0)")
+        classes[place >= len(left)] += [f"({start})+({part})({step})" for part in range(times)]
+    first, rest = classes
+    if not len(first) == len(rest) <= _MAX_CLASSES:
+        return False
+    for one in first:
+        match = next((other for other in rest if _is_multiple(f"({one})-({other})", largest, effort)), None)
+        if match is None:
             return False
-        for one in first:
-            match = next((other for other in rest if self.congruent(f"({one})-({other})", largest)), None)
-            if match is None:
-                return False
-            rest.remove(match)
-        return True
+        rest.remove(match)
+    return True
 
-    def congruent(self, difference: str, step: str) -> bool:
-        """Whether ``difference`` is a whole multiple of ``step``."""
-        sizes = (self.number(difference), self.number(step))
-        return None not in sizes and self.same(difference, f"({round(sizes[0] / sizes[1])})({step})")  # type: ignore[operator]
 
-    def step(self, body: str, letter: str) -> str:
-        """The increase of ``body`` from one whole number to the next; empty if it is not linear."""
-        at = [replaced(body, letter, f"({value})") for value in _AT]
-        step = f"({at[1]})-({at[0]})"
-        even = all(self.same(value, f"({at[0]})+({place})({step})") for place, value in zip(_AT[2:], at[2:], strict=True))
-        return f"({step})" if even else ""
+def _is_multiple(difference: str, step: str, effort: Effort) -> bool:
+    """Whether ``difference`` is a whole multiple of ``step``."""
+    size, step_size = number(difference, effort), number(step, effort)
+    if size is None or step_size is None:
+        return False
+    return same_value(difference, f"({round(size / step_size)})({step})", effort) is True
+
+
+def _step(body: str, letter: str, effort: Effort) -> str:
+    """The increase of ``body`` from one whole number to the next; empty if it is not linear."""
+    start, following, *later = (replaced(body, letter, f"({value})") for value in _AT)
+    step = f"({following})-({start})"
+    is_linear = all(
+        same_value(value, f"({start})+({place})({step})", effort) for place, value in zip(_AT[2:], later, strict=True)
+    )
+    return f"({step})" if is_linear else ""
 
 
 def without_name(text: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Parallel grading in worker processes, which a hostile answer may hang, fill or crash without harm.
 
 :mod:`grpo.grader.grader` decides an answer: in this process if no computer algebra is needed, else in a worker
-(:mod:`grpo.grader.worker`). A worker that exceeds its limit is killed and replaced, which takes milliseconds. The limit counts
+(:mod:`grpo.grader.worker`). A worker that exceeds its limit is ended and replaced, which takes milliseconds. The limit counts
 the worker's CPU time, so that a busy machine does not turn right answers into wrong ones; ten times the limit in wall-clock
 time ends an answer in any case. This process handles no signals, so any thread may grade, and a process made by ``os.fork``
 starts its own workers. No process starts before the first answer that needs one.
@@ -9,19 +9,27 @@ starts its own workers. No process starts before the first answer that needs one
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import json
 import os
 import queue
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from cachetools import LRUCache
 
 from grpo.common.errors import UserError
 from grpo.grader.grader import cheap_verdict
-from grpo.grader.processes import Verdict, Worker, Zygote
 
 __all__ = ["GraderPool", "Verdict", "available_cores", "default_pool", "forget_verdicts", "grade_batch", "is_equal"]
 
@@ -30,7 +38,21 @@ MEMORY_LIMIT_MB = 1024
 CACHED_VERDICTS = 20_000
 
 _WALL_FACTOR = 10
-_CHUNK = 16  # pairs sent to a worker at a time
+_START_LIMIT_S = 300.0  # a cold file server may take minutes to deliver sympy
+_GRACE_S = 5.0  # a worker ends itself at its limit of wall-clock time
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on an answer.
+
+    Attributes:
+        equal: whether the answer is right; a float from a function that scores.
+        timed_out: undecided, because the time was up or the worker died; then ``equal`` is False.
+    """
+
+    equal: bool | float
+    timed_out: bool = False
 
 
 class GraderPool:
@@ -58,18 +80,19 @@ class GraderPool:
         self.workers = available_cores() if workers is None else workers
         if self.workers < 1 or time_limit_s <= 0:
             raise UserError(f"A grading pool needs at least 1 worker and a time limit above 0 s: {workers=}, {time_limit_s=}.")
-        self._wall_limit_s = _WALL_FACTOR * time_limit_s
-        self._arguments = (function, str(memory_limit_mb), str(time_limit_s))
+        wall_limit_s = _WALL_FACTOR * time_limit_s
+        self._reply_limit_s = wall_limit_s + _GRACE_S
+        self._arguments = [function, str(memory_limit_mb), str(time_limit_s), str(wall_limit_s)]
         self._closed = False
         self._reset()
         _POOLS.add(self)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()  # guards the zygote: one request at a time
-        self._zygote: Zygote | None = None
-        self._alive: set[Worker] = set()
+        """Forget all processes; in a forked child they belong to the parent."""
+        self._lock = threading.Lock()  # guards the zygote
+        self._zygote: _Zygote | None = None
         # Last in, first out, so that a single thread never starts a second worker.
-        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(self.workers):
             self._idle.put(None)
 
@@ -79,56 +102,36 @@ class GraderPool:
         Raises:
             RuntimeError: the pool is closed, or its processes cannot start.
         """
-        return self._grade_chunk([(answer, truth)])[0]
+        worker = self._idle.get()
+        usable = False  # also after an interrupt, so that its reply is not taken for that to the next request
+        try:
+            if worker is None or not worker.is_idle():
+                worker = self._new_worker()
+            equal, spent = worker.ask([answer, truth], self._reply_limit_s)
+            usable = not spent
+            return Verdict(equal)
+        except OSError as error:  # the worker died: its time was up, or it crashed
+            if self._closed:
+                raise RuntimeError("The grading pool was closed while it was grading.") from error
+            return Verdict(equal=False, timed_out=True)
+        finally:
+            self._idle.put(worker if usable else None)
 
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Grade (answer, truth) pairs with all workers, and keep their order; raises as :meth:`verdict` does."""
-        size = max(1, min(_CHUNK, len(pairs) // (4 * self.workers)))
-        starts: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for start in range(0, len(pairs), size):
-            starts.put(start)
-        graded: dict[int, list[Verdict]] = {}
-        failures: list[BaseException] = []
-
-        def grade_chunks() -> None:
-            with contextlib.suppress(queue.Empty):
-                while not failures:
-                    start = starts.get_nowait()
-                    try:
-                        graded[start] = self._grade_chunk(pairs[start : start + size])
-                    except BaseException as error:
-                        failures.append(error)
-
-        # Daemon threads, so that Python does not wait for them after Ctrl-C.
-        threads = [threading.Thread(target=grade_chunks, daemon=True) for _ in range(min(self.workers, starts.qsize()))]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        except BaseException as error:
-            failures.append(error)
-        if failures:
-            raise failures[0]
-        return [verdict for start in sorted(graded) for verdict in graded[start]]
+        if len(pairs) == 1:
+            return [self.verdict(*pairs[0])]
+        with ThreadPoolExecutor(self.workers) as threads:
+            try:
+                return list(threads.map(lambda pair: self.verdict(*pair), pairs))
+            except KeyboardInterrupt:
+                self._end_zygote()  # which wakes the threads
+                raise
 
     def close(self) -> None:
         """End all processes. Threads that still wait for a verdict get a RuntimeError. Closing twice is allowed."""
-        with self._lock:
-            self._closed = True
-            if self._zygote is not None:
-                self._zygote.close()
-                self._zygote = None
-        # A worker in use is closed by the thread that reads from it, which wakes when the worker dies.
-        idle = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                idle.append(self._idle.get_nowait())
-        for worker in idle:
-            if worker is not None:
-                worker.close()
-                self._alive.discard(worker)
-            self._idle.put(None)
+        self._closed = True
+        self._end_zygote()
 
     def __enter__(self) -> GraderPool:
         return self
@@ -136,118 +139,148 @@ class GraderPool:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _grade_chunk(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Grade ``pairs`` with one worker, which is replaced whenever it has to be killed."""
-        verdicts: list[Verdict] = []
-        worker = self._idle.get()
-        usable = True  # False while the worker computes, so that an interrupt of this thread also ends the worker
-        try:
-            while len(verdicts) < len(pairs):
-                if worker is None or not worker.is_alive():
-                    self._discard(worker)
-                    worker = self._new_worker()
-                usable = False
-                done, usable = worker.grade(pairs[len(verdicts) :], self._wall_limit_s)
-                if not usable:
-                    self._discard(worker)
-                    worker = None
-                    if self._closed:
-                        raise RuntimeError("The grading pool was closed while it was grading.")
-                verdicts += done
-        finally:
-            if not usable:
-                self._discard(worker)
-                worker = None
-            self._idle.put(worker)
-        return verdicts
+    def _end_zygote(self) -> None:
+        with self._lock:
+            if self._zygote is not None:
+                self._zygote.close()
+                self._zygote = None
 
-    def _new_worker(self) -> Worker:
-        failure = OSError()
+    def _new_worker(self) -> _Worker:
+        failure = ""
         with self._lock:
             for _ in range(2):  # twice, as the zygote may have been killed
                 if self._closed:
                     raise RuntimeError("The grading pool is closed.")
+                self._zygote = self._zygote or _Zygote(self._arguments)
                 try:
-                    if self._zygote is None:
-                        self._zygote = Zygote(self._arguments)
-                    worker = self._zygote.fork()
+                    return self._zygote.fork()
                 except OSError as error:
-                    failure, self._zygote = error, None
-                else:
-                    self._alive.add(worker)
-                    return worker
-        raise RuntimeError(f"No grading process could be started: {failure}") from failure
+                    failure = f"{error} {self._zygote.close()}"
+                    self._zygote = None
+        raise RuntimeError(f"No grading process could be started: {failure}")
 
-    def _discard(self, worker: Worker | None) -> None:
-        if worker is None:
-            return
-        worker.close()
-        self._alive.discard(worker)
-        with self._lock, contextlib.suppress(OSError):  # if the zygote is dead, the worker is too
-            worker.zygote.kill(worker.pid)
 
-    def _forget(self) -> None:
-        """Reset the pool in a forked child, whose processes and sockets belong to the parent."""
-        for worker in self._alive:
-            worker.close()
-        if self._zygote is not None:
-            self._zygote.abandon()
-        self._reset()
+class _Zygote:
+    """The process that forks workers, which belong to its process group."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._control, theirs = socket.socketpair()
+        # The same module path as this process, and a fixed hash seed, so that each run gives the same results.
+        path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists())
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "grpo.grader.worker", str(theirs.fileno()), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def fork(self) -> _Worker:
+        """Wait for the imports (about 1.5 s at first) and for a new worker; OSError if there is none."""
+        ours, theirs = socket.socketpair()
+        worker = _Worker(ours)
+        with theirs:
+            socket.send_fds(self._control, [b"."], [theirs.fileno()])
+        worker.reply()
+        return worker
+
+    def close(self) -> str:
+        """Kill the process and its workers; return what it wrote to stderr."""
+        self._control.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.communicate()[1].decode(errors="replace").strip()
+
+
+class _Worker:
+    """The connection to a worker process, which ends when this object is deleted."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._connection.settimeout(_START_LIMIT_S)
+        self._replies = connection.makefile("rb")
+
+    def is_idle(self) -> bool:
+        """Whether the worker waits for a request; false if it has died."""
+        self._connection.settimeout(0)
+        try:
+            self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def ask(self, pair: list[str], limit_s: float) -> tuple[bool | float, bool]:
+        """The verdict, and whether the worker ends after it; OSError if it does not reply."""
+        self._connection.settimeout(limit_s)
+        self._connection.sendall(json.dumps(pair).encode() + b"\n")
+        equal, spent = self.reply()
+        return equal, spent
+
+    def reply(self) -> Any:
+        line = self._replies.readline()
+        if not line.endswith(b"\n"):
+            raise ConnectionError("It ended without a reply.")
+        return json.loads(line)
+
+    def __del__(self) -> None:
+        self._replies.close()
+        self._connection.close()
 
 
 # ------------------------------------------------------------------------------------------------- for the whole process
 
 
+@cache
 def default_pool() -> GraderPool:
-    """The pool shared by this process's reward functions; created at first use, closed when Python exits."""
-    global _default
-    with _default_lock:
-        if _default is None:
-            _default = GraderPool()
-        return _default
+    """The pool shared by this process's reward functions; its processes end with this one."""
+    return GraderPool()
 
 
 def is_equal(answer: str, truth: str) -> Verdict:
-    """Grade one answer: in microseconds if no computer algebra is needed, else with the default pool.
+    """Grade one answer as :func:`grade_batch` does: in microseconds if no computer algebra is needed."""
+    return grade_batch([(answer, truth)])[0]
+
+
+def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+    """Grade (answer, truth) pairs, in order: in this process, or with the default pool if computer algebra is needed.
 
     The pool's verdicts are cached, except timeouts, as another attempt may succeed.
 
     Raises:
         RuntimeError: computer algebra is needed, and its processes cannot start.
     """
-    cheap = cheap_verdict(answer, truth)
-    if cheap is not None:
-        return Verdict(cheap)
-    pair = (answer, truth)
-    verdict = _recall(pair)
-    if verdict is None:
-        verdict = default_pool().verdict(answer, truth)
-        _remember(pair, verdict)
-    return verdict
-
-
-def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-    """Grade (answer, truth) pairs as :func:`is_equal` does, in order; all workers share those that need algebra."""
     verdicts: dict[tuple[str, str], Verdict] = {}
     hard: list[tuple[str, str]] = []
     for pair in dict.fromkeys(pairs):
         cheap = cheap_verdict(*pair)
-        known = _recall(pair) if cheap is None else Verdict(cheap)
-        if known is None:
-            hard.append(pair)
-        else:
+        if cheap is not None:
+            verdicts[pair] = Verdict(cheap)
+        elif known := _cached(pair):
             verdicts[pair] = known
+        else:
+            hard.append(pair)
     if hard:
-        for pair, verdict in zip(hard, default_pool().verdicts(hard), strict=True):
-            verdicts[pair] = verdict
-            _remember(pair, verdict)
+        found = dict(zip(hard, default_pool().verdicts(hard), strict=True))
+        verdicts |= found
+        with _cache_lock:
+            _cache.update((pair, verdict) for pair, verdict in found.items() if not verdict.timed_out)
     return [verdicts[pair] for pair in pairs]
 
 
+def _cached(pair: tuple[str, str]) -> Verdict | None:
+    with _cache_lock:
+        return _cache.get(pair)
+
+
 def forget_verdicts() -> None:
-    """Empty the cache of :func:`is_equal`, for benchmarks and tests."""
-    with _memory_lock:
-        _memory.clear()
+    """Empty the cache of :func:`grade_batch`, for benchmarks and tests."""
+    with _cache_lock:
+        _cache.clear()
 
 
 def available_cores() -> int:
@@ -258,39 +291,18 @@ def available_cores() -> int:
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _recall(pair: tuple[str, str]) -> Verdict | None:
-    with _memory_lock:
-        return _memory.get(pair)
-
-
-def _remember(pair: tuple[str, str], verdict: Verdict) -> None:
-    if not verdict.timed_out:
-        with _memory_lock:
-            _memory[pair] = verdict
-
-
 _POOLS: weakref.WeakSet[GraderPool] = weakref.WeakSet()
-_default: GraderPool | None = None
-_default_lock = threading.Lock()
-_memory: LRUCache[tuple[str, str], Verdict] = LRUCache(CACHED_VERDICTS)
-_memory_lock = threading.Lock()
-
-
-def _close_default() -> None:
-    global _default
-    if _default is not None:
-        _default.close()
-        _default = None
+_cache: LRUCache[tuple[str, str], Verdict] = LRUCache(CACHED_VERDICTS)
+_cache_lock = threading.Lock()
 
 
 def _after_fork_in_child() -> None:
-    """Reset locks, which threads of the parent may hold, and pools, whose processes belong to the parent."""
-    global _default_lock, _memory, _memory_lock
-    _default_lock, _memory_lock, _memory = threading.Lock(), threading.Lock(), LRUCache(CACHED_VERDICTS)
+    """Replace locks, which threads of the parent may hold, and processes, which belong to the parent."""
+    global _cache, _cache_lock
+    _cache, _cache_lock = LRUCache(CACHED_VERDICTS), threading.Lock()
     for pool in list(_POOLS):
-        pool._forget()
+        pool._reset()
 
 
-atexit.register(_close_default)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -6,10 +6,15 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 
+from grpo.common.yaml_file import parse_yaml
 from grpo.grader.normalise import unwrap_text
-from grpo.grader.words import alters
+from grpo.grader.words import WORDS, alters
 
+_UNITS = parse_yaml(Path(__file__).with_name("units.yaml"))
+
+_LONGEST = 2000  # characters of a number
 _PLAIN = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _SIGNED = rf"[+-]?{_PLAIN}"
 _DECIMAL = re.compile(_PLAIN)
@@ -21,11 +26,7 @@ _SCIENTIFIC = re.compile(
     rf"({_PLAIN})(?:(?:\\(?:times|cdot)|\*|[xX]) ?10(?:\^|\*\*)\{{?\(?([+-]?[0-9]{{1,3}})\)?\}}?|[eE]([+-]?[0-9]{{1,3}}))"
 )
 _POWER = re.compile(r"([0-9]{1,6})\^(?:([0-9])|\{?(-?[0-9]{1,4})\}?)")
-_SCALES = {
-    "hundred": 10**2, "thousand": 10**3, "grand": 10**3, "lakh": 10**5, "crore": 10**7, "dozen": 12,
-    **dict.fromkeys(("million", "mln", "mio"), 10**6), **dict.fromkeys(("billion", "bn", "bln"), 10**9),
-    **dict.fromkeys(("trillion", "trn"), 10**12),
-}  # fmt: skip
+_SCALES = {name: factor for factor, names in _UNITS["scales"].items() for name in names}
 _SCALED = re.compile(rf"(.*[0-9}}]) ?(?:\\text\{{)?({'|'.join(_SCALES)})\}}?")
 _LETTER_SCALED = re.compile(rf"({_SIGNED}) ?([kKMB])")
 _LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
@@ -43,69 +44,16 @@ _LETTERS_OF_UNITS = re.compile(
     rf"[ms] ?/ ?(?:s|ft|min|sec|hr){_EXPONENT}?|m s\^\{{?-[12]\}}?|N ?(?:\\cdot ?|\*)?m"
     rf"|[gJ] ?/ ?(?:cm|mol|kg|ml|mL){_EXPONENT}?"
 )
-_SHORT_NAMES = "cm mm km kg mg ml ft in yd mi oz lb lbs pt qt hr hrs sq cu am pm mph kph gal min mins sec secs deg cents kmh"
-_SHORT_UNITS = frozenset(_SHORT_NAMES.split())
+_SHORT_UNITS = frozenset(_UNITS["short"].split())
 _ORDINAL = re.compile(r"([0-9]+)(?:st|nd|rd|th|\^\{?(?:\\text\{)?(?:st|nd|rd|th)\}?\}?)")
-# Words after a number that are not units: they change its value or join it with something else.
-_NO_UNIT_WORDS = (
-    "and or to not no mod more less than plus minus times over base from through by half halves third thirds "
-    "quarter quarters fourth fourths tenth tenths hundredth hundredths thousandth thousandths ten tens hundred hundreds "
-    "thousand thousands million millions billion billions trillion trillions dozen dozens pair pairs pi sqrt sin cos tan cot "
-    "csc log ln exp frac infty infinity theta alpha beta root roots factorial power remainder if when where except choose "
-    "cis is isn't at least most or-more fewer other e above below about wrong maybe nah nope nay nil null invalid grands lakhs "
-    "crores mil bil tril basis mille permille bps"
-)
-_NO_UNIT = frozenset(_NO_UNIT_WORDS.split())
-# Plurals without an s, and things that are counted in the singular.
-_COUNTED_NAMES = (
-    "percent people children men women feet teeth mice geese sheep fish deer dice oxen cattle series species data unit am pm"
-)
-_COUNTED = frozenset(_COUNTED_NAMES.split())
-_UNIT_NAMES = {
-    "feet": "foot", "ft": "foot", "inches": "inch", "in": "inch", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm",
-    "millimetre": "mm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km", "kms": "km", "cms": "cm",
-    "minute": "min", "mins": "min", "second": "sec", "secs": "sec", "s": "sec", "hour": "hr", "h": "hr", "hrs": "hr",
-    "gram": "g", "kilogram": "kg", "kgs": "kg", "milligram": "mg", "pound": "lb", "lbs": "lb", "ounce": "oz", "usd": "dollar",
-    "buck": "dollar", "¢": "cent", "percent": "%", "percentage": "%", "deg": "degree", "sq": "square", "mi": "mile",
-    "yd": "yard", "yds": "yard", "gm": "g", "liter": "l", "litre": "l", "milliliter": "ml", "millilitre": "ml",
-    "gal": "gallon", "qt": "quart", "pt": "pint", "cu": "cubic", "centuries": "century", "days": "day", "wk": "week",
-    "yr": "year", "yrs": "year", "mph": "mile/hr", "kph": "km/hr", "kmh": "km/hr", "newton": "n", "joule": "j", "watt": "w",
-    "volt": "v", "hertz": "hz", "pascal": "pa", "ampere": "amp", "kilowatt": "kw", "kilojoule": "kj", "mole": "mol",
-    "millisecond": "ms", "nanometer": "nm", "nanometre": "nm", "byte": "byte", "rad": "radian", "tonne": "ton", "eur": "euro",
-    "gbp": "sterling", "quid": "sterling", "jpy": "yen", "cny": "yuan", "rmb": "yuan", "inr": "rupee", "rs": "rupee",
-    "krw": "won", "celsius": "c", "fahrenheit": "f",
-}  # fmt: skip
-# Unit -> (dimension, size). Sizes within a dimension are exact ratios.
-_SIZES = {
-    name: (what, Fraction(size))
-    for what, sizes in {
-        "length": {"mm": "1/1000", "cm": "1/100", "m": "1", "km": "1000", "inch": "0.0254", "foot": "0.3048", "yard": "0.9144",
-                   "mile": "1609.344", "nm": "1e-9"},
-        "mass": {"mg": "1/1000", "g": "1", "kg": "1000", "oz": "28.349523125", "lb": "453.59237"},
-        "time": {"ms": "1/1000", "sec": "1", "min": "60", "hr": "3600", "day": "86400", "week": "604800"},
-        "volume": {"ml": "1/1000", "l": "1"},
-        "us volume": {"cup": "1", "pint": "2", "quart": "4", "gallon": "16"},
-        "money": {"cent": "1/100", "dollar": "1"},
-        "span": {"month": "1", "year": "12", "decade": "120", "century": "1200"},
-        "energy": {"j": "1", "kj": "1000"},
-        "work": {"w": "1", "kw": "1000"},
-        **{name: {name: "1"} for name in (
-            "n", "v", "hz", "pa", "amp", "ohm", "mol", "radian", "degree", "ton", "acre", "hectare", "calorie", "byte", "bit",
-            "euro", "sterling", "yen", "yuan", "rupee", "won", "knot", "peso", "franc",
-        )},
-    }.items()
-    for name, size in sizes.items()
-}  # fmt: skip
-_MONEY_SIGNS = {
-    "$": "dollar", r"\$": "dollar", "US$": "dollar", r"US\$": "dollar", "USD": "dollar", "€": "euro", "EUR": "euro",
-    "£": "sterling", "GBP": "sterling", "¥": "yen", "₩": "won", "₹": "rupee", "Rs.": "rupee", "Rs": "rupee", "INR": "rupee",
-}  # fmt: skip
+# Canonical name -> (dimension, size)
+_SIZES = {name: (what, Fraction(str(row[0]))) for what, units in _UNITS["sizes"].items() for name, row in units.items()}
+_SIZES |= {name: (name, Fraction(1)) for name in _UNITS["others"]}
+_UNIT_NAMES = {other: name for units in _UNITS["sizes"].values() for name, row in units.items() for other in row[1:]}
+_UNIT_NAMES |= {other: name for kind in ("others", "compound") for name, row in _UNITS[kind].items() for other in row}
+_MONEY_SIGNS = _UNITS["money before"]
 _SIGN_OF_MONEY = "|".join(re.escape(sign) for sign in _MONEY_SIGNS)
 _MONEY = re.compile(rf"([+-]?)({_SIGN_OF_MONEY}) ?([+-]?)(?!\\?\$)(?=[\d.\\(])(.+)")
-_MONEY_BEHIND = {
-    r"\$": "dollar", "€": "euro", "£": "sterling", "₩": "won", "₹": "rupee", "元": "yuan", "円": "yen", "원": "won",
-    "\u00a2": "cent", r"\cent": "cent",
-}  # fmt: skip
 _RATE = re.compile(r"(.*\d) ?(?:/| per | an? )(.+)")
 
 
@@ -116,7 +64,7 @@ def exact_value(text: str) -> Fraction | None:
     Reads integers, decimals, ``a/b``, ``\frac{a}{b}``, mixed and repeating numbers, scientific notation, integer powers
     such as ``-2^{49}`` and ``5 million``. Nothing is rounded.
     """
-    if not text or len(text) > 300:
+    if not text or len(text) > _LONGEST:
         return None
     sign, body = (-1, text[1:]) if text[0] == "-" else (1, text[1:] if text[0] == "+" else text)
     value = _unsigned(body)
@@ -186,7 +134,7 @@ def split_unit(text: str, lenient: bool = True) -> tuple[str, str]:
         return _priced(text, money[1] + money[3] + money[4], _MONEY_SIGNS[money[2]])
     if text.endswith(r"\%") and len(text) > 2:
         return text[:-2], "%"
-    for ending, unit in _MONEY_BEHIND.items():
+    for ending, unit in _UNITS["money behind"].items():
         if text.endswith(ending) and len(text) > len(ending):
             return text[: -len(ending)], unit
     if ordinal := _ORDINAL.fullmatch(text):
@@ -216,7 +164,7 @@ def _priced(text: str, amount: str, currency: str) -> tuple[str, str]:
 
 def _with_unit(text: str, body: str, name: str, lenient: bool) -> tuple[str, str]:
     words = _unit_words(name)
-    if words and words[0].removesuffix("s") in _SCALES and words[0] not in _NO_UNIT - set(_SCALES) - {"dozens"}:
+    if words and words[0].removesuffix("s") in _SCALES and words[0] not in WORDS["no units"] - set(_SCALES) - {"dozens"}:
         number, words = f"{body} {words[0].removesuffix('s')}", words[1:]
         if len(words) > 3 or not _are_units(words):
             return text, ""
@@ -231,14 +179,14 @@ def _with_unit(text: str, body: str, name: str, lenient: bool) -> tuple[str, str
 def _are_units(words: list[str]) -> bool:
     if any(word == "sec" and following != "/" for word, following in pairwise(words)):
         return False  # the secant of something
-    return not any(word in _NO_UNIT or (word not in {"squared", "cubed"} and alters(word)) for word in words)
+    return not any(word in WORDS["no units"] or (word not in {"squared", "cubed"} and alters(word)) for word in words)
 
 
 def _counts(word: str) -> bool:
     """Whether a word is a unit of measure or a plural, unlike those of "5 grand", "5 nah" and "5 invalid"."""
     word = word.split("^")[0]
     plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
-    return plural or word in _COUNTED or _singular(word).split("/")[0] in _SIZES or word in {"square", "cubic", "sq", "cu"}
+    return plural or word in WORDS["counted"] or _singular(word).split("/")[0] in _SIZES
 
 
 def is_measure(name: str) -> bool:

@@ -9,35 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 
-# Words that deny, doubt, compare or alter the words beside them.
-_HEDGING = (
-    "not no never neither nor none cannot cant can't isn't isnt aren't wasn't weren't doesn't don't didn't won't between "
-    "about approximately approx around roughly almost nearly circa maybe perhaps possibly probably likely unlikely could "
-    "might may would should either or if unless except without least most more less greater fewer bigger smaller larger "
-    "under over above below than half twice double triple thrice squared cubed times plus minus negative false wrong "
-    "incorrect exceeds exceed up guess unsure uncertain think believe suppose assume say other another any anything some "
-    "ranges range from through until but however wait actually instead close near estimate estimated unknown undefined cube "
-    "square-root root factorial log reciprocal inverse opposite divisible divided multiplied added subtracted further "
-    "nothing everything whatever something ignore reward grade"
-)
-HEDGES = frozenset(_HEDGING.split())
-# Words after a number that change it.
-_CHANGING = (
-    "hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens pi e mod "
-    "modulo choose factorial halves thirds quarters fourths fifths tenths hundredths thousandths percent pairs pair score "
-    "base sqrt of and"
-)
-_CHANGES = frozenset(_CHANGING.split())
+from grpo.common.yaml_file import parse_yaml
+
+_LISTS = parse_yaml(Path(__file__).with_name("words.yaml"))
+WORDS: dict[str, frozenset[str]] = {name: frozenset(words.split()) for name, words in _LISTS.items() if isinstance(words, str)}
+HEDGES = WORDS["hedges"]
+ANSWERS = WORDS["answers"]
 # Names of numbers, fractions and operations: sixths, quintillion, doubled, twofold.
 _NUMERIC = re.compile(
     r".*(?:ths?|illions?|illiards?|ed|fold)|halves|thirds?|seconds? power|lakhs?|crores?|googol|gross|point|powers?|short|"
     r"top|off|away|shy|hundreds?|thousands?|dozens?|pairs?|scores?|inverse|negate|again|repeating|recurring|fails?|loses?"
 )
-_NO_NUMBERS = "month months width length depth north south math path paths red colored"
-_NOT_NUMERIC = frozenset(_NO_NUMBERS.split())
-_ADVERBIAL = "in for on at altogether total left each every per a an this that"
-_ADVERBS = frozenset(_ADVERBIAL.split())
 _SMALL_NUMBERS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
     "nineteen twenty"
@@ -57,15 +41,7 @@ _PARTS_OF_ONE = {
 _NUMBER_BEGINNINGS = {word[:3] for word in (*_NUMBER_WORDS, "half", "minus", "negative")} | {
     f"a {letter}" for letter in "htqmd"
 }
-_JOINING_WORDS = "or and to of more less squared cubed times plus minus point half"
-_JOINING = frozenset(_JOINING_WORDS.split())
-_VERB = (
-    r"is equal to|are equal to|is given by|are given by|is simply|is therefore|is thus|is exactly|must be|will be|equals|equal|"
-    r"is|are|was|were|comes to|comes out to|evaluates to|simplifies to|reduces to|gives|yields|costs|cost|takes|take|took|has|"
-    r"have|had|earns|earned|makes|made|needs|needed|pays|paid|spends|spent|sold|sells|gets|got|saved|saves|received|receives|"
-    r"read|ate|bought|walked|walks|drove|traveled|travelled|ran|baked|planted|picked|collected|used|uses|weighs|totals|we get|"
-    r"we have|there are|there is|found to be"
-)
+_VERB = "|".join(verb.strip() for verb in _LISTS["verbs"].split("|"))
 _LINK = re.compile(
     rf"(?:(?<![A-Za-z\\])(?:{_VERB})(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?<=[A-Za-z]) ?=(?!=))\s*",
     re.IGNORECASE,
@@ -83,23 +59,6 @@ _BOLD = re.compile(r"(?<![\w)}*])(?:\*\*|__)(?=[^\s*])([^*]+?)(?:\*\*|__)(?![\w*
 _HEADING = re.compile(r"^#{1,6} +")
 _OPENING = re.compile(r"(?:thus|therefore|hence|so|then|finally|consequently)(?:,\s*|:\s*|\s+(?!the\b))", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
-ANSWERS = frozenset(("answer", "ans", "result", "conclusion"))
-_BESIDE = "the my our final correct right overall and so to this question problem that is option choice therefore thus hence"
-BESIDE_ANSWERS = frozenset(_BESIDE.split())
-# Subjects of a sentence. A word that could change a value does not belong here.
-_SUBJECT_WORDS = (
-    "the a an of for in on to this that our all real positive integer natural whole required desired possible common total "
-    "there and we so it its their his her given final correct solution solutions value values set area perimeter volume "
-    "length width height radius diameter circumference side hypotenuse probability number ways cost price sum product mean "
-    "median mode average minimum maximum smallest largest greatest measure angle slope distance time speed rate age weight "
-    "equation line graph function vertex center coordinates point points domain interval polynomial remainder quotient "
-    "degree expression coefficient constant term terms roots zeros intercept percentage percent fraction amount money "
-    "profit circle triangle square rectangle cube sphere cone cylinder ellipse parabola hyperbola matrix vector digit "
-    "digits units unit sequence series limit determinant numbers integers students people then option choice simplified "
-    "form surface ratio hence thus therefore day month year name colour color winner letter shape"
-)
-SUBJECTS = frozenset(_SUBJECT_WORDS.split())
-_LABELS = ANSWERS | {"answers", "solution", "solutions", "value", "total", "sum"}
 _NAME = re.compile(r"[A-Z][a-z]+|[Tt]he")
 _SUBJECT = re.compile(r"[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I|will|car|train")
 _SYMBOL = re.compile(r"\$?\\?[A-Za-z](?:\([A-Za-z]\))?\$?|\$[A-Za-z+\-*/^(){} =\\]*\$")
@@ -121,25 +80,11 @@ _POINTED = re.compile(
 )
 _NONE_FOUND = re.compile(r"0 (?:real |integer |such )?solutions?")
 _YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
-_NEGATING = "not no never cannot can't isn't aren't doesn't don't wasn't neither nor other any less more than least"
-_NEGATIONS = frozenset(_NEGATING.split())
 _BASED = re.compile(
     r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
 )
 _ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
-_SYNONYMS = {
-    spelling: group[0]
-    for group in (
-        ("no solution", "no solutions", "there is no solution", "there are no solutions", r"\emptyset", "empty set", r"\{\}",
-         "no real solution", "no real solutions", "none exist", "no such solution",
-         "no solution exists", "no solutions exist", "no real solutions exist"),
-        ("undefined", "not defined"),
-        ("does not exist", "dne"),
-        ("infinitely many", "infinitely many solutions", "infinite", "infinite solutions", "infinite number of solutions",
-         "infinite number", "infinitely many real solutions"),
-    )
-    for spelling in group
-}  # fmt: skip
+_SYNONYMS: dict[str, str] = {spelling: group[0] for group in _LISTS["synonyms"] for spelling in group}
 
 
 def sentence_value(text: str) -> str | None:
@@ -164,7 +109,7 @@ def sentence_value(text: str) -> str | None:
         rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else plain[link.end() :]
         if link.group().lower().startswith("there"):
             lead += " there"
-        is_label = not link.group().startswith(":") or not _LABELS.isdisjoint(words_of(lead))
+        is_label = not link.group().startswith(":") or not WORDS["labels"].isdisjoint(words_of(lead))
         if link.group().strip() == "=" and _SYMBOL.fullmatch(lead):
             return None  # an equation, in which the name counts
         if lead and rest and is_label and _is_lead(lead):
@@ -200,10 +145,10 @@ def _is_lead(lead: str) -> bool:
     words = [word.strip(",.:;*") for word in re.findall(r"\$[^$]*\$[,.]?|\S+", lead)]
     plain = [word.lower() for word in words]
     if ANSWERS.intersection(plain):
-        return set(plain) <= ANSWERS | BESIDE_ANSWERS
+        return set(plain) <= ANSWERS | WORDS["beside answers"]
     if len(words) <= 3 and all(_NAME.fullmatch(word) for word in words[:-1]) and _SUBJECT.fullmatch(words[-1]):
         return True
-    return all(word in SUBJECTS or _SYMBOL.fullmatch(original) for word, original in zip(plain, words, strict=True))
+    return all(word in WORDS["subjects"] or _SYMBOL.fullmatch(original) for word, original in zip(plain, words, strict=True))
 
 
 def without_tail(rest: str) -> str:
@@ -221,12 +166,12 @@ def without_tail(rest: str) -> str:
     tail = match[2].replace(",", " ").split()
     noun = tail[0].lower()
     if (
-        noun in _CHANGES
+        noun in WORDS["after numbers"]
         or (tail[0] == "per" and tail[1:2] in (["cent"], ["mille"], ["thousand"], ["million"]))
         or any(alters(word.lower()) for word in tail if word != "May")
     ):
         return rest
-    if noun in _ADVERBS or _MONEY.fullmatch(match[1]):
+    if noun in WORDS["adverbs"] or _MONEY.fullmatch(match[1]):
         return match[1]
     if len(tail) <= 2:
         return rest
@@ -244,7 +189,7 @@ def alters(word: str) -> bool:
     """Whether a word after a number may change or deny it, or is a number itself."""
     if hedges(word):
         return True
-    return word not in _NOT_NUMERIC and _NUMERIC.fullmatch(word) is not None
+    return word not in WORDS["not numeric"] and _NUMERIC.fullmatch(word) is not None
 
 
 def digits_without_base(text: str, other: str) -> bool:
@@ -277,7 +222,7 @@ def spelt_out(text: str) -> str | None:
             rest = words[count:]
             if rest[:2] in (["of", "a"], ["of", "an"]):
                 rest = rest[2:]  # three quarters of an hour
-            return None if rest and rest[0].lower() in _JOINING else " ".join([number, *rest])
+            return None if rest and rest[0].lower() in WORDS["joining"] else " ".join([number, *rest])
     return None
 
 
@@ -413,7 +358,7 @@ def restated(text: str) -> Iterator[str]:
         yield match[1]
     if match := _YES_OR_NO.fullmatch(text):
         says_no = match[1].lower() in {"no", "false"}
-        denials = (HEDGES - _NEGATIONS) | {"yes", "true"} if says_no else HEDGES | {"no", "false"}
+        denials = (HEDGES - WORDS["negations"]) | {"yes", "true"} if says_no else HEDGES | {"no", "false"}
         if denials.isdisjoint(words_of(match[2] or "")) and "?" not in text:
             yield match[1]
     if text.endswith("!") and text[-3:-1].isalpha():

@@ -1,21 +1,21 @@
 """The grading processes: a zygote, which imports the computer algebra once, and the workers that it forks.
 
-:mod:`grpo.grader.pool` runs this module as ``python -m grpo.grader.worker CONTROL MODULE:FUNCTION MEMORY SECONDS``: the number
-of a socket, the grading function, the memory (MiB) that a worker may use beyond its initial size, and the CPU time per answer.
-The zygote has a single thread and never grades a model's answer, so forking it is safe. Forking takes milliseconds; importing
-sympy takes over a second. A worker may hang, fill its memory or crash: the kernel ends a worker whose CPU time is up, the pool
-ends one that does not answer, and then forks another.
+:mod:`grpo.grader.pool` runs this module as ``python -m grpo.grader.worker CONTROL MODULE:FUNCTION MEMORY CPU WALL``: the
+number of a socket, the grading function, the memory (MiB) that a worker may use beyond its initial size, and the seconds of CPU
+and wall-clock time per answer. The zygote has a single thread and never grades a model's answer, so forking it is safe. Forking
+takes milliseconds; importing sympy takes over a second. A worker may hang, fill its memory or crash: the kernel ends a worker
+whose time is up, and the pool has another forked.
 
-Protocol of the control socket, with one line per reply: ``fork``, with the worker's socket attached, is answered by the
-worker's process id or ``error: ...``; ``kill PID`` kills and reaps a worker. A worker reads lines ``[[answer, truth], ...]``
-(ASCII JSON, so any string is one line) and writes for each pair a line ``[equal, spent]`` as soon as it is decided; ``spent``
-says that the worker ends after this answer. For a function that scores, ``equal`` is a float.
+For each byte on the control socket, the zygote forks a worker that serves the socket attached to the byte. The worker first
+sends a line ``null``. It reads lines ``[answer, truth]`` (ASCII JSON, so any string is one line) and answers each with a line
+``[equal, spent]``; ``spent`` says that it ends after this answer. For a function that scores, ``equal`` is a float. A worker
+ends when its socket is closed. The zygote and all its workers end when the control socket is closed, also by the death of the
+parent process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import logging
@@ -32,8 +32,6 @@ from typing import NoReturn
 GradeFn = Callable[[str, str], bool | float]
 
 _DEFAULT_FUNCTION = "grpo.grader.grader:full_verdict"
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
 _MIB = 1 << 20
 # First use builds the parser's tables and imports parts of sympy. Workers inherit the result, so that no answer's time limit
 # includes it.
@@ -52,11 +50,11 @@ _WARM_UP = [
 ]
 
 
-def main(control: socket.socket, function: str, memory_limit_mb: int, limit_s: float) -> None:
-    """Serve the control socket until its other end is closed, also by the death of the parent process."""
+def main(control: socket.socket, function: str, memory_limit_mb: int, limits_s: dict[int, float]) -> None:
+    """Fork workers until the other end of the control socket is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends a worker whose time is up
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGALRM])
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     module, _, name = function.partition(":")
@@ -65,22 +63,15 @@ def main(control: socket.socket, function: str, memory_limit_mb: int, limit_s: f
         _warm_up(grade)
     gc.collect()
     gc.freeze()  # so that garbage collection in workers does not copy the memory shared with the zygote
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 2)  # before, stderr is a file that the parent shows if the start fails
-    control.sendall(b"ready\n")
-
-    workers: set[int] = set()
+    os.dup2(os.open(os.devnull, os.O_RDWR), 2)  # before, the parent reads stderr to show it if the start fails
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
-            break
-        if descriptors:
-            reply = _fork(control, socket.socket(fileno=descriptors[0]), _limited(grade, limit_s), memory_limit_mb, workers)
-        else:
-            reply = _kill(int(message.split()[1]), workers)
-        control.sendall(reply.encode() + b"\n")
-    for pid in list(workers):  # for systems without a parent-death signal
-        _kill(pid, workers)
+            os.killpg(0, signal.SIGKILL)
+        with socket.socket(fileno=descriptors[0]) as connection:
+            if os.fork() == 0:
+                control.close()
+                _work(connection, grade, memory_limit_mb, limits_s)
 
 
 def _warm_up(grade: GradeFn) -> None:
@@ -92,64 +83,34 @@ def _warm_up(grade: GradeFn) -> None:
         symbolically_equal(answer, truth)
 
 
-def _limited(grade: GradeFn, limit_s: float) -> GradeFn:
-    """Wrap ``grade`` so that the kernel ends the process when an answer exceeds its CPU time."""
-
-    def limited(answer: str, truth: str) -> bool | float:
-        signal.setitimer(signal.ITIMER_PROF, limit_s)
-        try:
-            return grade(answer, truth)
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-
-    return limited
-
-
-def _fork(control: socket.socket, connection: socket.socket, grade: GradeFn, memory_limit_mb: int, workers: set[int]) -> str:
-    """Fork a worker that serves ``connection``; return its process id or an error."""
-    zygote = os.getpid()
-    with connection:
-        try:
-            pid = os.fork()
-        except OSError as error:
-            return f"error: {error}"
-        if pid == 0:
-            control.close()
-            _work(connection, grade, memory_limit_mb, zygote)
-    workers.add(pid)
-    return str(pid)
-
-
-def _kill(pid: int, workers: set[int]) -> str:
-    """Kill a worker. Nothing else reaps workers, so the id cannot belong to another process."""
-    if pid in workers:
-        workers.discard(pid)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return "killed"
-
-
-def _work(connection: socket.socket, grade: GradeFn, memory_limit_mb: int, zygote: int) -> NoReturn:
-    """Run a forked worker until the pool closes ``connection``; never returns to the zygote's code."""
+def _work(connection: socket.socket, grade: GradeFn, memory_limit_mb: int, limits_s: dict[int, float]) -> NoReturn:
+    """Run a forked worker until its connection is closed; never return to the zygote's code."""
     with contextlib.suppress(BaseException):
-        if _LIBC is not None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it dies with the zygote
-        if os.getppid() == zygote:
-            _limit_resources(memory_limit_mb)
-            _serve(connection, grade, _address_space() + memory_limit_mb * _MIB // 2)
+        for its_signal in (signal.SIGCHLD, signal.SIGPROF, signal.SIGALRM):
+            signal.signal(its_signal, signal.SIG_DFL)
+        _limit_resources(memory_limit_mb)
+        _serve(connection, grade, _address_space() + memory_limit_mb * _MIB // 2, limits_s)
     os._exit(0)
 
 
-def _serve(connection: socket.socket, grade: GradeFn, most_memory: int) -> None:
-    """Answer requests; end after an answer that leaves more than ``most_memory`` bytes in use or runs out of memory."""
+def _serve(connection: socket.socket, grade: GradeFn, most_memory: int, limits_s: dict[int, float]) -> None:
+    """Answer requests; end after an answer that leaves more than ``most_memory`` bytes in use or runs out of memory.
+
+    Args:
+        limits_s: timers, which end the process, and their seconds per answer.
+    """
+    connection.sendall(b"null\n")
     with connection.makefile("rb") as requests:
         for request in requests:
-            for answer, truth in json.loads(request):
-                equal, spent = _grade(grade, answer, truth)
-                spent = spent or _address_space() > most_memory
-                connection.sendall(json.dumps([equal, spent]).encode() + b"\n")
-                if spent:
-                    return
+            for timer, seconds in limits_s.items():
+                signal.setitimer(timer, seconds)
+            equal, spent = _grade(grade, *json.loads(request))
+            for timer in limits_s:
+                signal.setitimer(timer, 0)
+            spent = spent or _address_space() > most_memory
+            connection.sendall(json.dumps([equal, spent]).encode() + b"\n")
+            if spent:
+                return
 
 
 def _grade(grade: GradeFn, answer: str, truth: str) -> tuple[bool | float, bool]:
@@ -183,4 +144,6 @@ def _address_space() -> int:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    _, descriptor, function, memory, cpu_s, wall_s = sys.argv
+    limits_s = {signal.ITIMER_PROF: float(cpu_s), signal.ITIMER_REAL: float(wall_s)}
+    main(socket.socket(fileno=int(descriptor)), function, int(memory), limits_s)

@@ -15,18 +15,7 @@ from grpo.grader.numeric import same_value
 from grpo.grader.quantity import split_unit
 from grpo.grader.split import split_equations
 from grpo.grader.values import Effort
-from grpo.grader.words import (
-    ANSWERS,
-    BESIDE_ANSWERS,
-    HEDGES,
-    SUBJECTS,
-    alters,
-    hedges,
-    opened,
-    sentence_value,
-    without_tail,
-    words_of,
-)
+from grpo.grader.words import ANSWERS, HEDGES, WORDS, alters, hedges, opened, sentence_value, without_tail, words_of
 
 _MAX_LENGTH = 1000
 _MAX_EQUALITIES = 40
@@ -39,7 +28,6 @@ _OPERATOR = re.compile(r"[-+*/]|\\(?:times|cdot|div)(?![A-Za-z])")
 _UNIT = r"(?: ?\\text\{[^{}]*\}| [A-Za-z]{2}[A-Za-z ]*(?![A-Za-z]))?"
 _TERM = re.compile(rf"(?<![\w.\\{{_^$])(?:\\?\$)?\d+(?:[.,]\d+)*(?:\\%)?{_UNIT}")
 _LETTERS_ONLY = re.compile(r"(?:[A-Za-z ()+*/-]|\\(?:text|times|cdot|frac)(?![A-Za-z])|[{}])+")
-_ARITHMETIC_WORDS = frozenset(("times", "plus", "minus", "divided", "by", "of", "over"))
 
 
 def arithmetic(side: str) -> str:
@@ -65,7 +53,7 @@ def arithmetic(side: str) -> str:
 
 def is_formula(side: str, name: str, effort: Effort) -> bool:
     """Whether a side (normalised) of ``name = side = value`` has no numeric value: ``bh`` or ``length*width``."""
-    if any(hedges(word) for word in words_of(opened(side)) if word not in _ARITHMETIC_WORDS):
+    if any(hedges(word) for word in words_of(opened(side)) if word not in WORDS["arithmetic"]):
         return False
     tree = parse(side)
     if tree is None:
@@ -88,21 +76,9 @@ _MARK = re.compile(
 )
 _NAMED = re.compile(r"\$?(?:\\?[A-Za-z]|[A-Z]{2}|\\angle ?[A-Z]{1,3})(?:_\w|_\{\w+\}|\([A-Za-z]\))? ?= ?.+")
 _CHAIN = re.compile(r"((?:[A-Za-z][A-Za-z'’,-]* )*)([\d($\\][^=]*=.*)")
-# Words shortly before a chain that change its value: the square of 2 + 3 = 5.
-_MAKES_ANOTHER = frozenset(
-    ("square", "cube", "before", "after", "next", "previous", "predecessor", "successor", "complement", "floor", "ceiling")
-)
 _SENTENCE_END = re.compile(r"[.;!?]\s")
 _STEP = re.compile(r"[,;:$]|\.(?=\s|$)|(?<![\\A-Za-z{])[A-Za-z]{2,}(?![A-Za-z{(])")
-# Words of HEDGES that are allowed in steps of work.
-_WORKING = (
-    "half twice double triple thrice squared cubed times plus minus negative cube root factorial reciprocal inverse opposite "
-    "divisible divided multiplied added subtracted further over under above below from up through least most more less greater "
-    "fewer bigger smaller larger than other another any some between until would should"
-)
-_CONDITIONAL = "if or not but could however didn't don't doesn't without instead everything assume suppose"
-_CONDITIONS = frozenset(_CONDITIONAL.split())
-_DENIALS = HEDGES - frozenset(_WORKING.split())
+_DENIALS = ANSWERS | HEDGES - WORDS["in steps"]
 
 
 def conclusion(text: str, effort: Effort) -> str | None:
@@ -119,10 +95,10 @@ def conclusion(text: str, effort: Effort) -> str | None:
     work, clause = text[: marks[-1].start()] if marks else "", text[start:].strip()
     if not clause or _SENTENCE_END.search(clause) or not HEDGES.isdisjoint({*words_of(clause)} - {"or", "no"}):
         return None
-    denials = _DENIALS | ANSWERS
+    denials = _DENIALS
     begins = marks[-1].group() + clause if marks else clause
     if begins.strip()[0].isupper() and not ANSWERS.isdisjoint(words_of(clause)):
-        denials = denials - _CONDITIONS  # "So the answer is 5" decides conditions of earlier sentences.
+        denials = denials - WORDS["conditions"]  # "So the answer is 5" decides conditions of earlier sentences.
     if not denials.isdisjoint(words_of(opened(work))):
         return None
     stated = _stated(clause, bool(work))
@@ -135,7 +111,7 @@ def _stated(clause: str, concludes: bool) -> str | None:
     chain = _CHAIN.fullmatch(clause)
     if chain:
         lead = words_of(chain[1])
-        if not any(alters(word) for word in lead) and _MAKES_ANOTHER.isdisjoint(lead[-3:]):
+        if not any(alters(word) for word in lead) and WORDS["makes another"].isdisjoint(lead[-3:]):
             return without_tail(chain[2])
     if not concludes:
         return None
@@ -174,7 +150,6 @@ def _is_number(side: str) -> bool:
 _MATRIX = r"\\begin\{(?P<kind>[a-z]+matrix|matrix|array)\}(?:(?!\\begin).)+\\end\{(?P=kind)\}"
 _DISPLAY = rf"\$\$(?:(?!\$\$).)+\$\$|\\\[(?:(?!\\\[|\\\]).)+\\\]|{_MATRIX}"
 _CAPTION = re.compile(rf"(?P<caption>[A-Za-z][A-Za-z ]*?) ?[:.]? ?(?:(?P<display>{_DISPLAY})|(?P<value>[\d($\\].*))\.?")
-_OF_MATRICES = frozenset(("inverse", "projection", "rotation", "reflection", "identity", "transformation", "resulting"))
 
 
 def captioned(text: str) -> str | None:
@@ -186,7 +161,7 @@ def captioned(text: str) -> str | None:
         return None
     words = match["caption"].lower().split()
     if not ANSWERS.isdisjoint(words):
-        return (match["display"] or match["value"]) if set(words) <= ANSWERS | BESIDE_ANSWERS else None
+        return (match["display"] or match["value"]) if set(words) <= ANSWERS | WORDS["beside answers"] else None
     if words[-1] in {"matrix", "vector"}:
-        words = [word for word in words if word not in _OF_MATRICES]
-    return match["display"] if SUBJECTS.issuperset(words) else None
+        words = [word for word in words if word not in WORDS["of matrices"]]
+    return match["display"] if WORDS["subjects"].issuperset(words) else None

@@ -72,7 +72,7 @@ def _calls(case: Hostile) -> dict[str, Callable[[], float]]:
     }
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{case.kind}: {ascii(case.name)[1:-1]}" for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=[ascii(case.text)[1:60] for case in CASES])
 def test_hostile_responses_earn_nothing_and_soon(case: Hostile, caplog: pytest.LogCaptureFixture) -> None:
     for where, call in _calls(case).items():
         reward, seconds = _fastest(call)
@@ -81,8 +81,8 @@ def test_hostile_responses_earn_nothing_and_soon(case: Hostile, caplog: pytest.L
     assert not caplog.records, f"{case.text[:200]!r} shows a defect of the grader, which logged it"
 
 
-def test_names_are_unique() -> None:
-    assert len({(case.kind, case.name) for case in CASES}) == len(CASES) >= 90
+def test_cases_are_many_and_different() -> None:
+    assert len(set(CASES)) == len(CASES) >= 700
 
 
 def test_hostile_answers_do_no_harm_to_those_beside_them() -> None:

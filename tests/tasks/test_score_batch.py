@@ -140,7 +140,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.setattr(pool, "cheap_verdict", lambda answer, truth: None)
     pool.forget_verdicts()
     with GraderPool(2, time_limit_s=0.1, function="noting:grade") as grader:
-        monkeypatch.setattr(pool, "_default", grader)
+        monkeypatch.setattr(pool, "default_pool", lambda: grader)
         yield lambda: (tmp_path / "calls").read_text().split()
     pool.forget_verdicts()
 
@@ -161,7 +161,7 @@ def test_equal_pairs_of_a_batch_are_graded_once(calls: Callable[[], list[str]]) 
 
 
 def test_the_memory_is_bounded(calls: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_memory", LRUCache(3))
+    monkeypatch.setattr(pool, "_cache", LRUCache(3))
     for i in range(3):
         is_equal("used", "")  # each time, so it stays
         is_equal(str(i), "")

@@ -15,7 +15,7 @@ from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.common.imports import require_extra
 from grpo.discovery import mutation
 from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log
-from grpo.discovery.sandbox import unenforced
+from grpo.discovery.sandbox import reading_is_restricted
 from grpo.discovery.search import Budget, Propose, search
 from grpo.discovery.summary import score_rows, summarise
 from grpo.discovery.verifier import verify_program, verify_text
@@ -29,7 +29,7 @@ CODE = Path(mutation.__file__).parent
 SCORES = "scores.jsonl"
 KISSING_NUMBER_METRICS = paths.METRICS / "kissing_number.json"
 MUTATION = "mutation"
-UNFENCED = "KISSING_UNFENCED"  # environment variable; 1: run a language model's programs even in an incomplete sandbox
+UNFENCED = "KISSING_UNFENCED"  # environment variable; 1: run a language model's programs even if they can read any file
 
 
 def run_kissing_number(study: Study) -> dict[str, Any]:
@@ -86,18 +86,16 @@ def proposer(strategy: str, seed: int, base_url: str | None = None, model: str |
         base_url, model: of the endpoint; default: from the environment.
 
     Raises:
-        UserError: a language model is needed but not named; or the sandbox is incomplete here and ``KISSING_UNFENCED`` is not
-            set.
+        UserError: a language model is needed but not named; or reading is not restricted, without ``KISSING_UNFENCED``.
     """
     if strategy == MUTATION:
         return mutation.propose, Settings("mutation", strategy, seed)
     require_extra("openai", "openai", f"the strategy {strategy}")
-    missing = unenforced()
-    if missing and os.environ.get(UNFENCED) != "1":
+    if not reading_is_restricted() and os.environ.get(UNFENCED) != "1":
         raise UserError(
-            f"{strategy}: on this system the sandbox cannot restrict: {', '.join(missing)}. The language model's programs could"
-            f" use that, and send what they read to the model. Search on Linux 6.2 or newer with Landlock and libseccomp, or in"
-            f" a container without anything of value, with {UNFENCED}=1."
+            f"{strategy}: on this system the language model's programs could read whatever you may read, and send it to the "
+            "model. Search on Linux 5.13 or newer with Landlock, or in a container without anything of value, with "
+            f"{UNFENCED}=1."
         )
     from grpo.discovery.language_model import endpoint_from_environment, propose_with
 

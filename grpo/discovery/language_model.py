@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAI, Timeout
+from pydantic import HttpUrl, TypeAdapter, ValidationError
 
 from grpo.common.errors import UserError
 from grpo.discovery.log import Attempt, Proposal
@@ -23,13 +22,11 @@ TIMEOUT, CONNECT = 600.0, 15.0  # seconds without data from the endpoint, and fo
 TEMPERATURE = 1.0
 SHORTEST_SECRET = 6  # characters; shorter keys are words such as "EMPTY", which may occur in any text
 LONGEST_NOTE = 300  # characters of an endpoint's error in the log
-UNKNOWN_MODEL = re.compile(
-    r"\bmodel\b.{0,80}\b(not found|does not exist|not exist|unknown)|\b(unknown|invalid|no such|not a valid) model", re.I | re.S
-)
 CUT_SHORT = {  # finish reason -> problem
     "length": "the answer was cut by the length limit of the model",
     "content_filter": "the endpoint's content filter stopped the answer",
 }
+_URL = TypeAdapter(HttpUrl)
 
 
 @dataclass(frozen=True)
@@ -58,12 +55,16 @@ def endpoint_from_environment(environ: Mapping[str, str], base_url: str | None =
         UserError: the address or the model is missing, or a value is invalid.
     """
     url = (base_url or environ.get("OPENAI_BASE_URL", "")).strip().rstrip("/")
-    if not url:
+    try:
+        parts = _URL.validate_python(url)
+        valid = not (parts.username or parts.password or parts.query or parts.fragment)
+    except ValidationError:
+        valid = False
+    if not valid:  # the message does not show the address, which may contain a password
         raise UserError(
-            "no endpoint is given. Set OPENAI_BASE_URL to the address of an OpenAI-compatible server, such as "
-            "http://127.0.0.1:8000/v1 of vLLM."
+            "no address of an endpoint. Set OPENAI_BASE_URL to that of an OpenAI-compatible server, such as "
+            "http://127.0.0.1:8000/v1, without a user, a query or a fragment, as the log shows it."
         )
-    _check_url(url)
     name = (model or environ.get("OPENAI_MODEL", "")).strip()
     if not name:
         raise UserError(f"no model is given. Set OPENAI_MODEL to the name of one that {url} serves ({url}/models lists them).")
@@ -71,24 +72,6 @@ def endpoint_from_environment(environ: Mapping[str, str], base_url: str | None =
     if not (key.isascii() and key.isprintable()):
         raise UserError("OPENAI_API_KEY: holds characters that no key has. Set it to the key alone, or unset it.")
     return Endpoint(url, name, key)
-
-
-def _check_url(url: str) -> None:
-    example = "an address such as http://127.0.0.1:8000/v1"
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-        parts = urlsplit("")
-    # The message does not show the address, which may contain a password.
-    if parts.username is not None or parts.query or parts.fragment:
-        raise UserError(
-            f"the endpoint's address holds a user, a query or a fragment, and the log would show it. Give {example}; a key "
-            "belongs into OPENAI_API_KEY."
-        )
-    if not usable:
-        raise UserError(f"{url}: no address of an endpoint. Set OPENAI_BASE_URL to {example}.")
 
 
 def propose_with(endpoint: Endpoint, strategy: str) -> Propose:
@@ -115,13 +98,8 @@ class _Model:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._client = OpenAI(
-            base_url=endpoint.base_url,
-            api_key=endpoint.key,
-            timeout=Timeout(TIMEOUT, connect=min(TIMEOUT, CONNECT)),
-            max_retries=TRIES - 1,
-        )
-        self._takes_seed = True
+        timeout = Timeout(TIMEOUT, connect=min(TIMEOUT, CONNECT))
+        self._client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.key, timeout=timeout, max_retries=TRIES - 1)
 
     def ask(self, messages: Messages, seed: int, parents: tuple[int, ...]) -> Proposal:
         """Ask the model for a proposal; its ``problem`` is the reason if there is no program.
@@ -129,22 +107,20 @@ class _Model:
         Raises:
             UserError: the endpoint refuses the key or the model, or its address does not exist.
         """
+        url, model = self._endpoint.base_url, self._endpoint.model
         try:
             raw = self._client.chat.completions.with_raw_response.create(
-                model=self._endpoint.model,
-                messages=cast(Any, messages),
-                temperature=TEMPERATURE,
-                **cast(Any, {"seed": seed} if self._takes_seed else {}),
+                model=model, messages=cast(Any, messages), temperature=TEMPERATURE, seed=seed
             )
             # Raw JSON, because the client's classes do not check what they contain.
             return replace(self._read(raw.content, messages), parents=parents, calls=raw.retries_taken + 1)
         except APIStatusError as error:
-            line = self._line(f"HTTP {error.status_code}: {_message_of(error)}")
-            self._check_mistake(error, line)
-            if error.status_code in (400, 422) and self._takes_seed and re.search(r"\bseed\b", line):
-                self._takes_seed = False
-                proposal = self.ask(messages, seed, parents)
-                return replace(proposal, calls=proposal.calls + 1)
+            line = self._line(f"HTTP {error.status_code}: {error.response.text}")
+            if error.status_code in (401, 402, 403, 404):
+                raise UserError(
+                    f"{url}: {line}. Check OPENAI_API_KEY and its account, OPENAI_MODEL, which is {model} ({url}/models lists "
+                    "the models), and OPENAI_BASE_URL, which usually ends with /v1."
+                ) from error
             again = error.status_code in (408, 409, 429) or error.status_code >= 500
             calls, problem = (TRIES, f"{UNANSWERED}: {line}") if again else (1, f"{REFUSED}: {line}")
         except APITimeoutError:
@@ -160,6 +136,8 @@ class _Model:
             choice = value["choices"][0]
             content, refusal = (choice["message"].get(key) or "" for key in ("content", "refusal"))
             answer = self._clean(content or refusal)
+            characters = sum(len(message["content"]) for message in messages) + len(answer)
+            tokens = (value.get("usage") or {}).get("total_tokens") or -(-characters // 4)
         except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError):
             start = self._line(body[:100].decode("utf-8", "replace"))
             return Proposal(None, f"{UNANSWERED}: what it sent is malformed ({start})", messages=messages)
@@ -167,24 +145,7 @@ class _Model:
         why = "the model refused to answer" if refusal and not content else CUT_SHORT.get(str(choice.get("finish_reason")))
         if program is None and why:
             problem = f"{why}: {problem}"
-        tokens = _tokens(value.get("usage"), messages, answer)
         return Proposal(program, problem, messages=messages, answer=answer, tokens=tokens)
-
-    def _check_mistake(self, error: APIStatusError, line: str) -> None:
-        """Raise UserError if the endpoint rejects the key, the model or the address, or if the account is empty."""
-        url, model, status = self._endpoint.base_url, self._endpoint.model, error.status_code
-        if status in (401, 403):
-            which = "a" if self._endpoint.key == NO_KEY else "another"
-            raise UserError(
-                f"{url}: refuses access ({line}). Set OPENAI_API_KEY to {which} key, which may use the model {model}."
-            )
-        if status == 402 or error.code == "insufficient_quota":
-            raise UserError(f"{url}: nothing is left to pay for the answer ({line}). Check the account of OPENAI_API_KEY.")
-        if status == 404 or (status == 400 and UNKNOWN_MODEL.search(line)):
-            raise UserError(
-                f"{url}: has no model {model}, or is no address of an endpoint ({line}). Check OPENAI_MODEL ({url}/models "
-                "lists the models) and OPENAI_BASE_URL, which usually ends with /v1."
-            )
 
     def _line(self, text: str) -> str:
         """Make a text one short line for the log."""
@@ -195,19 +156,3 @@ class _Model:
         text = text.encode("utf-8", "replace").decode("utf-8")
         key = self._endpoint.key
         return text.replace(key, "***") if len(key) >= SHORTEST_SECRET else text
-
-
-def _message_of(error: APIStatusError) -> str:
-    """The message in the body of an error."""
-    body = error.body
-    if isinstance(body, dict):
-        return str(body.get("message") or body.get("detail") or body)
-    return error.response.text or error.response.reason_phrase
-
-
-def _tokens(usage: Any, messages: Messages, answer: str) -> int:
-    """The endpoint's count of tokens, or a quarter of the characters if it gives none."""
-    total = usage.get("total_tokens") if isinstance(usage, dict) else None
-    if isinstance(total, int) and total > 0:
-        return total
-    return -(-(sum(len(message["content"]) for message in messages) + len(answer)) // 4)

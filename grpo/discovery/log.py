@@ -75,6 +75,11 @@ class Settings:
     model: str | None = None
     base_url: str | None = None
 
+    @property
+    def note(self) -> str:
+        """What a report says of a search without a language model; empty for others."""
+        return "" if self.proposer == "language model" else NO_LANGUAGE_MODEL
+
 
 _SETTINGS, _ATTEMPTS = TypeAdapter(Settings), TypeAdapter(list[Attempt])
 
@@ -105,11 +110,10 @@ def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
 
 def to_json(settings: Settings, attempts: Sequence[Attempt]) -> dict[str, Any]:
     """The contents of the log file."""
-    used = settings.proposer == "language model"
     return {
         "problem": "kissing number in dimension 11",
-        "language_model": settings.model if used else None,
-        "note": "" if used else NO_LANGUAGE_MODEL,
+        "language_model": settings.model,
+        "note": settings.note,
         "settings": asdict(settings),
         "attempts": [asdict(attempt) for attempt in attempts],
     }
@@ -143,10 +147,6 @@ def read_log(path: Path, made_by: str = "") -> tuple[Settings, list[Attempt]]:
     """
     values = read_json(path, made_by, keys=("settings", "attempts"))
     try:
-        settings, attempts = _SETTINGS.validate_python(values["settings"]), _ATTEMPTS.validate_python(values["attempts"])
+        return _SETTINGS.validate_python(values["settings"]), _ATTEMPTS.validate_python(values["attempts"])
     except ValidationError as error:
         raise damaged(path, error, made_by) from error
-    for index, attempt in enumerate(attempts):
-        if attempt.index != index:
-            raise damaged(path, f"attempt {index} is not what it should be", made_by)
-    return settings, attempts

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
-from grpo.discovery.log import NO_LANGUAGE_MODEL, Attempt, Log
+from grpo.discovery.log import Attempt, Log
 from grpo.discovery.verifier import Verification
 
 
@@ -17,10 +17,9 @@ def summarise(log: Log, ended_by: str, committed: Verification) -> dict[str, Any
     """Summarise a search, without times, so that equal settings on one machine give equal summaries."""
     attempts, best = log.attempts, log.best
     searched = int(best.score) if best else 0
-    used_model = log.settings.proposer == "language model"
     return {
         **asdict(log.settings),
-        "note": "" if used_model else NO_LANGUAGE_MODEL,
+        "note": log.settings.note,
         "ended_by": ended_by,
         "best": max(searched, int(committed.combined_score)),
         "best_from": "search" if searched >= committed.combined_score else "committed program",

@@ -1,4 +1,4 @@
-"""Exact verification of kissing configurations.
+"""Exact verification of kissing configurations in dimension 11.
 
 A set C of non-zero integer vectors with min |x - y| >= max |x| over distinct x, y in C proves that the kissing number is at
 least |C|: scaled to equal length, the vectors are centers of unit balls that touch one ball and do not overlap. All arithmetic
@@ -7,20 +7,21 @@ is exact, in integers.
 
 from __future__ import annotations
 
-import math
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 
 from grpo.common.errors import UserError, reason
-from grpo.discovery.sandbox import Limits, run_program
+from grpo.discovery.constructions import DIMENSION
+from grpo.discovery.sandbox import Limits, ProgramError, run_program
 
-MOST_POINTS = {11: 868}  # dimension -> upper bound (de Laat and Leijenhorst 2024)
-MAX_PROGRAM_MB = 1.0
-START_SHOWN = 12  # characters of a string in a message
-PRINTED_SHOWN = 500  # characters of a program's output in a message
+MOST_POINTS = 868  # upper bound on the kissing number in dimension 11 (de Laat and Leijenhorst 2024)
+_Point = Annotated[list[StrictInt], Field(min_length=DIMENSION, max_length=DIMENSION)]
+_POINTS = TypeAdapter(Annotated[list[_Point], Field(min_length=1)])
 
 
 @dataclass(frozen=True)
@@ -46,114 +47,59 @@ def verify_program(program: Path, limits: Limits = Limits()) -> Verification:  #
     """Run a program in the sandbox and check its points; any misbehaviour of the program gives a verdict.
 
     Raises:
-        UserError: the file is missing, unreadable or not a file.
+        UserError: the file cannot be read.
     """
     try:
-        if program.exists() and not program.is_file():
-            raise UserError(f"{program}: not a file. Name a file with a Python program.")
         source = program.read_bytes()
     except OSError as error:
         raise UserError(f"{program}: cannot be read ({reason(error)}). Name a file with a Python program.") from error
-    return _verify(source, limits, program.name)
+    return verify_text(source, limits, program.name)
 
 
-def verify_text(text: str, limits: Limits = Limits()) -> Verification:  # noqa: B008 - it is frozen
+def verify_text(text: str | bytes, limits: Limits = Limits(), name: str = "program.py") -> Verification:  # noqa: B008
     """Verify the text of a program, as :func:`verify_program` does."""
-    return _verify(text.encode("utf-8", "surrogatepass"), limits, "program.py")
+    try:
+        source = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        return check_points(run_program(source, limits, name))
+    except ProgramError as error:
+        return _invalid(str(error))
 
 
-def _verify(source: bytes, limits: Limits, name: str) -> Verification:
-    if len(source) > MAX_PROGRAM_MB * 1e6:
-        return _invalid(f"The program is larger than {MAX_PROGRAM_MB:g} MB")
-    outcome = run_program(source, limits, name)
-    if not outcome.failure:
-        return check_points(outcome.points)
-    printed = "".join(c if c.isprintable() else " " for c in outcome.printed[-PRINTED_SHOWN:]).strip()
-    return _invalid(outcome.failure + (f". The end of what it printed: {printed}" if printed else ""))
-
-
-def check_points(points: object, dimension: int = 11) -> Verification:
+def check_points(points: object) -> Verification:
     """Check exactly whether points prove a lower bound on the kissing number.
 
     Args:
         points: lists of integers of any size, as read from JSON; any other value gets a verdict that says what it is.
     """
     if not isinstance(points, list):
-        return _invalid(f"The points are {_kind(points)}, expected a list of lists of integers")
-    most = MOST_POINTS.get(dimension)
-    if most is not None and len(points) > most:  # first, as the checks below take long for many points
-        return _invalid(
-            f"{len(points)} points are more than {most}, the proven upper bound on the kissing number in dimension {dimension} "
-            "(de Laat and Leijenhorst 2024), so they cannot be valid",
-            len(points),
-        )
+        return _invalid(f"The points are {reprlib.repr(points)}, expected a list of lists of integers")
+    if len(points) > MOST_POINTS:  # first, as the checks below take long for many points
+        return _invalid(f"{len(points)} points are more than {MOST_POINTS}, the proven upper bound", len(points))
     lengths = {len(point) if isinstance(point, list) else None for point in points}
     common = lengths.pop() if len(lengths) == 1 else None
-    problem = _problem_of_form(points, dimension) or _problem_of_vectors(points) or _problem_of_distances(points)
+    try:
+        problem = _problem_of_distances(_POINTS.validate_python(points))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"[{index}]" for index in first["loc"])
+        problem = f"points{place}: {first['msg']}, but it is {reprlib.repr(first['input'])}"
     if problem:
         return _invalid(problem, len(points), common)
-    return Verification(len(points), dimension, 1.0, float(len(points)), "")
+    return Verification(len(points), common, 1.0, float(len(points)), "")
 
 
 def _invalid(message: str, num_points: int = 0, dimension: int | None = None) -> Verification:
     return Verification(num_points, dimension, 0.0, 0.0, message)
 
 
-# -------------------------------------------------------------------------------------------------------------- the form
-
-
-def _problem_of_form(points: list[Any], dimension: int) -> str:
-    """The reason why points are not vectors of integers, else ""."""
-    if not points:
-        return "There are no points: the list is empty"
-    for index, point in enumerate(points):
-        if not isinstance(point, list):
-            return f"Point {index} is {_kind(point)}, expected a list of {dimension} integers"
-        if len(point) != dimension:
-            others = f"; point 0 has {dimension}" if index else ""
-            return f"Point {index} has dimension {len(point)}, expected {dimension}{others}"
-        for position, entry in enumerate(point):
-            if type(entry) is not int:  # True is an int too
-                return f"Point {index}, entry {position} is {_kind(entry)}, expected an integer"
-    return ""
-
-
-def _problem_of_vectors(points: list[list[int]]) -> str:
-    """The first point that is zero or a duplicate, as a message; "" if there is none."""
-    first: dict[tuple[int, ...], int] = {}
-    for index, point in enumerate(points):
-        if not any(point):
-            return f"Point {index} is the zero vector"
-        earlier = first.setdefault(tuple(point), index)
-        if earlier != index:
-            return f"Points {earlier} and {index} are the same: {point}"
-    return ""
-
-
-def _kind(value: object) -> str:
-    """Describe a value from JSON, for a message."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, float):
-        return f"{value!r}, a float" if math.isfinite(value) else f"{value!r}"
-    if isinstance(value, str):
-        return f"the string {value[:START_SHOWN]!r}" if len(value) <= START_SHOWN else f"a string, {value[:START_SHOWN]!r}..."
-    if isinstance(value, int):
-        return f"the integer {value}"
-    return (
-        "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"of type {type(value).__name__}"
-    )
-
-
-# --------------------------------------------------------------------------------------------------------- the distances
-
-
 def _problem_of_distances(points: list[list[int]]) -> str:
-    """The closest pair of points, as a message, if its distance is below the largest norm; else ""."""
+    """The zero vector, or the closest pair of points if its distance is below the largest norm, as a message; else ""."""
     norms, distances = _squares(points)
-    longest = int(norms.argmax())
+    if not norms.all():
+        return f"Point {int(norms.argmin())} is the zero vector"
     if len(points) == 1:
         return ""
+    longest = int(norms.argmax())
     rows, columns = np.triu_indices(len(points), 1)
     pair = int(distances[rows, columns].argmin())
     i, j = int(rows[pair]), int(columns[pair])
@@ -171,7 +117,7 @@ def _squares(points: list[list[int]]) -> tuple[Any, Any]:
     Uses 64-bit integers if no sum overflows (4 dimension max|x_i|^2 bounds all of them), else Python's integers.
     """
     largest = max(abs(entry) for point in points for entry in point)
-    array = np.array(points, dtype=np.int64 if 4 * len(points[0]) * largest**2 < 2**63 else object)
+    array = np.array(points, dtype=np.int64 if 4 * DIMENSION * largest**2 < 2**63 else object)
     products = array @ array.T
     norms = products.diagonal()
     return norms, norms[:, None] + norms[None, :] - 2 * products

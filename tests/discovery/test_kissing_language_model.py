@@ -140,11 +140,10 @@ def test_tokens_are_estimated_where_the_endpoint_does_not_count(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("failure", "line"),
     [
-        (BUSY, "HTTP 429: too many requests"),
-        (BROKEN, "HTTP 500: out of memory"),
-        (refusing(503, "loading the model"), "HTTP 503: loading the model"),
-        (refusing(408, "slow"), "HTTP 408: slow"),
-        (refusing(409, "locked"), "HTTP 409: locked"),
+        (BUSY, 'HTTP 429: {"error": {"message": "too many requests"}}'),
+        (BROKEN, "HTTP 500: "),
+        (refusing(408, "slow"), "HTTP 408: "),
+        (refusing(409, "locked"), "HTTP 409: "),
         (Behaviour("<h1>Bad\nGateway</h1>", 502), "HTTP 502: <h1>Bad Gateway</h1>"),
         (HANG_UP, "no connection: "),
         (SLOW, "nothing within 1 seconds"),
@@ -188,7 +187,7 @@ def test_an_attempt_in_vain_scores_nothing_and_the_search_goes_on(tmp_path: Path
     with FakeEndpoint([GOOD, *[BROKEN] * TRIES, BETTER]) as server:
         attempts = run(server, tmp_path, Budget(calls=TRIES + 2))
     assert scores(attempts) == [22, 0, 38] and attempts[1].proposal.calls == attempts[1].proposal.failed_calls == TRIES
-    assert attempts[1].verdict.message == "the endpoint did not answer: HTTP 500: out of memory"
+    assert attempts[1].verdict.message.startswith("the endpoint did not answer: HTTP 500: ")
     prompts = server.prompts()
     assert prompts[-1] == prompts[1] and CROSS in prompts[-1], "what never came is not fed back"
 
@@ -196,7 +195,7 @@ def test_an_attempt_in_vain_scores_nothing_and_the_search_goes_on(tmp_path: Path
 def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language_model, "TRIES", 1)
     with FakeEndpoint(lambda request: BROKEN if len(server.requests) <= SILENCE else GOOD) as server:
-        with pytest.raises(UserError, match=rf"{SILENCE} attempts in a row had no answer \(.*HTTP 500: out of memory\)"):
+        with pytest.raises(UserError, match=rf"{SILENCE} attempts in a row had no answer \(.*HTTP 500: .*out of memory"):
             run(server, tmp_path, Budget(calls=100))
         assert scores(run(server, tmp_path, Budget(calls=SILENCE + 2))) == [0] * SILENCE + [22] * 2
 
@@ -204,28 +203,19 @@ def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path,
 @pytest.mark.parametrize(
     ("failure", "told"),
     [
-        (NO_ENTRY, r"refuses access \(HTTP 401: Incorrect API key provided: \*\*\*\.\)\. Set OPENAI_API_KEY to another key"),
-        (refusing(403, "country"), r"refuses access \(HTTP 403: country\)"),
-        (refusing(404, "The model `a-model` does not exist."), r"has no model a-model.*OPENAI_MODEL.*/models.*OPENAI_BASE_URL"),
-        (Behaviour('{"detail":"Not Found"}', 404), r"has no model a-model, or is no address.*\(HTTP 404: Not Found\)"),
-        (refusing(400, "a-model is not a valid model ID"), "has no model a-model"),
-        (refusing(400, "model 'a-model' not found"), "has no model a-model"),
-        (refusing(402, "Insufficient Balance"), "nothing is left to pay for the answer"),
-        (refusing(429, "You exceeded your quota", code="insufficient_quota"), "nothing is left to pay for the answer"),
+        (NO_ENTRY, r"HTTP 401: .*Incorrect API key provided: \*\*\*\..*Check OPENAI_API_KEY"),
+        (refusing(402, "Insufficient Balance"), r"HTTP 402: .*Insufficient Balance.*Check OPENAI_API_KEY and its account"),
+        (refusing(403, "country"), r"HTTP 403: .*country"),
+        (refusing(404, "no such model"), r"HTTP 404: .*OPENAI_MODEL, which is a-model .*/models.*OPENAI_BASE_URL"),
     ],
 )
 def test_mistakes_of_the_user_are_told_at_once(tmp_path: Path, failure: Behaviour, told: str) -> None:
     with FakeEndpoint([GOOD, failure]) as server:
         with pytest.raises(UserError, match=told) as caught:
             run(server, tmp_path, Budget(calls=9))
-        assert len(server.requests) == (1 + TRIES if failure.status == 429 else 2)
+        assert len(server.requests) == 2
         assert str(caught.value).startswith(server.url) and KEY not in str(caught.value)
         assert scores(open_search(server, tmp_path).attempts) == [22], "what was done before is kept"
-
-
-def test_a_missing_key_is_named() -> None:
-    with FakeEndpoint([NO_ENTRY]) as server, pytest.raises(UserError, match="Set OPENAI_API_KEY to a key"):
-        propose_with(Endpoint(server.url, MODEL), "best_of_n")([], 1)
 
 
 def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp_path: Path) -> None:
@@ -233,23 +223,9 @@ def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp
     with FakeEndpoint([GOOD, too_long, too_long, BETTER]) as server:
         attempts = run(server, tmp_path, Budget(calls=4))
     assert scores(attempts) == [22, 0, 0, 38] and len(server.requests) == 4
-    assert attempts[1].proposal.problem.startswith(f"{REFUSED}: HTTP 400: This model's maximum context length is 4096 tokens.")
+    assert attempts[1].proposal.problem.startswith(f"{REFUSED}: HTTP 400: ")
     prompts = server.prompts()
     assert CROSS in prompts[1] and prompts[2] == prompts[3] == prompts[0]
-
-
-@pytest.mark.parametrize(
-    "complaint",
-    [
-        refusing(400, "Unsupported parameter: 'seed'", param="seed"),
-        Behaviour('{"detail":[{"type":"extra_forbidden","loc":["body","seed"]}]}', 422),
-    ],
-)
-def test_an_endpoint_that_takes_no_seed_gets_none(tmp_path: Path, complaint: Behaviour) -> None:
-    with FakeEndpoint(lambda request: complaint if "seed" in request else GOOD) as server:
-        attempts = run(server, tmp_path, Budget(calls=4))
-    assert scores(attempts) == [22] * 3
-    assert [attempt.proposal.calls for attempt in attempts] == [2, 1, 1], "the endpoint need not be asked each time"
 
 
 # ------------------------------------------------------------------------------------------------------------ odd answers
@@ -316,16 +292,13 @@ def test_endpoint_from_environment() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"OPENAI_BASE_URL": ""}, "no endpoint is given. Set OPENAI_BASE_URL"),
+        ({"OPENAI_BASE_URL": ""}, "no address of an endpoint. Set OPENAI_BASE_URL to"),
         ({"OPENAI_MODEL": " "}, r"no model is given. Set OPENAI_MODEL .*http://127.0.0.1:8000/v1/models"),
-        ({"OPENAI_BASE_URL": "127.0.0.1:8000/v1"}, "127.0.0.1:8000/v1: no address of an endpoint. Set OPENAI_BASE_URL"),
-        ({"OPENAI_BASE_URL": "localhost"}, "no address of an endpoint"),
+        ({"OPENAI_BASE_URL": "127.0.0.1:8000/v1"}, "no address of an endpoint"),
         ({"OPENAI_BASE_URL": "ftp://example.org/v1"}, "no address of an endpoint"),
-        ({"OPENAI_BASE_URL": "http:///v1"}, "no address of an endpoint"),
         ({"OPENAI_BASE_URL": "http://example.org:99999/v1"}, "no address of an endpoint"),
-        ({"OPENAI_BASE_URL": "http://[::1/v1"}, "no address of an endpoint"),
-        ({"OPENAI_BASE_URL": f"http://me:{KEY}@example.org/v1"}, "holds a user, a query or a fragment"),
-        ({"OPENAI_BASE_URL": f"http://example.org/v1?key={KEY}"}, "holds a user, a query or a fragment"),
+        ({"OPENAI_BASE_URL": f"http://me:{KEY}@example.org/v1"}, "without a user, a query or a fragment"),
+        ({"OPENAI_BASE_URL": f"http://example.org/v1?key={KEY}"}, "without a user, a query or a fragment"),
         ({"OPENAI_API_KEY": "sk-sécret"}, "OPENAI_API_KEY: holds characters that no key has"),
         ({"OPENAI_API_KEY": "sk-secret\nsk-other"}, "OPENAI_API_KEY: holds characters that no key has"),
     ],
@@ -399,9 +372,7 @@ def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
         whole = log.read_text()
         without_seed = json.loads(whole)
         del without_seed["attempts"][1]["seed"]
-        without_first = json.loads(whole)
-        del without_first["attempts"][0]
-        for text in (whole[: len(whole) // 2], "[]", "{}", json.dumps(without_seed), json.dumps(without_first)):
+        for text in (whole[: len(whole) // 2], "[]", "{}", json.dumps(without_seed)):
             log.write_text(text)
             with pytest.raises(UserError, match=rf"{LOG}.*damaged"):
                 run(server, tmp_path, Budget(calls=3))
@@ -440,7 +411,7 @@ def test_programs_run_where_reading_is_not_fenced_only_if_the_user_says_so(tmp_p
         command = [sys.executable, "-c", ON_A_KERNEL_WITHOUT_LANDLOCK, *arguments]
         refused = subprocess.run(command, env=os.environ | said, capture_output=True, text=True, check=False)
         assert refused.returncode == 2 and not server.requests and not (tmp_path / "out").exists()
-        assert "the sandbox cannot restrict" in refused.stderr and "KISSING_UNFENCED=1" in refused.stderr
-        assert "reading" in refused.stderr and "Traceback" not in refused.stderr
+        assert "could read whatever you may read" in refused.stderr and "KISSING_UNFENCED=1" in refused.stderr
+        assert "Traceback" not in refused.stderr
         subprocess.run(command, env=os.environ | said | {"KISSING_UNFENCED": "1"}, capture_output=True, check=True)
         assert "PRIVATE KEY" in server.prompts()[1]  # what is at stake

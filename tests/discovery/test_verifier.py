@@ -7,7 +7,6 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,19 +19,19 @@ QUICK = Limits(seconds=20, cpu_seconds=2, memory_mb=500, output_mb=1)
 Points = list[list[int]]
 
 
-def roots(dimension: int, length: int = 1) -> Points:
+def roots(n: int) -> Points:
     """The root system D_n: all +-e_i +- e_j, of squared norm 2 and with squared distances of 2 and more."""
     points = []
-    for i, j in itertools.combinations(range(dimension), 2):
-        for signs in itertools.product((length, -length), repeat=2):
-            point = [0] * dimension
+    for i, j in itertools.combinations(range(n), 2):
+        for signs in itertools.product((1, -1), repeat=2):
+            point = [0] * 11
             point[i], point[j] = signs
             points.append(point)
     return points
 
 
-def axes(dimension: int, length: int = 2) -> Points:
-    return [[sign * length * (i == j) for j in range(dimension)] for i in range(dimension) for sign in (1, -1)]
+def axes(n: int, length: int = 2) -> Points:
+    return [[sign * length * (i == j) for j in range(11)] for i in range(n) for sign in (1, -1)]
 
 
 def naive(points: Points) -> tuple[int, int]:
@@ -41,8 +40,8 @@ def naive(points: Points) -> tuple[int, int]:
     return min(distances), max(sum(a * a for a in x) for x in points)
 
 
-def rejected(points: object, message: str, **more: Any) -> Verification:
-    verdict = check_points(points, **more)
+def rejected(points: object, message: str) -> Verification:
+    verdict = check_points(points)
     assert (verdict.validity, verdict.combined_score) == (0.0, 0.0)
     assert message in verdict.message
     return verdict
@@ -58,14 +57,11 @@ def test_sets_known_to_be_valid_are_so_at_any_scale(points: Points, count: int, 
     assert check_points(scaled) == Verification(count, 11, 1.0, float(count), "")
 
 
-def test_other_dimensions() -> None:
-    assert check_points([[1, 0], [0, 1], [-1, 0], [0, -1]], dimension=2).combined_score == 4
-    assert check_points(roots(4) + axes(4), dimension=4).validity == 0  # norms 2 and 4
-    half = [[*signs] for signs in itertools.product((1, -1), repeat=4)]
-    assert check_points(half + axes(4), dimension=4) == Verification(24, 4, 1.0, 24.0, "")  # the 24-cell
-    assert check_points([[5]], dimension=1).combined_score == 1
-    many = [[number] for number in range(1, 901)]
-    assert rejected(many, "Minimum squared distance 1 < maximum squared norm 810000: points 0 [1] and 1 [2]", dimension=1)
+def test_small_sets() -> None:
+    assert check_points([[5, *[0] * 10]]).combined_score == 1
+    assert check_points(roots(4) + axes(4)).validity == 0  # norms 2 and 4
+    half = [[*signs, *[0] * 7] for signs in itertools.product((1, -1), repeat=4)]
+    assert check_points(half + axes(4)) == Verification(24, 11, 1.0, 24.0, "")  # the 24-cell
 
 
 def test_the_message_names_the_pair_and_the_longest_point() -> None:
@@ -102,18 +98,18 @@ def test_as_a_naive_check(scale: int) -> None:
     rng = random.Random(scale)
     seen = set()
     for trial in range(60):
-        dimension = rng.choice([2, 3, 4, 11])
-        base = roots(dimension) if trial % 2 else axes(dimension)
+        n = rng.choice([2, 3, 4, 11])
+        base = roots(n) if trial % 2 else axes(n)
         some = rng.sample(base, rng.randint(2, min(len(base), 12)))
         noise = rng.choice([0, 1, scale // 1000])
         points = [[scale * entry + rng.randint(-noise, noise) for entry in point] for point in some]
         if trial % 5 == 0:  # all but one far away and near one another
-            points = [[entry + 100 * scale for entry in point] for point in points[1:]] + [[7 * scale] * dimension]
+            points = [[entry + 100 * scale for entry in point] for point in points[1:]] + [[7 * scale] * 11]
         distinct = [list(point) for point in dict.fromkeys(map(tuple, points)) if any(point)]
         if len(distinct) < 2:
             continue
         least, most = naive(distinct)
-        verdict = check_points(distinct, dimension)
+        verdict = check_points(distinct)
         assert verdict.validity == (least >= most)
         seen.add(verdict.validity)
         if least < most and most < 10**150:
@@ -145,27 +141,20 @@ def test_600_points_take_little_time(scale: int) -> None:
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        (None, "The points are null, expected a list"),
-        ({"validity": 1.0}, "The points are an object"),
-        ("points", "The points are the string 'points'"),
-        (3, "The points are the integer 3"),
-        ([], "There are no points"),
-        ([[1] * 11, 5], "Point 1 is the integer 5, expected a list of 11 integers"),
-        ([[1] * 11, "x" * 10**6], "Point 1 is a string, 'xxxxxxxxxxxx'..."),
-        ([[1] * 10], "Point 0 has dimension 10, expected 11"),
-        ([[1] * 11, [1] * 12], "Point 1 has dimension 12, expected 11; point 0 has 11"),
-        ([[1] * 11, []], "Point 1 has dimension 0, expected 11"),
-        ([[1.0] + [0] * 10], "Point 0, entry 0 is 1.0, a float, expected an integer"),
-        ([[0] * 10 + [float("nan")]], "Point 0, entry 10 is nan"),
-        ([[float("-inf")] + [0] * 10], "Point 0, entry 0 is -inf"),
-        ([[1e400] + [0] * 10], "Point 0, entry 0 is inf"),
-        ([["1"] + [0] * 10], "Point 0, entry 0 is the string '1'"),
-        ([[True] + [0] * 10], "Point 0, entry 0 is true"),
-        ([[None] + [1] * 10], "Point 0, entry 0 is null"),
-        ([[[1]] + [1] * 10], "Point 0, entry 0 is a list"),
+        (None, "The points are None, expected a list"),
+        ("points" * 10**6, "The points are 'pointspoints...spointspoints', expected a list"),
+        ([], "points: List should have at least 1 item"),
+        ([[1] * 11, 5], "points[1]: Input should be a valid list, but it is 5"),
+        ([[1] * 10], "points[0]: List should have at least 11 items after validation, not 10"),
+        ([[1] * 11, [1] * 12], "points[1]: List should have at most 11 items after validation, not 12"),
+        ([[1.0] + [0] * 10], "points[0][0]: Input should be a valid integer, but it is 1.0"),
+        ([[0] * 10 + [float("nan")]], "points[0][10]: Input should be a valid integer, but it is nan"),
+        ([["1"] + [0] * 10], "points[0][0]: Input should be a valid integer, but it is '1'"),
+        ([[True] + [0] * 10], "points[0][0]: Input should be a valid integer, but it is True"),
+        ([[None] + [1] * 10], "points[0][0]: Input should be a valid integer, but it is None"),
+        ([[[1]] + [1] * 10], "points[0][0]: Input should be a valid integer, but it is [1]"),
         ([[1] * 11, [0] * 11], "Point 1 is the zero vector"),
-        ([*axes(11), axes(11)[3]], "Points 3 and 22 are the same: [0, -2, 0"),
-        (np.eye(11, dtype=int), "The points are of type ndarray"),
+        ([*axes(11), axes(11)[3]], "Minimum squared distance 0 < maximum squared norm 4: points 3 [0, -2, 0"),
     ],
 )
 def test_refused(points: object, message: str) -> None:
@@ -181,8 +170,8 @@ def test_more_points_than_can_be_are_refused_at_once() -> None:
 
 
 def test_the_dimension_that_was_found() -> None:
-    assert rejected([[1, 2], [3, 4]], "dimension 2, expected 11").dimension == 2
-    assert rejected([[1, 2], [3]], "dimension 2").dimension is None
+    assert rejected([[1, 2], [3, 4]], "at least 11 items").dimension == 2
+    assert rejected([[1, 2], [3]], "at least 11 items").dimension is None
 
 
 # ------------------------------------------------------------------------------------------------------------- programs
@@ -205,11 +194,8 @@ def test_programs_with_22_points(program: str) -> None:
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("import numpy as np\npoints = np.eye(11)", "Point 0, entry 0 is 1.0, a float"),
-        ("points = None", "The points are null, expected a list"),
-        ("points = [{1: 2}]", "Point 0 is an object"),
-        ("points = [[[[1]]] + [0] * 10]", "Point 0, entry 0 is a list"),
-        ("points = [[10**5000] * 11]", "holds an integer of 5001 digits, at most 100 are allowed"),
+        ("import numpy as np\npoints = np.eye(11)", "points[0][0]: Input should be a valid integer, but it is 1.0"),
+        ("points = [[10**1000] * 11]", "holds an integer of 1001 digits, at most 100 are allowed"),
         ("x = 1\n\nraise ValueError('no such code')", "ValueError: no such code (line 3: raise ValueError('no such code'))"),
         ("print('almost')\n1 / 0", "ZeroDivisionError: division by zero (line 2: 1 / 0). The end of what it printed: almost"),
     ],
@@ -273,17 +259,15 @@ def test_a_file(tmp_path: Path) -> None:
     program.write_text(f"# two lines\npoints = {AXES}\n", encoding="utf-8")
     assert verify_program(program, QUICK).combined_score == 22
     program.write_bytes("# -*- coding: latin-1 -*-\nname = 'é'\nassert len(name) == 1\npoints = [[1]]".encode("latin-1"))
-    assert "Point 0 has dimension 1" in verify_program(program, QUICK).message
+    assert "points[0]: List should have at least 11 items" in verify_program(program, QUICK).message
     program.write_bytes(b"points = '\xff'")
     assert "SyntaxError" in verify_program(program, QUICK).message
     program.write_bytes(b"points = [\n[1, 2], [3\n")
     assert "SyntaxError: '[' was never closed (line 2: [1, 2], [3)" in verify_program(program, QUICK).message
-    program.write_bytes(b"#" * 2_000_000)
-    assert "larger than 1 MB" in verify_program(program, QUICK).message
     assert verify_text("name = '\ud800'", QUICK).validity == 0
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     for wrong in (tmp_path / "missing.py", tmp_path):
-        with pytest.raises(UserError, match=r"(cannot be read|not a file).*Name a file with a Python program"):
+        with pytest.raises(UserError, match=r"cannot be read.*Name a file with a Python program"):
             verify_program(wrong)

@@ -178,18 +178,13 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
     return {key: values[WARM_UP:] for key, values in times.items()}
 
 
-def add_shape(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the size of a rollout batch and the number of threads."""
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=108)
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--threads", type=int, default=2)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_shape(parser)
     parser.add_argument("--steps", type=int, default=5, help="number of measured steps per turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--without-trl", action="store_true", help="compare packed and padded microbatches only")

@@ -19,7 +19,7 @@ from grpo.evaluation.evaluate import log_generations as log_generations
 from grpo.learner.advantages import normalize_scores
 from grpo.learner.losses import LossInputs, find_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
-from grpo.learner.padding import pad_and_shift
+from grpo.learner.microbatches import pad_and_shift
 from grpo.study.methods import LOSSES_OF_THE_HANDOUTS
 from grpo.tasks.keyword_inclusion import keyword_inclusion_reward_fn as keyword_inclusion_reward_fn
 from grpo.tasks.rewards import question_only_reward_fn as question_only_reward_fn
@@ -38,7 +38,7 @@ def tokenize_prompt_and_output(prompt_strs: list[str], output_strs: list[str], t
     """Tokenise prompts and outputs apart, join them, and mark the output's tokens.
 
     Returns:
-        As :func:`grpo.learner.padding.pad_and_shift`.
+        As :func:`grpo.learner.microbatches.pad_and_shift`.
     """
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in prompt_strs]
     outputs = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in output_strs]

@@ -6,11 +6,9 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -37,7 +35,6 @@ from benchmarks.gpu_parts.tools import (
 )
 from grpo.common.memory import peak_mb, reset_peak
 from grpo.learner.optimizer import Optimizer
-from grpo.models.packed_attention import Layout
 
 
 def gradients(setting: Setting) -> Rows:
@@ -103,7 +100,6 @@ def throughput(setting: Setting) -> Rows:
         checkpointed: bool = False,
         compiled: bool = False,
         own: bool = False,
-        flex: bool = False,
         packing: bool = True,
         dtype: torch.dtype = dtype,
     ) -> Row:
@@ -125,8 +121,7 @@ def throughput(setting: Setting) -> Rows:
             backward(model, taking_steps, batch, budget, scale.padded, packing)
             skipped += not taking_steps.step(1.0)[1]
 
-        with patch.object(Layout, "on", lambda layout, device, _: layout.block_mask(device)) if flex else nullcontext():
-            seconds = median_seconds(setting, update, before=lambda: reset_peak(device))
+        seconds = median_seconds(setting, update, before=lambda: reset_peak(device))
         tokens = real_tokens(batch, scale.update.group)
         return {
             "seconds": seconds,
@@ -139,8 +134,6 @@ def throughput(setting: Setting) -> Rows:
 
     yield "matrix products", "", matrix_products
     yield "packed", "40% of the peak", measure
-    if setting.on_gpu:  # on a CPU it has no backward pass
-        yield "packed, FlexAttention", "", lambda: measure(flex=True)
     yield "packed, rows twice as long", "", lambda: measure(2 * scale.budget)
     yield "packed, checkpointed", "", lambda: measure(checkpointed=True)
     yield "packed, 8-bit moments", "", lambda: measure(optimizer="adamw_8bit")

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.common.world import ALONE, World
-from grpo.rollout.engine import Engine, SamplingParams, derive_seed, require_whole_groups
+from grpo.rollout.engine import Engine, SamplingParams, derive_seed
 from grpo.study.settings import Evaluation
 from grpo.tasks.task import Format, ScoredBatch, Task
 
@@ -108,7 +108,8 @@ def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: Sampl
     """
     prompts, share = encode_prompts(sampler.tokenizer, problems, sampler.format), sampler.world.share
     groups = sampler.engine.generate(prompts, params, n=n, seed=seed)
-    require_whole_groups(groups, len(prompts[share]), params, n)
+    if (sizes := [len(group) for group in groups]) != [n] * len(prompts[share]):
+        raise ValueError(f"the engine was asked for groups of {n} responses, and returned groups of {sizes}")
     mine = zip(problems[share], prompts[share], groups, strict=True)
     return [Rollout(problem, ids, completion) for problem, ids, group in mine for completion in group]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo.common.records import Rollout, response_tokens
 from grpo.learner.microbatches import Microbatch
-from grpo.models.to_device import send
 
 
 @dataclass(frozen=True)
@@ -44,47 +43,36 @@ class TrainBatch:
         """Build the batch of all rollouts, with ``weights`` (responses,), on a device."""
         old = given_log_probs(rollouts, "old_log_probs")
         reference = given_log_probs(rollouts, "reference_log_probs")
-        engine = [torch.tensor(rollout.completion.log_probs) for rollout in rollouts]
 
         def padded(log_probs: list[Tensor]) -> Tensor:
-            return send(pad_sequence(log_probs, batch_first=True), device)
+            return pad_sequence(log_probs, batch_first=True).to(device, non_blocking=True)
+
+        def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.tensor(values, dtype=dtype)[:, None].to(device, non_blocking=True)
 
         return cls(
             None if old is None else padded(old),
             None if reference is None else padded(reference),
-            padded(engine),
-            send(_column(rollout.advantage for rollout in rollouts), device),
-            send(_column(rollout.rewards["reward"] for rollout in rollouts), device),
-            send(torch.tensor([[rollout.group] for rollout in rollouts]), device),
-            send(weights[:, None], device),
+            padded([torch.tensor(rollout.completion.log_probs) for rollout in rollouts]),
+            column([rollout.advantage for rollout in rollouts]),
+            column([rollout.rewards["reward"] for rollout in rollouts]),
+            column([rollout.group for rollout in rollouts], torch.int64),
+            weights[:, None].to(device, non_blocking=True),
             response_tokens(rollouts),
             len(rollouts),
         )
 
     def part(self, micro: Microbatch) -> TrainBatch:
         """Select a microbatch's members, cut to the longest of them."""
-        members, longest = send(torch.tensor(micro.members), micro.mask.device), micro.mask.shape[1]
-
-        def rows(x: Tensor) -> Tensor:
-            return x.index_select(0, members)[:, :longest].contiguous()
-
-        return replace(
-            self,
-            old_log_probs=None if self.old_log_probs is None else rows(self.old_log_probs),
-            reference_log_probs=None if self.reference_log_probs is None else rows(self.reference_log_probs),
-            engine_log_probs=rows(self.engine_log_probs),
-            advantages=self.advantages.index_select(0, members),
-            raw_rewards=self.raw_rewards.index_select(0, members),
-            groups=self.groups.index_select(0, members),
-            weights=self.weights.index_select(0, members),
-        )
+        members = torch.tensor(micro.members).to(micro.mask.device, non_blocking=True)
+        selected: dict[str, Any] = {
+            name: value.index_select(0, members)[:, : micro.mask.shape[1]].contiguous()
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **selected)
 
 
 def given_log_probs(rollouts: Sequence[Rollout], which: Literal["old_log_probs", "reference_log_probs"]) -> list[Tensor] | None:
     """The old or reference log-probs of rollouts; None if they have none. Either all have them or none."""
     return [found for rollout in rollouts if (found := getattr(rollout, which)) is not None] or None
-
-
-def _column(values: Iterable[float]) -> Tensor:
-    """(len(values), 1) in float32."""
-    return torch.tensor(list(values), dtype=torch.float32)[:, None]

@@ -47,7 +47,11 @@ class _LogProbs(torch.autograd.Function):
             incoming = of_log_probs[part, None] / ctx.temperature
             logits = (hidden[part] @ weight.T).float().div_(ctx.temperature)
             distribution = logits.sub_(normalizers[part, None])
-            more = 0 if of_entropy is None else _entropy_gradient(distribution) * (of_entropy[part, None] / ctx.temperature)
+            more: Tensor | float = 0.0
+            if of_entropy is not None:
+                p = distribution.exp()
+                entropy = -torch.linalg.vecdot(p, distribution)[:, None]
+                more = p.mul_(distribution + entropy).neg_() * (of_entropy[part, None] / ctx.temperature)
             at_logits = distribution.exp_().mul_(-incoming)
             at_logits = at_logits.scatter_add_(1, labels[part, None], incoming)
             at_logits = (at_logits if of_entropy is None else at_logits + more).to(weight.dtype)
@@ -75,25 +79,4 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperatur
 def log_probs_of(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Compute :func:`chunked_log_probs` from logits (tokens, vocabulary)."""
     distribution = torch.log_softmax(logits.float() / temperature, dim=-1)
-    return distribution.gather(-1, labels[:, None])[:, 0], _Entropy.apply(distribution)  # type: ignore[no-untyped-call]
-
-
-class _Entropy(torch.autograd.Function):
-    """Entropy H = -sum p log p from log p (tokens, vocabulary), the only tensor kept for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, distribution: Tensor) -> Tensor:
-        ctx.save_for_backward(distribution)
-        return -(distribution.exp() * distribution).sum(dim=-1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (distribution,) = ctx.saved_tensors
-        return _entropy_gradient(distribution).mul_(gradient[:, None])
-
-
-def _entropy_gradient(distribution: Tensor) -> Tensor:
-    """Gradient -p (log p + H) of the entropy, at the logits and at log p: log softmax does not change it."""
-    p = distribution.exp()
-    entropy = -torch.linalg.vecdot(p, distribution)[:, None]
-    return p.mul_(distribution + entropy).neg_()
+    return distribution.gather(-1, labels[:, None])[:, 0], -(distribution.exp() * distribution).sum(dim=-1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -33,12 +33,13 @@ from grpo.learner.microbatches import (
     packed_microbatches,
     padded_microbatches,
 )
-from grpo.learner.mismatch import importance_weights, mismatch_sums
+from grpo.learner.mismatch import importance_weights, mismatch
 from grpo.learner.optimizer import Optimizer
 from grpo.learner.schedule import learning_rate
+from grpo.models.checkpoint import compile_layers
+from grpo.models.examine import traits_of
 from grpo.models.lora import adapter_weights, without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
-from grpo.models.traits import traits_of
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.settings import LearnerSettings
 
@@ -62,13 +63,17 @@ class Learner:
 
     Args:
         model: from :func:`grpo.models.checkpoint.load_model`; with ``config.lora`` it already has its adapters.
-        settings: size and kind of microbatches, optimizer, and placement of weights (``fully_shard``:
-            :mod:`grpo.models.sharding`). A model that cannot share prompts gets padded microbatches even with ``packing``.
+        settings: size and kind of microbatches, optimizer, gradient checkpointing, compilation, and placement of weights
+            (``fully_shard``: :mod:`grpo.models.sharding`). A model that cannot share prompts gets padded microbatches even with
+            ``packing``.
         world: the processes that share the work. Each has a learner with the same arguments, and calls its methods with the
             same whole batches.
 
     Attributes:
         updates: optimizer steps so far, including skipped ones.
+
+    Raises:
+        UserError: gradient checkpointing would change this model's results, or a metric of the loss has the name of another.
     """
 
     def __init__(
@@ -82,8 +87,21 @@ class Learner:
         self.model = model
         self.config = config
         self.pad_token_id = pad_token_id
+        traits = traits_of(model)
         self.max_tokens = settings.max_tokens_per_microbatch
-        self.packs = settings.packing and self.max_tokens is not None and not traits_of(model).copied_because
+        self.packs = settings.packing and self.max_tokens is not None and not traits.copied_because
+        if self.max_tokens is not None and settings.packing and not self.packs and world.rank == 0:
+            why = traits.copied_because
+            print(f"learner: padded microbatches of {self.max_tokens} tokens, not packed rows: {why}", flush=True)
+        if settings.gradient_checkpointing:
+            if not traits.recomputes_exactly:
+                raise UserError(
+                    "params.yaml: learner.gradient_checkpointing: this model's layers give other results in training mode, "
+                    "which gradient checkpointing needs. Set it to false."
+                )
+            model.gradient_checkpointing_enable()
+        if settings.compile:
+            compile_layers(model)
         self.measures_kl = isinstance(config, GrpoConfig) and config.measure_kl
         wanted = isinstance(config, GrpoConfig) and config.needs_starting_weights and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
@@ -93,6 +111,7 @@ class Learner:
         self.offloads = settings.offload_reference
         if self.reference is not None and self.offloads:
             self.reference.to("cpu")
+        self.own_metrics: tuple[str, ...] = ()
         if isinstance(config, GrpoConfig):
             self.loss, self.own_metrics = bind_loss(config.loss_type, config.loss_options)
             with_cap = ("importance_mean", "importance_capped") if config.importance_cap is not None else ()
@@ -133,17 +152,12 @@ class Learner:
         """Take one optimizer step on one train batch of scored rollouts; skip it if its gradient is not finite.
 
         Returns:
-            the metrics of the update:
-
-            - the loss, and the gradient norm before clipping;
-            - over response tokens: mean entropy (nats), share of clipped tokens, mean, smallest and largest ratio pi / pi_old;
-            - between the engine's and the learner's log-probs under the sampling weights: mean and largest absolute difference,
-              share of tokens above :data:`grpo.learner.mismatch.NOTICEABLE`, and sampled KL;
-            - with ``importance_cap``, the mean importance weight and the share of tokens at the cap;
-            - with ``kl_coefficient``, the mean of the KL term (``kl_loss``);
-            - ``skipped_update`` (1 or 0), the learning rate, the means of the loss's own metrics, and :meth:`loss_scale`.
+            the metrics of :meth:`_step`. Those per token are the entropy (nats), the share of clipped tokens, the ratio
+            pi / pi_old, the difference between the engine's and the learner's log-probs under the sampling weights
+            (:mod:`grpo.learner.mismatch`), with ``importance_cap`` the importance weight and the share of tokens at the cap,
+            with ``kl_coefficient`` the KL term, and the loss's own. The extremes are those of the ratio and of the difference.
         """
-        config, loss_scale = self._grpo, self.loss_scale()
+        config = self._grpo
         prompts, responses = token_ids(rollouts)
         weights = response_weights(
             torch.tensor([len(ids) for ids in responses]),
@@ -158,20 +172,7 @@ class Learner:
         extreme = {name: torch.full((), value, device=self.model.device) for name, value in extremes.items()}
         for micro in self._microbatches(self.model, prompts, responses):
             self._backward(batch.part(micro), micro, totals, extreme)
-        sums, extremes, norm, taken = self._step(totals, extreme)
-        of_ranks = self.world.all_gather(extremes)
-        over_all = {name: (min if name == "ratio_min" else max)(each[name] for each in of_ranks) for name in extremes}
-        tokens = max(1.0, sums["tokens"])
-        return {
-            "loss": sums["loss"],
-            "gradient_norm": norm,
-            **{name: sums[name] / tokens for name in self.means},
-            **over_all,
-            "skipped_update": 0.0 if taken else 1.0,
-            "learning_rate": self.optimizer.learning_rate,
-            **{name: sums[name] / tokens for name in self.own_metrics},
-            **loss_scale,
-        }
+        return self._step(totals, extreme)
 
     def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
         """Take one step of supervised fine-tuning on the negative log-likelihood, summed over tokens, averaged over responses.
@@ -181,31 +182,15 @@ class Learner:
             normalize_constant: divides each response's sum.
 
         Returns:
-            loss, gradient norm before clipping, mean entropy and mean negative log-likelihood of a response token (nats),
-            ``skipped_update``, the learning rate, and :meth:`loss_scale`.
+            the metrics of :meth:`_step`. Those per token are the entropy and the negative log-likelihood (nats).
         """
-        loss_scale = self.loss_scale()
         totals = self._zeros("loss", "tokens", "token_entropy", "mean_nll")
         for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
-            mask = micro.mask
-            weights = torch.full((len(mask),), 1.0 / len(responses), device=mask.device)
-            loss = negative_log_likelihood(micro.log_probs, mask, weights, normalize_constant)
+            weights = torch.full((len(micro.mask),), 1.0 / len(responses), device=micro.mask.device)
+            loss = negative_log_likelihood(micro.log_probs, micro.mask, weights, normalize_constant)
             self.optimizer.backward(loss)
-            totals["loss"] += loss.detach()
-            totals["tokens"] += len(micro.tokens)
-            totals["token_entropy"] += micro.flat(micro.entropy.detach()).sum()
-            totals["mean_nll"] -= micro.flat(micro.log_probs.detach()).sum()
-        sums, _, norm, taken = self._step(totals, {})
-        tokens = max(1.0, sums["tokens"])
-        return {
-            "loss": sums["loss"],
-            "gradient_norm": norm,
-            "token_entropy": sums["token_entropy"] / tokens,
-            "mean_nll": sums["mean_nll"] / tokens,
-            "skipped_update": 0.0 if taken else 1.0,
-            "learning_rate": self.optimizer.learning_rate,
-            **loss_scale,
-        }
+            _add(totals, micro, loss, {"token_entropy": micro.entropy, "mean_nll": -micro.log_probs})
+        return self._step(totals, {})
 
     def loss_scale(self) -> dict[str, float]:
         """Loss scale of the next update, as a metric; empty unless the model computes in float16."""
@@ -266,9 +251,6 @@ class Learner:
         # Log-probs under the sampling weights, from the learner (old) and from the engine.
         old = micro.log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         engine = batch.engine_log_probs
-        importance = torch.ones_like(old)
-        if config.importance_cap is not None:
-            importance = importance_weights(old, engine, config.importance_cap)
         inputs = LossInputs(
             micro.log_probs,
             old,
@@ -283,48 +265,41 @@ class Learner:
             batch_responses=batch.n_responses,
         )
         per_token, metrics = self.loss(inputs)
-        loss = masked_normalize(per_token * (mask * (batch.weights * importance)), mask)
+        ratio = inputs.ratio.detach()
+        if "clipped" in metrics:
+            metrics = metrics | {"clip_fraction": metrics["clipped"]}
+        measured = {"token_entropy": micro.entropy, "ratio_mean": ratio, **metrics, **mismatch(old, engine)}
+        weights = batch.weights
+        if config.importance_cap is not None:
+            importance = importance_weights(old, engine, config.importance_cap)
+            weights = weights * importance
+            measured |= {"importance_mean": importance, "importance_capped": importance >= config.importance_cap}
+        loss = masked_normalize(per_token * (mask * weights), mask)
         if config.kl_coefficient:
             assert batch.reference_log_probs is not None, "a KL term needs log-probs under the starting weights"
-            kl = ESTIMATORS[config.kl_estimator](micro.log_probs, batch.reference_log_probs)
-            loss = loss + config.kl_coefficient * masked_normalize(kl * batch.weights, mask)
-            totals["kl_loss"] += micro.flat(kl.detach()).sum()
+            measured["kl_loss"] = ESTIMATORS[config.kl_estimator](micro.log_probs, batch.reference_log_probs)
+            loss = loss + config.kl_coefficient * masked_normalize(measured["kl_loss"] * batch.weights, mask)
         if config.entropy_coefficient:
             loss = loss - config.entropy_coefficient * masked_normalize(micro.entropy, mask, constant_normalizer=batch.n_tokens)
         self.optimizer.backward(loss)
-        ratio, old, engine = micro.flat(inputs.ratio.detach()), micro.flat(old), micro.flat(engine)
-        totals["loss"] += loss.detach()
-        totals["tokens"] += len(micro.tokens)
-        totals["token_entropy"] += micro.flat(micro.entropy.detach()).sum()
-        if "clipped" in metrics:
-            totals["clip_fraction"] += micro.flat(metrics["clipped"].detach()).sum()
-        totals["ratio_mean"] += ratio.sum()
-        for name in self.own_metrics:
-            totals[name] += micro.flat(metrics[name].detach()).sum()
-        if config.importance_cap is not None:
-            weight = micro.flat(importance)
-            totals["importance_mean"] += weight.sum()
-            totals["importance_capped"] += (weight >= config.importance_cap).sum()
-        for name, value in mismatch_sums(old, engine).items():
-            totals[f"mismatch_{name}"] += value
+        _add(totals, micro, loss, measured)
         if len(micro.tokens):
+            ratio = micro.flat(ratio)
             # fmin and fmax ignore NaN.
             extreme["ratio_min"] = torch.fmin(extreme["ratio_min"], ratio.min())
             extreme["ratio_max"] = torch.fmax(extreme["ratio_max"], ratio.max())
-            extreme["mismatch_max"] = torch.fmax(extreme["mismatch_max"], (old - engine).abs().max())
+            extreme["mismatch_max"] = torch.fmax(extreme["mismatch_max"], micro.flat(old - engine).abs().max())
 
     def _zeros(self, *names: str) -> dict[str, Tensor]:
         """Named float64 sums of 0 on the device."""
         return dict(zip(names, torch.zeros(len(names), dtype=torch.float64, device=self.model.device).unbind(), strict=True))
 
-    def _step(
-        self, totals: dict[str, Tensor], extreme: dict[str, Tensor]
-    ) -> tuple[dict[str, float], dict[str, float], float, bool]:
-        """All-reduce gradients and totals, and take the optimizer step.
+    def _step(self, totals: dict[str, Tensor], extreme: dict[str, Tensor]) -> dict[str, float]:
+        """Take the optimizer step, with gradients, totals and extremes over all ranks.
 
         Returns:
-            the totals over all ranks, the extremes of this rank, the gradient norm before clipping, and whether the step was
-            taken.
+            the metrics of the update: the loss, the gradient norm before clipping, the other totals per token, the extremes,
+            ``skipped_update``, the learning rate, and :meth:`loss_scale`.
         """
         over_all = torch.stack(list(totals.values()))
         gradients = [] if is_sharded(self.model) else self.optimizer.gradients()  # FSDP reduces them in the backward pass
@@ -332,11 +307,25 @@ class Learner:
         norm = self.optimizer.clip(self.config.max_grad_norm)
         # The only point of an update where the host waits for the device.
         *found, norm_found = torch.cat([over_all, torch.stack([*extreme.values(), norm]).double()]).tolist()
+        sums = dict(zip(totals, found[: len(totals)], strict=True))
+        of_ranks = self.world.all_gather(dict(zip(extreme, found[len(totals) :], strict=True)))
+        loss, tokens = sums.pop("loss"), max(1.0, sums.pop("tokens"))
         self.optimizer.learning_rate = learning_rate(self.config, self.updates)
         self.updates += 1
-        sums = dict(zip(totals, found[: len(totals)], strict=True))
-        extremes = dict(zip(extreme, found[len(totals) :], strict=True))
-        return sums, extremes, norm_found, self.optimizer.finish(norm_found, sums["loss"])
+        loss_scale = self.loss_scale()
+        taken = self.optimizer.finish(norm_found, loss)
+        means = {name: total / tokens for name, total in sums.items()}
+        own = {name: means.pop(name) for name in self.own_metrics}
+        return {
+            "loss": loss,
+            "gradient_norm": norm_found,
+            **means,
+            **{name: (min if name == "ratio_min" else max)(each[name] for each in of_ranks) for name in extreme},
+            "skipped_update": 0.0 if taken else 1.0,
+            "learning_rate": self.optimizer.learning_rate,
+            **own,
+            **loss_scale,
+        }
 
     def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
         """Compute this process's share of the batch, microbatch by microbatch.
@@ -356,6 +345,14 @@ class Learner:
         else:
             parts = of_like_length(prompts, responses, budget)
         return padded_microbatches(model, texts, parts, self.pad_token_id, temperature, self.world)
+
+
+def _add(totals: dict[str, Tensor], micro: Microbatch, loss: Tensor, measured: Mapping[str, Tensor]) -> None:
+    """Add a microbatch's loss, its number of tokens, and the sums of those metrics of its tokens that have a total."""
+    totals["loss"] += loss.detach()
+    totals["tokens"] += len(micro.tokens)
+    for name in totals.keys() & measured.keys():
+        totals[name] += micro.flat(measured[name].detach()).sum()
 
 
 def _compute_as_sampled(model: Any) -> None:

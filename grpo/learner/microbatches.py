@@ -17,12 +17,10 @@ from torch import Tensor
 
 from grpo.common.world import ALONE, World
 from grpo.learner.chunked import chunked_log_probs, log_probs_of
-from grpo.learner.packing import PackedRow, Predictions, Segment, fill_rows, pack
-from grpo.learner.padding import pad_and_shift
+from grpo.models.examine import traits_of
 from grpo.models.packed_attention import NO_MASK
-from grpo.models.sharding import computing_dtype, forward, shares
-from grpo.models.to_device import send
-from grpo.models.traits import traits_of
+from grpo.models.packing import Predictions, Segment, fill_rows, pack
+from grpo.models.sharding import forward, shares
 
 Ids = Sequence[Sequence[int]]
 Row = TypeVar("Row")
@@ -70,7 +68,14 @@ def packed_microbatches(
     """
 
     def compute(segments: list[Segment]) -> Microbatch:
-        return _packed(model, pack(segments, *texts), temperature)
+        row, device = pack(segments, *texts), model.device
+        inputs = {
+            "input_ids": row.input_ids.to(device, non_blocking=True),
+            "position_ids": row.position_ids.to(device, non_blocking=True),
+            "attention_mask": NO_MASK,
+            "shared": row.layout.on(device),
+        }
+        return _predicted(model, inputs, row.predictions, temperature)
 
     return _each(model, fill_rows(*texts, max_tokens), compute, world)
 
@@ -96,7 +101,7 @@ def padded_microbatches(
         width, lengths = tensors["labels"].shape[1], [len(responses[i]) for i in members]
         source = _ranges([row * width + len(prompts[i]) - 1 for row, i in enumerate(members)], lengths)
         # With padding on the right, causal attention needs no mask: no real token attends to it.
-        inputs = {"input_ids": send(tensors["input_ids"], model.device)}
+        inputs = {"input_ids": tensors["input_ids"].to(model.device, non_blocking=True)}
         return _predicted(model, inputs, Predictions(source, tensors["labels"].take(source), members, lengths), temperature)
 
     return _each(model, parts, compute, world)
@@ -110,6 +115,24 @@ def _each(model: Any, rows: Sequence[Row], compute: Callable[[Row], Microbatch],
             yield microbatch
         elif torch.is_grad_enabled():
             microbatch.log_probs[:0].sum().backward()  # type: ignore[no-untyped-call] # zeros
+
+
+def pad_and_shift(
+    prompt_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], pad_token_id: int
+) -> dict[str, Tensor]:
+    """Concatenate each prompt and response, pad on the right, and shift into next-token inputs and labels.
+
+    Returns:
+        ``input_ids``, ``labels`` (both int64) and ``response_mask`` (bool, true where the label is a response token),
+        each of shape (batch, longest prompt + response - 1).
+    """
+    rows = [list(p) + list(r) for p, r in zip(prompt_ids, response_ids, strict=True)]
+    width = max(len(row) for row in rows)
+    ids = torch.tensor([row + [pad_token_id] * (width - len(row)) for row in rows], dtype=torch.int64)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, (prompt, row) in enumerate(zip(prompt_ids, rows, strict=True)):
+        mask[i, len(prompt) : len(row)] = True
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask[:, 1:]}
 
 
 def neighbours(count: int, size: int) -> list[list[int]]:
@@ -133,30 +156,18 @@ def of_like_length(prompts: Ids, responses: Ids, max_tokens: int) -> list[list[i
     return parts
 
 
-def _packed(model: Any, row: PackedRow, temperature: float) -> Microbatch:
-    """Compute one packed row."""
-    device = model.device
-    inputs = {
-        "input_ids": send(row.input_ids, device),
-        "position_ids": send(row.position_ids, device),
-        "attention_mask": NO_MASK,
-        "shared": row.layout.on(device, computing_dtype(model)),
-    }
-    return _predicted(model, inputs, row.predictions, temperature)
-
-
 def _predicted(model: Any, inputs: dict[str, Any], predictions: Predictions, temperature: float) -> Microbatch:
     """Run the model on ``inputs``, and build the microbatch of the predicted responses."""
     device, lengths = model.device, predictions.lengths
-    placed, labels = send(predictions.source, device), send(predictions.labels, device)
+    placed, labels = (x.to(device, non_blocking=True) for x in (predictions.source, predictions.labels))
     if traits_of(model).linear_head:
         computed = forward(model, _by_linear_head, inputs, placed, labels, temperature)
     else:
         logits = model(**inputs, use_cache=False).logits.flatten(0, 1).index_select(0, placed)
         computed = log_probs_of(logits, labels, temperature)
     longest = max(lengths)
-    mask = torch.arange(longest, device=device) < send(torch.tensor(lengths), device)[:, None]
-    tokens = send(_ranges([row * longest for row in range(len(lengths))], lengths), device)
+    mask = torch.arange(longest, device=device) < torch.tensor(lengths).to(device, non_blocking=True)[:, None]
+    tokens = _ranges([row * longest for row in range(len(lengths))], lengths).to(device, non_blocking=True)
     log_probs, entropy = (x.new_zeros(mask.numel()).index_copy(0, tokens, x).view(mask.shape) for x in computed)
     return Microbatch(predictions.members, log_probs, mask, entropy, tokens)
 

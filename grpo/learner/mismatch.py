@@ -8,26 +8,21 @@ from torch import Tensor
 NOTICEABLE = 0.1  # difference of log-probs (nats) above which a token is counted
 
 
-def mismatch_sums(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, Tensor]:
-    """Sum the mismatch over tokens; sums of several microbatches can be added.
+def mismatch(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, Tensor]:
+    """Measure the mismatch of each token.
 
     Args:
-        learner_log_probs: (tokens,) under the weights that sampled the tokens.
-        engine_log_probs: (tokens,) under the distribution that the engine drew from. ``top_p`` and ``min_tokens`` restrict that
-            distribution, which adds to the mismatch.
+        learner_log_probs: under the weights that sampled the tokens.
+        engine_log_probs: of the same shape, under the distribution that the engine drew from. ``top_p`` and ``min_tokens``
+            restrict that distribution, which adds to the mismatch.
 
     Returns:
-        float64 scalars on the tokens' device: ``mean``, the sum of absolute differences; ``above``, the number of tokens whose
-        difference is above ``NOTICEABLE``; ``kl``, the sum of log p_engine - log p_learner, whose mean is the sampled estimate
-        of KL(engine || learner).
+        float64, or bool: ``mismatch_mean``, the absolute difference; ``mismatch_above``, whether it is above ``NOTICEABLE``;
+        ``mismatch_kl``, log p_engine - log p_learner, whose mean is the sampled estimate of KL(engine || learner).
     """
     difference = engine_log_probs.double() - learner_log_probs.double()
     absolute = difference.abs()
-    return {
-        "mean": absolute.sum(),
-        "above": (absolute > NOTICEABLE).sum().double(),
-        "kl": difference.sum(),
-    }
+    return {"mismatch_mean": absolute, "mismatch_above": absolute > NOTICEABLE, "mismatch_kl": difference}
 
 
 def importance_weights(learner_log_probs: Tensor, engine_log_probs: Tensor, cap: float) -> Tensor:

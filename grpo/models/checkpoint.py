@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
-from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from grpo.common.errors import UserError, is_out_of_memory, reason
+from grpo.common.files import parse_json
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
 from grpo.models.lora import FOLDER, has_adapters, save_adapters, without_adapters
 from grpo.models.packed_attention import keep_out_of_graphs
-from grpo.models.qwen2_format import written_here
+from grpo.models.qwen2_format import MARK
 from grpo.models.tokenizer import TOKENIZER, Tokenizer, files_of
 from grpo.models.transformer import TransformerLM
 
@@ -44,11 +42,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ) from error
 
 
-def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any:
+def load_model(folder: Path, dtype: str | None = "float32", device: str = "cpu") -> Any:
     """Load a causal language model, with the attention that packed rows and shared prompts need.
 
     A checkpoint of the project's own model is loaded as that model, any other with transformers
     (:mod:`grpo.models.hugging_face`).
+
+    Args:
+        dtype: None for the checkpoint's own precision.
 
     Raises:
         UserError: the folder is missing or damaged, or the device is not available.
@@ -58,11 +59,12 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any
         raise UserError(
             f"device {device}: torch sees no GPU. Set engine.device and learner.device to cpu, or use a GPU machine."
         )
-    precision = getattr(torch, dtype)
     try:
+        config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+        precision = getattr(torch, dtype or config.get("dtype") or config.get("torch_dtype") or "float32")
         for weights in folder.glob("*.safetensors"):
             weights.open("rb").close()  # safetensors reports an unreadable file as missing
-        if written_here(folder):
+        if config.items() >= MARK.items():
             model: Any = TransformerLM.from_pretrained(folder, precision)
         else:
             from grpo.models.hugging_face import load_hugging_face
@@ -75,27 +77,6 @@ def load_model(folder: Path, dtype: str = "float32", device: str = "cpu") -> Any
             raise
         raise UserError(f"{folder}: not a readable model ({reason(error)}). {how_to_restore_checkpoint(folder)}") from error
     return model.to(device)
-
-
-def to_stored_precision(model: Any, folder: Path) -> None:
-    """Convert each weight to the precision in which a checkpoint stores it.
-
-    A weight that the checkpoint lacks, or stores by another name, gets the precision of most of the checkpoint's numbers.
-    """
-    stored: dict[str, torch.dtype] = {}
-    numbers: Counter[torch.dtype] = Counter()
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 # not a dictionary
-                piece = weights.get_slice(name)
-                stored[name] = {"BF16": torch.bfloat16, "F16": torch.float16}.get(piece.get_dtype(), torch.float32)
-                numbers[stored[name]] += math.prod(piece.get_shape())
-    usual = numbers.most_common(1)[0][0]
-    own = model.state_dict(keep_vars=True)
-    known = {id(weight) for name, weight in own.items() if name in stored}  # a tied weight has two names
-    for name, weight in own.items():
-        if name in stored or id(weight) not in known:
-            weight.data = weight.data.to(stored.get(name, usual))
 
 
 def compile_layers(model: Any) -> None:

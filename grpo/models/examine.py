@@ -9,24 +9,52 @@ an argument that it does not compute (:class:`NotComputed`), and on a few short 
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo.common.errors import reason
 from grpo.models.decoding import CopiedPrompts, SharedPrompts
-from grpo.models.packed_attention import NO_MASK, Layout, Stretch
-from grpo.models.traits import Traits
+from grpo.models.packed_attention import NO_MASK
+from grpo.models.packing import fill_rows, pack
 
 SHARED_PROMPT = "shared_prompt"  # name of this project's attention in transformers
 # Two prompts with two responses each, of token ids that any vocabulary has.
-TEXTS = (((1, 2, 3, 4, 5), ((6, 7, 8), (9, 3, 1))), ((8, 2), ((4, 4, 7), (5, 1, 2))))
+PROMPTS, RESPONSES = ((1, 2, 3, 4, 5), (8, 2)), ((6, 7, 8), (9, 3, 1), (4, 4, 7), (5, 1, 2))
+PROMPT_OF = tuple(PROMPTS[i // 2] for i in range(len(RESPONSES)))  # of each response
 # Largest difference of two results, as a share of their norm. Rounding in bfloat16 adds up over the layers; the errors to be
 # found (an ignored position, the state of another token) are as large as the results.
 NEAR = {torch.float32: 1e-3}
 NEAR_IN_HALF = 0.1
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Traits of a model.
+
+    Attributes:
+        context: longest text, in tokens; None without a limit.
+        copied_because: why responses cannot share one copy of their prompt; empty if they can.
+        unsampled_because: why the transformers engine cannot sample the model; empty if it can.
+        linear_head: whether the logits are just the last hidden states times the weight of ``get_output_embeddings()``.
+        recomputes_exactly: whether gradient checkpointing, which needs layers in training mode, changes no result.
+    """
+
+    context: int | None = None
+    copied_because: str = ""
+    unsampled_because: str = ""
+    linear_head: bool = True
+    recomputes_exactly: bool = True
+
+
+def traits_of(model: Any) -> Traits:
+    """Traits that :func:`grpo.models.checkpoint.load_model` found; the defaults for a model built otherwise."""
+    found: Traits | None = getattr(model, "traits", None)
+    return found or Traits(context=getattr(model.config, "max_position_embeddings", None))
 
 
 class NotComputed(Exception):
@@ -56,7 +84,8 @@ def examine(model: Any) -> Traits:
     if getattr(config, "attn_logit_softcapping", None) and usual == "sdpa":
         usual = "eager"  # SDPA ignores soft-capping
         model.set_attn_implementation(usual)
-    rows = torch.tensor([_padded(prompt + response) for prompt, two in TEXTS for response in two])
+    texts = [torch.tensor(prompt + response) for prompt, response in zip(PROMPT_OF, RESPONSES, strict=True)]
+    rows = pad_sequence(texts, batch_first=True)  # on the right, where causal attention hides the padding
     expected = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
     exact = _recomputes_exactly(model, rows, expected)
     logits = model(input_ids=rows, use_cache=False).logits
@@ -134,47 +163,39 @@ def _by_trying(model: Any, expected: Tensor, logits: Tensor) -> str:
         expected: (rows, tokens, width), last hidden states by the architecture's own attention.
         logits: (rows, tokens, vocabulary), likewise.
     """
-    ids: list[int] = []
-    positions: list[int] = []
-    stretches, wanted = [], []
-    for i, (prompt, responses) in enumerate(TEXTS):
-        stretches.append(Stretch(len(ids), len(prompt), tuple(len(r) for r in responses)))
-        ids += [*prompt, *(token for response in responses for token in response)]
-        positions += [*range(len(prompt)), *(len(prompt) + k for response in responses for k in range(len(response)))]
-        wanted += [expected[2 * i, : len(prompt)]]
-        wanted += [expected[2 * i + j, len(prompt) : len(prompt) + len(r)] for j, r in enumerate(responses)]
+    (segments,) = fill_rows(PROMPT_OF, RESPONSES, max_tokens=100)
+    row = pack(segments, PROMPT_OF, RESPONSES)
     try:
         packed = model.base_model(
-            input_ids=torch.tensor([ids]),
-            position_ids=torch.tensor([positions]),
+            input_ids=row.input_ids,
+            position_ids=row.position_ids,
             attention_mask=NO_MASK,
             use_cache=False,
-            shared=Layout(tuple(stretches)),
+            shared=row.layout,
         ).last_hidden_state[0]
     except NotComputed as error:
         return str(error)
     except Exception as error:  # other architectures may raise anything
         return reason(error)
-    if not _near(packed, torch.cat(wanted)):
+    wanted = [expected[i, len(PROMPT_OF[i]) - 1 :][: len(RESPONSES[i])] for i in row.predictions.members]
+    if not _near(packed[row.predictions.source], torch.cat(wanted)):
         return "packed rows gave other results than its own attention"
     return _decoding(SharedPrompts, model, logits)
 
 
 def _decoding(kind: type[SharedPrompts | CopiedPrompts], model: Any, logits: Tensor) -> str:
     """Decode the responses token by token, drop the first row on the way, and say why that fails; empty if it does not."""
-    prompts, responses = [prompt for prompt, _ in TEXTS], [response for _, two in TEXTS for response in two]
-    lengths = [len(prompt) for prompt in prompts for _ in range(2)]
-    rows = list(range(len(responses)))
+    rows, length = list(range(len(RESPONSES))), len(RESPONSES[0])
     try:
-        decoding = kind(model, prompts, 2, len(responses[0]), 0)
-        for k in range(len(responses[0])):
-            wanted = torch.stack([logits[i, lengths[i] - 1 + k] for i in rows])
+        decoding = kind(model, PROMPTS, 2, length, 0)
+        for k in range(length):
+            wanted = torch.stack([logits[i, len(PROMPT_OF[i]) - 1 + k] for i in rows])
             if not _near(decoding.logits, wanted):
                 return "sampling token by token gave other results than whole texts"
             if k == 1:
                 decoding.keep(torch.tensor([1, 2, 3]))
                 rows = rows[1:]
-            decoding.step(torch.tensor([responses[i][k] for i in rows]))
+            decoding.step(torch.tensor([RESPONSES[i][k] for i in rows]))
     except Exception as error:  # as above
         return reason(error)
     return ""
@@ -183,9 +204,3 @@ def _decoding(kind: type[SharedPrompts | CopiedPrompts], model: Any, logits: Ten
 def _near(found: Tensor, expected: Tensor) -> bool:
     limit = NEAR.get(found.dtype, NEAR_IN_HALF)
     return bool((found.float() - expected.float()).norm() <= limit * expected.float().norm())
-
-
-def _padded(ids: tuple[int, ...]) -> list[int]:
-    """Pad on the right, where causal attention hides the padding."""
-    longest = max(len(prompt) + len(response) for prompt, two in TEXTS for response in two)
-    return [*ids, *[0] * (longest - len(ids))]

@@ -32,7 +32,7 @@ transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 HEAD = 16  # width of a head in a random model of reduced size
 # Further arguments that layers pass to their attention and that do not change the result.
-HARMLESS = {"position_ids", "use_cache", "output_router_logits"}
+HARMLESS = {"position_ids", "use_cache", "output_router_logits", "dropout"}  # the learner's layers have no dropout
 
 
 def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
@@ -95,8 +95,6 @@ def shared_prompt_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
     shared: OnDevice | SharedPrefix | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -114,13 +112,11 @@ def shared_prompt_attention(
         NotComputed: with ``shared``, the layer asks for more, such as a sliding window.
     """
     if shared is None:
-        usual: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+        usual: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return usual
+    scale = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5
     if more := [name for name, value in kwargs.items() if value is not None and name not in HARMLESS]:
         raise NotComputed(sorted(more))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(shared, SharedPrefix):
         out = shared.attend(module.layer_idx, query, key, value, scale)
     else:

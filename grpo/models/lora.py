@@ -60,23 +60,15 @@ def add_adapters(model: Any, lora: Lora, seed: int, base: Path | str = "") -> No
         raise UserError(
             f"lora.targets: {', '.join(targets)}: embeddings and the output layer take no adapters. Leave them out."
         )
-    if lora.targets is None:
-        _print_unadapted(model)
-
-
-def _print_unadapted(model: Any) -> None:
-    """Print the matrices without adapters, except embeddings and the output layer."""
-    head, counts = model.get_output_embeddings(), dict[str, int]()
-    for where, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Embedding) or module is head:
-            continue
-        for name, weight in module.named_parameters(recurse=False):
-            if weight.ndim > 1 and "bias" not in name:
-                key = f"{where.rpartition('.')[2]}.{name}"
-                counts[key] = counts.get(key, 0) + weight.numel()
-    if counts:
-        share = sum(counts.values()) / sum(p.numel() for p in model.parameters() if not p.requires_grad)
-        print(f"lora: no adapters for {', '.join(sorted(counts))} ({share:.0%} of the weights): no linear layers", flush=True)
+    without = {
+        f"{where.rpartition('.')[2]}.{name}"
+        for where, module in model.named_modules()
+        if not isinstance(module, nn.Linear | nn.Embedding)
+        for name, weight in module.named_parameters(recurse=False)
+        if weight.ndim > 1 and "bias" not in name
+    }
+    if without and lora.targets is None:
+        print(f"lora: no adapters for {', '.join(sorted(without))}: no linear layers", flush=True)
 
 
 @contextmanager

@@ -4,28 +4,21 @@ Each response attends to its prompt and to itself. On a CPU these are two flash-
 softmax over the union of two sets of keys is the mean of the softmaxes over each set, weighted by their sums of exponentials.
 Given the merged output and log-sum-exp, the flash backward pass yields the exact gradient of each part (the same identity as in
 ring attention, arXiv 2310.01889). No scores between two responses are computed, no scores are stored, and there is no padding.
-A GPU does the same in half precision (:mod:`grpo.models.varlen_attention`). In float32, which its flash attention does not
-support, it makes one FlexAttention call with a block mask.
+On a GPU it is one call of torch's attention with a mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from grpo.models.to_device import send
-from grpo.models.varlen_attention import Varlen, varlen_attention
-
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
-OnDevice: TypeAlias = "Layout | Varlen | BlockMask"
+OnDevice: TypeAlias = "Layout | Tensor"
 """A row's layout in the form for the attention of its device."""
 
 # A placeholder for a model's attention_mask, when ``shared`` alone decides what attends to what. Models of transformers build
@@ -76,36 +69,21 @@ class Layout:
 
     stretches: tuple[Stretch, ...]
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
-        """Convert the layout for attention in this precision on this device."""
-        if device.type != "cuda":
-            return self
-        return self.varlen().on(device) if dtype in (torch.bfloat16, torch.float16) else self.block_mask(device)
+    def on(self, device: torch.device) -> OnDevice:
+        """Convert the layout for attention on this device: on a CPU unchanged, else :meth:`mask`."""
+        return self if device.type == "cpu" else self.mask(device)
 
-    def varlen(self) -> Varlen:
-        """The layout for flash attention over pieces of different lengths."""
-        pieces = [n for stretch in self.stretches for n in (stretch.prompt, *stretch.responses)]
-        asking = [stretch for stretch in self.stretches if stretch.responses]
-        return Varlen.of(pieces, [s.of_responses for s in asking], [s.of_prompt for s in asking])
-
-    def block_mask(self, device: Any) -> BlockMask:
-        """The layout as a block mask for FlexAttention."""
-        from torch.nn.attention.flex_attention import create_block_mask  # takes a second, and only GPUs use it
-
-        piece, prompt = [], []  # for each token, its piece and the piece that is its prompt
-        n = 0
+    def mask(self, device: torch.device) -> Tensor:
+        """Mask (tokens, tokens), true where the row's token attends to the column's."""
+        pieces: list[int] = []  # for each token the start of its prompt or response,
+        prompts: list[int] = []  # and the start of its prompt
         for stretch in self.stretches:
-            lengths = (stretch.prompt, *stretch.responses)
-            prompt += [n] * sum(lengths)
-            for length in lengths:
-                piece += [n] * length
-                n += 1
-        own, shared = (send(torch.tensor(ids), device) for ids in (piece, prompt))
-
-        def attends(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return (q >= k) & ((own[q] == own[k]) | (shared[q] == own[k]))
-
-        return create_block_mask(attends, None, None, len(piece), len(piece), device=device)
+            for length in (stretch.prompt, *stretch.responses):
+                pieces += [len(pieces)] * length
+                prompts += [stretch.start] * length
+        piece, prompt = (torch.tensor(starts).to(device, non_blocking=True) for starts in (pieces, prompts))
+        index = torch.arange(len(pieces), device=device)
+        return (index[:, None] >= index) & ((piece[:, None] == piece) | (prompt[:, None] == piece))
 
 
 class _SharedPromptAttention(torch.autograd.Function):
@@ -163,13 +141,6 @@ def _pieces(x: Tensor, tokens: slice, shape: tuple[int, int]) -> Tensor:
     return x[:, tokens].view(len(x), *shape, *x.shape[2:]).transpose(0, 1)
 
 
-@cache
-def _flex_attention(compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
-
-
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice, scale: float) -> Tensor:
     """Attention in a packed row.
 
@@ -185,14 +156,11 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice
 
 
 def _packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice, scale: float) -> Tensor:
-    if isinstance(layout, Varlen):
-        return varlen_attention(query, key, value, layout, scale)
-    if not isinstance(layout, Layout):
-        found: Tensor = _flex_attention(query.is_cuda)(query, key, value, block_mask=layout, scale=scale, enable_gqa=True)
-        return found
     shared = query.shape[1] // key.shape[1]  # grouped-query attention: query heads for each key head
     if shared > 1:
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+    if isinstance(layout, Tensor):
+        return scaled_dot_product_attention(query, key, value, layout, scale=scale)
     out: Tensor = _SharedPromptAttention.apply(query[0], key[0], value[0], layout, scale)  # type: ignore[no-untyped-call]
     return out[None]
 

@@ -1,23 +1,14 @@
-"""Checkpoints of the project's own model (:mod:`grpo.models.transformer`), in Qwen2's format."""
+"""The config.json of the project's own model (:mod:`grpo.models.transformer`), in Qwen2's format."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
-from torch import nn
 
-from grpo.common.errors import UserError, reason
 from grpo.common.files import parse_json
-from grpo.models import how_to_restore_checkpoint
-
-WEIGHTS = "model.safetensors"
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -59,94 +50,26 @@ class TransformerConfig:
         return self.hidden_size // self.num_attention_heads
 
 
-_MARK = {"implementation": "grpo"}  # in the config.json of checkpoints that this model wrote
-# Settings of a Qwen2 model that have one supported value here.
-_FIXED = {
+MARK = {"implementation": "grpo"}  # in the config.json of checkpoints that this model wrote
+_FIXED = {  # what Qwen2 computes with them is computed here
+    "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
     "hidden_act": "silu",
     "attention_dropout": 0.0,
     "use_sliding_window": False,
 }
-_ELSEWHERE = 'load_model loads it with transformers, if config.json has no key "implementation".'
-
-
-def written_here(folder: Path) -> bool:
-    """Whether the config.json in a folder says that the project's own model wrote the checkpoint.
-
-    Raises:
-        ValueError: the config.json is damaged.
-    """
-    found = parse_json((folder / "config.json").read_text(encoding="utf-8"))
-    return isinstance(found, dict) and found.items() >= _MARK.items()
 
 
 def write_config(folder: Path, config: TransformerConfig, dtype: torch.dtype) -> None:
     """Write a config.json that transformers and vLLM read as Qwen2, and this project as its own model."""
     values = asdict(config)
     rope = {"rope_theta": values.pop("rope_theta"), "rope_type": "default"}
-    values |= {**_FIXED, "rope_parameters": rope, "architectures": ["Qwen2ForCausalLM"], **_MARK}
-    values["dtype"] = str(dtype).removeprefix("torch.")
+    values |= {**_FIXED, "rope_parameters": rope, "dtype": str(dtype).removeprefix("torch."), **MARK}
     (folder / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def read_config(file: Path) -> TransformerConfig:
-    """Read the config.json of transformers 5 or older.
-
-    Raises:
-        UserError: the file is missing or damaged, or asks for something that is not computed here.
-    """
-    try:
-        found = parse_json(file.read_text(encoding="utf-8"))
-        rope = {**(found.get("rope_scaling") or {}), **(found.get("rope_parameters") or {})}
-        theta = rope.pop("rope_theta", found.get("rope_theta", 10000.0))
-        known = {field.name: found[field.name] for field in fields(TransformerConfig) if field.name in found}
-        config = TransformerConfig(**known | {"rope_theta": theta})
-    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        remedy = how_to_restore_checkpoint(file.parent)
-        raise UserError(f"{file}: not the configuration of a Qwen2 model ({reason(error)}). {remedy}") from error
-    for key, value in _not_computed(found, rope, config):
-        raise UserError(f"{file}: {key} is {value!r}, which this project's own model does not compute. {_ELSEWHERE}")
-    return config
-
-
-def _not_computed(found: dict[str, Any], rope: dict[str, Any], config: TransformerConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of a config.json that are not supported here.
-
-    Args:
-        found: contents of the file.
-        rope: its RoPE settings without rope_theta.
-    """
-    for key, value in {**_FIXED, "head_dim": config.head_size, "quantization_config": None}.items():
-        if found.get(key, None if key == "model_type" else value) != value:
-            yield key, found.get(key)
-    if set(found.get("layer_types") or []) - {"full_attention"}:
-        yield "layer_types", found["layer_types"]
-    for key, value in rope.items():
-        if key not in ("rope_type", "type") or value != "default":
-            yield f"RoPE's {key}", value
-
-
-def fill(model: nn.Module, folder: Path) -> list[str]:
-    """Copy a checkpoint's weights into the model, one at a time, and list the weights that do not fit."""
-    files = {WEIGHTS}
-    if not (folder / WEIGHTS).exists() and (folder / f"{WEIGHTS}.index.json").exists():
-        files = set(parse_json((folder / f"{WEIGHTS}.index.json").read_text(encoding="utf-8"))["weight_map"].values())
-    missing = dict(model.named_parameters())
-    tied, embedding = HEAD not in missing, missing[EMBEDDING]
-    problems = []
-    tied_head = None
-    for file in sorted(files):
-        with safe_open(folder / file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - not a dict
-                tensor, parameter = weights.get_tensor(name), missing.pop(name, None)
-                if parameter is None and name == HEAD and tied:
-                    tied_head = tensor.to(embedding.dtype)
-                elif parameter is None:
-                    problems.append(f"{name} is not a weight of this model")
-                elif parameter.shape != tensor.shape:
-                    problems.append(f"{name} is {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
-                else:
-                    parameter.data.copy_(tensor)
-    if tied_head is not None and not torch.equal(tied_head, embedding):
-        problems.append(f"{HEAD} differs from the embedding, although tie_word_embeddings is set")
-    return problems + [f"{name} is missing" for name in missing]
+def read_config(folder: Path) -> TransformerConfig:
+    """Read the config.json of Qwen2, of transformers 5 or older."""
+    found = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+    known = {field.name: found[field.name] for field in fields(TransformerConfig) if field.name in found}
+    return TransformerConfig(**known | {"rope_theta": found.get("rope_parameters", found)["rope_theta"]})

@@ -6,10 +6,7 @@ They use the library ``tokenizers`` directly: importing transformers takes longe
 from __future__ import annotations
 
 import json
-import os
-import resource
-import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,9 +27,6 @@ FILES = (
 )
 
 
-TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30  # limits of rendering one chat
-
-
 class Tokenizer:
     """Tokenizer that does exactly what a checkpoint's tokenizer.json describes.
 
@@ -47,8 +41,8 @@ class Tokenizer:
         pad_token_id: end of text unless the files name another token. Padding is found by lengths, never by this token.
 
     Raises:
-        ValueError: a file is missing or damaged, no file names the end-of-text token, or a token that ends a response is not in
-            the vocabulary of the tokenizer or of the model. (For a damaged tokenizer.json the library raises any error.)
+        ValueError: a file is missing or damaged, or none names the end-of-text token. (For a damaged tokenizer.json the library
+            raises any error.)
     """
 
     def __init__(self, files: Mapping[str, bytes], model_config: bytes = b"{}"):
@@ -72,9 +66,7 @@ class Tokenizer:
         self._added = self._backend.get_added_tokens_decoder()
         self._begin = self._find_begin()
         self._chat_template = self._find_chat_template(config)
-        self._chats_tried: set[bool] = set()
         self._named_ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
-        self._check_ends(ids.values(), model_config)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -99,18 +91,6 @@ class Tokenizer:
         ids = self(text.rpartition(reply)[2].lstrip(), add_special_tokens=False)["input_ids"]
         return next((i for i in ids[:1] if i in self._added), None)
 
-    def _check_ends(self, ids: Collection[int], model_config: bytes) -> None:
-        """Raise ValueError unless each token that ends a response is in ``ids`` and in the model's vocabulary."""
-        values = json.loads(model_config)
-        size = values.get("vocab_size", (values.get("text_config") or {}).get("vocab_size"))
-        for end in (self.eos_token_id, *self._named_ends):
-            if type(end) is not int or end not in ids:
-                raise ValueError(
-                    f"eos_token_id in {GENERATION_CONFIG} or {MODEL_CONFIG} names {end!r}, no token of {TOKENIZER}"
-                )
-            if size is not None and end >= size:
-                raise ValueError(f"token {end} ends a response, but vocab_size in {MODEL_CONFIG} is {size}")
-
     def _find_begin(self) -> list[int]:
         """Tokens before every text according to tokenizer.json, as in transformers 5; ``add_bos_token`` has no effect."""
         bare, whole = (self._backend.encode("a", add_special_tokens=added).ids for added in (False, True))
@@ -125,87 +105,31 @@ class Tokenizer:
             found = next((one["template"] for one in found if one["name"] == "default"), None)
         return found
 
-    def prompt_ids(self, text: str, template: str | None = None) -> tuple[int, ...]:
-        """Encode a prompt, with a beginning-of-text token if the tokenizer uses one and the text has none.
-
-        Args:
-            template: see :meth:`_encode`.
-        """
-        ids = self._encode(text, template)
+    def prompt_ids(self, text: str) -> tuple[int, ...]:
+        """Encode a prompt, with a beginning-of-text token if the tokenizer uses one and the text has none."""
+        ids: list[int] = self(text, add_special_tokens=False)["input_ids"]
         return (*(() if ids[: len(self._begin)] == self._begin else self._begin), *ids)
 
-    def chat_ids(
-        self, messages: Sequence[Mapping[str, str]], template: Sequence[Mapping[str, str]] | None = None, **options: Any
-    ) -> tuple[int, ...]:
+    def chat_ids(self, messages: Sequence[Mapping[str, str]], **options: Any) -> tuple[int, ...]:
         """Encode a chat up to the start of the model's turn with the chat template.
 
         The ids equal those of ``apply_chat_template(messages, add_generation_prompt=True)`` of transformers.
 
         Args:
             messages: each with ``role`` and ``content``.
-            template: the messages with :meth:`without_added_tokens` applied to their data.
             options: further variables of the template, such as Qwen3's ``enable_thinking``.
 
         Raises:
-            UserError: there is no chat template, it refuses the messages or fails, or it takes too much time or memory, which
-                the first chat tests.
+            UserError: there is no chat template, or it refuses the messages or fails.
         """
-        text = self._render(messages, True, **options)
-        return tuple(self._encode(text, None if template is None else self._render(template, True, **options)))
+        return tuple(self(self._render(messages, True, **options), add_special_tokens=False)["input_ids"])
 
-    def without_added_tokens(self, text: str) -> str:
-        """Replace each character of an added token, such as ``<|im_end|>``, by an x."""
-        encoded = self._backend.encode(text, add_special_tokens=False)
-        for i, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
-            if self._is_added(i, text[start:end]):
-                text = text[:start] + "x" * (end - start) + text[end:]
+    def as_text(self, text: str) -> str:
+        """Put a space into each added token of a text, as in ``< |im_end|>``, so that it is encoded as text."""
+        for content in (token.content for token in self._added.values()):
+            if len(content.strip()) > 1:
+                text = text.replace(content, f"{content[0]} {content[1:]}")
         return text
-
-    def _is_added(self, i: int, text: str) -> bool:
-        """Whether a token is an added token that occurs in the text, and not the token for unknown text."""
-        token = self._added.get(i)
-        return token is not None and (token.normalized or text.strip() == token.content.strip())
-
-    def _encode(self, text: str, template: str | None) -> list[int]:
-        """Encode a text in which only the added tokens of ``template`` count as tokens; others are encoded as plain text.
-
-        Args:
-            template: the text with :meth:`without_added_tokens` applied to its data; None if it holds no data.
-
-        Raises:
-            UserError: text and template differ in length, because the chat template changes the data.
-        """
-        if template is None or template == text:
-            ids: list[int] = self(text, add_special_tokens=False)["input_ids"]
-            return ids
-        if len(template) != len(text):
-            raise UserError(
-                "prompt: the model's chat template changes a question that holds added tokens of the tokenizer, so that they "
-                f"cannot be kept as text: {text!r}. Leave the question out, or use a format that is no chat."
-            )
-        backend, names = self._renamed
-        encoded = self._backend.encode(template, add_special_tokens=False)
-        for i, (start, end) in reversed(list(zip(encoded.ids, encoded.offsets, strict=True))):
-            if self._is_added(i, template[start:end]):
-                text = text[:start] + names[i] + text[end:]
-        own = {backend.token_to_id(name): i for i, name in names.items()}
-        found = backend.encode(text, add_special_tokens=False)
-        ids = []
-        for i, (start, end) in zip(found.ids, found.offsets, strict=True):
-            if i not in own and self._is_added(i, text[start:end]):  # the tokenizer's model built it from plain text
-                ids += [j for character in text[start:end] for j in backend.encode(character, add_special_tokens=False).ids]
-            else:
-                ids.append(own.get(i, i))
-        return ids
-
-    @cached_property
-    def _renamed(self) -> tuple[Backend, dict[int, str]]:
-        """The tokenizer with random names for its added tokens, which no text contains by chance, and the names by id."""
-        names = {i: secrets.token_hex(16) for i in self._added}
-        described = json.loads(self._backend.to_str())
-        for token in described["added_tokens"]:
-            token["content"] = names[token["id"]]
-        return Backend.from_str(json.dumps(described)), names
 
     def _render(self, messages: Sequence[Mapping[str, str]], ask: bool, **options: Any) -> str:
         """Render a chat as text.
@@ -221,22 +145,15 @@ class Tokenizer:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        def render() -> str:
+        try:
             ((text,), _) = render_jinja_template(
                 [list(messages)], chat_template=self._chat_template, add_generation_prompt=ask, **self._special, **options
             )  # type: ignore[no-untyped-call]
-            return str(text)
-
-        try:
-            if ask not in self._chats_tried:
-                try_out(render)
-                self._chats_tried.add(ask)
-            text = render()
         except Exception as error:  # a template is foreign code, which may raise anything
             roles = ", ".join(message["role"] for message in messages)
             why = str(error) if isinstance(error, TemplateError) else reason(error)
             raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {why}") from error
-        return text
+        return str(text)
 
     def _add_tokens(self, config: Mapping[str, Any], special: Iterable[str]) -> None:
         """Add the tokens of tokenizer_config.json that tokenizer.json lacks, as transformers does."""
@@ -313,35 +230,6 @@ def files_of(folder: Path) -> list[Path]:
         if not (target.is_relative_to(home) or target.parent == of_hub or target.parents[1].name == "md5"):
             raise ValueError(f"{path.name} is a symbolic link to a file elsewhere; put the file itself in its place")
     return found
-
-
-def try_out(render: Callable[[], object]) -> None:
-    """Try a chat template in a forked process with limits of time and memory; in this process no signal would stop it.
-
-    Raises:
-        TimeoutError, MemoryError: it exceeds a limit. Its other errors are ignored here; rendering raises them again.
-    """
-    child = os.fork()
-    if child == 0:
-        too_much = False
-        try:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_CPU, (TEMPLATE_SECONDS, TEMPLATE_SECONDS))
-            memory = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-            most = memory + TEMPLATE_BYTES if hard == resource.RLIM_INFINITY else min(memory + TEMPLATE_BYTES, hard)
-            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-            render()
-        except MemoryError:
-            too_much = True
-        except BaseException:  # the forked process must end here
-            pass
-        os._exit(too_much)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code == 1:
-        raise MemoryError(f"it takes more than {TEMPLATE_BYTES >> 20} MiB")
-    if code:
-        raise TimeoutError(f"it takes longer than {TEMPLATE_SECONDS} s, or crashes")
 
 
 def _ends_in(config: bytes) -> tuple[int, ...]:

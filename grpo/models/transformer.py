@@ -14,19 +14,17 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_model, save_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
-from grpo.common.errors import UserError, reason
-from grpo.models import how_to_restore_checkpoint
 from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
-from grpo.models.qwen2_format import WEIGHTS, TransformerConfig, fill, read_config, write_config
+from grpo.models.qwen2_format import TransformerConfig, read_config, write_config
 
 Shared: TypeAlias = "OnDevice | SharedPrefix"
+WEIGHTS = "model.safetensors"
 
 
 class Hidden(NamedTuple):
@@ -240,8 +238,6 @@ class Decoder(nn.Module):
         shared: Shared | None = None,
     ) -> Hidden:
         """Arguments as in :meth:`TransformerLM.forward`; (batch, tokens) -> (batch, tokens, width)."""
-        if use_cache and past_key_values is None:
-            raise ValueError("use_cache needs past_key_values: this model makes no cache itself")
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         new, device = input_ids.shape[1], input_ids.device
         if position_ids is None:
@@ -295,7 +291,7 @@ class TransformerLM(nn.Module):
             attention_mask: (batch, cached and new tokens), 0 at padding.
             position_ids: (batch or 1, tokens); by default they continue from the cache, padding included.
             past_key_values: the cache, which is read and extended if given.
-            use_cache: requires ``past_key_values``, and has no other effect.
+            use_cache: has no effect, as the model makes no cache itself.
             logits_to_keep: number of last tokens to compute logits of; 0 means all.
             shared: layout of shared prompts, instead of ``attention_mask``.
 
@@ -338,25 +334,15 @@ class TransformerLM(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, dtype: torch.dtype = torch.float32) -> TransformerLM:
-        """Load a Qwen2 checkpoint, written by this model or by transformers, in one or several files.
+        """Load a Qwen2 checkpoint in one file, written by this model or by transformers.
 
         Raises:
-            UserError: it is missing or damaged, or needs something that is not computed here.
+            OSError, ValueError, RuntimeError and others: it is missing or damaged.
         """
         folder = Path(folder)
-        config = read_config(folder / "config.json")
         # The checkpoint replaces the random weights. (On the device "meta" there would be none, but torch would import its
         # compiler.)
         with torch.random.fork_rng(devices=()):
-            model = cls(config).to(dtype)
-        try:
-            problems = fill(model, folder)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise UserError(
-                f"{folder}: its weights cannot be read ({reason(error)}). {how_to_restore_checkpoint(folder)}"
-            ) from error
-        if problems:
-            more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
-            remedy = how_to_restore_checkpoint(folder)
-            raise UserError(f"{folder}: its weights do not fit config.json: {'; '.join(problems[:3])}{more}. {remedy}")
+            model = cls(read_config(folder)).to(dtype)
+        load_model(model, folder / WEIGHTS)
         return model.eval()

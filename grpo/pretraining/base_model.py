@@ -10,7 +10,7 @@ from tqdm import tqdm
 from grpo.common.cpu import start_threads
 from grpo.common.files import files_digest, whole_folder
 from grpo.common.imports import call_with
-from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint, to_stored_precision
+from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.source import folder_of
 from grpo.pretraining.pretrain import pretrain
 from grpo.study import paths
@@ -70,8 +70,7 @@ def _pretrain(study: Study, name: str, settings: PretrainedHere) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     """Load the checkpoint ``source`` and save it in its own precision, which checks it and gives all checkpoints one format."""
-    model, tokenizer = load_model(source), load_tokenizer(source)
-    to_stored_precision(model, source)
+    model, tokenizer = load_model(source, dtype=None), load_tokenizer(source)
     with whole_folder(target) as folder:
         save_checkpoint(folder, model, tokenizer)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from grpo.learner.chunked import chunked_log_probs
+from grpo.learner.microbatches import pad_and_shift
 from grpo.learner.optimizer import Optimizer
-from grpo.learner.padding import pad_and_shift
 from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.tokenizer import Tokenizer, train_tokenizer
 from grpo.models.transformer import TransformerLM

@@ -70,20 +70,6 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def require_whole_groups(groups: Sequence[Sequence[Completion]], prompts: int, params: SamplingParams, n: int) -> None:
-    """Check the number and lengths of an engine's completions; each completion checks its own content.
-
-    Raises:
-        ValueError: a group is missing, too small or too large, or a response is empty or longer than asked for.
-    """
-    sizes = [len(group) for group in groups]
-    if sizes != [n] * prompts:
-        raise ValueError(f"the engine was asked for {n} responses to each of {prompts} prompts, and returned groups of {sizes}")
-    for length in (len(one.token_ids) for group in groups for one in group):
-        if not 1 <= length <= params.max_tokens:
-            raise ValueError(f"the engine was asked for 1 to {params.max_tokens} tokens, and returned a response of {length}")
-
-
 def require_room(
     context: int | None, prompts: Sequence[Sequence[int]], max_tokens: int, key: str = "max_tokens", source: str = "tasks.main"
 ) -> None:

@@ -17,8 +17,8 @@ from grpo.common.errors import UserError
 from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
 from grpo.models.decoding import CopiedPrompts, SharedPrompts
+from grpo.models.examine import traits_of
 from grpo.models.sharding import fill, is_sharded, weights_of
-from grpo.models.traits import traits_of
 from grpo.rollout.engine import SamplingParams, require_room
 from grpo.rollout.responses import Responses
 

@@ -35,23 +35,19 @@ def checksum(tensor: Tensor) -> tuple[float, float]:
     return entries.sum().item(), entries.pow(2).sum().item()
 
 
-def _of_worker(worker: Any) -> dict[str, tuple[float, float]]:
-    parameters = worker.model_runner.model.named_parameters()
-    return {name: checksum(parameter) for name, parameter in parameters if parameter.numel()}
-
-
 def _has_head(llm: Any) -> bool:
-    found: list[bool] = llm.collective_rpc(_worker_has_head)
+    found: list[bool] = llm.collective_rpc(lambda worker: hasattr(worker.model_runner.model, "lm_head"))
     return found[0]
-
-
-def _worker_has_head(worker: Any) -> bool:
-    return hasattr(worker.model_runner.model, "lm_head")
 
 
 def checksums_of_vllm(llm: Any) -> dict[str, tuple[float, float]]:
     """:func:`checksum` of each of vLLM's parameters, except matrices that its CPU build has packed into its own format."""
-    found: dict[str, tuple[float, float]] = llm.collective_rpc(_of_worker)[0]
+
+    def of_worker(worker: Any) -> dict[str, tuple[float, float]]:
+        parameters = worker.model_runner.model.named_parameters()
+        return {name: checksum(parameter) for name, parameter in parameters if parameter.numel()}
+
+    found: dict[str, tuple[float, float]] = llm.collective_rpc(of_worker)[0]
     return found
 
 

@@ -71,13 +71,14 @@ class Format:
             UserError: the format is a chat, and the tokenizer has no chat template.
         """
         question = self.question_of(prompt)
-        template = None if question is None else self.prompt(tokenizer.without_added_tokens(question))
-        if not self.chat:
-            ids: tuple[int, ...] = tokenizer.prompt_ids(prompt, template)
-            return ids
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        asked, blanked = ([*system, {"role": "user", "content": text}] for text in (prompt, template or prompt))
-        ids = tokenizer.chat_ids(asked, blanked, **self.options)
+        if question is not None:
+            prompt = self.prompt(tokenizer.as_text(question))
+        ids: tuple[int, ...]
+        if self.chat:
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            ids = tokenizer.chat_ids([*system, {"role": "user", "content": prompt}], **self.options)
+        else:
+            ids = tokenizer.prompt_ids(prompt)
         return ids
 
     def encode_response(self, tokenizer: Any, response: str) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from grpo.common.world import World, init_world
 from grpo.evaluation.evaluate import Sampler, encode_prompts, score_by_task
 from grpo.learner.learner import Learner
 from grpo.learner.losses import bind_loss
-from grpo.learner.make_learner import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
@@ -185,7 +184,7 @@ def start_here(study: Study, run: EffectiveRun, check_weights: bool) -> Iterator
     # The engine comes first: vLLM switches this process's CUDA stream, and the learner must register its gradient hooks on the
     # stream that its backward passes use.
     engine = make_engine(study, Checkpoint(run.model, model, tokenizer), check_weights, run.config, world)
-    learner = make_learner(settings, run.config, model, tokenizer, world)
+    learner = Learner(model, run.config, tokenizer.pad_token_id, settings, world)
     save = partial(_save_on_rank_0, world, learner.model, tokenizer)
     yield Workers(tokenizer, engine, learner, save, loop_of(run.config), world)
     world.destroy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from learner_parts import PROBLEM, config, flat, last_gradients
 from torch import Tensor
 from torch.testing import assert_close
 
+from grpo.common.metrics import TRL_NAMES
 from grpo.common.records import Completion, Rollout
 from grpo.learner.advantages import normalize_within_groups
 from grpo.learner.batch import TrainBatch
@@ -209,3 +211,13 @@ def test_overlong_punishment_is_trls() -> None:
 
     expected = get_soft_overlong_punishment(max_completion_len=16, soft_punish_cache=5)([[0] * n for n in range(20)])
     assert [soft_overlong_punishment(n, max_tokens=16, buffer=5) for n in range(20)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_metrics_have_names_that_trl_logs() -> None:
+    from transformers import Trainer
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    logged = inspect.getsource(GRPOTrainer)
+    own = {name.removeprefix("eval_") for name in TRL_NAMES.values()} - {"grad_norm"}
+    assert [name for name in sorted(own) if f'"{name}"]' not in logged] == []
+    assert 'logs["grad_norm"]' in inspect.getsource(Trainer)

@@ -12,14 +12,11 @@ from learner_parts import ADVANTAGES, REWARDS, config, rollouts
 from torch import Tensor
 from training_parts import scored
 
-from grpo.common.records import Problem, Rollout
 from grpo.learner import optimizer as optimizer_module
 from grpo.learner.learner import Learner
 from grpo.learner.optimizer import LossScale, Optimizer
 from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.transformer import TransformerLM
-from grpo.rollout.engine import SamplingParams
-from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.settings import LearnerSettings
 
 
@@ -117,19 +114,3 @@ def test_other_precisions_know_nothing_of_a_scale(fresh_model: Any, dtype: torch
     assert "loss_scale" not in learner.sft_update(
         *zip(*((r.prompt_ids, r.completion.token_ids) for r in rollouts()), strict=True)
     )
-
-
-def test_the_engine_is_nearer_to_the_learner_than_in_bfloat16(fresh_model: Any, tokenizer: Any) -> None:
-    """The mean difference of log-probabilities of tokens that were sampled one by one and then computed in packed rows."""
-
-    def mismatch(dtype: torch.dtype) -> float:
-        model = copy.deepcopy(fresh_model).to(dtype)
-        groups = TransformersEngine(model, tokenizer).generate([(5, 9, 2), (7, 1)], SamplingParams(max_tokens=48), n=4, seed=0)
-        prompts = [prompt for prompt in ((5, 9, 2), (7, 1)) for _ in range(4)]
-        completions = [completion for group in groups for completion in group]
-        batch = [Rollout(Problem("", "", ""), p, c) for p, c in zip(prompts, completions, strict=True)]
-        return Learner(model, config(), 0, LearnerSettings(max_tokens_per_microbatch=40)).update(
-            scored(batch, REWARDS, ADVANTAGES)
-        )["mismatch_mean"]
-
-    assert mismatch(torch.float32) < 1e-5 < 4 * mismatch(torch.float16) < mismatch(torch.bfloat16)

@@ -13,16 +13,16 @@ from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
-from grpo.learner.mismatch import importance_weights, mismatch_sums
+from grpo.learner.mismatch import importance_weights, mismatch
 from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings
 
 
-def test_sums_by_hand() -> None:
-    learner, engine = torch.tensor([-1.0, -2.0, -3.0, -0.5]), torch.tensor([-1.05, -1.5, -3.2, -0.5])
-    found = mismatch_sums(learner, engine)
-    assert found == pytest.approx({"mean": 0.05 + 0.5 + 0.2, "above": 2.0, "kl": -0.05 + 0.5 - 0.2}, abs=1e-6)
-    assert mismatch_sums(torch.empty(0), torch.empty(0)) == {"mean": 0.0, "above": 0.0, "kl": 0.0}
+def test_mismatch_by_hand() -> None:
+    found = mismatch(torch.tensor([-1.0, -2.0, -3.0, -0.5]), torch.tensor([-1.05, -1.5, -3.2, -0.5]))
+    assert found["mismatch_mean"].tolist() == pytest.approx([0.05, 0.5, 0.2, 0.0], abs=1e-6)
+    assert found["mismatch_above"].tolist() == [False, True, True, False]
+    assert found["mismatch_kl"].tolist() == pytest.approx([-0.05, 0.5, -0.2, 0.0], abs=1e-6)
 
 
 def test_weights_by_hand() -> None:

@@ -24,9 +24,8 @@ from grpo.handouts import (
     tokenize_prompt_and_output,
 )
 from grpo.learner.advantages import normalize_scores, normalize_within_groups
-from grpo.learner.losses import negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
-from grpo.learner.padding import pad_and_shift
+from grpo.learner.microbatches import pad_and_shift
 
 LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"]
 
@@ -164,10 +163,6 @@ def test_advantages_by_hand() -> None:
     assert_close(normalize_within_groups(rewards, 4, 0.5, True)[:2], tensor(0.75, -0.25))  # divided by .5 + .5
 
 
-def test_groups_are_consecutive_rewards() -> None:
-    assert_close(normalize_within_groups(tensor(0, 2, 10, 14, 5, 5), 2, 0.0, False), tensor(-1, 1, -2, 2, 0, 0))
-
-
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 0.3, 0.7])
 @pytest.mark.parametrize("size", [2, 6, 7, 8])
 def test_a_group_of_equal_rewards_has_no_advantage(reward: float, size: int) -> None:
@@ -254,13 +249,6 @@ OLD = tensor([-3.0, -1.0, -2.0], [-3.0, -1.0, -2.0])
 POLICY = OLD + tensor([LOG_2, 0.0, LOG_HALF], [LOG_2, 0.0, LOG_HALF])
 ADVANTAGES = tensor([3.0], [-1.0])
 REWARDS = tensor([1.0], [0.5])
-
-
-def test_naive_losses_by_numbers() -> None:
-    policy = tensor([-0.5, -2.0], [-1.0, -4.0])
-    assert_close(compute_policy_gradient_loss(policy, "no_baseline", raw_rewards=REWARDS)[0], tensor([0.5, 2.0], [0.5, 2.0]))
-    loss, _ = compute_policy_gradient_loss(policy, "reinforce_with_baseline", advantages=ADVANTAGES)
-    assert_close(loss, tensor([1.5, 6.0], [-1.0, -4.0]))
 
 
 @pytest.mark.parametrize(
@@ -406,26 +394,6 @@ def test_two_sft_microbatches_are_one_batch() -> None:
     assert_close(parts.grad, whole.grad)
     assert_close(loss, -(values * mask).sum() / 2.0 / 4)
     assert_close(metadata["mean_nll"], -(values * mask).sum() / 9)
-
-
-def test_sft_microbatches_of_any_size_make_one_loss() -> None:
-    """Microbatches of one and of three responses make the loss of the four, each weighing a quarter."""
-    values = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
-    mask = tensor([1, 1, 0], [1, 1, 1], [0, 0, 1], [0, 1, 1])
-    whole, parts = values.clone().requires_grad_(), values.clone().requires_grad_()
-    loss, _ = sft_microbatch_train_step(whole, mask, 1, normalize_constant=3.0)
-    quarters = [
-        negative_log_likelihood(parts[rows], mask[rows], torch.full((n,), 0.25), 3.0)
-        for rows, n in ((slice(0, 1), 1), (slice(1, 4), 3))
-    ]
-    assert_close(quarters[0] + quarters[1], loss)
-    (quarters[0] + quarters[1]).backward()
-    assert_close(parts.grad, whole.grad)
-    policy = STEP_POLICY.clone().requires_grad_()
-    loss = negative_log_likelihood(policy, STEP_MASK, torch.tensor([2.0, 0.5]))
-    assert_close(loss, torch.tensor(2.0 * 3 + 0.5 * 18))
-    loss.backward()
-    assert_close(policy.grad, tensor([-2.0, -2.0, 0.0], [-0.5, -0.5, -0.5]))
 
 
 @pytest.mark.parametrize("masked", [-1e30, float("-inf"), float("nan")])

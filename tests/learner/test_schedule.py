@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -19,18 +18,6 @@ TRANSFORMERS_NAMES = {"constant": "constant_with_warmup", "linear": "linear", "c
 
 def sft(kind: str, warmup: int, steps: int) -> SftConfig:
     return SftConfig(learning_rate=0.8, lr_scheduler_type=kind, warmup_steps=warmup, n_sft_steps=steps)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("constant", [0.0, 0.4, 0.8, 0.8, 0.8, 0.8]),
-        ("linear", [0.0, 0.4, 0.8, 0.6, 0.4, 0.2]),
-        ("cosine", [0.0, 0.4, 0.8, 0.4 + 0.4 * math.sqrt(0.5), 0.4, 0.4 - 0.4 * math.sqrt(0.5)]),
-    ],
-)
-def test_rates_by_hand(kind: str, expected: list[float]) -> None:
-    assert [learning_rate(sft(kind, 2, 6), update) for update in range(6)] == pytest.approx(expected, abs=1e-15)
 
 
 @pytest.mark.parametrize("kind", TRANSFORMERS_NAMES)
@@ -74,12 +61,3 @@ def test_a_schedule_that_cannot_be_is_refused() -> None:
         sft("constant", 6, 6)
     with pytest.raises(ValidationError, match="leave both out"):
         ExpertIterationConfig(lr_scheduler_type="cosine")
-
-
-def test_a_run_without_a_schedule_is_recorded_as_before_there_were_any() -> None:
-    off = {"lr_scheduler_type", "warmup_steps", "dynamic_sampling_rounds", "lora"}
-    assert not off & GrpoConfig().model_dump().keys()
-    on = GrpoConfig(lr_scheduler_type="cosine", warmup_steps=3, dynamic_sampling_rounds=2).model_dump()
-    assert {key: on[key] for key in sorted(off & on.keys())} == {
-        "dynamic_sampling_rounds": 2, "lr_scheduler_type": "cosine", "warmup_steps": 3,
-    }  # fmt: skip

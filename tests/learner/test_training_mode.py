@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from grpo.common.errors import UserError
 from grpo.common.records import Rollout
 from grpo.learner.learner import Learner
-from grpo.learner.make_learner import make_learner
 from grpo.models.hugging_face import AutoModelForCausalLM, examine  # it knows the attention that is asked for
 from grpo.study.settings import LearnerSettings
 
@@ -52,7 +50,7 @@ def random_model(kind: str) -> Any:
 
 def made(model: Any, checkpointing: bool = False, packing: bool = True) -> Learner:
     settings = LearnerSettings(max_tokens_per_microbatch=200, gradient_checkpointing=checkpointing, packing=packing)
-    return make_learner(settings, config(loss_type="grpo_clip"), model, SimpleNamespace(pad_token_id=0))
+    return Learner(model, config(loss_type="grpo_clip"), 0, settings)
 
 
 def by_transformers(model: Any, rollout: Rollout) -> Tensor:

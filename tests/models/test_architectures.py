@@ -19,8 +19,7 @@ from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.models.examine import examine, limited_context
-from grpo.models.traits import traits_of
+from grpo.models.examine import examine, limited_context, traits_of
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.settings import LearnerSettings

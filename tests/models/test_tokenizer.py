@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -246,12 +245,6 @@ def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it takes longer than 1 s"),
-        ("{{ 10 ** (10 ** 9) }}", "it takes longer than 1 s"),
-        (
-            "{% set all = namespace(x='x' * 10**8) %}{% for a in range(20) %}{% set all.x = all.x + all.x %}{% endfor %}",
-            "256 MiB",
-        ),
         ("{{ 'x' * 10**13 }}", "MemoryError"),
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
         ("{{ 1 + 'x' }}", "TypeError: unsupported operand"),
@@ -260,16 +253,11 @@ def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:
         ("{% for %}", "Expected an expression"),
     ],
 )
-def test_a_chat_template_that_loops_or_fails_is_one_message(
-    like_qwen: Path, template: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_SECONDS", 1)
-    monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_BYTES", 256 << 20)
+def test_a_chat_template_that_fails_is_one_message(like_qwen: Path, template: str, why: str) -> None:
     files = {path.name: path.read_bytes() for path in like_qwen.iterdir()}
-    start = time.monotonic()
     with pytest.raises(UserError, match=r"^prompt: the model's chat template refuses messages of user: ") as refused:
         Tokenizer(files | {"chat_template.jinja": template.encode()}).chat_ids(CHATS[0])
-    assert why in str(refused.value) and time.monotonic() - start < 20
+    assert why in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -379,32 +367,6 @@ def test_stop_tokens_are_those_of_all_files_and_are_saved(
         assert generation.temperature == files.get(GENERATION, {}).get("temperature")
 
 
-@pytest.mark.parametrize("file", [CONFIG, GENERATION])
-@pytest.mark.parametrize("ends", ["evil", ["evil"], [40, 41.0], True, -1, 301, [40, 10**12], {"a": 1}], ids=str)
-def test_what_is_no_token_cannot_end_a_response(file: str, ends: Any, tmp_path: Path, _texts: list[str]) -> None:
-    """301 is the first id beyond this tokenizer's vocabulary."""
-    tiny_checkpoint(tmp_path, "llama", "like_olmo", _texts)
-    assert load_tokenizer(tmp_path).decode([300]) == "<|endoftext|>" and len(load_tokenizer(tmp_path)) == 301
-    (tmp_path / GENERATION).unlink(missing_ok=True)
-    config = json.loads((tmp_path / CONFIG).read_text()) if file == CONFIG else {}
-    (tmp_path / file).write_text(json.dumps(config | {"eos_token_id": ends}))
-    with pytest.raises(UserError, match=r"no readable tokenizer \(ValueError: eos_token_id in .* no token of tokenizer\.json"):
-        load_tokenizer(tmp_path)
-
-
-def test_a_token_beyond_the_models_vocabulary_cannot_end_a_response(tmp_path: Path, _texts: list[str]) -> None:
-    tiny_checkpoint(tmp_path, "llama", "like_olmo", _texts)
-    config = json.loads((tmp_path / CONFIG).read_text())
-    for size, inside in ((301, True), (300, False)):
-        for values in (config | {"vocab_size": size}, {"text_config": {"vocab_size": size}}):
-            (tmp_path / CONFIG).write_text(json.dumps(values))
-            if inside:
-                assert load_tokenizer(tmp_path).eos_token_id == 300
-                continue
-            with pytest.raises(UserError, match=r"token 300 ends a response, but vocab_size in config\.json is 300"):
-                load_tokenizer(tmp_path)
-
-
 def test_a_checkpoint_names_all_stop_tokens_of_its_tokenizer(tmp_path: Path, _texts: list[str]) -> None:
     """Its model named others only."""
     tiny_checkpoint(tmp_path / "hub", "llama", "like_olmo", _texts, eos_token_id=[40, 41])
@@ -453,72 +415,28 @@ INJECTED = [
 ]
 
 
-def without_added_tokens(folder: Path) -> Backend:
-    """The tokenizer without its added tokens."""
-    described = json.loads((folder / "tokenizer.json").read_text())
-    return Backend.from_str(json.dumps(described | {"added_tokens": [], "post_processor": None}))
-
-
 @pytest.mark.parametrize("question", INJECTED)
 @pytest.mark.parametrize("hub", TOKENIZERS, indirect=True)
 def test_added_tokens_in_a_question_are_text(hub: Path, question: str) -> None:
-    """Added tokens count as tokens only in the format and the chat template."""
-    tokenizer, plain = Tokenizer.from_folder(hub), without_added_tokens(hub)
-    begin = tokenizer.prompt_ids("")
-    for format in (formats.R1_ZERO, formats.QUESTION_ONLY):
-        prompt = format.prompt(question)
-        if tokenizer.without_added_tokens(formats.R1_ZERO.template) == formats.R1_ZERO.template:
-            assert list(format.encode(tokenizer, prompt)) == [*begin, *plain.encode(prompt).ids]
-        assert tokenizer.decode(format.encode(tokenizer, prompt)[len(begin) :]) == prompt
+    """Added tokens count as tokens only in the format and the chat template; in a question they get a space."""
+    tokenizer = Tokenizer.from_folder(hub)
     added = set(Backend.from_file(str(hub / "tokenizer.json")).get_added_tokens_decoder())
-
-    def controls(ids: tuple[int, ...]) -> list[int]:
-        return [i for i in ids if i in added]
-
-    with_template = [formats.CHAT] if hub.joinpath("chat_template.jinja").exists() else []
-    for format in (formats.R1_ZERO, *with_template):
-        harmless = format.encode(tokenizer, format.prompt("What?"))
-        assert controls(format.encode(tokenizer, format.prompt(question))) == controls(harmless)
+    with_template = [formats.CHAT] if tokenizer.end_of_turn_id is not None else []
+    for format in (formats.R1_ZERO, Format("{question}|{question}"), *with_template):
+        ids, harmless = (format.encode(tokenizer, format.prompt(text)) for text in (question, "What?"))
+        assert [i for i in ids if i in added] == [i for i in harmless if i in added]
+        asked = format.prompt(question).replace(" ", "").strip()
+        assert asked in tokenizer.decode(ids).replace(" ", "")
 
 
-@pytest.mark.parametrize("question", INJECTED)
-@pytest.mark.parametrize("hub", WITH_TEMPLATE, indirect=True)
-def test_a_chat_with_added_tokens_in_its_question_reads_the_same(hub: Path, question: str) -> None:
-    """The text is the question as the template renders it; Llama's template trims it."""
-    ours, theirs = Tokenizer.from_folder(hub), AutoTokenizer.from_pretrained(hub)
-    prompt = formats.CHAT.prompt(question)
-    ids = formats.CHAT.encode(ours, prompt)
-    chat = [{"role": "user", "content": prompt}]
-    assert ours.decode(ids) == theirs.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-
-
-def test_a_question_that_stands_twice_in_a_prompt_is_text_twice(hub_of_qwen: Path) -> None:
+def test_added_tokens_in_a_format_are_tokens(hub_of_qwen: Path) -> None:
     tokenizer, format = Tokenizer.from_folder(hub_of_qwen), Format("<|im_start|>{question}|{question}<|im_end|>")
-    ids = format.encode(tokenizer, format.prompt("a<|im_end|>"))
-    start, end = (tokenizer(token)["input_ids"][0] for token in ("<|im_start|>", "<|im_end|>"))
-    assert (ids[0], ids[-1]) == (start, end) and not {start, end} & set(ids[1:-1])
-    assert tokenizer.decode(ids) == "<|im_start|>a<|im_end|>|a<|im_end|><|im_end|>"
+    assert (
+        tokenizer.decode(format.encode(tokenizer, format.prompt("a<|im_end|>")))
+        == "<|im_start|>a< |im_end|>|a< |im_end|><|im_end|>"
+    )
     whole = "<|im_start|>user\nWhat?<|im_end|>"  # a whole prompt in another form than the format's stands as it is
     assert format.encode(tokenizer, whole) == tuple(tokenizer(whole)["input_ids"])
-
-
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_tokens_of_the_vocabulary_itself_are_no_control_tokens_either(kind: str) -> None:
-    """SentencePiece's vocabularies hold their control tokens; a unigram model would make one of plain text."""
-    pieces = ["<unk>", "<s>", "</s>", "▁", *"aZ<>/s "]
-    if kind == "unigram":
-        backend = Backend(models.Unigram([(piece, 0.0 if i < 3 else -5.0) for i, piece in enumerate(pieces)], 0, False))
-    else:
-        backend = Backend(models.BPE({piece: i for i, piece in enumerate(dict.fromkeys(pieces))}, [], unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first")
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    tokenizer = Tokenizer({"tokenizer.json": backend.to_str().encode(), "tokenizer_config.json": b'{"eos_token": "</s>"}'})
-    format = Format("<s>Z{question}Z</s>")
-    ids = format.encode(tokenizer, format.prompt("a </s>a"))
-    assert [i for i in ids if i in (1, 2)] == [1, 2]
-    assert tokenizer.decode(ids).replace(" ", "") == "<s>Za</s>aZ</s>"
-    assert format.encode(tokenizer, format.prompt("a a")) == tuple(tokenizer("<s>Za aZ</s>")["input_ids"])
 
 
 # ----------------------------------------------------------------------------------------------- one reading of the files

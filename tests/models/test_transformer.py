@@ -1,10 +1,9 @@
-"""The project's own model against transformers' Qwen2 with the same weights, and against numbers worked out by hand."""
+"""The project's own model against transformers' Qwen2 with the same weights."""
 
 from __future__ import annotations
 
 import copy
 import json
-import math
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,10 +24,9 @@ from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
 from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
-from grpo.models.packed_attention import NO_MASK, Layout, Stretch
 from grpo.models.prefix_attention import KeyValueCache
 from grpo.models.qwen2_format import TransformerConfig
-from grpo.models.transformer import RMSNorm, TransformerLM, rotate, rotations, visible_keys
+from grpo.models.transformer import TransformerLM, visible_keys
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
@@ -144,12 +142,6 @@ def test_logits_are_those_of_qwen2(config: TransformerConfig, padded: bool) -> N
     assert torch.isfinite(found).all()  # where there is padding too
 
 
-def test_left_padding_changes_nothing() -> None:
-    model, ids = own_model(), token_ids()
-    found = model(ids, attention_mask=LEFT_PADDED, position_ids=(LEFT_PADDED.cumsum(-1) - 1).clamp(min=0)).logits
-    assert_close(found[0, 5:], model(ids[:1, 5:]).logits[0])
-
-
 @variants
 @pytest.mark.parametrize("padded", [False, True])
 def test_gradients_are_those_of_qwen2(config: TransformerConfig, padded: bool) -> None:
@@ -209,11 +201,6 @@ def test_of_a_prompt_only_the_last_logits_are_computed() -> None:
     whole = model(token_ids()).logits
     assert torch.allclose(model(token_ids(), logits_to_keep=2).logits, whole[:, -2:], atol=1e-5)
     assert widths == [12, 2]
-
-
-def test_a_cache_must_be_given() -> None:
-    with pytest.raises(ValueError, match="past_key_values"):
-        own_model()(token_ids(), use_cache=True)
 
 
 def test_a_cache_and_gradient_checkpointing_do_not_meet() -> None:
@@ -323,19 +310,6 @@ def test_gradient_checkpointing_changes_time_only(fresh_model: Any, budget: int 
     assert twice.count > plain.count  # layers were computed again
 
 
-def test_a_block_mask_says_the_same_as_a_layout() -> None:
-    """The block mask is what a GPU uses."""
-    model = own_model()
-    layout = Layout((Stretch(0, 3, (4, 2)), Stretch(9, 2, (3,))))
-    ids, positions = token_ids(1, 14), torch.tensor([[0, 1, 2, 3, 4, 5, 6, 3, 4, 0, 1, 2, 3, 4]])
-    given = {"input_ids": ids, "position_ids": positions, "attention_mask": NO_MASK, "use_cache": False}
-    with torch.no_grad():
-        rows = [model.base_model(**given, shared=each).last_hidden_state for each in (layout, layout.block_mask("cpu"))]
-        second_response = model(ids[:, [0, 1, 2, 7, 8]]).logits[0]
-    assert_close(rows[0], rows[1])
-    assert_close(model.lm_head(rows[0][0, [0, 1, 2, 7, 8]]), second_response)
-
-
 def test_compile_layers_finds_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     model, compiled = own_model(), []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: compiled.append(self))
@@ -359,34 +333,26 @@ def test_hugging_face_loads_what_is_saved(tmp_path: Path, config: TransformerCon
     )
     for name, weight in theirs.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name])
+    state = torch.get_rng_state()
     again = TransformerLM.from_pretrained(tmp_path, dtype)
+    assert torch.equal(torch.get_rng_state(), state)
     assert again.config == config and not again.training
     assert torch.equal(again(token_ids()).logits, model(token_ids()).logits)
     assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not config.tie_word_embeddings
 
 
 @variants
-@pytest.mark.parametrize("shards", [False, True])
-def test_a_qwen2_checkpoint_is_loaded(tmp_path: Path, config: TransformerConfig, shards: bool) -> None:
+@pytest.mark.parametrize("older", [False, True])
+def test_a_qwen2_checkpoint_is_loaded(tmp_path: Path, config: TransformerConfig, older: bool) -> None:
     theirs = reference(own_model(config))
-    theirs.save_pretrained(tmp_path, max_shard_size="20KB" if shards else "1GB")
-    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) is shards
-    state = torch.get_rng_state()
+    theirs.save_pretrained(tmp_path)
+    if older:  # as in Qwen2.5's own checkpoints
+        values = json.loads((tmp_path / "config.json").read_text())
+        values["rope_theta"] = values.pop("rope_parameters")["rope_theta"]
+        (tmp_path / "config.json").write_text(json.dumps(values))
     model = TransformerLM.from_pretrained(tmp_path)
-    assert torch.equal(torch.get_rng_state(), state)
     assert model.config == config
     assert_close(model(token_ids()).logits, theirs(token_ids()).logits)
-
-
-def test_an_older_config_says_rope_theta_by_itself(tmp_path: Path) -> None:
-    """As in Qwen2.5's own checkpoints; a tied head may be in the file."""
-    model = own_model(replace(SMALL, tie_word_embeddings=True))
-    model.save_pretrained(tmp_path)
-    rewrite(tmp_path, lambda c: c.pop("rope_parameters") and c.update(rope_theta=500.0, rope_scaling=None))
-    reweigh(tmp_path, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
-    again = TransformerLM.from_pretrained(tmp_path)
-    assert again.config == model.config
-    assert torch.equal(again(token_ids()).logits, model(token_ids()).logits)
 
 
 def test_load_model_gives_each_checkpoint_its_class(tmp_path: Path, fresh_model: Any, tokenizer: Any) -> None:
@@ -405,15 +371,6 @@ def test_load_model_gives_each_checkpoint_its_class(tmp_path: Path, fresh_model:
     assert type(load_model(tmp_path / "own")) is TransformerLM
 
 
-def test_a_saved_model_does_not_read_its_file_any_more(tmp_path: Path) -> None:
-    model = own_model()
-    model.save_pretrained(tmp_path)
-    again = TransformerLM.from_pretrained(tmp_path)
-    size = (tmp_path / "model.safetensors").stat().st_size
-    (tmp_path / "model.safetensors").write_bytes(b"\0" * size)
-    assert torch.equal(again(token_ids()).logits, model(token_ids()).logits)
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_copies_are_whole_and_apart(tied: bool) -> None:
     model = own_model(replace(SMALL, tie_word_embeddings=tied))
@@ -430,147 +387,58 @@ def test_copies_are_whole_and_apart(tied: bool) -> None:
 # --------------------------------------------------------------------------------------------------------------- refusals
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    change(config)
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def reweigh(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors")
-
-
-CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "another architecture": ({"model_type": "llama"}, "model_type is 'llama'"),
-    "none": ({"model_type": None}, "model_type is None"),
-    "activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-    "sliding window": ({"use_sliding_window": True}, "use_sliding_window is True"),
-    "layers of sliding window": ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .*sliding"),
-    "dropout": ({"attention_dropout": 0.1}, "attention_dropout is 0.1"),
-    "heads of another size": ({"head_dim": 16}, "head_dim is 16"),
-    "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config is .*bits"),
-    "older scaling": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE's type is 'linear'"),
-    "scaling": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE's rope_type is 'yarn'"),
-    "part of a head": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "RoPE's partial_rotary_factor is 0.5"),
-    "rotations by kind": ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "RoPE's full_attention is"),
-}
-
-
-@pytest.mark.parametrize(("change", "message"), CONFIGS.values(), ids=CONFIGS.keys())
-def test_what_is_not_computed_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    own_model().save_pretrained(tmp_path)
-    rewrite(tmp_path, lambda config: config.update(change))
-    for load in (TransformerLM.from_pretrained, load_model):
-        with pytest.raises(UserError, match=rf"{tmp_path}/config\.json: {message}.*does not compute\. load_model loads it"):
-            load(tmp_path)
-
-
-BROKEN_CONFIGS: dict[str, Callable[[dict[str, Any]], object]] = {
+Q = "model.layers.1.self_attn.q_proj.bias"
+DAMAGED_CONFIGS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a size is missing": lambda config: config.pop("hidden_size"),
     "heads do not divide the width": lambda config: config.update(num_attention_heads=3),
     "heads do not share keys evenly": lambda config: config.update(num_key_value_heads=3),
-    "no heads": lambda config: config.update(num_attention_heads=0),
     "no number": lambda config: config.update(hidden_size="wide"),
 }
-
-
-@pytest.mark.parametrize("change", BROKEN_CONFIGS.values(), ids=BROKEN_CONFIGS.keys())
-def test_a_configuration_that_makes_no_model_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    own_model().save_pretrained(tmp_path)
-    rewrite(tmp_path, change)
-    with pytest.raises(UserError, match=r"config\.json: not the configuration of a Qwen2 model .*Get it anew"):
-        load_model(tmp_path)
-
-
-def test_a_configuration_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
-    own_model().save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text("[" * 100_000 + "]" * 100_000)
-    with pytest.raises(UserError, match="nested too deeply"):
-        load_model(tmp_path)
-
-
-Q = "model.layers.1.self_attn.q_proj.bias"
-WEIGHTS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
-    "missing": (lambda w: w.pop(Q), f"{Q} is missing"),
-    "unexpected": (lambda w: w.update(more=torch.ones(1)), "more is not a weight of this model"),
-    "of another shape": (lambda w: w.update({Q: torch.ones(16)}), rf"{Q} is \(16,\), not \(32,\)"),
-    "one that would broadcast": (lambda w: w.update({Q: torch.ones(1)}), rf"{Q} is \(1,\), not \(32,\)"),
-    "many": (lambda w: w.clear() or w.update(more=torch.ones(1)), "more is not .* and 25 more"),
+DAMAGED_WEIGHTS: dict[str, Callable[[dict[str, Tensor]], object]] = {
+    "missing": lambda weights: weights.pop(Q),
+    "unexpected": lambda weights: weights.update(more=torch.ones(1)),
+    "one that would broadcast": lambda weights: weights.update({Q: torch.ones(1)}),
 }
 
 
-@pytest.mark.parametrize(("change", "message"), WEIGHTS.values(), ids=WEIGHTS.keys())
-def test_weights_that_do_not_fit_are_refused(
-    tmp_path: Path, change: Callable[[dict[str, Tensor]], object], message: str
-) -> None:
-    own_model().save_pretrained(tmp_path)
-    reweigh(tmp_path, change)
-    with pytest.raises(UserError, match=rf"{tmp_path}: its weights do not fit config\.json: {message}.*Get it anew"):
-        load_model(tmp_path)
+def assert_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match=rf"{folder}: not a readable model .*Get it anew"):
+        load_model(folder)
 
 
-def test_a_tied_head_that_is_another_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", DAMAGED_CONFIGS.values(), ids=DAMAGED_CONFIGS.keys())
+def test_a_damaged_configuration_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     own_model().save_pretrained(tmp_path)
-    rewrite(tmp_path, lambda config: config.update(tie_word_embeddings=True))
-    with pytest.raises(UserError, match=r"lm_head\.weight differs from the embedding"):
-        load_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    change(config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_refused(tmp_path)
+
+
+@pytest.mark.parametrize("change", DAMAGED_WEIGHTS.values(), ids=DAMAGED_WEIGHTS.keys())
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    own_model().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    change(weights)
+    save_file(weights, tmp_path / "model.safetensors")
+    assert_refused(tmp_path)
 
 
 def test_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no model"):
         load_model(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"config\.json: not the configuration"):
-        TransformerLM.from_pretrained(tmp_path / "nowhere")
     own_model().save_pretrained(tmp_path)
     content = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(content[:-100])
-    with pytest.raises(UserError, match=r"its weights cannot be read.*Get it anew"):
-        load_model(tmp_path)
+    assert_refused(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="its weights cannot be read"):
-        load_model(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
-    with pytest.raises(UserError, match="its weights cannot be read"):
-        load_model(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="not a readable model"):
-        load_model(tmp_path)
+    assert_refused(tmp_path)
+    for text in ("{", "[]", "[" * 100_000 + "]" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        assert_refused(tmp_path)
 
 
 # ----------------------------------------------------------------------------------------------------------------- by hand
-
-
-def test_rms_norm_by_hand() -> None:
-    norm = RMSNorm(2, eps=0.5)
-    with torch.no_grad():
-        norm.weight.copy_(torch.tensor([1.0, -2.0]))
-    # mean of squares (9 + 16) / 2 = 12.5; with eps 13
-    assert norm(torch.tensor([3.0, 4.0])).tolist() == pytest.approx([3 / math.sqrt(13), -8 / math.sqrt(13)])
-
-
-def test_rotation_by_hand() -> None:
-    """Of size 4 and theta 100 the pairs (0, 2) and (1, 3) turn by p and by p / 10."""
-    cos, sin = rotations(torch.tensor([[0, 3]]), 4, 100.0, torch.float32)
-    assert cos.shape == sin.shape == (1, 1, 2, 4)
-    turned = rotate(torch.tensor([1.0, 0.0, 0.0, 2.0]).expand(1, 1, 2, 4), cos, sin)[0, 0]
-    assert turned[0].tolist() == [1.0, 0.0, 0.0, 2.0]
-    expected = [math.cos(3), -2 * math.sin(0.3), math.sin(3), 2 * math.cos(0.3)]
-    assert turned[1].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_rotation_keeps_lengths_and_depends_on_the_distance_only() -> None:
-    generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 1, 1, 1, 8, generator=generator).expand(2, 1, 1, 20, 8)
-    turn = rotations(torch.arange(20)[None], 8, 10000.0, torch.float32)
-    turned, turned_key = rotate(query, *turn)[0, 0], rotate(key, *turn)[0, 0]
-    assert torch.allclose(turned.norm(dim=-1), query[0, 0].norm(dim=-1), atol=1e-5)
-    scores = turned @ turned_key.T
-    for distance in range(-10, 11):
-        diagonal = scores.diagonal(distance)
-        assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4)
-    assert scores[0].std() > 0.1  # and on that it does depend
 
 
 def test_visible_keys_by_hand() -> None:
@@ -586,18 +454,6 @@ def test_visible_keys_by_hand() -> None:
         assert nothing_hidden is None
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_token_does_not_see_later_ones(masked: bool) -> None:
-    model, ids = own_model(), token_ids(1)
-    mask = torch.ones(1, 12, dtype=torch.int64) if masked else None
-    before = model(ids, attention_mask=mask).logits
-    ids[0, 7] = 2 + (ids[0, 7] - 1) % 48
-    after = model(ids, attention_mask=mask).logits
-    assert torch.equal(before[:, :7], after[:, :7])
-    changed = (before - after).abs().amax(-1)[0, 7:]
-    assert (changed > 1e-3).all()
-
-
 def test_new_weights() -> None:
     torch.manual_seed(0)
     model = TransformerLM(replace(SMALL, hidden_size=64, initializer_range=0.05))
@@ -609,11 +465,3 @@ def test_new_weights() -> None:
         else:
             assert parameter.std().item() == pytest.approx(0.05, rel=0.1), name
             assert abs(parameter.mean().item()) < 0.005, name
-
-
-def test_the_interface_of_a_model() -> None:
-    model = own_model()
-    assert model.get_output_embeddings().weight.shape == (50, 32)
-    assert model.base_model is model.model and model.config.max_position_embeddings == 64
-    assert [layer.self_attn.layer_idx for layer in model.base_model.layers] == [0, 1]
-    assert (model.device, model.dtype) == (torch.device("cpu"), torch.float32)

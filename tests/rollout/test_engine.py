@@ -520,29 +520,34 @@ def say(byte_tokenizer: Any) -> Callable[..., list[Completion]]:
 Say = Callable[..., list[Completion]]
 
 
-def test_end_of_text_ends_a_completion_and_is_not_in_its_text(say: Say) -> None:
-    (completion,) = say("4 apples$ and more", max_tokens=30)
-    assert completion.finish_reason == "stop"
-    assert completion.text == "4 apples"
-    assert len(completion.token_ids) == 9
-    assert completion.token_ids[-1] == 0  # end of text is one of the sampled tokens
+SAID: dict[str, tuple[str, dict[str, Any], str, str, int]] = {  # what is said, how; text, why it ended, number of tokens
+    "end of text is a token, but no text": ("4 apples$ and more", {"max_tokens": 30}, "4 apples", "stop", 9),
+    "the limit": ("4 apples and more", {"max_tokens": 10}, "4 apples a", "length", 10),
+    "end of text as the last allowed token": ("abc$", {"max_tokens": 4, "stop": (";x",)}, "abc", "stop", 4),
+    "a stop string as the last allowed token": ("ab;x", {"max_tokens": 4, "stop": (";x",)}, "ab;x", "stop", 4),
+    "end of text after the limit": ("abcd$", {"max_tokens": 4, "stop": (";x",)}, "abcd", "length", 4),
+    "a stop string stays": ("</think> <answer>4</answer> x", {"max_tokens": 60, "stop": ("</answer>",)},
+        "</think> <answer>4</answer>", "stop", 27),
+    "the first of two stop strings": ("ab STOP cd END", {"max_tokens": 14, "stop": ("END", "STOP")}, "ab STOP", "stop", 7),
+    "parts of stop strings": ("ab EN D STO P", {"max_tokens": 14, "stop": ("STOP", "END")}, "ab EN D STO P.", "length", 14),
+    "beyond ASCII": ("antwoord één, twee", {"max_tokens": 40, "stop": ("éé",)}, "antwoord éé", "stop", 13),
+    # Tokens 3 to 5 are the fallback in the place of end of text; the sixth may end the completion.
+    "no end of text before the minimum": ("ab$$$$cd", {"min_tokens": 5, "max_tokens": 12}, "ab...", "stop", 6),
+    "end of text after the minimum": ("abcd$", {"min_tokens": 4, "max_tokens": 12}, "abcd", "stop", 5),
+    "one before the minimum": ("a;bcdefg$", {"min_tokens": 6, "max_tokens": 30, "stop": (";",)}, "a;bcdefg", "stop", 9),
+    "and then the limit": ("a;bcdefgh", {"min_tokens": 4, "max_tokens": 8, "stop": (";",)}, "a;bcdefg", "length", 8),
+    "a stop string at the minimum": ("ab;cdef$", {"min_tokens": 3, "max_tokens": 30, "stop": (";",)}, "ab;cdef", "stop", 8),
+    "a stop string after the minimum": ("abc;def", {"min_tokens": 3, "max_tokens": 30, "stop": (";",)}, "abc;", "stop", 4),
+    # A stop string before the minimum is not found again later, by the > of another word or by the next token.
+    "an early stop string": ("<e>b>cd$", {"min_tokens": 4, "max_tokens": 30, "stop": ("<e>",)}, "<e>b>cd", "stop", 8),
+    "one at the minimum": ("a<e>>cd$", {"min_tokens": 4, "max_tokens": 30, "stop": ("<e>",)}, "a<e>>cd", "stop", 8),
+}  # fmt: skip
 
 
-def test_the_token_limit_ends_a_completion(say: Say) -> None:
-    (completion,) = say("4 apples and more", max_tokens=10)
-    assert (completion.finish_reason, completion.text, len(completion.token_ids)) == ("length", "4 apples a", 10)
-
-
-def test_ending_on_the_last_allowed_token_is_a_stop(say: Say) -> None:
-    by_eos, by_string, cut = say("abc$", "ab;x", "abcd$", max_tokens=4, stop=(";x",))
-    assert [c.finish_reason for c in (by_eos, by_string, cut)] == ["stop", "stop", "length"]
-
-
-def test_a_stop_string_of_many_tokens_ends_a_completion_and_is_kept(say: Say) -> None:
-    (completion,) = say("so </think> <answer>4</answer> and more", max_tokens=60, stop=("</answer>",))
-    assert completion.finish_reason == "stop"
-    assert completion.text == "so </think> <answer>4</answer>"
-    assert len(completion.token_ids) == len("so </think> <answer>4</answer>")
+@pytest.mark.parametrize(("said", "params", "text", "reason", "tokens"), SAID.values(), ids=SAID.keys())
+def test_how_a_completion_ends(say: Say, said: str, params: dict[str, Any], text: str, reason: str, tokens: int) -> None:
+    (completion,) = say(said, **params)
+    assert (completion.text, completion.finish_reason, len(completion.token_ids)) == (text, reason, tokens)
 
 
 def test_text_is_cut_right_after_a_stop_string_that_ends_within_a_token(model: Any, tokenizer: Any) -> None:
@@ -556,17 +561,6 @@ def test_text_is_cut_right_after_a_stop_string_that_ends_within_a_token(model: A
     assert completion.finish_reason == "stop"
     assert list(completion.token_ids) == [*script, word]  # the token is sampled whole
     assert completion.text == whole[: whole.index(".") + 1] != whole
-
-
-def test_the_first_of_several_stop_strings_counts(say: Say) -> None:
-    first, second, none = say("ab STOP cd END", "ab END cd STOP", "ab EN D STO P", max_tokens=14, stop=("STOP", "END"))
-    assert (first.text, second.text) == ("ab STOP", "ab END")
-    assert (none.text, none.finish_reason) == ("ab EN D STO P.", "length")
-
-
-def test_a_stop_string_of_characters_beyond_ascii(say: Say) -> None:
-    (completion,) = say("antwoord één, twee", max_tokens=40, stop=("éé",))
-    assert (completion.finish_reason, completion.text) == ("stop", "antwoord éé")
 
 
 def test_a_stop_string_in_the_prompt_ends_nothing(byte_tokenizer: Any) -> None:
@@ -586,20 +580,6 @@ def test_rows_that_end_at_different_times_do_not_disturb_each_other(say: Say) ->
     assert {c.finish_reason for c in completions} == {"stop"}
 
 
-# ------------------------------------------------------------------------------------------------------- minimum length
-
-
-def test_end_of_text_is_forbidden_before_the_minimum(say: Say) -> None:
-    (completion,) = say("ab$$$$cd", min_tokens=5, max_tokens=12)
-    # tokens 3 to 5 are the fallback in the place of end of text; the sixth may end the completion
-    assert (completion.text, completion.finish_reason, len(completion.token_ids)) == ("ab...", "stop", 6)
-
-
-def test_an_end_of_text_right_after_the_minimum_is_allowed(say: Say) -> None:
-    (completion,) = say("abcd$", min_tokens=4, max_tokens=12)
-    assert (completion.text, len(completion.token_ids)) == ("abcd", 5)
-
-
 def test_log_probs_account_for_the_forbidden_token(chatty: tuple[Any, Any], prompts: list[list[int]]) -> None:
     model, tokenizer = chatty
     params = SamplingParams(min_tokens=10, max_tokens=10)
@@ -607,36 +587,6 @@ def test_log_probs_account_for_the_forbidden_token(chatty: tuple[Any, Any], prom
     assert all(tokenizer.eos_token_id not in c.token_ids for c in flatten(groups))
     free = TransformersEngine(model, tokenizer).generate(prompts, SamplingParams(max_tokens=10), n=8, seed=0)
     assert any(tokenizer.eos_token_id in c.token_ids for c in flatten(free))
-
-
-def test_a_stop_string_before_the_minimum_ends_nothing(say: Say) -> None:
-    """It ends neither the sampling nor the text: later tokens are part of the completion."""
-    (completion,) = say("a;bcdefgh$", min_tokens=6, max_tokens=30, stop=(";",))
-    assert (completion.finish_reason, len(completion.token_ids)) == ("stop", 10)
-    assert completion.text == "a;bcdefgh"
-
-
-def test_a_completion_cut_off_by_the_limit_keeps_its_whole_text(say: Say) -> None:
-    (completion,) = say("a;bcdefgh", min_tokens=4, max_tokens=8, stop=(";",))
-    assert completion.finish_reason == "length"
-    assert completion.text == "a;bcdefg"
-
-
-def test_an_early_stop_string_is_not_found_again_later(say: Say) -> None:
-    """``<e>`` came before the minimum; the ``>`` of another word after it must not bring it back."""
-    (completion,) = say("<e>b>cd$", min_tokens=4, max_tokens=30, stop=("<e>",))
-    assert completion.text == "<e>b>cd"
-
-
-def test_a_stop_string_complete_at_the_minimum_is_not_found_again_by_the_next_token(say: Say) -> None:
-    (completion,) = say("a<e>>cd$", min_tokens=4, max_tokens=30, stop=("<e>",))
-    assert completion.text == "a<e>>cd"
-
-
-def test_a_stop_string_that_is_complete_exactly_at_the_minimum_ends_nothing(say: Say) -> None:
-    """As for end of text, which cannot be the last token of the minimum."""
-    (completion,) = say("ab;cdef$", min_tokens=3, max_tokens=30, stop=(";",))
-    assert (completion.text, len(completion.token_ids), completion.finish_reason) == ("ab;cdef", 8, "stop")
 
 
 def test_of_two_stop_strings_that_one_token_completes_the_first_in_the_text_counts(model: Any, tokenizer: Any) -> None:
@@ -650,11 +600,6 @@ def test_of_two_stop_strings_that_one_token_completes_the_first_in_the_text_coun
         ((completion,),) = TransformersEngine(scripted, tokenizer).generate([prompt], params, n=1, seed=0)
         assert (completion.token_ids, completion.finish_reason) == ((token,), "stop")
         assert completion.text == piece[: piece.index(early) + 1] != piece
-
-
-def test_a_stop_string_that_is_complete_right_after_the_minimum_ends_a_completion(say: Say) -> None:
-    (completion,) = say("abc;def", min_tokens=3, max_tokens=30, stop=(";",))
-    assert (completion.text, len(completion.token_ids), completion.finish_reason) == ("abc;", 4, "stop")
 
 
 # ------------------------------------------------------------------------------------------------ engines that cannot start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -157,37 +158,13 @@ def test_each_token_of_a_completion_has_a_log_probability(tokens: int, log_probs
         Completion((5,) * tokens, "", (0.0,) * log_probs, "stop")
 
 
-class Returns:
-    """An engine that returns its constructor's argument."""
-
-    policy_version, context = 0, None
-
-    def __init__(self, *groups: int, length: int = 2):
-        self.groups = [[Completion((5,) * length, "4", (-0.1,) * length, "stop")] * size for size in groups]
-
-    def generate(self, *_: Any, **__: Any) -> list[list[Completion]]:
-        return self.groups
-
-    def synchronize(self, model: Any, policy_version: int) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        (Returns(3, 5), r"asked for 4 responses to each of 2 prompts, and returned groups of \[3, 5\]"),
-        (Returns(4), r"groups of \[4\]"),
-        (Returns(4, 4, 4), r"groups of \[4, 4, 4\]"),
-        (Returns(4, 4, length=0), "asked for 1 to 8 tokens, and returned a response of 0"),
-        (Returns(4, 4, length=9), "asked for 1 to 8 tokens, and returned a response of 9"),
-    ],
-)
-def test_what_an_engine_returns_is_what_it_was_asked_for(engine: Returns, message: str) -> None:
-    problems, format = [Problem(name, name, "") for name in "ab"], Format("{question}")
-    tokenizer, params, score = byte_level(), SamplingParams(max_tokens=8), cast(Any, None)
-    with pytest.raises(ValueError, match=message):
-        sample_rollouts(Sampler(engine, tokenizer, format, score), problems, params, 4, 0)
-    rollouts = sample_rollouts(Sampler(Returns(4, 4), tokenizer, format, score), problems, params, 4, 0)
-    assert [rollout.problem.id for rollout in rollouts] == [*"aaaabbbb"]
+@pytest.mark.parametrize("sizes", [[3, 5], [4], [4, 4, 4]])
+def test_groups_of_another_size_are_refused(sizes: list[int]) -> None:
+    group = [Completion((5,), "4", (-0.1,), "stop")] * 5
+    engine = SimpleNamespace(generate=lambda *_, **__: [group[:size] for size in sizes])
+    sampler = Sampler(cast(Any, engine), byte_level(), Format("{question}"), cast(Any, None))
+    with pytest.raises(ValueError, match=rf"groups of 4 responses, and returned groups of \[{', '.join(map(str, sizes))}\]"):
+        sample_rollouts(sampler, [Problem(name, name, "") for name in "ab"], SamplingParams(), 4, 0)
 
 
 # ------------------------------------------------------------------------------------------------------ drawing a token

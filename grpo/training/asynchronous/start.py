@@ -17,7 +17,6 @@ import ray
 from grpo.common.cpu import fix_cpu_kernels, start_threads
 from grpo.common.errors import UserError
 from grpo.learner.learner import Learner
-from grpo.learner.make_learner import make_learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.rollout.engine import Engine
@@ -188,7 +187,7 @@ def _make_learner(study: Study, run: EffectiveRun, folder: Path, here: Path) -> 
     model = load_model(folder, study.learner.dtype, study.learner.device)
     if run.config.lora is not None:
         add_adapters(model, run.config.lora, run.seed, run.model)
-    learner = make_learner(study.learner, run.config, model, tokenizer)
+    learner = Learner(model, run.config, tokenizer.pad_token_id, study.learner)
     return learner, lambda target: save_checkpoint(target, learner.model, tokenizer)
 
 
